@@ -1,0 +1,130 @@
+//! A command that runs: its signals, its time limits, its end.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::time::TimeSpec;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::host::Host;
+use crate::signals::{FORWARDED, Signals};
+
+/// The command, in a process of its own.
+#[derive(Debug)]
+pub struct Running {
+    pid: Pid,
+}
+
+/// When a command is to be ended, on CLOCK_BOOTTIME.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// When it gets SIGTERM, and SIGCONT so that it hears it.
+    pub term: Duration,
+    /// When it gets SIGKILL.
+    pub kill: Duration,
+    /// What for.
+    pub why: Stop,
+}
+
+/// What a command is ended for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// `--max-hold` is over.
+    MaxHold,
+    /// Its lock's lease is about to be over.
+    Lease,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Its status as the shell counts it.
+    pub exit: Exit,
+    /// The signal that ended it, if it came from the terminal, to us as well.
+    pub of_terminal: Option<Signal>,
+    /// If we ended it: what for, and whether it had to be killed.
+    pub stopped: Option<(Stop, bool)>,
+}
+
+impl Running {
+    pub(super) fn new(pid: Pid) -> Running {
+        Running { pid }
+    }
+
+    /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached.
+    ///
+    /// # Errors
+    ///
+    /// When the system cannot wait.
+    pub fn watch(self, signals: &Signals, limits: &[Limits], host: &dyn Host) -> Result<Ended> {
+        let mut limits: Vec<Limits> = limits.to_vec();
+        let mut stopped = None;
+        let mut of_terminal = None;
+        loop {
+            if let Some(status) = self.ended()? {
+                let of_terminal = match status {
+                    WaitStatus::Signaled(_, signal, _) => of_terminal.filter(|came| *came == signal),
+                    _ => None,
+                };
+                return Ok(Ended { exit: exit_of(status), of_terminal, stopped });
+            }
+            let now = host.boottime();
+            if let Some(due) = limits.iter().find(|limit| limit.kill <= now) {
+                stopped = Some((stopped.map_or(due.why, |(why, _)| why), true));
+                self.send(Signal::SIGKILL);
+                limits.clear();
+            }
+            for due in limits.iter_mut().filter(|limit| limit.term <= now) {
+                stopped.get_or_insert((due.why, false));
+                self.send(Signal::SIGTERM);
+                self.send(Signal::SIGCONT);
+                due.term = Duration::MAX;
+            }
+            let next = limits.iter().flat_map(|limit| [limit.term, limit.kill]).min();
+            wait(signals, next.map(|next| next.saturating_sub(now)))?;
+            while let Some(came) = signals.next() {
+                if came.from_terminal {
+                    of_terminal = Some(came.signal);
+                } else if FORWARDED.contains(&came.signal) {
+                    self.send(came.signal);
+                }
+            }
+        }
+    }
+
+    fn send(&self, signal: Signal) {
+        let _ = kill(self.pid, signal);
+    }
+
+    fn ended(&self) -> Result<Option<WaitStatus>> {
+        match waitpid(self.pid, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => Ok(None),
+            Ok(status) => Ok(Some(status)),
+            Err(errno) => Err(Error::new(Exit::System, format!("cannot wait for the command: {}", errno.desc()), "")),
+        }
+    }
+}
+
+fn wait(signals: &Signals, at_most: Option<Duration>) -> Result<()> {
+    let mut polled = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+    // Beyond a day the kernel's and libc's limits would have to be known.
+    let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
+    match ppoll(&mut polled, at_most, None) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(Error::new(Exit::System, format!("cannot wait for the command: {}", errno.desc()), "")),
+    }
+}
+
+fn exit_of(status: WaitStatus) -> Exit {
+    match status {
+        WaitStatus::Exited(_, code) => Exit::Chosen(code as u8),
+        WaitStatus::Signaled(_, signal, _) => Exit::signalled(signal as i32),
+        _ => Exit::Bug,
+    }
+}

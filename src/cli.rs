@@ -1,0 +1,226 @@
+//! What can be typed: the clap types, and nothing else. What is meant by it is each command's business.
+//!
+//! `--help`, the man pages and the completions are all made from this file.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::duration::{parse_backoff, parse_limit, parse_span};
+use crate::engine::Backoff;
+
+/// Locks for shell scripts: who holds it, since when and why.
+#[derive(Debug, Parser)]
+#[command(
+    name = "csalock",
+    version,
+    max_term_width = 100,
+    disable_help_subcommand = true,
+    subcommand_required = true,
+    arg_required_else_help = false,
+    after_help = "Start with `csalock run-with-lock NAME COMMAND`. Exit codes: 75 busy, 81 not held, 82 somebody \
+                  else's; all of them are in csalock(1)."
+)]
+pub struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+#[command(defer = true)]
+pub enum Command {
+    /// Take a lock for the calling script; prints the handle that proves it
+    Lock(Lock),
+    /// Give back locks
+    Unlock(Unlock),
+    /// Take a lock, run a command, give the lock back
+    #[command(visible_alias = "run")]
+    RunWithLock(RunWithLock),
+    /// Show who holds, since when, until when, and who waits; changes nothing
+    #[command(visible_alias = "list")]
+    Status(Status),
+    /// Let locks that are held last a new time from now
+    Renew(Renew),
+    /// Remove what dead holders and waiters left behind
+    Gc(Gc),
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]
+    #[arg(long, value_name = "URL")]
+    pub store: Option<OsString>,
+    /// Print the result as one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Say nothing on stderr about answers that the exit code tells
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Say on stderr what happens
+    #[arg(short, long, conflicts_with = "quiet")]
+    pub verbose: bool,
+}
+
+/// Options of everything that takes a lock.
+#[derive(Debug, Args)]
+pub struct Taking {
+    /// Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever
+    #[arg(
+        short = 'w', long, visible_alias = "wait", value_name = "DURATION", default_value = "30s",
+        value_parser = parse_limit, overrides_with = "nonblock"
+    )]
+    pub timeout: Limit,
+    /// Do not wait: the same as -w 0
+    #[arg(short, long, aliases = ["nb", "nonblocking"], overrides_with = "timeout")]
+    pub nonblock: bool,
+    /// Take it for oneself alone; the default
+    #[arg(short = 'x', short_alias = 'e', long)]
+    pub exclusive: bool,
+    /// Hold it at most this long
+    #[arg(long, value_name = "DURATION", value_parser = parse_span)]
+    pub ttl: Option<Duration>,
+    /// Hold it until it is given back, whatever becomes of the owner
+    #[arg(long, conflicts_with = "ttl")]
+    pub forever: bool,
+    /// Do not take over from a holder that died or whose time is over: exit 80 instead
+    #[arg(long)]
+    pub fail_on_stale: bool,
+    /// Pauses between looks that nothing prompts: the first and the longest
+    #[arg(long, value_name = "MIN..MAX", value_parser = parse_backoff)]
+    pub backoff: Option<Backoff>,
+    /// Look at most so many times
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub attempts: Option<u32>,
+    /// Say why, for those who look at the lock
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<OsString>,
+    /// Exit with this code instead of 75 when it is busy
+    #[arg(short = 'E', long, value_name = "N", value_parser = clap::value_parser!(u8))]
+    pub conflict_exit_code: Option<u8>,
+}
+
+/// How long somebody is willing to wait; `None` is for ever. (A type of its own, so that clap does not take it for an
+/// option that may be absent.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit(pub Option<Duration>);
+
+/// `csalock lock`
+#[derive(Debug, Args)]
+pub struct Lock {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Options of taking.
+    #[command(flatten)]
+    pub taking: Taking,
+    /// The lock belongs to this process instead of the script that calls
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    pub pid: Option<i32>,
+    /// A name, or a path: then it is that file's lock
+    #[arg(value_name = "NAME", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub names: Vec<OsString>,
+}
+
+/// `csalock unlock`
+#[derive(Debug, Args)]
+pub struct Unlock {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]
+    #[arg(long, value_name = "HANDLE", conflicts_with = "force")]
+    pub handle: Option<String>,
+    /// Give back everything that the caller owns in this store
+    #[arg(long, conflicts_with_all = ["names", "force"])]
+    pub all: bool,
+    /// Break the lock, whoever holds it, and say whose it was
+    #[arg(long)]
+    pub force: bool,
+    /// The locks
+    #[arg(value_name = "NAME", required_unless_present = "all", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub names: Vec<OsString>,
+}
+
+/// `csalock run-with-lock`
+#[derive(Debug, Args)]
+pub struct RunWithLock {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Options of taking.
+    #[command(flatten)]
+    pub taking: Taking,
+    /// Become the command instead of waiting for it; the lock ends with it
+    #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "ttl", "forever"])]
+    pub no_fork: bool,
+    /// Run STRING with /bin/sh -c
+    #[arg(short = 'c', long = "command", value_name = "STRING")]
+    pub shell: Option<OsString>,
+    /// End the command after this time: exit 124, or 137 if it had to be killed
+    #[arg(long, value_name = "DURATION", value_parser = parse_span)]
+    pub max_hold: Option<Duration>,
+    /// Kill a command that was asked to end and did not, after this time
+    #[arg(long, value_name = "DURATION", value_parser = parse_span, default_value = "10s")]
+    pub kill_after: Duration,
+    /// What to do with the command when --ttl is about to be over
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "kill")]
+    pub on_lost: OnLost,
+    /// The name, then the command and its arguments
+    #[arg(value_name = "NAME [--] COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<OsString>,
+}
+
+/// What happens to a command whose lock is about to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum OnLost {
+    /// It is ended before
+    Kill,
+    /// It goes on; a warning is printed
+    Warn,
+}
+
+/// `csalock status`
+#[derive(Debug, Args)]
+pub struct Status {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Print the names only, one a line
+    #[arg(short = '1', long, conflicts_with = "json")]
+    pub names_only: bool,
+    /// Names, paths, or patterns with * ? [ ]; without any, all locks of the store
+    #[arg(value_name = "NAME", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub names: Vec<OsString>,
+}
+
+/// `csalock renew`
+#[derive(Debug, Args)]
+pub struct Renew {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]
+    #[arg(long, value_name = "HANDLE")]
+    pub handle: Option<String>,
+    /// Hold it at most this long from now on
+    #[arg(long, value_name = "DURATION", required = true, value_parser = parse_span)]
+    pub ttl: Duration,
+    /// The locks
+    #[arg(value_name = "NAME", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub names: Vec<OsString>,
+}
+
+/// `csalock gc`
+#[derive(Debug, Args)]
+pub struct Gc {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Only say what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
+}

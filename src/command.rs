@@ -1,0 +1,70 @@
+//! From what was typed to an exit code: one file per command, and what they share.
+
+mod gc;
+mod lock;
+mod renew;
+mod run;
+mod status;
+mod unlock;
+mod world;
+
+use std::io::Write;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::cli::{Cli, Command};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::signals;
+use world::World;
+
+/// Runs the program: reads the arguments, does what they say, prints the result.
+pub fn run() -> Exit {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return tell_usage(&error),
+    };
+    let world = World::of_this_process();
+    let done = match cli.command {
+        Command::Lock(asked) => lock::run(&world, &asked),
+        Command::Unlock(asked) => unlock::run(&world, &asked),
+        Command::RunWithLock(asked) => run::run(&world, &asked),
+        Command::Status(asked) => status::run(&world, &asked),
+        Command::Renew(asked) => renew::run(&world, &asked),
+        Command::Gc(asked) => gc::run(&world, &asked),
+    };
+    let exit = done.unwrap_or_else(|error| {
+        world::say(&format!("{error:#}"));
+        exit_of(&error)
+    });
+    if let Exit::Raised(signal) = exit
+        && let Ok(signal) = signal.try_into()
+    {
+        signals::die_of(signal);
+    }
+    exit
+}
+
+/// The exit code of a failure: what its cause says, wherever in the chain that stands.
+fn exit_of(error: &anyhow::Error) -> Exit {
+    for cause in error.chain() {
+        if let Some(error) = cause.downcast_ref::<Error>() {
+            return error.exit();
+        }
+        if cause.downcast_ref::<std::io::Error>().is_some() {
+            return Exit::InputOutput;
+        }
+    }
+    Exit::Bug
+}
+
+fn tell_usage(error: &clap::Error) -> Exit {
+    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    match error.print() {
+        Err(_) => Exit::InputOutput,
+        Ok(()) if asked_for && std::io::stdout().flush().is_ok() => Exit::Done,
+        Ok(()) if asked_for => Exit::InputOutput,
+        Ok(()) => Exit::Usage,
+    }
+}

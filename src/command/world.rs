@@ -1,0 +1,239 @@
+//! What every command starts from: where we are, which store is meant, who is asking; and how answers are told.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use crate::cli::{Common, Taking};
+use crate::engine::{Engine, Patience};
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::host::{Host, Inherited, Unix, caller};
+use crate::lock::{Claimant, Grant, Handle, Outcome, Party, Process, Proof, Record, Tenure};
+use crate::name::{self, shown};
+use crate::report::Reporter;
+use crate::store::{self, Layout, Location};
+
+/// Commands and labels are kept up to so many bytes.
+const MOST_SHOWN: usize = 256;
+
+/// This process, its environment and its host.
+pub(super) struct World {
+    pub(super) environment: Environment,
+    pub(super) host: Arc<dyn Host>,
+    pub(super) inherited: Inherited,
+}
+
+/// One lock: the store that its record is in, and the name that it has there.
+#[derive(Debug, Clone)]
+pub(super) struct Target {
+    pub(super) location: Location,
+    pub(super) name: Vec<u8>,
+    /// As people know it: the name, or the file's whole path.
+    pub(super) known_as: Vec<u8>,
+}
+
+impl World {
+    pub(super) fn of_this_process() -> World {
+        World {
+            environment: Environment::of_this_process(),
+            host: Arc::new(Unix::new()),
+            inherited: Inherited::of_this_process(),
+        }
+    }
+
+    /// The store that was chosen, by option or environment; `None` where the default rules hold.
+    fn chosen_store(&self, common: &Common) -> Result<Option<Location>> {
+        let parse = |url: &OsStr| Location::parse(url, &self.environment.current);
+        if let Some(url) = &common.store {
+            return parse(url).map(Some);
+        }
+        let from_environment = self.environment.store.as_deref().map(parse).transpose()?;
+        // A command that runs under a file's lock finds that file's store there. It is not meant for other names.
+        let is_beside = |location: &Location| matches!(location, Location::Directory { layout: Layout::Beside, .. });
+        Ok(from_environment.filter(|location| !is_beside(location)))
+    }
+
+    /// The store of bare names.
+    pub(super) fn store(&self, common: &Common) -> Result<Location> {
+        self.chosen_store(common)?.map_or_else(|| self.environment.default_store(), Ok)
+    }
+
+    /// Which lock a name means.
+    pub(super) fn target(&self, common: &Common, typed: &OsStr) -> Result<Target> {
+        let typed = typed.as_bytes();
+        name::check(typed)?;
+        let chosen = self.chosen_store(common)?;
+        if !name::is_path(typed) {
+            let location = chosen.map_or_else(|| self.environment.default_store(), Ok)?;
+            return Ok(Target { location, name: typed.to_vec(), known_as: typed.to_vec() });
+        }
+        let file = name::file_of(typed, &self.environment.current)?;
+        let known_as = file.as_os_str().as_bytes().to_vec();
+        let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
+        match chosen {
+            Some(location) if location != beside => Ok(Target { location, name: known_as.clone(), known_as }),
+            _ => {
+                let name = file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec();
+                Ok(Target { location: beside, name, known_as })
+            }
+        }
+    }
+
+    pub(super) fn engine(&self, location: &Location) -> Result<Engine> {
+        Ok(Engine::new(store::open(location, self.host.clone())?, self.host.clone()))
+    }
+
+    /// A party on this host.
+    pub(super) fn party(&self, owners: Vec<Process>, command: Vec<u8>, label: Option<&OsString>) -> Result<Party> {
+        let bounded = |bytes: &[u8]| bytes[..bytes.len().min(MOST_SHOWN)].to_vec();
+        Ok(Party {
+            home: self.host.home()?,
+            owners,
+            host: self.host.name(),
+            uid: self.host.uid(),
+            command: bounded(&command),
+            label: label.map(|label| bounded(label.as_bytes())),
+        })
+    }
+
+    /// Who says that a lock is theirs: by `--handle`, which then must be right; else by `$CSALOCK_HANDLE` or as the owner.
+    pub(super) fn claimant(&self, engine: &Engine, handle: Option<&str>) -> Result<Claimant> {
+        let proof = |text: &str| Handle::parse(text.trim()).map(|handle| handle.proof());
+        if let Some(text) = handle {
+            let wrong = || {
+                let what = format!("\"{}\" is no handle", shown(text.as_bytes()));
+                Error::new(Exit::Usage, what, "a handle is the 32 hex digits that `csalock lock` printed")
+            };
+            return engine.claimant(Some(proof(text).ok_or_else(wrong)?), Vec::new());
+        }
+        engine.claimant(self.carried(), self.ancestors())
+    }
+
+    /// The grant that we run under, as the environment says.
+    pub(super) fn carried(&self) -> Option<Proof> {
+        let text = self.environment.handle.as_deref()?.to_str()?;
+        Handle::parse(text.trim()).map(|handle| handle.proof())
+    }
+
+    /// The processes of the calling script; none if it has ended.
+    fn ancestors(&self) -> Vec<Process> {
+        let this = self.host.this_process().map(|this| this.pid);
+        this.and_then(caller).map(|caller| caller.owners).unwrap_or_default()
+    }
+}
+
+impl Taking {
+    pub(super) fn patience(&self) -> Patience {
+        if self.nonblock {
+            return Patience::NONE;
+        }
+        Patience { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
+    }
+
+    pub(super) fn tenure(&self) -> Tenure {
+        match self.ttl {
+            _ if self.forever => Tenure::Forever,
+            Some(span) => Tenure::AtMost((span.as_millis() as u64).max(1)),
+            None => Tenure::OwnerLives,
+        }
+    }
+}
+
+impl Common {
+    /// Says something about an answer that the exit code tells as well.
+    pub(super) fn tell(&self, text: &str) {
+        if !self.quiet {
+            say(text);
+        }
+    }
+
+    /// Says that a wait begins, to whoever is there to read it.
+    pub(super) fn tell_waiting(&self, target: &Target, record: &Record, reporter: &Reporter<'_>) {
+        if self.verbose || (!self.quiet && std::io::stderr().is_terminal()) {
+            let who = record.holders.first().map_or("others are before us".to_string(), |grant| reporter.holder(grant));
+            say(&format!("waiting for lock {}: {who}", shown(&target.known_as)));
+        }
+    }
+}
+
+/// What to say, and how to exit, when a lock was not got.
+pub(super) fn refusal(
+    outcome: &Outcome,
+    target: &Target,
+    reporter: &Reporter<'_>,
+    busy: Option<u8>,
+) -> (String, Exit) {
+    let name = shown(&target.known_as);
+    let holders = |grants: &[Grant]| match grants {
+        [] => "nobody holds it, but others came before".to_string(),
+        _ => format!("held by {}", grants.iter().map(|grant| reporter.holder(grant)).collect::<Vec<_>>().join("; and "),),
+    };
+    match outcome {
+        Outcome::Busy(grants) => (
+            format!("lock {name} is busy: {}; wait longer with -w, or see `csalock status {name}`", holders(grants)),
+            busy.map_or(Exit::Busy, Exit::Chosen),
+        ),
+        Outcome::Stale(endings) => (
+            format!(
+                "lock {name} is stale: it was left by {}; take it over without --fail-on-stale, or remove it with \
+                 `csalock gc`",
+                endings.iter().map(|ending| reporter.ending(ending)).collect::<Vec<_>>().join("; and ")
+            ),
+            Exit::Stale,
+        ),
+        Outcome::Deadlock(grant) => (
+            format!(
+                "lock {name}: waiting would never end, for the one who asks holds it: {}; give it back first with \
+                 `csalock unlock {name}`",
+                reporter.holder(grant)
+            ),
+            Exit::Deadlock,
+        ),
+        Outcome::NotHeld(ending) => (
+            match ending {
+                Some(ending) => format!(
+                    "lock {name} is not held any more: it was held by {}; take it again with `csalock lock`",
+                    reporter.ending(ending)
+                ),
+                None => format!("lock {name} is not held by anybody; see `csalock status`"),
+            },
+            Exit::NotHeld,
+        ),
+        Outcome::NotOwner(grants, ending) => {
+            let before = ending.as_ref().map(|ending| format!("; before, it was held by {}", reporter.ending(ending)));
+            (
+                format!(
+                    "lock {name} is somebody else's: {}{}; show its handle with --handle, or break it with \
+                     `csalock unlock --force {name}`",
+                    holders(grants),
+                    before.unwrap_or_default()
+                ),
+                Exit::NotOwner,
+            )
+        }
+        other => (format!("lock {name}: unexpected answer {other:?}; this is a bug"), Exit::Bug),
+    }
+}
+
+/// Prints a line for people.
+pub(super) fn say(text: &str) {
+    // There is nowhere left to say that stderr is gone.
+    let _ = writeln!(std::io::stderr(), "csalock: {text}");
+}
+
+/// Prints a result.
+pub(super) fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
+}
+
+/// Prints a result as one JSON document on a line of its own.
+pub(super) fn print_json(document: &impl serde::Serialize) -> anyhow::Result<()> {
+    print(&format!("{}\n", serde_json::to_string(document)?))
+}

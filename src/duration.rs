@@ -1,0 +1,128 @@
+//! Durations as they are typed and as they are shown.
+
+use std::time::Duration;
+
+use crate::cli::Limit;
+use crate::engine::Backoff;
+
+/// Longer than any lock, and far from any overflow: about 300 years.
+const LONGEST: Duration = Duration::from_secs(10_000_000_000);
+
+/// A duration above zero: `250ms`, `10s`, `5m`, `1h30m`, or a number of seconds with or without a fraction.
+///
+/// # Errors
+///
+/// Says what is wrong with anything else; nothing is silently changed.
+pub fn parse_span(text: &str) -> Result<Duration, String> {
+    match parse(text)? {
+        Duration::ZERO => Err("must be more than 0".to_string()),
+        span => Ok(span),
+    }
+}
+
+/// As [`parse_span`], or `0` to try once, or `inf` to wait for ever.
+///
+/// # Errors
+///
+/// As [`parse_span`].
+pub fn parse_limit(text: &str) -> Result<Limit, String> {
+    match text {
+        "inf" => Ok(Limit(None)),
+        _ => parse(text).map(|span| Limit(Some(span))),
+    }
+}
+
+/// `MIN..MAX`.
+///
+/// # Errors
+///
+/// As [`parse_span`], and when `MAX` is below `MIN`.
+pub fn parse_backoff(text: &str) -> Result<Backoff, String> {
+    let (min, max) = text.split_once("..").ok_or("say MIN..MAX, for example 50ms..2s")?;
+    let (min, max) = (parse_span(min)?, parse_span(max)?);
+    if max < min {
+        return Err("MAX is below MIN".to_string());
+    }
+    Ok(Backoff { min, max })
+}
+
+fn parse(text: &str) -> Result<Duration, String> {
+    let is_number = |byte: u8| byte.is_ascii_digit() || byte == b'.';
+    let span = if !text.is_empty() && text.bytes().all(is_number) {
+        text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+    } else if text.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        humantime::parse_duration(text).ok()
+    } else {
+        None
+    };
+    match span {
+        Some(span) if span > LONGEST => Err("is too long; say inf, or --forever".to_string()),
+        Some(span) => Ok(span),
+        None => Err("is no duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds".to_string()),
+    }
+}
+
+/// A duration for people, with at most two units: `12ms`, `3s`, `4m10s`, `2h5m`, `3d4h`.
+pub fn shown(span: Duration) -> String {
+    let seconds = span.as_secs();
+    let two = |big: u64, unit: char, small: u64, rest: char| match small {
+        0 => format!("{big}{unit}"),
+        _ => format!("{big}{unit}{small}{rest}"),
+    };
+    match seconds {
+        0 => format!("{}ms", span.as_millis()),
+        1..60 => format!("{seconds}s"),
+        60..3600 => two(seconds / 60, 'm', seconds % 60, 's'),
+        3600..86_400 => two(seconds / 3600, 'h', seconds % 3600 / 60, 'm'),
+        _ => two(seconds / 86_400, 'd', seconds % 86_400 / 3600, 'h'),
+    }
+}
+
+/// A time since 1970 as RFC 3339 in UTC, to the second.
+pub fn rfc3339(since_1970: Duration) -> String {
+    let time = std::time::UNIX_EPOCH.checked_add(since_1970.min(LONGEST));
+    time.map(|time| humantime::format_rfc3339_seconds(time).to_string()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_a_duration() {
+        for (text, millis) in [("250ms", 250), ("10s", 10_000), ("1h30m", 5_400_000), ("1.5", 1500), (".25", 250)] {
+            assert_eq!(parse_span(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not() {
+        for text in ["", "0", "-1", "1x", "abc", "1e3", "nan", "inf", "1 s", ".", "99999999999", "0s", "+1", "1s-"] {
+            assert!(parse_span(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_limit_may_be_none_and_may_be_zero() {
+        assert_eq!(parse_limit("inf"), Ok(Limit(None)));
+        assert_eq!(parse_limit("0"), Ok(Limit(Some(Duration::ZERO))));
+        assert!(parse_limit("-1").is_err());
+    }
+
+    #[test]
+    fn a_backoff_rises() {
+        assert!(parse_backoff("10ms..1s").is_ok());
+        for text in ["1s..10ms", "1s", "..", "0..1s"] {
+            assert!(parse_backoff(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn shown_with_two_units_at_most() {
+        for (seconds, text) in [(3, "3s"), (60, "1m"), (250, "4m10s"), (7500, "2h5m"), (273_600, "3d4h")] {
+            assert_eq!(shown(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(shown(Duration::from_millis(12)), "12ms");
+        assert_eq!(rfc3339(Duration::from_secs(1_700_000_000)), "2023-11-14T22:13:20Z");
+    }
+}

@@ -1,0 +1,89 @@
+//! What went wrong when we could not find out: one error type with its exit code and its cure.
+//!
+//! "No" is never an error here: busy, not held and stale are [`crate::lock::Outcome`]s.
+
+use std::fmt;
+use std::path::Path;
+
+use nix::errno::Errno;
+
+use crate::exit::Exit;
+
+/// A `Result` with this crate's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failure: what happened to which thing, what to do about it, and the exit code that goes with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    exit: Exit,
+    what: String,
+    cure: String,
+}
+
+impl Error {
+    /// `what` names the thing and what happened to it, `cure` the next step.
+    pub fn new(exit: Exit, what: impl Into<String>, cure: impl Into<String>) -> Error {
+        Error { exit, what: what.into(), cure: cure.into() }
+    }
+
+    /// A record that cannot be understood.
+    pub fn corrupt(what: impl Into<String>) -> Error {
+        Error::new(
+            Exit::Corrupt,
+            what,
+            "nothing was changed; see who wrote it, then `csalock unlock --force` removes it",
+        )
+    }
+
+    /// A system call on `path` that failed while `doing` something.
+    pub fn os(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
+        let path = path.as_ref();
+        let (exit, cure) = classify(errno);
+        let mut cure = cure.to_string();
+        if errno == Errno::ENOSPC
+            && let Some(free) = path.ancestors().find_map(|dir| fs2::available_space(dir).ok())
+        {
+            cure = format!("{cure} ({free} bytes are free there)");
+        }
+        Error::new(exit, format!("cannot {doing} {}: {}", crate::name::shown_path(path), errno.desc()), cure)
+    }
+
+    /// The exit code that goes with it.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+}
+
+/// The exit code and the cure for an error number, wherever it comes from.
+fn classify(errno: Errno) -> (Exit, &'static str) {
+    match errno {
+        Errno::EACCES | Errno::EPERM => {
+            (Exit::Permission, "ask its owner for write permission, or name another store with --store")
+        }
+        Errno::EROFS => (Exit::CannotCreate, "it is mounted read-only; name another store with --store"),
+        Errno::ENOSPC | Errno::EDQUOT => (Exit::InputOutput, "free some space or inodes there, then try again"),
+        Errno::EIO | Errno::ESTALE | Errno::EFBIG => {
+            (Exit::InputOutput, "see the kernel log and the state of that file system, then try again")
+        }
+        Errno::ENOENT => (Exit::Unreachable, "create it, or name another store with --store"),
+        Errno::ENOTDIR => (Exit::Unreachable, "a file stands where a directory belongs; name another store"),
+        Errno::ELOOP => (Exit::Permission, "links are not followed there; name the real directory"),
+        Errno::EEXIST => (Exit::CannotCreate, "something else has that name; move it away"),
+        Errno::EMFILE | Errno::ENFILE => (Exit::System, "raise the limit of open files (ulimit -n)"),
+        Errno::ENOMEM | Errno::EAGAIN => (Exit::System, "the system is out of memory or processes; try again"),
+        Errno::ENAMETOOLONG => (Exit::Usage, "use a shorter path"),
+        _ => (Exit::System, "see the kernel log, then try again"),
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}", self.what)?;
+        if !self.cure.is_empty() {
+            write!(out, "; {}", self.cure)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,79 @@
+//! What machine this is, what time it is there, and what becomes of its processes: the one seam to all of that.
+//!
+//! Two hosts exist: [`Unix`], the real one, and [`Fake`], whose clock and processes a test decides about.
+
+pub mod boot_lease;
+mod fake;
+mod inherited;
+mod owner;
+mod proc_stat;
+mod unix;
+mod vigil;
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::Duration;
+
+pub use fake::Fake;
+pub use inherited::Inherited;
+pub use owner::{Caller, caller, command_of};
+pub use unix::Unix;
+
+use crate::error::Result;
+use crate::lock::{Fate, Home, Process, Proof};
+use crate::store::Reach;
+
+/// Clock, identity and fate of processes, and waiting.
+pub trait Host: Send + Sync {
+    /// CLOCK_BOOTTIME: counts suspend, and nobody can set it.
+    fn boottime(&self) -> Duration;
+
+    /// The wall clock, since 1970: to be shown, and the floor of new tokens.
+    fn wall(&self) -> Duration;
+
+    /// Where this process lives.
+    fn home(&self) -> Result<Home>;
+
+    /// The host's name, to be shown.
+    fn name(&self) -> String;
+
+    /// The numeric user that this process acts as.
+    fn uid(&self) -> u32;
+
+    /// This process.
+    fn this_process(&self) -> Result<Process>;
+
+    /// The process with this pid, or `None` if there is none.
+    fn process(&self, pid: i32) -> Result<Option<Process>>;
+
+    /// What is known of a process that lived at `home`, for a store that reaches so far.
+    fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate;
+
+    /// Random bytes that nobody can guess.
+    fn random(&self) -> Result<[u8; 16]>;
+
+    /// Begins to wait: from now on [`Host::ring`] with this proof reaches the vigil. `interrupt` ends its waits when it
+    /// becomes readable.
+    fn vigil<'a>(&self, proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>>;
+
+    /// Wakes whoever keeps a vigil under this proof, if it is in reach. Nobody may rely on it: a ring can be lost.
+    fn ring(&self, proof: &Proof);
+}
+
+/// One waiter's ears. What happened before a wait, but after the vigil began, ends that wait at once.
+pub trait Vigil {
+    /// Waits until somebody rings, one of the `processes` ends, something changes in `doorway`, the interrupt comes, or
+    /// `at_most` is over.
+    fn wait(&mut self, processes: &[Process], doorway: Option<&Path>, at_most: Duration) -> Result<Woken>;
+}
+
+/// Why a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Woken {
+    /// There may be something new to see.
+    LookAgain,
+    /// The interrupt came.
+    Interrupted,
+    /// The time was over.
+    TimeOver,
+}

@@ -1,0 +1,21 @@
+//! Leases for stores whose users all run under one kernel: they count on CLOCK_BOOTTIME, so that setting the wall clock
+//! changes none. After a reboot that clock begins anew; only then the wall clock is believed.
+
+use std::time::Duration;
+
+use super::Host;
+use crate::error::Result;
+use crate::lock::{Lease, LeaseClock};
+
+/// A lease that ends `span` from now.
+pub fn lend(host: &dyn Host, span: Duration) -> Result<Lease> {
+    let ends = |now: Duration| now.saturating_add(span).as_millis() as u64;
+    Ok(Lease { clock: LeaseClock::Boot(host.home()?.boot), ends: ends(host.boottime()), wall: ends(host.wall()) })
+}
+
+/// How long a lease has left; zero when it is over.
+pub fn remaining(host: &dyn Host, lease: &Lease) -> Result<Duration> {
+    let this_boot = matches!(&lease.clock, LeaseClock::Boot(boot) if *boot == host.home()?.boot);
+    let (ends, now) = if this_boot { (lease.ends, host.boottime()) } else { (lease.wall, host.wall()) };
+    Ok(Duration::from_millis(ends).saturating_sub(now))
+}

@@ -1,0 +1,128 @@
+//! A host for tests: its clocks stand still until somebody waits, and processes live and die as the test says.
+
+use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Host, Vigil, Woken};
+use crate::error::Result;
+use crate::lock::{Fate, Home, Process, Proof};
+use crate::store::Reach;
+
+/// A host for tests. Clones are the same host.
+#[derive(Clone)]
+pub struct Fake(Arc<Mutex<State>>);
+
+struct State {
+    boottime: Duration,
+    wall: Duration,
+    boot: String,
+    this: Process,
+    fates: BTreeMap<i32, Fate>,
+    draws: u128,
+}
+
+impl Fake {
+    /// A host on which only the process with this pid lives.
+    pub fn new(pid: i32) -> Fake {
+        let this = Process { pid, start: 1 };
+        let state = State {
+            boottime: Duration::from_secs(1000),
+            wall: Duration::from_secs(1_700_000_000),
+            boot: "boot-1".to_string(),
+            this,
+            fates: BTreeMap::from([(pid, Fate::Alive)]),
+            draws: u128::from(pid as u32) << 64,
+        };
+        Fake(Arc::new(Mutex::new(state)))
+    }
+
+    /// Lets time go by.
+    pub fn pass(&self, span: Duration) {
+        let mut state = self.state();
+        state.boottime += span;
+        state.wall += span;
+    }
+
+    /// Sets the wall clock, which must matter to nobody.
+    pub fn set_wall(&self, wall: Duration) {
+        self.state().wall = wall;
+    }
+
+    /// Reboots: another boot, the boot clock at its beginning.
+    pub fn reboot(&self, boot: &str) {
+        let mut state = self.state();
+        state.boot = boot.to_string();
+        state.boottime = Duration::ZERO;
+    }
+
+    /// Says what becomes of the process with this pid. Who is not spoken of is dead.
+    pub fn set_fate(&self, pid: i32, fate: Fate) {
+        self.state().fates.insert(pid, fate);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Host for Fake {
+    fn boottime(&self) -> Duration {
+        self.state().boottime
+    }
+
+    fn wall(&self) -> Duration {
+        self.state().wall
+    }
+
+    fn home(&self) -> Result<Home> {
+        let boot = self.state().boot.clone();
+        Ok(Home { machine: "machine".to_string(), boot, pids: "pids".to_string(), net: 1 })
+    }
+
+    fn name(&self) -> String {
+        "fake".to_string()
+    }
+
+    fn uid(&self) -> u32 {
+        0
+    }
+
+    fn this_process(&self) -> Result<Process> {
+        Ok(self.state().this)
+    }
+
+    fn process(&self, pid: i32) -> Result<Option<Process>> {
+        let lives = self.state().fates.get(&pid) == Some(&Fate::Alive);
+        Ok(lives.then_some(Process { pid, start: 1 }))
+    }
+
+    fn fate(&self, home: &Home, process: &Process, _reach: Reach) -> Fate {
+        let state = self.state();
+        if home.boot != state.boot {
+            return if home.machine == "machine" { Fate::Dead } else { Fate::Unknown };
+        }
+        state.fates.get(&process.pid).copied().unwrap_or(Fate::Dead)
+    }
+
+    fn random(&self) -> Result<[u8; 16]> {
+        let mut state = self.state();
+        state.draws += 1;
+        Ok(state.draws.to_be_bytes())
+    }
+
+    fn vigil<'a>(&self, _proof: &Proof, _interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn ring(&self, _proof: &Proof) {}
+}
+
+impl Vigil for Fake {
+    fn wait(&mut self, _processes: &[Process], _doorway: Option<&Path>, at_most: Duration) -> Result<Woken> {
+        self.pass(at_most);
+        Ok(Woken::TimeOver)
+    }
+}

@@ -1,0 +1,95 @@
+//! One process's line in /proc/PID/stat: proc_pid_stat(5).
+
+use std::fs;
+use std::io::{self, Read};
+
+/// What we need of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ProcStat {
+    /// The file name of the program, at most 15 bytes.
+    pub(super) program: Vec<u8>,
+    state: u8,
+    threads: u64,
+    pub(super) parent: i32,
+    pub(super) session: i32,
+    /// Clock ticks after boot.
+    pub(super) start: u64,
+    /// Where the stack and the arguments begin. Alike in parent and child: one is a fork of the other, without an
+    /// exec. 0 where the kernel does not let us see.
+    pub(super) image: (u64, u64),
+}
+
+impl ProcStat {
+    /// Whether it has ended and is only not yet waited for. (A first thread may end before the others.)
+    pub(super) fn is_zombie(&self) -> bool {
+        matches!(self.state, b'Z' | b'X') && self.threads <= 1
+    }
+
+    /// Whether it is neither stopped nor ended.
+    pub(super) fn is_running(&self) -> bool {
+        !matches!(self.state, b'T' | b't' | b'Z' | b'X')
+    }
+}
+
+/// Reads a process's line; `None` when there is no such process.
+///
+/// # Errors
+///
+/// When /proc cannot be read, which says nothing about the process.
+pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
+    let mut buffer = [0; 1024];
+    let read = fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut buffer));
+    match read {
+        Ok(length) => match parse(&buffer[..length]) {
+            Some(stat) => Ok(Some(stat)),
+            None if length == 0 => Ok(None),
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat makes no sense"))),
+        },
+        // ESRCH: it ended between open and read.
+        Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match fs::metadata("/proc/self/stat") {
+            Ok(_) => Ok(None),
+            Err(_) => Err(error),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+fn parse(line: &[u8]) -> Option<ProcStat> {
+    // The program's name stands in parentheses and may itself contain any byte, also ") ".
+    let open = line.iter().position(|byte| *byte == b'(')?;
+    let close = line.iter().rposition(|byte| *byte == b')')?;
+    let fields: Vec<&str> = std::str::from_utf8(line.get(close + 2..)?).ok()?.split_ascii_whitespace().collect();
+    // Numbered as in the manual page, where the state is field 3.
+    let field = |number: usize| fields.get(number - 3);
+    let number = |at: usize| field(at)?.parse::<u64>().ok();
+    Some(ProcStat {
+        program: line.get(open + 1..close)?.to_vec(),
+        state: *field(3)?.as_bytes().first()?,
+        parent: field(4)?.parse().ok()?,
+        session: field(6)?.parse().ok()?,
+        threads: number(20)?,
+        start: number(22)?,
+        image: (number(28).unwrap_or(0), number(48).unwrap_or(0)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_name_with_parentheses_and_spaces() {
+        let rest: Vec<String> = (4..=52).map(|number| number.to_string()).collect();
+        let line = format!("17 (a) S 1 (b) R {}\n", rest.join(" "));
+        let stat = parse(line.as_bytes()).unwrap();
+        assert_eq!(stat.program, b"a) S 1 (b");
+        assert_eq!((stat.parent, stat.session, stat.start, stat.image), (4, 6, 22, (28, 48)));
+        assert!(!stat.is_zombie());
+    }
+
+    #[test]
+    fn a_process_that_is_not_there() {
+        assert_eq!(read(i32::MAX).unwrap(), None);
+    }
+}

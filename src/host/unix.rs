@@ -1,0 +1,195 @@
+//! The real host: Linux clocks, /proc and pidfds.
+//!
+//! **Fate.** Only *gone for sure* is dead. The same boot and pid namespace: kill(2) with signal 0 says whether the pid
+//! is in use (it sees also what a /proc mounted with `hidepid` hides) and the start time whether it is the same
+//! process. Another boot of this machine: dead. Another machine, another pid namespace, a /proc that does not answer:
+//! unknown.
+
+use std::fs;
+use std::os::fd::BorrowedFd;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::time::ClockId;
+use nix::unistd::{Pid, Uid};
+use sha2::{Digest, Sha256};
+
+use super::vigil::{self, Ears};
+use super::{Host, Vigil, proc_stat};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::lock::{Fate, Home, Process, Proof};
+use crate::store::Reach;
+
+/// The machine that this process runs on.
+#[derive(Debug, Default)]
+pub struct Unix {
+    home: OnceLock<Home>,
+}
+
+impl Unix {
+    /// The machine that this process runs on.
+    pub fn new() -> Unix {
+        Unix::default()
+    }
+
+    fn known_home(&self) -> Result<&Home> {
+        if let Some(home) = self.home.get() {
+            return Ok(home);
+        }
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| no_proc(&error))?;
+        let home = Home {
+            machine: machine(&self.name()),
+            boot: boot.trim_end().to_string(),
+            pids: format!("{}.{}", namespace("pid")?, namespace("time").unwrap_or(0)),
+            net: namespace("net")?,
+        };
+        Ok(self.home.get_or_init(|| home))
+    }
+}
+
+impl Host for Unix {
+    fn boottime(&self) -> Duration {
+        now(ClockId::CLOCK_BOOTTIME)
+    }
+
+    fn wall(&self) -> Duration {
+        now(ClockId::CLOCK_REALTIME)
+    }
+
+    fn home(&self) -> Result<Home> {
+        self.known_home().cloned()
+    }
+
+    fn name(&self) -> String {
+        nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    fn uid(&self) -> u32 {
+        Uid::effective().as_raw()
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    fn this_process(&self) -> Result<Process> {
+        let pid = nix::unistd::getpid().as_raw();
+        let this = self.process(pid)?;
+        this.ok_or_else(|| Error::new(Exit::System, "/proc does not show this process", "mount /proc of this namespace"))
+    }
+
+    fn process(&self, pid: i32) -> Result<Option<Process>> {
+        let stat = proc_stat::read(pid).map_err(|error| no_proc(&error))?;
+        Ok(stat.filter(|stat| !stat.is_zombie()).map(|stat| Process { pid, start: stat.start }))
+    }
+
+    fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {
+        let Ok(here) = self.known_home() else { return Fate::Unknown };
+        if here.shares_pids_with(home) {
+            return fate_here(process);
+        }
+        if here.boot != home.boot && is_this_machine(&here.machine, &home.machine, reach) {
+            return Fate::Dead;
+        }
+        Fate::Unknown
+    }
+
+    fn random(&self) -> Result<[u8; 16]> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| Error::new(Exit::System, format!("no random numbers: {error}"), "try again"))?;
+        Ok(bytes)
+    }
+
+    fn vigil<'a>(&self, proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>> {
+        Ok(Box::new(Ears::new(proof, interrupt)))
+    }
+
+    fn ring(&self, proof: &Proof) {
+        vigil::ring(proof);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+fn now(clock: ClockId) -> Duration {
+    nix::time::clock_gettime(clock).map(Duration::from).unwrap_or_default()
+}
+
+fn fate_here(process: &Process) -> Fate {
+    if kill(Pid::from_raw(process.pid), None) == Err(Errno::ESRCH) {
+        return Fate::Dead;
+    }
+    match proc_stat::read(process.pid) {
+        Ok(Some(stat)) if stat.start != process.start => Fate::Dead,
+        Ok(Some(stat)) if stat.is_zombie() && !is_being_given_back(stat.parent) => Fate::Dead,
+        Ok(Some(_)) => Fate::Alive,
+        Ok(None) | Err(_) => Fate::Unknown,
+    }
+}
+
+/// Whether a zombie's parent is our own wrapper, at work: then it saw the job end and is giving the lock back this
+/// moment. A wrapper that is stopped is not waited for.
+fn is_being_given_back(parent: i32) -> bool {
+    matches!(proc_stat::read(parent), Ok(Some(stat)) if stat.program == b"csalock" && stat.is_running())
+}
+
+/// `ID@NAME`: the ID is hashed, for machine-id(5) says that it is confidential; it is empty where there is none.
+fn machine(name: &str) -> String {
+    let id = ["/etc/machine-id", "/var/lib/dbus/machine-id"].iter().find_map(|path| fs::read(path).ok());
+    let hash = id.filter(|id| id.trim_ascii().len() == 32).map(|id| {
+        let digest = Sha256::new().chain_update(b"csalock").chain_update(id.trim_ascii()).finalize();
+        digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>()
+    });
+    format!("{}@{name}", hash.unwrap_or_default())
+}
+
+/// Whether two names of machines mean one. Among many hosts cloned machines may bear one id, so the host name must agree
+/// as well; on a store that one host uses either will do.
+fn is_this_machine(here: &str, there: &str, reach: Reach) -> bool {
+    let (Some((here_id, here_name)), Some((there_id, there_name))) = (here.split_once('@'), there.split_once('@'))
+    else {
+        return false;
+    };
+    match reach {
+        Reach::ThisHost if here_id.is_empty() && there_id.is_empty() => here_name == there_name,
+        Reach::ThisHost => here_id == there_id,
+        Reach::ManyHosts => !here_id.is_empty() && here == there,
+    }
+}
+
+fn namespace(kind: &str) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(format!("/proc/self/ns/{kind}")).map(|found| found.ino()).map_err(|error| no_proc(&error))
+}
+
+fn no_proc(error: &std::io::Error) -> Error {
+    Error::new(Exit::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_living_process_another_start_time_and_another_boot() {
+        let host = Unix::new();
+        let (home, this) = (host.home().unwrap(), host.this_process().unwrap());
+        let fate = |home: &Home, process: &Process| host.fate(home, process, Reach::ThisHost);
+        assert_eq!(fate(&home, &this), Fate::Alive);
+        assert_eq!(fate(&home, &Process { start: this.start + 1, ..this }), Fate::Dead);
+        assert_eq!(fate(&home, &Process { pid: 4_000_000, start: 1 }), Fate::Dead);
+        assert_eq!(fate(&Home { boot: "other".into(), ..home.clone() }, &this), Fate::Dead);
+        assert_eq!(fate(&Home { pids: "other".into(), ..home.clone() }, &this), Fate::Unknown);
+        let elsewhere = Home { boot: "other".into(), machine: "0@other".into(), ..home.clone() };
+        assert_eq!(fate(&elsewhere, &this), Fate::Unknown);
+    }
+
+    #[test]
+    fn cloned_machines_on_one_network_are_not_one() {
+        assert!(is_this_machine("1@a", "1@b", Reach::ThisHost));
+        assert!(is_this_machine("1@a", "1@a", Reach::ManyHosts));
+        for (here, there) in [("1@a", "1@b"), ("@a", "@a"), ("1@a", "2@a")] {
+            assert!(!is_this_machine(here, there, Reach::ManyHosts), "{here} {there}");
+        }
+    }
+}

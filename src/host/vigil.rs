@@ -1,0 +1,144 @@
+//! A waiter's ears on a real host.
+//!
+//! A waiter is woken by a datagram on an abstract unix(7) socket named after its proof: no file that could be left
+//! over, no permission that could be missing, no limit of inotify instances, and only the one that was granted wakes.
+//! Ends of processes are seen by pidfd. inotify is for those who cannot ring us: processes in other network namespaces.
+//! None of them is relied upon: the engine bounds every wait and looks again.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::time::TimeSpec;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{Vigil, Woken, proc_stat};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::lock::{Process, Proof};
+
+/// A process that ends may be about to give back in good order, or its wrapper for it; so long we let it.
+const LAST_WORDS: Duration = Duration::from_millis(4);
+
+pub(super) struct Ears<'a> {
+    bell: Option<UnixDatagram>,
+    interrupt: Option<BorrowedFd<'a>>,
+    watched: Option<(PathBuf, Inotify)>,
+    pidfds: Vec<(Process, OwnedFd)>,
+}
+
+/// Wakes whoever listens under this proof.
+pub(super) fn ring(proof: &Proof) {
+    let Ok(address) = address(proof) else { return };
+    if let Ok(socket) = UnixDatagram::unbound()
+        && socket.set_nonblocking(true).is_ok()
+    {
+        // Nobody listens, or its queue is full, so that it will wake anyway.
+        let _ = socket.send_to_addr(b"!", &address);
+    }
+}
+
+fn address(proof: &Proof) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("csalock/{proof}"))
+}
+
+impl<'a> Ears<'a> {
+    pub(super) fn new(proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Ears<'a> {
+        let bell = address(proof).and_then(|address| UnixDatagram::bind_addr(&address));
+        let bell = bell.ok().filter(|bell| bell.set_nonblocking(true).is_ok());
+        Ears { bell, interrupt, watched: None, pidfds: Vec::new() }
+    }
+
+    /// Begins to watch these processes and no others. `false`: one of them has already ended.
+    fn watch_processes(&mut self, processes: &[Process]) -> bool {
+        self.pidfds.retain(|(process, _)| processes.contains(process));
+        for process in processes {
+            if self.pidfds.iter().any(|(known, _)| known == process) {
+                continue;
+            }
+            let Some(pid) = Pid::from_raw(process.pid) else { continue };
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(pidfd) => self.pidfds.push((*process, pidfd)),
+                Err(rustix::io::Errno::SRCH) => return false,
+                // An old kernel, or no descriptors left: the bounded wait must do.
+                Err(_) => continue,
+            }
+            // Only after this is the pidfd known to be that process's, and not its pid's next user's. A process that
+            // /proc does not show has ended, which the pidfd tells, or is hidden.
+            if matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start != process.start) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Begins to watch this directory. `false`: only just now, so that it must be looked at again.
+    fn watch_directory(&mut self, directory: Option<&Path>) -> bool {
+        let Some(directory) = directory else {
+            self.watched = None;
+            return true;
+        };
+        if self.watched.as_ref().is_some_and(|(known, _)| known == directory) {
+            return true;
+        }
+        let changes = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_DELETE_SELF;
+        let begun = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
+            .and_then(|inotify| inotify.add_watch(directory, changes).map(|_| inotify));
+        // Too many of them on this machine: the bounded wait must do.
+        self.watched = begun.ok().map(|inotify| (directory.to_path_buf(), inotify));
+        self.watched.is_none()
+    }
+
+    fn drain(&self) {
+        let mut buffer = [0; 8];
+        while self.bell.as_ref().is_some_and(|bell| bell.recv(&mut buffer).is_ok()) {}
+        if let Some((_, inotify)) = &self.watched {
+            while inotify.read_events().is_ok() {}
+        }
+    }
+
+    /// Which of bell, interrupt, directory and processes have something to say within `at_most`.
+    fn listen(&self, at_most: Duration) -> Result<[bool; 3]> {
+        let bell = self.bell.as_ref().map(AsFd::as_fd);
+        let directory = self.watched.as_ref().map(|(_, inotify)| inotify.as_fd());
+        let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());
+        let concerns = bell.map(|fd| (0, fd)).into_iter().chain(directory.map(|fd| (0, fd)));
+        let concerns = concerns.chain(self.interrupt.map(|fd| (1, fd))).chain(processes.map(|fd| (2, fd)));
+        let (whose, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
+            concerns.map(|(whose, fd)| (whose, PollFd::new(fd, PollFlags::POLLIN))).unzip();
+        let mut heard = [false; 3];
+        match ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => {
+                return Err(Error::new(Exit::System, format!("cannot wait: {}", errno.desc()), "try again"));
+            }
+        }
+        for (whose, polled) in whose.into_iter().zip(&polled) {
+            heard[whose] |= polled.any().unwrap_or(false);
+        }
+        Ok(heard)
+    }
+}
+
+impl Vigil for Ears<'_> {
+    fn wait(&mut self, processes: &[Process], doorway: Option<&Path>, at_most: Duration) -> Result<Woken> {
+        if !self.watch_processes(processes) || !self.watch_directory(doorway) {
+            return Ok(Woken::LookAgain);
+        }
+        let [rung, interrupted, ended] = self.listen(at_most)?;
+        if interrupted {
+            return Ok(Woken::Interrupted);
+        }
+        if ended && !rung {
+            self.pidfds.clear();
+            self.listen(LAST_WORDS.min(at_most))?;
+        }
+        self.drain();
+        Ok(if rung || ended { Woken::LookAgain } else { Woken::TimeOver })
+    }
+}

@@ -1,0 +1,343 @@
+//! A record as bytes: lines that a person can read with cat(1), and that a stranger cannot abuse.
+//!
+//! ```text
+//! csalock 1
+//! name nightly
+//! holder proof=6e34… token=17 share=exclusive slot=0 since=1795408000123 tenure=owner … command=sh%20job
+//! waiter proof=…
+//! ending how=died proof=…
+//! sum 0123456789abcdef
+//! ```
+//!
+//! The first line is the format number: another one is refused, never guessed at. The last line is the beginning of
+//! the SHA-256 of all before it, so that a torn or edited record is seen. In values every byte that is not plain
+//! printable ASCII, and space, `%`, `,` and `:`, is `%XX`.
+
+use std::fmt::Write as _;
+
+use sha2::{Digest, Sha256};
+
+use super::handle::Proof;
+use super::record::{
+    Ended, Ending, Grant, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter,
+};
+use crate::error::{Error, Result};
+
+const FIRST_LINE: &str = "csalock 1\n";
+
+/// The most that a record may weigh, in bytes: room for some ten thousand waiters.
+pub(crate) const MOST_BYTES: usize = 4 << 20;
+
+/// The bytes of a record.
+pub fn encode(record: &Record) -> Vec<u8> {
+    let mut text = String::with_capacity(512);
+    text.push_str(FIRST_LINE);
+    text.push_str("name ");
+    escape(&mut text, &record.name);
+    text.push('\n');
+    if let Some(slots) = record.slots {
+        let _ = writeln!(text, "slots {slots}");
+    }
+    for grant in &record.holders {
+        text.push_str("holder ");
+        write_grant(&mut text, grant);
+    }
+    for waiter in &record.waiters {
+        write_waiter(&mut text, waiter);
+    }
+    for ending in &record.endings {
+        let _ = write!(text, "ending how={} ", ended_word(ending.how));
+        write_grant(&mut text, &ending.grant);
+    }
+    let sum = checksum(text.as_bytes());
+    let _ = writeln!(text, "sum {sum:016x}");
+    text.into_bytes()
+}
+
+/// Reads what [`encode`] wrote, stored as `version`: the token of every grant that was made in this very record.
+///
+/// # Errors
+///
+/// [`crate::exit::Exit::Corrupt`], with what is wrong, for anything else.
+pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
+    read(bytes, version).map_err(|wrong| Error::corrupt(format!("a lock record is unreadable: {wrong}")))
+}
+
+fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_string())?;
+    let Some(body) = text.strip_prefix(FIRST_LINE) else {
+        let first: String = text.lines().next().unwrap_or("").chars().take(40).collect();
+        return Err(match first.strip_prefix("csalock ") {
+            Some(format) => format!(
+                "its format is {}, this csalock knows 1; use the csalock that wrote it",
+                crate::name::shown(format.as_bytes())
+            ),
+            None if bytes.is_empty() => "it is empty".to_string(),
+            None => "it does not begin with \"csalock 1\"".to_string(),
+        });
+    };
+    let lines_end = body.rfind("sum ").filter(|at| body[..*at].ends_with('\n')).ok_or("it is cut short")?;
+    let sum = body[lines_end..].strip_prefix("sum ").and_then(|rest| rest.strip_suffix('\n'));
+    let sum = sum.and_then(|hex| u64::from_str_radix(hex, 16).ok()).ok_or("it is cut short")?;
+    if sum != checksum(&bytes[..FIRST_LINE.len() + lines_end]) {
+        return Err("its checksum is wrong".to_string());
+    }
+    let mut record = Record::default();
+    for line in body[..lines_end].lines() {
+        read_line(&mut record, line, version).ok_or_else(|| {
+            let start: String = line.chars().take(60).collect();
+            format!("line \"{}\" makes no sense", crate::name::shown(start.as_bytes()))
+        })?;
+    }
+    Ok(record)
+}
+
+fn read_line(record: &mut Record, line: &str, version: u64) -> Option<()> {
+    let (word, rest) = line.split_once(' ')?;
+    match word {
+        "name" => record.name = unescape(rest)?,
+        "slots" => record.slots = Some(rest.parse().ok().filter(|slots| *slots > 0)?),
+        "holder" => record.holders.push(read_grant(&Fields::of(rest)?, Some(version))?),
+        "waiter" => record.waiters.push(read_waiter(&Fields::of(rest)?)?),
+        "ending" => {
+            let fields = Fields::of(rest)?;
+            let how = ended_of(fields.get("how")?)?;
+            record.endings.push(Ending { grant: read_grant(&fields, None)?, how });
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+fn write_grant(text: &mut String, grant: &Grant) {
+    let _ = write!(text, "proof={} ", grant.proof);
+    if let Some(token) = grant.token {
+        let _ = write!(text, "token={token} ");
+    }
+    let _ = write!(text, "share={} slot={} since={} ", share_word(grant.share), grant.slot, grant.since);
+    write_tenure(text, &grant.tenure);
+    if let Some(process) = &grant.unconfirmed {
+        text.push_str("unconfirmed=");
+        write_process(text, process);
+        text.push(' ');
+    }
+    write_party(text, &grant.party);
+}
+
+fn read_grant(fields: &Fields<'_>, this_version: Option<u64>) -> Option<Grant> {
+    let token = match fields.get("token") {
+        Some(token) => Some(token.parse().ok()?),
+        None => this_version,
+    };
+    Some(Grant {
+        proof: Proof::parse(fields.get("proof")?)?,
+        token,
+        share: share_of(fields.get("share")?)?,
+        slot: fields.number("slot")?,
+        party: read_party(fields)?,
+        tenure: read_tenure(fields.get("tenure")?)?,
+        since: fields.number("since")?,
+        unconfirmed: fields.optional("unconfirmed", read_process)?,
+    })
+}
+
+fn write_waiter(text: &mut String, waiter: &Waiter) {
+    let _ = write!(text, "waiter proof={} share={} since={} ", waiter.proof, share_word(waiter.share), waiter.since);
+    write_tenure(text, &waiter.tenure);
+    text.push_str("process=");
+    write_process(text, &waiter.process);
+    if waiter.confirms {
+        text.push_str(" confirms=yes");
+    }
+    if let Some(lease) = &waiter.lease {
+        text.push_str(" lease=");
+        write_lease(text, lease);
+    }
+    text.push(' ');
+    write_party(text, &waiter.party);
+}
+
+fn read_waiter(fields: &Fields<'_>) -> Option<Waiter> {
+    Some(Waiter {
+        proof: Proof::parse(fields.get("proof")?)?,
+        share: share_of(fields.get("share")?)?,
+        party: read_party(fields)?,
+        process: read_process(fields.get("process")?)?,
+        tenure: read_tenure(fields.get("tenure")?)?,
+        confirms: fields.optional("confirms", |word| (word == "yes").then_some(()))?.is_some(),
+        lease: fields.optional("lease", read_lease)?,
+        since: fields.number("since")?,
+    })
+}
+
+fn write_party(text: &mut String, party: &Party) {
+    for (key, value) in [
+        ("machine", party.home.machine.as_bytes()),
+        (" boot", party.home.boot.as_bytes()),
+        (" pids", party.home.pids.as_bytes()),
+        (" host", party.host.as_bytes()),
+        (" command", &party.command),
+    ] {
+        text.push_str(key);
+        text.push('=');
+        escape(text, value);
+    }
+    if let Some(label) = &party.label {
+        text.push_str(" label=");
+        escape(text, label);
+    }
+    let _ = write!(text, " net={} uid={} owners=", party.home.net, party.uid);
+    for (at, owner) in party.owners.iter().enumerate() {
+        if at > 0 {
+            text.push(',');
+        }
+        write_process(text, owner);
+    }
+    text.push('\n');
+}
+
+fn read_party(fields: &Fields<'_>) -> Option<Party> {
+    let word = |key| String::from_utf8(unescape(fields.get(key)?)?).ok();
+    let owners = fields.get("owners")?;
+    Some(Party {
+        home: Home {
+            machine: word("machine")?,
+            boot: word("boot")?,
+            pids: word("pids")?,
+            net: fields.number("net")?,
+        },
+        owners: owners.split(',').filter(|owner| !owner.is_empty()).map(read_process).collect::<Option<_>>()?,
+        host: word("host")?,
+        uid: fields.number("uid")?,
+        command: unescape(fields.get("command")?)?,
+        label: fields.optional("label", unescape)?,
+    })
+}
+
+fn write_process(text: &mut String, process: &Process) {
+    let _ = write!(text, "{}:{}", process.pid, process.start);
+}
+
+fn read_process(word: &str) -> Option<Process> {
+    let (pid, start) = word.split_once(':')?;
+    Some(Process { pid: pid.parse().ok().filter(|pid| *pid > 0)?, start: start.parse().ok()? })
+}
+
+fn write_tenure(text: &mut String, tenure: &Tenure) {
+    text.push_str("tenure=");
+    match tenure {
+        Tenure::OwnerLives => text.push_str("owner"),
+        Tenure::Forever => text.push_str("forever"),
+        Tenure::AtMost(span) => {
+            let _ = write!(text, "most:{span}");
+        }
+        Tenure::Until(lease) => write_lease(text, lease),
+    }
+    text.push(' ');
+}
+
+fn read_tenure(word: &str) -> Option<Tenure> {
+    Some(match word {
+        "owner" => Tenure::OwnerLives,
+        "forever" => Tenure::Forever,
+        _ => match word.strip_prefix("most:") {
+            Some(span) => Tenure::AtMost(span.parse().ok()?),
+            None => Tenure::Until(read_lease(word)?),
+        },
+    })
+}
+
+fn write_lease(text: &mut String, lease: &Lease) {
+    match &lease.clock {
+        LeaseClock::FileSystem => text.push_str("fs"),
+        LeaseClock::Boot(boot) => escape(text, boot.as_bytes()),
+    }
+    let _ = write!(text, ":{}:{}", lease.ends, lease.wall);
+}
+
+fn read_lease(word: &str) -> Option<Lease> {
+    let mut parts = word.split(':');
+    let clock = match parts.next()? {
+        "fs" => LeaseClock::FileSystem,
+        boot => LeaseClock::Boot(String::from_utf8(unescape(boot)?).ok()?),
+    };
+    let (ends, wall) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    parts.next().is_none().then_some(Lease { clock, ends, wall })
+}
+
+fn share_word(share: Share) -> &'static str {
+    match share {
+        Share::Exclusive => "exclusive",
+        Share::Shared => "shared",
+        Share::Slot => "slot",
+    }
+}
+
+fn share_of(word: &str) -> Option<Share> {
+    [Share::Exclusive, Share::Shared, Share::Slot].into_iter().find(|share| share_word(*share) == word)
+}
+
+fn ended_word(how: Ended) -> &'static str {
+    match how {
+        Ended::Released => "released",
+        Ended::Died => "died",
+        Ended::Expired => "expired",
+        Ended::Broken => "broken",
+    }
+}
+
+fn ended_of(word: &str) -> Option<Ended> {
+    [Ended::Released, Ended::Died, Ended::Expired, Ended::Broken].into_iter().find(|how| ended_word(*how) == word)
+}
+
+/// The `key=value` words of one line.
+struct Fields<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Fields<'a> {
+    fn of(line: &'a str) -> Option<Fields<'a>> {
+        line.split(' ').map(|word| word.split_once('=')).collect::<Option<_>>().map(Fields)
+    }
+
+    fn get(&self, key: &str) -> Option<&'a str> {
+        self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+    }
+
+    fn number<N: std::str::FromStr>(&self, key: &str) -> Option<N> {
+        self.get(key)?.parse().ok()
+    }
+
+    /// `None`: it is there and wrong. `Some(None)`: it is not there.
+    fn optional<T>(&self, key: &str, read: impl Fn(&'a str) -> Option<T>) -> Option<Option<T>> {
+        self.get(key).map_or(Some(None), |word| read(word).map(Some))
+    }
+}
+
+fn escape(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        match byte {
+            b'!'..=b'~' if !b"%,:".contains(byte) => text.push(*byte as char),
+            _ => {
+                let _ = write!(text, "%{byte:02X}");
+            }
+        }
+    }
+}
+
+fn unescape(word: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(word.len());
+    let mut rest = word.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let mut digit = || (rest.next()? as char).to_digit(16);
+            bytes.push((digit()? * 16 + digit()?) as u8);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    Some(bytes)
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    let digest = Sha256::digest(bytes);
+    digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
+}

@@ -1,0 +1,59 @@
+//! What the engine found out about the world, as data for [`super::decide`].
+
+use super::record::{Home, Lease, Process};
+
+/// What is known of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It lives.
+    Alive,
+    /// It is gone for sure.
+    Dead,
+    /// It cannot be seen from here, which is never taken for death.
+    Unknown,
+}
+
+/// A question that must be answered before the protocol can decide.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// Does this process live?
+    Fate(Home, Process),
+    /// Is this lease over?
+    Over(Lease),
+}
+
+/// The answers so far. They hold for one look at the record; the next look starts afresh.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// Wall clock, milliseconds since 1970: goes into records to be shown.
+    pub wall: u64,
+    fates: Vec<(Home, Process, Fate)>,
+    over: Vec<(Lease, bool)>,
+}
+
+impl Facts {
+    /// Nothing known but the time to show.
+    pub fn at(wall: u64) -> Facts {
+        Facts { wall, ..Facts::default() }
+    }
+
+    /// Writes down what became of a process.
+    pub fn learn_fate(&mut self, home: Home, process: Process, fate: Fate) {
+        self.fates.push((home, process, fate));
+    }
+
+    /// Writes down whether a lease is over.
+    pub fn learn_over(&mut self, lease: Lease, over: bool) {
+        self.over.push((lease, over));
+    }
+
+    pub(crate) fn fate(&self, home: &Home, process: &Process) -> Result<Fate, Wanted> {
+        let known = self.fates.iter().find(|(at, who, _)| who == process && at == home);
+        known.map(|(_, _, fate)| *fate).ok_or_else(|| Wanted::Fate(home.clone(), *process))
+    }
+
+    pub(crate) fn over(&self, lease: &Lease) -> Result<bool, Wanted> {
+        let known = self.over.iter().find(|(known, _)| known == lease);
+        known.map(|(_, over)| *over).ok_or_else(|| Wanted::Over(lease.clone()))
+    }
+}

@@ -1,0 +1,190 @@
+//! The record of one name: who holds it, who waits, and how the last grants ended.
+//!
+//! Invariants, kept by [`super::decide`]:
+//! - `holders` fit together: one exclusive, or any number of shared, or at most `slots` with distinct slots;
+//! - `waiters` stand in order of arrival, and the first of them does not fit beside `holders`;
+//! - a proof stands once, in one of the two lists;
+//! - tokens rise in the order of granting.
+
+use super::handle::Proof;
+
+/// Everything that is known under one name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Record {
+    /// The name itself, so that two names can never share a record unseen.
+    pub name: Vec<u8>,
+    /// How many may hold at once where the holders have [`Share::Slot`]s.
+    pub slots: Option<u32>,
+    /// Those who hold, in order of granting.
+    pub holders: Vec<Grant>,
+    /// Those who wait, in order of arrival.
+    pub waiters: Vec<Waiter>,
+    /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told.
+    pub endings: Vec<Ending>,
+}
+
+/// How much of the lock somebody wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// All of it.
+    Exclusive,
+    /// Together with any number of other readers.
+    Shared,
+    /// One of `slots` places.
+    Slot,
+}
+
+/// One holder's entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// What its handle hashes to.
+    pub proof: Proof,
+    /// The fencing number. `None` only in a record on its way to the store: the version that it gets there.
+    pub token: Option<u64>,
+    /// How much it holds.
+    pub share: Share,
+    /// Which place it has, from 0; 0 unless [`Share::Slot`].
+    pub slot: u32,
+    /// Whose it is.
+    pub party: Party,
+    /// How long it lasts.
+    pub tenure: Tenure,
+    /// When it was granted: milliseconds since 1970 on the clock of whoever wrote it. To be shown, never compared.
+    pub since: u64,
+    /// Granted on behalf of this process, which has not yet said that it knows. Till then its life is the grant's.
+    pub unconfirmed: Option<Process>,
+}
+
+/// One who waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiter {
+    /// What its handle hashes to; also where it is woken.
+    pub proof: Proof,
+    /// How much it wants.
+    pub share: Share,
+    /// For whom.
+    pub party: Party,
+    /// The process that waits. When it is dead, so is the wait.
+    pub process: Process,
+    /// What its grant is to last.
+    pub tenure: Tenure,
+    /// Whether it must confirm a grant before its party is taken for the owner.
+    pub confirms: bool,
+    /// Where others cannot see its process: until when it is taken for alive.
+    pub lease: Option<Lease>,
+    /// When it came, as [`Grant::since`].
+    pub since: u64,
+}
+
+/// A grant that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ending {
+    /// What it was.
+    pub grant: Grant,
+    /// How it ended.
+    pub how: Ended,
+}
+
+/// How a grant ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Given back by its holder.
+    Released,
+    /// Its owner died.
+    Died,
+    /// Its lease was over.
+    Expired,
+    /// Broken with `--force`.
+    Broken,
+}
+
+/// Whose a grant is: the processes whose life it shares, and what a person wants to know about them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Party {
+    /// Where the processes run.
+    pub home: Home,
+    /// The effective owner is the first that lives. Empty: nobody's life counts.
+    pub owners: Vec<Process>,
+    /// The host's name, to be shown.
+    pub host: String,
+    /// The numeric user.
+    pub uid: u32,
+    /// What runs, or asked.
+    pub command: Vec<u8>,
+    /// What `--label` said.
+    pub label: Option<Vec<u8>>,
+}
+
+/// Where pids mean something: one boot of one kernel, one pid namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Home {
+    /// Which machine, over all its boots: from machine-id(5), or else the host name.
+    pub machine: String,
+    /// Which boot: /proc/sys/kernel/random/boot_id.
+    pub boot: String,
+    /// Which pid and time namespace: only within one do pids and start times mean the same.
+    pub pids: String,
+    /// Which network namespace: only within one can a waiter be rung.
+    pub net: u64,
+}
+
+impl Home {
+    /// Whether pids and start times there are pids and start times here.
+    pub fn shares_pids_with(&self, other: &Home) -> bool {
+        self.boot == other.boot && self.pids == other.pids
+    }
+}
+
+/// A process, so that another one with the same pid is not taken for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Process {
+    /// Its pid.
+    pub pid: i32,
+    /// When it started: clock ticks since boot, field 22 of proc_pid_stat(5).
+    pub start: u64,
+}
+
+/// How long a grant lasts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tenure {
+    /// While its owner lives.
+    OwnerLives,
+    /// While its owner lives, and at most this long from granting on, in milliseconds: not yet begun.
+    AtMost(u64),
+    /// While its owner lives, and until the lease is over.
+    Until(Lease),
+    /// Until it is given back.
+    Forever,
+}
+
+/// An end, on a clock that all who use the store share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// Whose clock counts.
+    pub clock: LeaseClock,
+    /// The end on that clock, in milliseconds.
+    pub ends: u64,
+    /// The end on the wall clock of who began it, milliseconds since 1970: shown, and after a reboot believed.
+    pub wall: u64,
+}
+
+/// The clocks that a lease may count on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeaseClock {
+    /// CLOCK_BOOTTIME of one boot.
+    Boot(String),
+    /// The clock that the store's file system stamps fresh files with.
+    FileSystem,
+}
+
+impl Record {
+    /// A record in which nobody holds and nobody waits.
+    pub fn free(name: &[u8]) -> Record {
+        Record { name: name.to_vec(), ..Record::default() }
+    }
+
+    /// Whether nothing in it needs keeping.
+    pub fn is_vacant(&self) -> bool {
+        self.holders.is_empty() && self.waiters.is_empty()
+    }
+}

@@ -1,0 +1,151 @@
+//! Names: what may be one, which file one with a `/` means, and how names are shown to people.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+
+/// The longest name, in bytes.
+pub const LONGEST: usize = 1024;
+
+/// How many links a path may go through: the kernel's own limit, path_resolution(7).
+const MOST_LINKS: usize = 40;
+
+/// Checks a name as it was typed.
+///
+/// # Errors
+///
+/// A usage error for the empty name, one that is too long, and one with NUL in it.
+pub fn check(name: &[u8]) -> Result<()> {
+    let wrong = |what: String| Err(Error::new(Exit::Usage, what, "a name is 1 to 1024 bytes, anything but NUL"));
+    match name {
+        [] => wrong("the empty name is no lock's name".to_string()),
+        _ if name.len() > LONGEST => wrong(format!("a name of {} bytes is too long", name.len())),
+        _ if name.contains(&0) => wrong(format!("name {} contains NUL", shown(name))),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a name means a file.
+pub fn is_path(name: &[u8]) -> bool {
+    name.contains(&b'/')
+}
+
+/// The one absolute path, without symbolic links, that every spelling of a file comes to. The file need not exist, its
+/// directory must.
+///
+/// # Errors
+///
+/// When the directory cannot be found or looked into.
+pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
+    let mut path = current.join(OsStr::from_bytes(name));
+    for _ in 0..MOST_LINKS {
+        match fs::canonicalize(&path) {
+            Ok(found) => return Ok(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(cannot_find(&error, &path)),
+        }
+        let (directory, file) = split(&path)?;
+        let directory = fs::canonicalize(&directory).map_err(|error| cannot_find(&error, &directory))?;
+        path = directory.join(file);
+        match fs::read_link(&path) {
+            Ok(target) => path = directory.join(target),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(Error::os(Errno::ELOOP, "follow the links of", &path))
+}
+
+/// A path's directory and last component, for a file that does not exist.
+fn split(path: &Path) -> Result<(PathBuf, &OsStr)> {
+    match path.components().next_back() {
+        Some(Component::Normal(file)) => {
+            let directory = path.parent().unwrap_or(Path::new("/"));
+            Ok((directory.to_path_buf(), file))
+        }
+        _ => Err(Error::os(Errno::ENOENT, "find", path)),
+    }
+}
+
+fn cannot_find(error: &io::Error, path: &Path) -> Error {
+    Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", path)
+}
+
+/// A name, label or command as it is shown: printable text as it is, everything else escaped as in C.
+pub fn shown(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for char in chunk.valid().chars() {
+            match char {
+                '\\' => text.push_str("\\\\"),
+                _ if is_invisible(char) => text.extend(char.escape_default()),
+                _ => text.push(char),
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
+/// Controls, and the marks that reorder or hide text on a terminal.
+fn is_invisible(char: char) -> bool {
+    char.is_control()
+        || matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// A path as it is shown.
+pub fn shown_path(path: &Path) -> String {
+    shown(path.as_os_str().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_1_to_1024_bytes_without_nul() {
+        for good in [&b"x"[..], b"-", b"..", b"a b\n", b"\xff", &[b'x'; 1024]] {
+            assert_eq!(check(good), Ok(()), "{good:?}");
+        }
+        for bad in [&b""[..], b"a\0b", &[b'x'; 1025]] {
+            assert_eq!(check(bad).map_err(|error| error.exit()), Err(Exit::Usage));
+        }
+    }
+
+    #[test]
+    fn every_spelling_of_a_file_is_one_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        fs::create_dir(root.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", root.join("link")).unwrap();
+        std::os::unix::fs::symlink("real/new", root.join("dangling")).unwrap();
+        let wanted = root.join("real/new");
+        for spelling in ["real/new", "./real/new", "link/new", "real/../link/./new", "./dangling", "link//new"] {
+            assert_eq!(file_of(spelling.as_bytes(), &root), Ok(wanted.clone()), "{spelling}");
+        }
+        fs::write(&wanted, "").unwrap();
+        assert_eq!(file_of(b"./dangling", &root), Ok(wanted));
+    }
+
+    #[test]
+    fn a_missing_directory_and_a_loop_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("loop", dir.path().join("loop")).unwrap();
+        let exit = |name: &[u8]| file_of(name, dir.path()).map_err(|error| error.exit());
+        assert_eq!(exit(b"none/file"), Err(Exit::Unreachable));
+        assert_eq!(exit(b"./loop"), Err(Exit::Permission));
+    }
+
+    #[test]
+    fn control_characters_are_shown_escaped() {
+        assert_eq!(shown(b"a\x1b[2J\n\\\xff\xc3\xa9"), "a\\u{1b}[2J\\n\\\\\\xffé");
+        assert_eq!(shown("a\u{202e}b".as_bytes()), "a\\u{202e}b");
+    }
+}

@@ -1,0 +1,82 @@
+//! All wording: what a person reads, and what a program parses.
+
+mod json;
+mod table;
+
+use std::time::Duration;
+
+pub use json::{Evicted, HolderJson, LockJson, SightJson, UnlockJson};
+pub use table::{Colour, table};
+
+use nix::unistd::{Uid, User};
+
+use crate::duration::{rfc3339, shown as span};
+use crate::host::Host;
+use crate::lock::{Ended, Ending, Fate, Grant, Party, Process, Tenure};
+use crate::name::shown;
+use crate::store::Reach;
+
+/// What sentences about holders need to know beside the record.
+pub struct Reporter<'a> {
+    /// Clock and processes.
+    pub host: &'a dyn Host,
+    /// How far the store reaches.
+    pub reach: Reach,
+}
+
+impl Reporter<'_> {
+    /// The owner whose life counts now: the first that is not dead.
+    pub fn owner(&self, party: &Party) -> Option<Process> {
+        let lives = |owner: &&Process| self.host.fate(&party.home, owner, self.reach) != Fate::Dead;
+        party.owners.iter().find(lives).or(party.owners.last()).copied()
+    }
+
+    /// Who, where, since when, until when and what, in one line.
+    pub fn holder(&self, grant: &Grant) -> String {
+        let now = self.host.wall();
+        let since = Duration::from_millis(grant.since);
+        let mut text = format!(
+            "{} since {} ({} ago), {}",
+            self.party(&grant.party),
+            rfc3339(since),
+            span(now.saturating_sub(since)),
+            self.until(&grant.tenure)
+        );
+        if let Some(label) = &grant.party.label {
+            text.push_str(&format!(", for \"{}\"", shown(label)));
+        }
+        text.push_str(&format!(": {}", shown(&grant.party.command)));
+        text
+    }
+
+    /// Who and where.
+    pub fn party(&self, party: &Party) -> String {
+        let pid = self.owner(party).map_or("no process".to_string(), |owner| format!("pid {}", owner.pid));
+        format!("{pid} on {} (user {})", shown(party.host.as_bytes()), user(party.uid))
+    }
+
+    fn until(&self, tenure: &Tenure) -> String {
+        match tenure {
+            Tenure::OwnerLives => "while it lives".to_string(),
+            Tenure::AtMost(most) => format!("for at most {}", span(Duration::from_millis(*most))),
+            Tenure::Until(lease) => format!("until {} at the latest", rfc3339(Duration::from_millis(lease.wall))),
+            Tenure::Forever => "until it is given back".to_string(),
+        }
+    }
+
+    /// What became of somebody's grant.
+    pub fn ending(&self, ending: &Ending) -> String {
+        let how = match ending.how {
+            Ended::Released => "gave it back",
+            Ended::Died => "died without giving it back",
+            Ended::Expired => "let its time run out",
+            Ended::Broken => "had it broken by --force",
+        };
+        format!("{}, who {how}", self.holder(&ending.grant))
+    }
+}
+
+/// A user's name, or the number where nobody knows one.
+pub fn user(uid: u32) -> String {
+    User::from_uid(Uid::from_raw(uid)).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
+}

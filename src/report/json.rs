@@ -1,0 +1,194 @@
+//! The JSON documents. They are a stable interface: fields may be added, never renamed or removed.
+
+use serde::Serialize;
+
+use super::{Reporter, user};
+use crate::duration::rfc3339;
+use crate::engine::Sight;
+use crate::lock::{Ended, Ending, Fate, Grant, Handle, Party, Share, Tenure, Waiter};
+use std::time::Duration;
+
+/// One lock, as `status --json` shows it.
+#[derive(Debug, Serialize)]
+pub struct SightJson {
+    name: String,
+    state: &'static str,
+    mode: Option<&'static str>,
+    slots: Option<u32>,
+    token: Option<u64>,
+    holders: Vec<HolderJson>,
+    waiters: Vec<HolderJson>,
+}
+
+/// A holder or a waiter.
+#[derive(Debug, Serialize)]
+pub struct HolderJson {
+    pid: Option<i32>,
+    host: String,
+    user: String,
+    command: String,
+    label: Option<String>,
+    since: String,
+    expires: Option<String>,
+    token: Option<u64>,
+    alive: &'static str,
+}
+
+/// What `lock --json` prints.
+#[derive(Debug, Serialize)]
+pub struct LockJson {
+    name: String,
+    handle: String,
+    token: Option<u64>,
+    expires: Option<String>,
+    took_over: Option<Evicted>,
+}
+
+/// Somebody from whom a lock was taken.
+#[derive(Debug, Serialize)]
+pub struct Evicted {
+    how: &'static str,
+    #[serde(flatten)]
+    holder: HolderJson,
+}
+
+/// What `unlock --json`, `renew --json` and `gc --json` print for each lock.
+#[derive(Debug, Serialize)]
+pub struct UnlockJson {
+    name: String,
+    /// `released`, `renewed`, `broken`, `removed`, `not held` or `not the owner`
+    outcome: &'static str,
+    holders: Vec<HolderJson>,
+}
+
+impl SightJson {
+    /// The document for one lock, under the name that it is to be shown by.
+    pub fn new(name: &[u8], sight: &Sight, reporter: &Reporter<'_>) -> SightJson {
+        let record = &sight.record;
+        let holders: Vec<HolderJson> = record
+            .holders
+            .iter()
+            .zip(&sight.holders)
+            .map(|(grant, standing)| {
+                let alive = match standing {
+                    Ok(fate) => *fate,
+                    Err(Ended::Died) => Fate::Dead,
+                    Err(_) => reporter.fate(&grant.party),
+                };
+                HolderJson::of_grant(grant, alive, reporter)
+            })
+            .collect();
+        let waiters = record.waiters.iter().zip(&sight.waiters);
+        SightJson {
+            name: String::from_utf8_lossy(name).into_owned(),
+            state: state(sight),
+            mode: record.holders.first().map(|grant| mode(grant.share)),
+            slots: record.slots,
+            token: record.holders.iter().filter_map(|grant| grant.token).max(),
+            holders,
+            waiters: waiters.map(|(waiter, fate)| HolderJson::of_waiter(waiter, *fate, reporter)).collect(),
+        }
+    }
+}
+
+/// `free`, `held` or `abandoned`.
+pub(super) fn state(sight: &Sight) -> &'static str {
+    match (sight.record.holders.is_empty(), sight.is_held()) {
+        (true, _) => "free",
+        (false, true) => "held",
+        (false, false) => "abandoned",
+    }
+}
+
+pub(super) fn mode(share: Share) -> &'static str {
+    match share {
+        Share::Exclusive => "exclusive",
+        Share::Shared => "shared",
+        Share::Slot => "slots",
+    }
+}
+
+impl HolderJson {
+    /// One holder.
+    pub fn of_grant(grant: &Grant, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
+        HolderJson { token: grant.token, ..HolderJson::new(&grant.party, grant.since, &grant.tenure, alive, reporter) }
+    }
+
+    fn of_waiter(waiter: &Waiter, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
+        HolderJson::new(&waiter.party, waiter.since, &Tenure::OwnerLives, alive, reporter)
+    }
+
+    fn new(party: &Party, since: u64, tenure: &Tenure, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        HolderJson {
+            pid: reporter.owner(party).map(|owner| owner.pid),
+            host: party.host.clone(),
+            user: user(party.uid),
+            command: text(&party.command),
+            label: party.label.as_deref().map(text),
+            since: rfc3339(Duration::from_millis(since)),
+            expires: expires(tenure),
+            token: None,
+            alive: match alive {
+                Fate::Alive => "yes",
+                Fate::Dead => "no",
+                Fate::Unknown => "unknown",
+            },
+        }
+    }
+}
+
+fn expires(tenure: &Tenure) -> Option<String> {
+    match tenure {
+        Tenure::Until(lease) => Some(rfc3339(Duration::from_millis(lease.wall))),
+        _ => None,
+    }
+}
+
+impl LockJson {
+    /// What was taken, under the name that was typed.
+    pub fn new(
+        name: &[u8],
+        handle: &Handle,
+        grant: &Grant,
+        evicted: Option<&Ending>,
+        reporter: &Reporter<'_>,
+    ) -> LockJson {
+        LockJson {
+            name: String::from_utf8_lossy(name).into_owned(),
+            handle: handle.to_string(),
+            token: grant.token,
+            expires: expires(&grant.tenure),
+            took_over: evicted.map(|ending| Evicted::new(ending, reporter)),
+        }
+    }
+}
+
+impl Evicted {
+    fn new(ending: &Ending, reporter: &Reporter<'_>) -> Evicted {
+        let how = match ending.how {
+            Ended::Released => "released",
+            Ended::Died => "died",
+            Ended::Expired => "expired",
+            Ended::Broken => "broken",
+        };
+        let alive = reporter.fate(&ending.grant.party);
+        Evicted { how, holder: HolderJson::of_grant(&ending.grant, alive, reporter) }
+    }
+}
+
+impl UnlockJson {
+    /// What happened to one lock, and whose it was or is.
+    pub fn new(name: &[u8], outcome: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> UnlockJson {
+        let holder = |grant: &Grant| HolderJson::of_grant(grant, reporter.fate(&grant.party), reporter);
+        let name = String::from_utf8_lossy(name).into_owned();
+        UnlockJson { name, outcome, holders: grants.iter().map(holder).collect() }
+    }
+}
+
+impl Reporter<'_> {
+    fn fate(&self, party: &Party) -> Fate {
+        let owner = self.owner(party);
+        owner.map_or(Fate::Unknown, |owner| self.host.fate(&party.home, &owner, self.reach))
+    }
+}

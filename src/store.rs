@@ -1,0 +1,117 @@
+//! Where records live. A store keeps bytes under names and swaps them; it does not know what a lock is.
+//!
+//! The whole of what a back end must be able to do is [`Store`], and `tests/stores.rs` is one suite that every
+//! back end passes. What they promise alike:
+//!
+//! - [`Store::swap`] is an atomic compare-and-swap, also between hosts where the store has several.
+//! - A version's number is a fencing token: under one name it only grows, also after the record was removed and
+//!   came back. (No two versions are equal, so there is no ABA.)
+//! - A process that dies at any instruction leaves either the old record or the new one.
+//! - Nothing but `swap` and `sweep` changes anything. Asking a store that does not exist yet finds nothing in it.
+
+mod directory;
+mod memory;
+mod sqlite;
+mod url;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use directory::Directory;
+pub use memory::Memory;
+pub use sqlite::Sqlite;
+pub use url::{Layout, Location};
+
+use crate::error::Result;
+use crate::host::Host;
+use crate::lock::Lease;
+
+/// Which of a record's versions. Equal only to itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version {
+    /// Only grows for a name: the fencing token of what was granted in this version.
+    pub number: u64,
+    /// Whatever else a store needs to tell it from others.
+    pub mark: u64,
+}
+
+/// A record as a store has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Which version.
+    pub version: Version,
+    /// The record's bytes.
+    pub body: Vec<u8>,
+    /// It was written before the last power cut or reboot and not synced: if it makes no sense, that is why.
+    pub may_be_torn: bool,
+}
+
+/// What became of a swap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swap {
+    /// It is stored, as this version. After a removal the version names nothing.
+    Stored(Version),
+    /// Somebody was faster, or the reply was lost: read again.
+    Conflict,
+}
+
+/// How far a store reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Every process that uses it runs under this kernel, or ran under it before a reboot.
+    ThisHost,
+    /// Other hosts may use it.
+    ManyHosts,
+}
+
+/// What to do with one record of a scan. It gets where the record is, and the record if it could be read.
+pub type Visit<'a> = dyn FnMut(&str, Result<Stored>) -> Result<()> + 'a;
+
+/// Named, versioned bytes, and leases on a clock that all users of the store share.
+pub trait Store: Send + Sync {
+    /// The record under `name`, or `None` where there is none.
+    fn read(&self, name: &[u8]) -> Result<Option<Stored>>;
+
+    /// Replaces the record under `name` by `body`, or removes it if that is `None`, provided that its version is still
+    /// `expect` (`None`: that there is none).
+    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap>;
+
+    /// Visits every record, in no particular order, in memory that does not grow with their number.
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
+
+    /// A lease that ends `span` from now.
+    fn lend(&self, span: Duration) -> Result<Lease>;
+
+    /// How long a lease has left; zero when it is over. What is over stays over.
+    fn remaining(&self, lease: &Lease) -> Result<Duration>;
+
+    /// Who may be using it.
+    fn reach(&self) -> Reach;
+
+    /// Where `name`'s record is, for messages.
+    fn place(&self, name: &[u8]) -> String;
+
+    /// A directory in which something changes whenever the record under `name` does, if there is one that inotify(7)
+    /// can watch.
+    fn doorway(&self, name: &[u8]) -> Option<PathBuf>;
+
+    /// Removes leftovers of processes that died half-way, and says how many there were.
+    fn sweep(&self, dry_run: bool) -> Result<u64>;
+
+    /// The URL that opens this store again.
+    fn url(&self) -> String;
+}
+
+/// Opens the store at a location. Creates nothing: the first swap does.
+///
+/// # Errors
+///
+/// When there is something that is no store, or that must not be one: on a network file system for SQLite, or open to
+/// other users without the sticky bit.
+pub fn open(location: &Location, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
+    Ok(match location {
+        Location::Directory { path, layout } => Box::new(Directory::open(path, *layout, host)?),
+        Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
+    })
+}

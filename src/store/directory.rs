@@ -1,0 +1,301 @@
+//! The directory store: the default, on any file system, also an NFS mount that several hosts share.
+//!
+//! It needs one thing of the file system: that rename(2) of a given source name happens once. So nothing that is ever
+//! removed or renamed has a name that could be used again. A store looks like this:
+//!
+//! ```text
+//! STORE/nightly/cur.17.IDENT        the record of "nightly" is at version 17, and is what rec.IDENT says
+//! STORE/nightly/rec.IDENT           its bytes, never changed
+//! STORE/.work/token.17              the highest version number of any record that was removed
+//! STORE/.work/new.IDENT/            a record about to be born
+//! ```
+//!
+//! **Swap.** Write `rec.NEW`, rename `cur.17.OLD` to `cur.18.NEW`, remove `rec.OLD`. ENOENT: somebody was faster, or the
+//! reply to our first try was lost; either way the caller reads again and sees whose step it was.
+//!
+//! **Birth.** Prepare a directory with `rec.NEW` and `embryo.NEW` in it, rename it onto the name (which fails if a record
+//! is there), and only then choose the version number and rename `embryo.NEW` to `cur.N.NEW`: chosen that late it is
+//! above everything that anybody had under this name before. Whoever meets an embryo helps it along.
+//!
+//! **Death.** Rename `cur.17.OLD` to `end.17.OLD`, the tombstone; raise `token`; remove what is in the directory and the
+//! directory. Whoever meets a tombstone may revive it: `end.17.OLD` to `cur.18.NEW`.
+//!
+//! **Sweeping.** Who has swapped removes every `rec` that it saw before the swap: whoever wrote one can no longer succeed.
+//! A directory without any pointer (`cur`, `end`, `embryo`) can never get one again and is removed.
+//!
+//! **Version numbers** begin at the clock in microseconds or above `token`, whatever is higher, so that neither a clock
+//! set back nor a lost file makes them fall. A `.csalock` beside a file keeps no `token`, for it goes away with its last
+//! record: there the clock alone remembers.
+//!
+//! **Limits.** Nothing is synced: locks die with the boot, and a record that a power cut tore is taken for what it is.
+//! A stale directory listing, as NFS clients may have one, costs a retry. Names that differ only in case need a file
+//! system that tells them apart (else the second is refused, for a record bears its name).
+
+mod entry;
+mod lease;
+mod pointer;
+mod root;
+mod sys;
+mod tokens;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use self::entry::Entry;
+use self::pointer::{Ident, Pointer, Stage};
+use self::root::Root;
+use super::{Layout, Reach, Store, Stored, Swap, Version, Visit};
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::lock::Lease;
+use crate::name::shown_path;
+
+/// So often a look at one record may be overtaken by others before we say that something is wrong.
+const MOST_LOOKS: usize = 10_000;
+
+/// A directory of records.
+pub struct Directory {
+    path: PathBuf,
+    layout: Layout,
+    host: Arc<dyn Host>,
+    root: Mutex<Option<Arc<Root>>>,
+}
+
+impl Directory {
+    /// Opens the store at this absolute path, if there is one; the first swap will create it otherwise.
+    ///
+    /// # Errors
+    ///
+    /// When something is there that is no store, or that other users could tamper with.
+    pub fn open(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
+        let store = Directory { path: path.to_path_buf(), layout, host, root: Mutex::default() };
+        store.existing()?;
+        Ok(store)
+    }
+
+    /// The open store, or `None` while there is none.
+    fn existing(&self) -> Result<Option<Arc<Root>>> {
+        let mut known = self.root.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() {
+            *known = Root::open(&self.path, self.layout)?.map(Arc::new);
+        }
+        Ok(known.clone())
+    }
+
+    fn existing_or_new(&self) -> Result<Arc<Root>> {
+        if let Some(root) = self.existing()? {
+            return Ok(root);
+        }
+        Root::create(&self.path, self.layout)?;
+        self.existing()?.ok_or_else(|| Error::os(Errno::ENOENT, "open the store", &self.path))
+    }
+
+    /// The directory went away under us, as `.csalock` does: look for it anew.
+    fn forget_root(&self) {
+        *self.root.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn entry<'a>(&'a self, root: &'a Root, name: &[u8]) -> Entry<'a> {
+        Entry::new(root, &self.path, entry::file_name(name))
+    }
+
+    fn ident(&self) -> Result<Ident> {
+        let mark = u64::from_be_bytes(self.host.random()?[..8].try_into().unwrap_or_default());
+        Ok(Ident { boot: pointer::boot_tag(&self.host.home()?.boot), mark })
+    }
+
+    fn stored(&self, root: &Root, entry: &Entry<'_>) -> Result<Option<Stored>> {
+        let mut missing: Option<Pointer> = None;
+        for _ in 0..MOST_LOOKS {
+            let Some(look) = entry.look()? else { return Ok(None) };
+            let Some(pointer) = look.pointer.filter(|pointer| pointer.stage != Stage::End) else {
+                return Ok(None);
+            };
+            if let Some(body) = look.body(&pointer)? {
+                let version = Version { number: pointer.number, mark: pointer.ident.mark };
+                let this_boot = pointer::boot_tag(&self.host.home()?.boot) == pointer.ident.boot;
+                return Ok(Some(Stored { version, body, may_be_torn: !this_boot && root.reach == Reach::ThisHost }));
+            }
+            // A record is removed only after its pointer moved on. A pointer that is still there was left without one.
+            if missing == Some(pointer) && root.reach == Reach::ThisHost {
+                break;
+            }
+            missing = Some(pointer);
+        }
+        Err(Error::corrupt(format!("{} points to a record that is missing", shown_path(&entry.path()))))
+    }
+
+    /// One try of a swap. `Err(Errno::ENOENT)` inside: the store's directory itself is gone.
+    fn try_swap(
+        &self,
+        root: &Root,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+    ) -> Result<Option<Swap>> {
+        let entry = self.entry(root, name);
+        let Some(look) = entry.look()? else {
+            let (None, Some(body)) = (expect, body) else {
+                return Ok(Some(if expect.is_some() { Swap::Conflict } else { NOTHING_TO_DO }));
+            };
+            return self.birth(root, &entry, body);
+        };
+        let Some(pointer) = look.pointer else {
+            // Pointerless for good: nobody can be using it.
+            look.clear()?;
+            return Ok(Some(Swap::Conflict));
+        };
+        if pointer.stage == Stage::Embryo {
+            let number = root.next_number(self.host.as_ref(), &self.path)?;
+            look.advance(&pointer, &Pointer { stage: Stage::Cur, number, ..pointer })?;
+            return Ok(Some(Swap::Conflict));
+        }
+        let found = (pointer.stage == Stage::Cur).then_some(Version { number: pointer.number, mark: pointer.ident.mark });
+        if found.as_ref() != expect {
+            return Ok(Some(Swap::Conflict));
+        }
+        match body {
+            Some(body) => {
+                let next = Pointer { stage: Stage::Cur, number: pointer.number + 1, ident: self.ident()? };
+                Ok(Some(if look.replace(&pointer, &next, body)? {
+                    Swap::Stored(Version { number: next.number, mark: next.ident.mark })
+                } else {
+                    Swap::Conflict
+                }))
+            }
+            None if pointer.stage == Stage::End => Ok(Some(NOTHING_TO_DO)),
+            None => {
+                let end = Pointer { stage: Stage::End, ..pointer };
+                if !look.advance(&pointer, &end)? {
+                    return Ok(Some(Swap::Conflict));
+                }
+                self.bury(root, &look, &end)?;
+                Ok(Some(Swap::Stored(Version { number: end.number, mark: end.ident.mark })))
+            }
+        }
+    }
+
+    fn birth(&self, root: &Root, entry: &Entry<'_>, body: &[u8]) -> Result<Option<Swap>> {
+        let embryo = Pointer { stage: Stage::Embryo, number: 0, ident: self.ident()? };
+        let Some(look) = entry.give_birth(&embryo, body)? else { return Ok(None) };
+        let Some(look) = look else { return Ok(Some(Swap::Conflict)) };
+        let number = root.next_number(self.host.as_ref(), &self.path)?;
+        let born = Pointer { stage: Stage::Cur, number, ..embryo };
+        Ok(Some(if look.advance(&embryo, &born)? {
+            Swap::Stored(Version { number, mark: born.ident.mark })
+        } else {
+            Swap::Conflict
+        }))
+    }
+
+    /// Removes what a tombstone stands on. What cannot be removed now is left to the next one: the record is gone anyway.
+    fn bury(&self, root: &Root, look: &entry::Look<'_>, end: &Pointer) -> Result<()> {
+        root.raise_token(end.number, &self.path)?;
+        if look.may_remove_directory() {
+            look.remove(end)?;
+            if self.layout == Layout::Beside {
+                root.remove_if_empty(&self.path);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A removal of what is not there.
+const NOTHING_TO_DO: Swap = Swap::Stored(Version { number: 0, mark: 0 });
+
+impl Store for Directory {
+    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+        match self.existing()? {
+            Some(root) => self.stored(&root, &self.entry(&root, name)),
+            None => Ok(None),
+        }
+    }
+
+    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
+        for _ in 0..MOST_LOOKS {
+            let root = match (expect, body) {
+                (None, Some(_)) => self.existing_or_new()?,
+                _ => match self.existing()? {
+                    Some(root) => root,
+                    None => return Ok(Swap::Conflict),
+                },
+            };
+            match self.try_swap(&root, name, expect, body)? {
+                Some(swap) => return Ok(swap),
+                None => self.forget_root(),
+            }
+        }
+        Err(Error::os(Errno::ENOENT, "create a record in", &self.path))
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        let Some(root) = self.existing()? else { return Ok(()) };
+        root.each_entry(&self.path, &mut |file_name| {
+            let entry = Entry::new(&root, &self.path, file_name.to_vec());
+            match self.stored(&root, &entry) {
+                Ok(None) => Ok(()),
+                Ok(Some(stored)) => visit(&shown_path(&entry.path()), Ok(stored)),
+                Err(error) => visit(&shown_path(&entry.path()), Err(error)),
+            }
+        })
+    }
+
+    fn lend(&self, span: Duration) -> Result<Lease> {
+        let root = self.existing_or_new()?;
+        lease::lend(self.host.as_ref(), root.reach, span, || root.file_system_time(&self.path))
+    }
+
+    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+        let Some(root) = self.existing()? else { return Ok(Duration::ZERO) };
+        lease::remaining(self.host.as_ref(), lease, || root.file_system_time(&self.path))
+    }
+
+    fn reach(&self) -> Reach {
+        match self.existing() {
+            Ok(Some(root)) => root.reach,
+            _ => root::reach_of(self.path.ancestors()),
+        }
+    }
+
+    fn place(&self, name: &[u8]) -> String {
+        shown_path(&self.path.join(entry::os(&entry::file_name(name))))
+    }
+
+    fn doorway(&self, name: &[u8]) -> Option<PathBuf> {
+        (self.reach() == Reach::ThisHost).then(|| self.path.join(entry::os(&entry::file_name(name))))
+    }
+
+    fn sweep(&self, dry_run: bool) -> Result<u64> {
+        let Some(root) = self.existing()? else { return Ok(0) };
+        let Some(_alone) = root.sweep_alone() else { return Ok(0) };
+        let mut swept = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
+        root.each_entry(&self.path, &mut |file_name| {
+            let entry = Entry::new(&root, &self.path, file_name.to_vec());
+            let Some(look) = entry.look()? else { return Ok(()) };
+            let dead = match &look.pointer {
+                None => true,
+                Some(pointer) => pointer.stage == Stage::End,
+            };
+            if dead {
+                swept += 1;
+            }
+            match look.pointer {
+                _ if !dead || dry_run => Ok(()),
+                Some(end) => self.bury(&root, &look, &end),
+                None => look.clear(),
+            }
+        })?;
+        if self.layout == Layout::Beside && !dry_run {
+            root.remove_if_empty(&self.path);
+        }
+        Ok(swept)
+    }
+
+    fn url(&self) -> String {
+        format!("dir:{}", self.path.display())
+    }
+}

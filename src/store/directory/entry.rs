@@ -1,0 +1,272 @@
+//! One record's directory: looking at it, and the renames that change it.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::stat::{Mode, fstat};
+use sha2::{Digest, Sha256};
+
+use super::pointer::{Name, Pointer};
+use super::root::Root;
+use super::sys;
+pub(super) use super::sys::os;
+use crate::error::{Error, Result};
+
+/// The longest escaped name that is used as a file name; beyond it a hash takes its place. NAME_MAX is 255.
+const LONGEST_PLAIN: usize = 200;
+
+/// How much of a long name is still to be seen in its file name.
+const SEEN_OF_LONG: usize = 100;
+
+/// So often a listing without any pointer is repeated before it is believed.
+const LISTINGS: usize = 3;
+
+/// Where the record of one name is, or would be.
+pub(super) struct Entry<'a> {
+    root: &'a Root,
+    store: &'a Path,
+    file_name: OsString,
+}
+
+/// What was found in an entry's directory.
+pub(super) struct Look<'a> {
+    entry: &'a Entry<'a>,
+    directory: OwnedFd,
+    pub(super) pointer: Option<Pointer>,
+    records: Vec<String>,
+}
+
+/// The file name for a lock's name: letters, digits, `_`, `-` and inner dots as they are, the rest `%XX`. `~` stands only
+/// in the names of long ones, before their SHA-256.
+pub(super) fn file_name(name: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(name.len());
+    for (at, byte) in name.iter().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' => plain.push(*byte),
+            b'.' if at > 0 => plain.push(*byte),
+            _ => plain.extend(format!("%{byte:02X}").into_bytes()),
+        }
+    }
+    if plain.len() > LONGEST_PLAIN {
+        plain.truncate(SEEN_OF_LONG);
+        plain.push(b'~');
+        Sha256::digest(name).iter().for_each(|byte| plain.extend(format!("{byte:02x}").into_bytes()));
+    }
+    plain
+}
+
+impl<'a> Entry<'a> {
+    pub(super) fn new(root: &'a Root, store: &'a Path, file_name: Vec<u8>) -> Entry<'a> {
+        Entry { root, store, file_name: OsString::from_vec(file_name) }
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.store.join(&self.file_name)
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(Errno) -> Error {
+        let path = self.path();
+        move |errno| Error::os(errno, doing, &path)
+    }
+
+    /// Looks what is there; `None` if nothing is.
+    pub(super) fn look(&'a self) -> Result<Option<Look<'a>>> {
+        for listing in 1.. {
+            let directory = match sys::open_directory(&self.root.directory, self.file_name.as_os_str()) {
+                Ok(directory) => directory,
+                Err(Errno::ENOENT) => return Ok(None),
+                Err(errno) => return Err(self.failed("open the record's directory")(errno)),
+            };
+            let mut look = Look { entry: self, directory, pointer: None, records: Vec::new() };
+            look.list()?;
+            match (&look.pointer, look.records.is_empty()) {
+                (None, true) => return Ok(None),
+                (None, false) if listing < LISTINGS => {}
+                _ => return Ok(Some(look)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts a new record there, as an embryo. `None`: the store's directory is gone. `Some(None)`: somebody was faster.
+    #[expect(clippy::option_option, reason = "a failed try and a missing store are two answers")]
+    pub(super) fn give_birth(&'a self, embryo: &Pointer, body: &[u8]) -> Result<Option<Option<Look<'a>>>> {
+        let failed = self.failed("create the record");
+        let draft = format!("new.{}", embryo.ident.text());
+        let drafts = match self.root.drafts() {
+            Ok(drafts) => drafts,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        };
+        let record = embryo.ident.record();
+        let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode).and_then(|directory| {
+            sys::create_file(&directory, &record, self.root.file_mode, body)?;
+            sys::link(&directory, &record, &embryo.name())?;
+            Ok(directory)
+        });
+        let born = prepared.and_then(|directory| {
+            sys::rename(drafts, &draft, &self.root.directory, &self.file_name)?;
+            Ok(directory)
+        });
+        match born {
+            Ok(directory) => {
+                Ok(Some(Some(Look { entry: self, directory, pointer: Some(*embryo), records: vec![record] })))
+            }
+            Err(errno) => {
+                discard_draft(drafts, OsStr::new(&draft));
+                match errno {
+                    // Something is there, or the reply to our own rename was lost and this was its repetition.
+                    Errno::EEXIST | Errno::ENOTEMPTY => Ok(Some(None)),
+                    Errno::ENOENT if self.root.is_gone() => Ok(None),
+                    Errno::ENOENT => Ok(Some(None)),
+                    errno => Err(failed(errno)),
+                }
+            }
+        }
+    }
+}
+
+/// Removes a draft and what is in it, as far as possible.
+pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
+    if let Ok(directory) = sys::open_directory(drafts, draft) {
+        let mut names = Vec::new();
+        let _ = sys::each_name::<Errno>(&directory, &mut |name, _| {
+            names.push(name.to_vec());
+            Ok(())
+        });
+        for name in &names {
+            let _ = sys::remove_file(&directory, os(name));
+        }
+    }
+    let _ = sys::remove_directory(drafts, draft);
+}
+
+impl Look<'_> {
+    fn list(&mut self) -> Result<()> {
+        let (pointer, records) = (&mut self.pointer, &mut self.records);
+        let listed = sys::each_name::<Errno>(&self.directory, &mut |name, _| {
+            match Name::parse(name) {
+                // A listing that a rename overtook may show both names; the later one counts.
+                Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {
+                    *pointer = Some(found);
+                }
+                Some(Name::Record) => records.push(String::from_utf8_lossy(name).into_owned()),
+                _ => {}
+            }
+            Ok(())
+        });
+        match listed {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(self.entry.failed("list the record's directory")(errno)),
+        }
+    }
+
+    /// The bytes that the pointer means; `None` if they are not there, for the record moved on.
+    pub(super) fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
+        let name = pointer.ident.record();
+        match sys::read_file(&self.directory, &name, crate::lock::MOST_BYTES) {
+            Ok(Ok(bytes)) => Ok(Some(bytes)),
+            Ok(Err(what)) => {
+                let path = self.entry.path().join(name);
+                Err(Error::corrupt(format!("{} is no record: {what}", crate::name::shown_path(&path))))
+            }
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
+            Err(errno) => Err(self.entry.failed("read the record")(errno)),
+        }
+    }
+
+    /// Renames the pointer. `false`: somebody was faster.
+    pub(super) fn advance(&self, from: &Pointer, to: &Pointer) -> Result<bool> {
+        match sys::rename(&self.directory, &from.name(), &self.directory, OsStr::new(&to.name())) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
+            Err(errno) => Err(self.entry.failed("change the record")(errno)),
+        }
+    }
+
+    /// Writes a new record and points to it. `false`: somebody was faster.
+    pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8]) -> Result<bool> {
+        let record = to.ident.record();
+        let created = sys::create_file(&self.directory, &record, self.entry.root.file_mode, body);
+        let advanced = match created {
+            Ok(()) => self.advance(from, to),
+            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(false),
+            Err(errno) => Err(self.entry.failed("write the record")(errno)),
+        };
+        if matches!(advanced, Ok(true)) {
+            // Whoever wrote one of these can no longer succeed: the pointer that it meant to rename is gone.
+            self.remove_records();
+        } else {
+            let _ = sys::remove_file(&self.directory, OsStr::new(&record));
+            // Had the record died meanwhile, then our draft was what kept its directory from being removed.
+            let _ = sys::remove_directory(&self.entry.root.directory, &self.entry.file_name);
+        }
+        advanced
+    }
+
+    /// Removes the directory that a tombstone stands in, the tombstone last.
+    pub(super) fn remove(&self, end: &Pointer) -> Result<()> {
+        self.remove_records();
+        let removed = sys::remove_file(&self.directory, OsStr::new(&end.name()));
+        removed.map_err(self.entry.failed("remove the tombstone"))?;
+        self.remove_directory()
+    }
+
+    /// Removes a directory that has no pointer.
+    pub(super) fn clear(&self) -> Result<()> {
+        self.remove_records();
+        self.remove_directory()
+    }
+
+    fn remove_records(&self) {
+        for record in &self.records {
+            // What stays is found by the next one who swaps, or by the sweeper.
+            let _ = sys::remove_file(&self.directory, OsStr::new(record));
+        }
+    }
+
+    fn remove_directory(&self) -> Result<()> {
+        match sys::remove_directory(&self.entry.root.directory, &self.entry.file_name) {
+            // Somebody is at work in it, and will see to it.
+            Ok(()) | Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
+            Err(errno) => Err(self.entry.failed("remove the record's directory")(errno)),
+        }
+    }
+
+    /// Whether the store's directory lets us remove this one: with the sticky bit only its owner may. A tombstone then
+    /// stays, so that the next one can revive it.
+    pub(super) fn may_remove_directory(&self) -> bool {
+        let root = self.entry.root;
+        let user = nix::unistd::geteuid();
+        !root.sticky
+            || user.is_root()
+            || root.owner == user.as_raw()
+            || fstat(&self.directory).is_ok_and(|found| found.st_uid == user.as_raw())
+    }
+}
+
+/// The mode of files in a store whose directories have this mode.
+pub(super) fn file_mode(directory: Mode) -> Mode {
+    directory & Mode::from_bits_truncate(0o444) | Mode::S_IWUSR | Mode::S_IRUSR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distinct_names_have_distinct_file_names_that_fit() {
+        let long = |last: u8| [&[b'x'; 1023][..], &[last]].concat();
+        let mut names = vec![b"a".to_vec(), b"A".to_vec(), b".".to_vec(), b"..".to_vec(), b"%2E".to_vec()];
+        names.extend([b"a b".to_vec(), b"a%20b".to_vec(), b"~".to_vec(), b"\xff".to_vec(), b"/".to_vec()]);
+        names.extend([long(b'a'), long(b'b'), vec![b'\n'; 1024], vec![b'x'; 200], vec![b'x'; 201]]);
+        let files: std::collections::BTreeSet<_> = names.iter().map(|name| file_name(name)).collect();
+        assert_eq!(files.len(), names.len());
+        assert!(files.iter().all(|file| file.len() <= 255 && file[0] != b'.' && !file.contains(&b'/')));
+        assert_eq!(file_name(b"nightly.sh"), b"nightly.sh");
+        assert_eq!(file_name(b"../a"), b"%2E.%2Fa");
+    }
+}

@@ -1,0 +1,263 @@
+//! The store's own directory: who may use it, where drafts are made, and which version numbers were used.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
+use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::sys::statfs::{FsType, fstatfs, statfs};
+
+use super::{entry, sys, tokens};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::host::Host;
+use crate::name::shown_path;
+use crate::store::{Layout, Reach};
+
+/// Drafts and tokens are in here. No record's directory begins with a dot.
+const WORK: &str = ".work";
+
+/// A draft that is older than this was left by somebody who died.
+const DRAFT_LASTS: Duration = Duration::from_secs(60);
+
+/// File systems that other hosts may be using at the same time: magic numbers of statfs(2) and the kernel's sources.
+const SHARED_FILE_SYSTEMS: [u32; 16] = [
+    0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x517B, 0x6573_5546, 0x0102_1997, 0x00C3_6400, 0x0BD0_0BD0, 0x0116_1970,
+    0x7461_636F, 0x5346_414F, 0x6B41_4653, 0x4750_4653, 0x786F_4256, 0x7375_7245, 0x1983_0326,
+];
+
+/// An open store.
+pub(super) struct Root {
+    pub(super) directory: OwnedFd,
+    pub(super) reach: Reach,
+    /// The mode of directories in it, and of files.
+    pub(super) inner_mode: Mode,
+    pub(super) file_mode: Mode,
+    /// Only owners may remove directories in it.
+    pub(super) sticky: bool,
+    pub(super) owner: u32,
+    layout: Layout,
+    work: OnceLock<OwnedFd>,
+}
+
+impl Root {
+    /// Opens the store that is there, or `None`.
+    pub(super) fn open(path: &Path, layout: Layout) -> Result<Option<Root>> {
+        let follow = if layout == Layout::Beside { OFlag::O_NOFOLLOW } else { OFlag::empty() };
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | follow;
+        let directory = match nix::fcntl::open(path, flags, Mode::empty()) {
+            Ok(directory) => directory,
+            Err(Errno::ENOENT) if layout != Layout::Own || path.parent().is_some_and(Path::exists) => return Ok(None),
+            Err(errno) => return Err(Error::os(errno, "open the store", path)),
+        };
+        let found = fstat(&directory).map_err(|errno| Error::os(errno, "open the store", path))?;
+        let mode = Mode::from_bits_truncate(found.st_mode);
+        let sticky = mode.contains(Mode::S_ISVTX);
+        if mode.contains(Mode::S_IWOTH) && !sticky {
+            return Err(Error::new(
+                Exit::Permission,
+                format!("everybody may rename and remove what is in the store {}", shown_path(path)),
+                "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
+            ));
+        }
+        let inner_mode = mode & Mode::from_bits_truncate(0o2777);
+        let shared = fstatfs(&directory).is_ok_and(|found| is_shared(found.filesystem_type()));
+        Ok(Some(Root {
+            directory,
+            reach: if shared { Reach::ManyHosts } else { Reach::ThisHost },
+            inner_mode,
+            file_mode: entry::file_mode(inner_mode),
+            sticky,
+            owner: found.st_uid,
+            layout,
+            work: OnceLock::new(),
+        }))
+    }
+
+    /// Makes the directory. That somebody else was faster is as good.
+    pub(super) fn create(path: &Path, layout: Layout) -> Result<()> {
+        let made = match layout {
+            Layout::Own => std::fs::DirBuilder::new().create(path),
+            Layout::Default => {
+                let mode = if nix::unistd::geteuid().is_root() { 0o755 } else { 0o700 };
+                std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
+            }
+            Layout::Beside => return create_beside(path),
+        };
+        match made {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                Err(Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "create the store", path))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The directory in which records are prepared.
+    pub(super) fn drafts(&self) -> std::result::Result<&OwnedFd, Errno> {
+        if self.layout == Layout::Beside {
+            return Ok(&self.directory);
+        }
+        if let Some(work) = self.work.get() {
+            return Ok(work);
+        }
+        let work = match sys::open_directory(&self.directory, WORK) {
+            Err(Errno::ENOENT) => match sys::make_directory(&self.directory, WORK, self.inner_mode) {
+                Err(Errno::EEXIST) => sys::open_directory(&self.directory, WORK),
+                made => made,
+            },
+            opened => opened,
+        }?;
+        Ok(self.work.get_or_init(|| work))
+    }
+
+    /// A version number above all that were used before, for a name whose directory was just put in place.
+    pub(super) fn next_number(&self, host: &dyn Host, path: &Path) -> Result<u64> {
+        let clock = match self.reach {
+            Reach::ThisHost => host.wall(),
+            Reach::ManyHosts => self.file_system_time(path)?,
+        };
+        let used = match self.layout {
+            Layout::Beside => 0,
+            _ => self.in_work(path, |work| Ok(tokens::highest(work)?.unwrap_or(0)))?,
+        };
+        Ok((clock.as_micros() as u64).max(used + 1))
+    }
+
+    /// Writes down that this version number was used.
+    pub(super) fn raise_token(&self, number: u64, path: &Path) -> Result<()> {
+        match self.layout {
+            Layout::Beside => Ok(()),
+            _ => self.in_work(path, |work| tokens::raise(work, number, self.file_mode)),
+        }
+    }
+
+    fn in_work<T>(&self, path: &Path, work: impl Fn(&OwnedFd) -> std::result::Result<T, Errno>) -> Result<T> {
+        let done = self.drafts().and_then(work);
+        done.map_err(|errno| Error::os(errno, "use the working directory of the store", path))
+    }
+
+    /// The time that the file system gives to a fresh file.
+    pub(super) fn file_system_time(&self, path: &Path) -> Result<Duration> {
+        let failed = |errno| Error::os(errno, "ask for the time of the file system of", path);
+        let drafts = self.drafts().map_err(failed)?;
+        tokens::fresh_time(drafts, self.file_mode).map_err(failed)
+    }
+
+    /// Whether the directory was removed under us.
+    pub(super) fn is_gone(&self) -> bool {
+        fstat(&self.directory).map_or(true, |found| found.st_nlink == 0)
+    }
+
+    /// Visits the file name of every record's directory.
+    pub(super) fn each_entry(&self, path: &Path, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let failed = |errno| Error::os(errno, "list the store", path);
+        let fresh = sys::open_directory(&self.directory, ".").map_err(failed)?;
+        sys::each_name::<Failed>(fresh, &mut |name, _| {
+            if name.starts_with(b".") || (self.layout == Layout::Beside && is_draft(name)) {
+                return Ok(());
+            }
+            visit(name).map_err(Failed::Visit)
+        })
+        .map_err(|failure| match failure {
+            Failed::List(errno) => failed(errno),
+            Failed::Visit(error) => error,
+        })
+    }
+
+    /// `None` if somebody else is sweeping already. (Where the file system has no locks, all may.)
+    pub(super) fn sweep_alone(&self) -> Option<File> {
+        let file = File::from(sys::open_directory(&self.directory, ".").ok()?);
+        match fs2::FileExt::try_lock_exclusive(&file) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
+            _ => Some(file),
+        }
+    }
+
+    /// Removes drafts that were left behind, and says how many.
+    pub(super) fn sweep_drafts(&self, now: Duration, dry_run: bool, path: &Path) -> Result<u64> {
+        let failed = |errno| Error::os(errno, "sweep the store", path);
+        let place = if self.layout == Layout::Beside { "." } else { WORK };
+        let drafts = match sys::open_directory(&self.directory, place) {
+            Err(Errno::ENOENT) => return Ok(0),
+            opened => opened.map_err(failed)?,
+        };
+        let now = if self.reach == Reach::ManyHosts { self.file_system_time(path)? } else { now };
+        let mut old = Vec::new();
+        sys::each_name::<Errno>(&drafts, &mut |name, _| {
+            let age = fstatat(&drafts, sys::os(name), AtFlags::AT_SYMLINK_NOFOLLOW)
+                .map(|found| now.saturating_sub(Duration::from_secs(found.st_mtime.max(0) as u64)));
+            if is_draft(name) && age.is_ok_and(|age| age > DRAFT_LASTS) {
+                old.push(name.to_vec());
+            }
+            Ok(())
+        })
+        .map_err(failed)?;
+        let fresh = sys::open_directory(&self.directory, place).map_err(failed)?;
+        for draft in old.iter().filter(|_| !dry_run) {
+            // Under another name its maker, should it still live, cannot put it in place half-removed.
+            let mine = [b"dead.", draft.as_slice()].concat();
+            let renamed = sys::rename(&fresh, &String::from_utf8_lossy(draft), &fresh, sys::os(&mine));
+            entry::discard_draft(&fresh, sys::os(if renamed.is_ok() { &mine } else { draft }));
+        }
+        Ok(old.len() as u64)
+    }
+
+    /// Removes a `.csalock` in which no record is left.
+    pub(super) fn remove_if_empty(&self, path: &Path) {
+        let _ = sys::remove_directory(AT_FDCWD, path.as_os_str());
+    }
+}
+
+fn is_draft(name: &[u8]) -> bool {
+    name.starts_with(b"new.") && name.len() == 28 || name.starts_with(b"dead.new.")
+}
+
+/// Makes `.csalock` with the mode and the group of the directory that it is in.
+fn create_beside(path: &Path) -> Result<()> {
+    let failed = |errno| Error::os(errno, "create the store", path);
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let wanted = std::fs::metadata(parent).map_err(|error| failed(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
+    let mode = Mode::from_bits_truncate(wanted.mode() & 0o7777);
+    match nix::sys::stat::mkdirat(AT_FDCWD, path, mode) {
+        Err(Errno::EEXIST) => return Ok(()),
+        made => made.map_err(failed)?,
+    }
+    let Ok(made) = sys::open_directory(AT_FDCWD, path) else { return Ok(()) };
+    let found = fstat(&made).map_err(failed)?;
+    if found.st_gid != wanted.gid() {
+        // Only a member of that group may do this; for others the group is theirs, as it is for any file they make.
+        let _ = nix::unistd::fchown(&made, None, Some(wanted.gid().into()));
+    }
+    if Mode::from_bits_truncate(found.st_mode & 0o7777) != mode {
+        nix::sys::stat::fchmod(&made, mode).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// How far a store would reach that is yet to be made: what holds for the first directory above it that exists.
+pub(super) fn reach_of<'a>(mut above: impl Iterator<Item = &'a Path>) -> Reach {
+    match above.find_map(|directory| statfs(directory).ok()) {
+        Some(found) if is_shared(found.filesystem_type()) => Reach::ManyHosts,
+        _ => Reach::ThisHost,
+    }
+}
+
+fn is_shared(kind: FsType) -> bool {
+    SHARED_FILE_SYSTEMS.contains(&(kind.0 as u32))
+}
+
+enum Failed {
+    List(Errno),
+    Visit(Error),
+}
+
+impl From<Errno> for Failed {
+    fn from(errno: Errno) -> Failed {
+        Failed::List(errno)
+    }
+}

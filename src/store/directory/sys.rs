@@ -1,0 +1,133 @@
+//! The system calls of the directory store, each relative to a directory descriptor and never through a link.
+
+use std::ffi::OsStr;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+
+use nix::NixPath;
+use nix::dir::Type;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::Mode;
+use nix::unistd::UnlinkatFlags;
+use rustix::fs::{FileType, RawDir};
+
+/// Opens a directory to list it and to work in it.
+pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    nix::fcntl::openat(at, name, flags, Mode::empty())
+}
+
+/// Makes a directory that the same users can use as the store itself, whatever the umask says.
+pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode) -> Result<OwnedFd, Errno> {
+    nix::sys::stat::mkdirat(at.as_fd(), name, mode)?;
+    let made = open_directory(at, name)?;
+    if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
+        nix::sys::stat::fchmod(&made, mode)?;
+    }
+    Ok(made)
+}
+
+/// Creates a file that does not exist yet and writes all of it. Errors that a server only tells at close are seen.
+pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8]) -> Result<(), Errno> {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let file = nix::fcntl::openat(at, name, flags, mode)?;
+    if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
+        nix::sys::stat::fchmod(&file, mode)?;
+    }
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match nix::unistd::write(&file, rest) {
+            Ok(0) => return Err(Errno::EIO),
+            Ok(written) => rest = &rest[written..],
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    match nix::unistd::close(file) {
+        // The descriptor is gone, and on Linux so are no data.
+        Err(Errno::EINTR) => Ok(()),
+        closed => closed,
+    }
+}
+
+/// Reads a whole regular file of at most `most` bytes. `Ok(Err(_))`: there is something else under that name, and what.
+pub(super) fn read_file(at: impl AsFd, name: &str, most: usize) -> Result<Result<Vec<u8>, String>, Errno> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let file = nix::fcntl::openat(at, name, flags, Mode::empty())?;
+    let mut buffer = vec![0; 4096];
+    let mut length = 0;
+    loop {
+        match nix::unistd::read(&file, &mut buffer[length..]) {
+            Ok(0) => break,
+            Ok(read) => length += read,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EISDIR) => return Ok(Err("it is a directory".to_string())),
+            Err(Errno::EAGAIN) => return Ok(Err("it is not a regular file".to_string())),
+            Err(errno) => return Err(errno),
+        }
+        if length > most {
+            return Ok(Err(format!("it has more than {most} bytes")));
+        }
+        if length == buffer.len() {
+            buffer.resize(2 * length, 0);
+        }
+    }
+    buffer.truncate(length);
+    Ok(Ok(buffer))
+}
+
+pub(super) fn rename(from: impl AsFd, old: &str, to: impl AsFd, new: &OsStr) -> Result<(), Errno> {
+    nix::fcntl::renameat(from, old, to, new)
+}
+
+pub(super) fn link(at: impl AsFd, old: &str, new: &str) -> Result<(), Errno> {
+    let at = at.as_fd();
+    nix::unistd::linkat(at, old, at, new, AtFlags::empty())
+}
+
+/// Removes a file. That it is gone already is as good.
+pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+    gone_is_fine(nix::unistd::unlinkat(at, name, UnlinkatFlags::NoRemoveDir))
+}
+
+/// Removes a directory if it is empty. That it is gone already is as good.
+pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+    gone_is_fine(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir))
+}
+
+fn gone_is_fine(result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(Errno::ENOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// Visits the names in a directory that was opened just now. `Some(Type::Directory)` and the like where the file system
+/// says what they are.
+pub(super) fn each_name<E: From<Errno>>(
+    directory: impl AsFd,
+    visit: &mut dyn FnMut(&[u8], Option<Type>) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
+    let mut entries = RawDir::new(directory.as_fd(), &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = entry.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
+        let kind = match entry.file_type() {
+            FileType::Directory => Some(Type::Directory),
+            FileType::RegularFile => Some(Type::File),
+            FileType::Symlink => Some(Type::Symlink),
+            _ => None,
+        };
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            visit(name, kind)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn os(name: &[u8]) -> &OsStr {
+    OsStr::from_bytes(name)
+}

@@ -1,0 +1,63 @@
+//! The highest version number of any record that was removed, as the name of an empty file: `token.17`.
+//!
+//! It is a register that only rises: raising it renames the file to a higher number, and should there ever be two, the
+//! higher one counts. So nobody needs a lock for it, and losing a race is no harm.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, fstat};
+
+use super::sys;
+
+/// The number that was written down, if there is one.
+pub(super) fn highest(work: &OwnedFd) -> Result<Option<u64>, Errno> {
+    let fresh = sys::open_directory(work, ".")?;
+    let mut highest = None;
+    sys::each_name::<Errno>(fresh, &mut |name, _| {
+        let number = name.strip_prefix(b"token.").and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
+        highest = highest.max(number);
+        Ok(())
+    })?;
+    Ok(highest)
+}
+
+/// Writes down a number, unless a higher one is already.
+pub(super) fn raise(work: &OwnedFd, number: u64, mode: Mode) -> Result<(), Errno> {
+    let new = format!("token.{number}");
+    loop {
+        let raised = match highest(work)? {
+            Some(known) if known >= number => return Ok(()),
+            Some(known) => sys::rename(work, &format!("token.{known}"), work, OsStr::new(&new)),
+            None => sys::create_file(work, &new, mode, b""),
+        };
+        match raised {
+            // Somebody else has raised it.
+            Err(Errno::ENOENT | Errno::EEXIST) => {}
+            done => return done,
+        }
+    }
+}
+
+/// The time, since 1970, that the file system gives to a file made now.
+pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Errno> {
+    let flags = OFlag::O_WRONLY | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
+    // No name, nothing to clean up; NFS does not have it.
+    let stat = match nix::fcntl::openat(directory, ".", flags, mode) {
+        Ok(file) => fstat(&file)?,
+        Err(_) => {
+            let mut random = [0; 8];
+            getrandom::fill(&mut random).map_err(|_| Errno::EIO)?;
+            let name = format!("clock.{:016x}", u64::from_be_bytes(random));
+            let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+            let file = nix::fcntl::openat(directory, name.as_str(), flags, mode)?;
+            let stat = fstat(&file);
+            sys::remove_file(directory, OsStr::new(&name))?;
+            stat?
+        }
+    };
+    Ok(Duration::new(stat.st_mtime.max(0) as u64, stat.st_mtime_nsec.max(0) as u32))
+}

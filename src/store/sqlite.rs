@@ -1,0 +1,88 @@
+//! A store in memory: for tests, and as the shortest statement of what a store is.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Reach, Store, Stored, Swap, Version, Visit};
+use crate::error::Result;
+use crate::host::Host;
+use crate::host::boot_lease;
+use crate::lock::Lease;
+
+/// A store that ends with the process.
+pub struct Sqlite {
+    host: Arc<dyn Host>,
+    inside: Mutex<Inside>,
+}
+
+#[derive(Default)]
+struct Inside {
+    versions: u64,
+    records: BTreeMap<Vec<u8>, Stored>,
+}
+
+impl Sqlite {
+    /// An empty one.
+    pub fn open(_path: &std::path::Path, host: Arc<dyn Host>) -> Result<Sqlite> {
+        Ok(Sqlite { host, inside: Mutex::default() })
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store for Sqlite {
+    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+        Ok(self.inside().records.get(name).cloned())
+    }
+
+    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
+        let mut inside = self.inside();
+        if inside.records.get(name).map(|stored| &stored.version) != expect {
+            return Ok(Swap::Conflict);
+        }
+        inside.versions += 1;
+        let version = Version { number: inside.versions, mark: 0 };
+        match body {
+            Some(body) => inside.records.insert(name.to_vec(), Stored { version, body: body.to_vec(), may_be_torn: false }),
+            None => inside.records.remove(name),
+        };
+        Ok(Swap::Stored(version))
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        let records: Vec<Stored> = self.inside().records.values().cloned().collect();
+        records.into_iter().try_for_each(|stored| visit("memory", Ok(stored)))
+    }
+
+    fn lend(&self, span: Duration) -> Result<Lease> {
+        boot_lease::lend(self.host.as_ref(), span)
+    }
+
+    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+        boot_lease::remaining(self.host.as_ref(), lease)
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::ThisHost
+    }
+
+    fn place(&self, _name: &[u8]) -> String {
+        "memory".to_string()
+    }
+
+    fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
+        None
+    }
+
+    fn sweep(&self, _dry_run: bool) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn url(&self) -> String {
+        "memory:".to_string()
+    }
+}
