@@ -1,14 +1,13 @@
-//! The command of `run-with-lock`: forked before the lock is taken, so that the lock can be taken in its name; parked on
-//! a pipe; executed when the lock is there; watched until it ends.
+//! The command of `run-with-lock`: a fork that takes the lock for itself and then becomes the command, and a guardian
+//! that stays behind, waits for its end and gives the lock back.
 //!
-//! 1. [`Plan::park`] forks. The child waits on a pipe. Should we die now, it sees the end of the pipe and ends too, and
-//!    with it whatever was granted in its name.
-//! 2. [`Parked::go`] sends it the variables that tell of the lock; it executes the command. No descriptor of ours goes
-//!    with it, and signals are as they were when we were started.
-//! 3. [`Running::watch`] forwards signals and waits, whatever comes.
-//!
-//! The command keeps its process id through all of this: what the record names is the job itself, and a job whose
-//! wrapper was killed keeps its lock until it ends.
+//! 1. [`Plan::fork`] forks before the lock is taken, so that what the record names is the job itself, by the process id
+//!    that it will keep; a job whose guardian was killed keeps its lock until it ends.
+//! 2. The child takes the lock, waiting for it if need be. While it waits it dies with its guardian. Then it tells
+//!    [`Report::Granted`] and executes the command: with no descriptor of ours, and with signals as they were when we
+//!    were started. If it gets no lock it tells [`Report::Exit`].
+//! 3. The guardian [watches](Running::watch): it forwards signals, ends the command when its time is over, and sees how
+//!    it ended.
 
 #![expect(unsafe_code, reason = "fork")]
 
@@ -16,13 +15,14 @@ mod running;
 
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsString};
-use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::unistd::{ForkResult, Pid, execvpe, fork, pipe2};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
 pub use running::{Ended, Limits, Running, Stop};
 
@@ -30,7 +30,7 @@ use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Inherited;
-use crate::signals::Signals;
+use crate::signals::{Signals, die_of};
 
 /// A command that is to be run.
 #[derive(Debug, Clone)]
@@ -38,12 +38,29 @@ pub struct Plan {
     words: Vec<CString>,
 }
 
-/// A child that waits to become the command. Dropped without [`Parked::go`], it ends.
+/// Who we are after the fork.
 #[derive(Debug)]
-pub struct Parked {
-    /// Its process id, which will be the command's.
-    pub pid: Pid,
-    gate: OwnedFd,
+pub enum Forked {
+    /// The one who stays behind.
+    Guardian(Running),
+    /// The one who is to become the command.
+    Command(Becoming),
+}
+
+/// The process that is to become the command.
+#[derive(Debug)]
+pub struct Becoming {
+    tell: OwnedFd,
+    guardian: Pid,
+}
+
+/// What the child has to tell its guardian before it becomes the command, or ends without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    /// The lock is taken.
+    Granted,
+    /// There will be no command; end with this exit code.
+    Exit(u8),
 }
 
 impl Plan {
@@ -64,22 +81,20 @@ impl Plan {
     /// # Errors
     ///
     /// When the system has no processes or descriptors left.
-    pub fn park(self, signals: &Signals, inherited: Inherited) -> Result<Parked> {
+    pub fn fork(&self) -> Result<Forked> {
         let failed = |errno: Errno| Error::os(errno, "start", self.shown());
-        let (wait, gate) = pipe2(OFlag::O_CLOEXEC).map_err(failed)?;
+        let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
+        let guardian = nix::unistd::Pid::this();
         // SAFETY: this process has one thread, so the child may do whatever we may.
         match unsafe { fork() }.map_err(failed)? {
-            ForkResult::Parent { child } => Ok(Parked { pid: child, gate }),
-            ForkResult::Child => {
-                drop(gate);
-                let exit = self.wait_and_execute(wait, signals, inherited);
-                leave(exit)
-            }
+            ForkResult::Parent { child } => Ok(Forked::Guardian(Running::new(child, hear))),
+            ForkResult::Child => Ok(Forked::Command(Becoming { tell, guardian })),
         }
     }
 
     /// Becomes the command at once. Returns only if that fails.
     pub fn execute(&self, variables: &[(&str, OsString)], signals: &Signals, inherited: Inherited) -> Error {
+        let _ = set_pdeathsig(None);
         signals.restore(inherited);
         close_again(inherited);
         let environment = Environment::block(variables);
@@ -108,60 +123,39 @@ impl Plan {
     fn shown(&self) -> String {
         crate::name::shown(self.words[0].as_bytes())
     }
-
-    fn wait_and_execute(&self, gate: OwnedFd, signals: &Signals, inherited: Inherited) -> Exit {
-        // While it waits, the child dies of signals as any process does.
-        signals.restore(inherited);
-        let mut message = Vec::new();
-        let read = std::fs::File::from(gate).read_to_end(&mut message);
-        let Some(variables) = read.ok().and_then(|_| parse_message(&message)) else { return Exit::Done };
-        let error = self.execute(&variables, signals, inherited);
-        let _ = writeln!(std::io::stderr(), "csalock: {error}");
-        error.exit()
-    }
 }
 
-impl Parked {
-    /// Lets it become the command, with these variables in its environment.
-    ///
-    /// # Errors
-    ///
-    /// When it has died meanwhile.
-    pub fn go(self, variables: &[(&str, OsString)]) -> Result<Running> {
-        let mut message = Vec::new();
-        for (name, value) in variables {
-            message.extend_from_slice(name.as_bytes());
-            message.push(b'=');
-            message.extend(value.clone().into_vec());
-            message.push(0);
-        }
-        // Without this end it was cut short by our death, and the child ends as well.
-        message.push(0);
-        let sent = std::fs::File::from(self.gate).write_all(&message);
-        match sent {
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                Err(Error::new(Exit::System, format!("cannot start the command: {error}"), ""))
-            }
-            _ => Ok(Running::new(self.pid)),
+impl Becoming {
+    /// From now on, until it becomes the command, the process ends when its guardian does.
+    pub fn depend_on_guardian(&self) {
+        let _ = set_pdeathsig(Signal::SIGTERM);
+        if getppid() != self.guardian {
+            // It was gone before we asked to be told.
+            die_of(Signal::SIGKILL);
         }
     }
 
-    /// Ends it without having run anything, and waits for its end.
-    pub fn dismiss(self) {
-        drop(self.gate);
-        let _ = nix::sys::wait::waitpid(self.pid, None);
+    /// Tells the guardian.
+    pub fn tell(&self, report: Report) {
+        let message = match report {
+            Report::Granted => vec![b'G'],
+            Report::Exit(code) => vec![b'E', code],
+        };
+        // A guardian that is gone need not know.
+        let _ = nix::unistd::write(&self.tell, &message);
     }
-}
 
-fn parse_message(message: &[u8]) -> Option<Vec<(&str, OsString)>> {
-    let body = message.strip_suffix(&[0, 0])?;
-    body.split(|byte| *byte == 0)
-        .map(|pair| {
-            let at = pair.iter().position(|byte| *byte == b'=')?;
-            let name = std::str::from_utf8(&pair[..at]).ok()?;
-            Some((name, OsString::from_vec(pair[at + 1..].to_vec())))
-        })
-        .collect()
+    /// Ends the process without having become the command.
+    #[expect(clippy::disallowed_methods, reason = "this is another process than the one whose main alone exits")]
+    pub fn leave(self, exit: Exit) -> ! {
+        if let Exit::Raised(signal) = exit
+            && let Ok(signal) = signal.try_into()
+        {
+            die_of(signal);
+        }
+        self.tell(Report::Exit(exit.code()));
+        std::process::exit(exit.code().into())
+    }
 }
 
 /// Descriptors that were closed when we were started are /dev/null in here; the command finds them closed again.
@@ -184,9 +178,4 @@ fn find_in_path(program: &CStr) -> Option<CString> {
     let executable = |path: &std::path::PathBuf| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok();
     let mut candidates = candidates.filter(executable);
     candidates.next().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
-}
-
-#[expect(clippy::disallowed_methods, reason = "this is another process than the one whose main alone exits")]
-fn leave(exit: Exit) -> ! {
-    std::process::exit(exit.code().into())
 }

@@ -108,7 +108,12 @@ pub struct Taking {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit(pub Option<Duration>);
 
-/// `csalock lock`
+/// Take a lock for the calling script; prints the handle that proves it
+///
+/// The lock belongs to the shell that runs the script, also when it is taken inside $( ), a pipeline or a function. It
+/// ends when the script gives it back, when the script dies, or with --ttl.
+///
+/// Options go before the name.
 #[derive(Debug, Args)]
 pub struct Lock {
     /// Options of every command.
@@ -125,7 +130,10 @@ pub struct Lock {
     pub names: Vec<OsString>,
 }
 
-/// `csalock unlock`
+/// Give back locks
+///
+/// Gives back what the caller holds: what its handle proves, or else what it owns. Somebody else's lock stays as it is,
+/// unless --force says otherwise.
 #[derive(Debug, Args)]
 pub struct Unlock {
     /// Options of every command.
@@ -145,7 +153,13 @@ pub struct Unlock {
     pub names: Vec<OsString>,
 }
 
-/// `csalock run-with-lock`
+/// Take a lock, run a command, give the lock back
+///
+/// The command runs with the stdin, stdout, stderr and terminal that csalock was given, its arguments are passed on as
+/// they are, and its exit status becomes csalock's. Signals that end csalock are passed on to it. The lock belongs to the
+/// command itself: should csalock be killed, the lock still lasts until the command ends.
+///
+/// Options go before the name; what comes after it is the command's.
 #[derive(Debug, Args)]
 pub struct RunWithLock {
     /// Options of every command.
@@ -183,7 +197,10 @@ pub enum OnLost {
     Warn,
 }
 
-/// `csalock status`
+/// Show who holds, since when, until when, and who waits; changes nothing
+///
+/// Without a name, all locks of the store are shown. With names, the exit status says whether they are held: 0, or 81
+/// if one of them is free.
 #[derive(Debug, Args)]
 pub struct Status {
     /// Options of every command.
@@ -197,7 +214,9 @@ pub struct Status {
     pub names: Vec<OsString>,
 }
 
-/// `csalock renew`
+/// Let locks that are held last a new time from now
+///
+/// Only the holder can do so, and only while the lock is still held: what is over stays over.
 #[derive(Debug, Args)]
 pub struct Renew {
     /// Options of every command.
@@ -214,7 +233,10 @@ pub struct Renew {
     pub names: Vec<OsString>,
 }
 
-/// `csalock gc`
+/// Remove what dead holders and waiters left behind
+///
+/// Nobody needs this for correctness: whoever takes a lock clears away the dead. It keeps a store tidy whose locks nobody
+/// takes any more.
 #[derive(Debug, Args)]
 pub struct Gc {
     /// Options of every command.

@@ -46,6 +46,8 @@ pub struct Applicant {
     pub process: Process,
     /// Whether that process may end without the party losing what it waited for: then a grant must be confirmed.
     pub outlived: bool,
+    /// Whether the party's end gives the lock back, as a matter of course.
+    pub yields: bool,
     /// How long the grant is to last.
     pub tenure: Tenure,
     /// How many may hold at once, for [`Share::Slot`].
@@ -267,6 +269,7 @@ impl Engine {
             process: applicant.process,
             tenure: applicant.tenure.clone(),
             confirms,
+            yields: applicant.yields,
             lease: None,
             since: self.host.wall().as_millis() as u64,
         };

@@ -1,15 +1,16 @@
 //! A command that runs: its signals, its time limits, its end.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeSpec;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 
+use super::Report;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Host;
@@ -19,6 +20,7 @@ use crate::signals::{FORWARDED, Signals};
 #[derive(Debug)]
 pub struct Running {
     pid: Pid,
+    hear: OwnedFd,
 }
 
 /// When a command is to be ended, on CLOCK_BOOTTIME.
@@ -44,6 +46,8 @@ pub enum Stop {
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
+    /// What it told last before it became the command; `None` if it died before it could.
+    pub told: Option<Report>,
     /// Its status as the shell counts it.
     pub exit: Exit,
     /// The signal that ended it, if it came from the terminal, to us as well.
@@ -53,17 +57,24 @@ pub struct Ended {
 }
 
 impl Running {
-    pub(super) fn new(pid: Pid) -> Running {
-        Running { pid }
+    pub(super) fn new(pid: Pid, hear: OwnedFd) -> Running {
+        Running { pid, hear }
     }
 
-    /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached.
+    /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached. `limits`, if there are to
+    /// be any, are asked for when the lock is taken.
     ///
     /// # Errors
     ///
     /// When the system cannot wait.
-    pub fn watch(self, signals: &Signals, limits: &[Limits], host: &dyn Host) -> Result<Ended> {
-        let mut limits: Vec<Limits> = limits.to_vec();
+    pub fn watch(
+        self,
+        signals: &Signals,
+        mut ask_limits: Option<&mut dyn FnMut() -> Vec<Limits>>,
+        host: &dyn Host,
+    ) -> Result<Ended> {
+        let mut limits: Vec<Limits> = Vec::new();
+        let mut told = None;
         let mut stopped = None;
         let mut of_terminal = None;
         loop {
@@ -72,7 +83,15 @@ impl Running {
                     WaitStatus::Signaled(_, signal, _) => of_terminal.filter(|came| *came == signal),
                     _ => None,
                 };
-                return Ok(Ended { exit: exit_of(status), of_terminal, stopped });
+                let told = self.told().or(told);
+                return Ok(Ended { told, exit: exit_of(status), of_terminal, stopped });
+            }
+            if let Some(ask) = &mut ask_limits {
+                told = self.told().or(told);
+                if told.is_some() {
+                    limits = ask();
+                    ask_limits = None;
+                }
             }
             let now = host.boottime();
             if let Some(due) = limits.iter().find(|limit| limit.kill <= now) {
@@ -87,7 +106,8 @@ impl Running {
                 due.term = Duration::MAX;
             }
             let next = limits.iter().flat_map(|limit| [limit.term, limit.kill]).min();
-            wait(signals, next.map(|next| next.saturating_sub(now)))?;
+            let hear = ask_limits.is_some().then(|| self.hear.as_fd());
+            wait(signals, hear, next.map(|next| next.saturating_sub(now)))?;
             while let Some(came) = signals.next() {
                 if came.from_terminal {
                     of_terminal = Some(came.signal);
@@ -98,12 +118,26 @@ impl Running {
         }
     }
 
+    /// What the child told last, if it told anything new.
+    fn told(&self) -> Option<Report> {
+        let mut message = [0; 8];
+        let length = nix::unistd::read(&self.hear, &mut message).unwrap_or(0);
+        match message[..length] {
+            [.., b'E', code] => Some(Report::Exit(code)),
+            [b'G'] => Some(Report::Granted),
+            _ => None,
+        }
+    }
+
     fn send(&self, signal: Signal) {
         let _ = kill(self.pid, signal);
     }
 
+    /// How it ended, if it has. It stays a zombie: as long as it is one, others see that we are about to give back, and do
+    /// not take its lock for one that a dead owner left behind.
     fn ended(&self) -> Result<Option<WaitStatus>> {
-        match waitpid(self.pid, Some(WaitPidFlag::WNOHANG)) {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(self.pid), flags) {
             Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => Ok(None),
             Ok(status) => Ok(Some(status)),
             Err(errno) => Err(Error::new(Exit::System, format!("cannot wait for the command: {}", errno.desc()), "")),
@@ -111,8 +145,9 @@ impl Running {
     }
 }
 
-fn wait(signals: &Signals, at_most: Option<Duration>) -> Result<()> {
-    let mut polled = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+fn wait(signals: &Signals, hear: Option<BorrowedFd<'_>>, at_most: Option<Duration>) -> Result<()> {
+    let heard = [Some(signals.as_fd()), hear].into_iter().flatten();
+    let mut polled: Vec<PollFd<'_>> = heard.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     // Beyond a day the kernel's and libc's limits would have to be known.
     let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
     match ppoll(&mut polled, at_most, None) {

@@ -103,6 +103,7 @@ fn applicant(world: &World, asked: &Lock) -> anyhow::Result<Applicant> {
         party: world.party(owners, command, asked.taking.label.as_ref())?,
         process,
         outlived: true,
+        yields: false,
         tenure,
         slots: None,
         refuse_stale: asked.taking.fail_on_stale,

@@ -116,6 +116,9 @@ fn write_grant(text: &mut String, grant: &Grant) {
     }
     let _ = write!(text, "share={} slot={} since={} ", share_word(grant.share), grant.slot, grant.since);
     write_tenure(text, &grant.tenure);
+    if grant.yields {
+        text.push_str("yields=yes ");
+    }
     if let Some(process) = &grant.unconfirmed {
         text.push_str("unconfirmed=");
         write_process(text, process);
@@ -138,6 +141,7 @@ fn read_grant(fields: &Fields<'_>, this_version: Option<u64>) -> Option<Grant> {
         tenure: read_tenure(fields.get("tenure")?)?,
         since: fields.number("since")?,
         unconfirmed: fields.optional("unconfirmed", read_process)?,
+        yields: fields.flag("yields")?,
     })
 }
 
@@ -148,6 +152,9 @@ fn write_waiter(text: &mut String, waiter: &Waiter) {
     write_process(text, &waiter.process);
     if waiter.confirms {
         text.push_str(" confirms=yes");
+    }
+    if waiter.yields {
+        text.push_str(" yields=yes");
     }
     if let Some(lease) = &waiter.lease {
         text.push_str(" lease=");
@@ -164,7 +171,8 @@ fn read_waiter(fields: &Fields<'_>) -> Option<Waiter> {
         party: read_party(fields)?,
         process: read_process(fields.get("process")?)?,
         tenure: read_tenure(fields.get("tenure")?)?,
-        confirms: fields.optional("confirms", |word| (word == "yes").then_some(()))?.is_some(),
+        confirms: fields.flag("confirms")?,
+        yields: fields.flag("yields")?,
         lease: fields.optional("lease", read_lease)?,
         since: fields.number("since")?,
     })
@@ -304,6 +312,11 @@ impl<'a> Fields<'a> {
 
     fn number<N: std::str::FromStr>(&self, key: &str) -> Option<N> {
         self.get(key)?.parse().ok()
+    }
+
+    /// Whether it is there; `None`: it is there and wrong.
+    fn flag(&self, key: &str) -> Option<bool> {
+        self.optional(key, |word| (word == "yes").then_some(())).map(|found| found.is_some())
     }
 
     /// `None`: it is there and wrong. `Some(None)`: it is not there.

@@ -187,6 +187,7 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
     };
     match (fate, &grant.tenure) {
         (Fate::Dead, Tenure::Forever) => Ok(Ok(Fate::Dead)),
+        (Fate::Dead, _) if grant.yields => Ok(Err(Ended::Released)),
         (Fate::Dead, _) => Ok(Err(Ended::Died)),
         (fate, _) => Ok(Ok(fate)),
     }
@@ -198,7 +199,8 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
         return Ok(already_mine(record, at, application));
     }
     let mut next = record.clone();
-    let evicted = evict(&mut next, facts)?;
+    let ended = evict(&mut next, facts)?;
+    let evicted: Vec<Ending> = ended.iter().filter(|ending| ending.how != Ended::Released).cloned().collect();
     if application.refuse_stale && !evicted.is_empty() {
         return Ok(Step::Done(Outcome::Stale(evicted)));
     }
@@ -225,7 +227,7 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
     if !application.queue {
         let busy = Outcome::Busy(next.holders.clone());
         next.waiters.retain(|waiter| waiter.proof != me);
-        let changed = !evicted.is_empty() || !wake.is_empty();
+        let changed = !ended.is_empty() || !wake.is_empty();
         return Ok(if changed { write(next, busy, wake) } else { Step::Done(busy) });
     }
     if next == *record {
@@ -415,13 +417,13 @@ fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Application>) -> Res
 
 fn promote(waiter: Waiter, slot: u32, myself: Option<&Application>, facts: &Facts) -> Grant {
     let unconfirmed = (myself.is_none() && waiter.confirms).then_some(waiter.process);
-    let tenure = match (myself, unconfirmed, waiter.lease) {
+    let tenure = match (myself, unconfirmed, &waiter.lease) {
         (Some(application), ..) => application.tenure.clone(),
-        (None, Some(_), Some(lease)) => Tenure::Until(lease),
-        _ => waiter.tenure,
+        (None, Some(_), Some(lease)) => Tenure::Until(lease.clone()),
+        _ => waiter.tenure.clone(),
     };
-    let (proof, share, party) = (waiter.proof, waiter.share, waiter.party);
-    Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, unconfirmed }
+    let Waiter { proof, share, party, yields, .. } = waiter;
+    Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, unconfirmed, yields }
 }
 
 /// The lowest place that `share` would get beside those who hold, or `None` if it does not fit.

@@ -53,6 +53,8 @@ pub struct Grant {
     pub since: u64,
     /// Granted on behalf of this process, which has not yet said that it knows. Till then its life is the grant's.
     pub unconfirmed: Option<Process>,
+    /// Its owner's end gives it back, and is no loss.
+    pub yields: bool,
 }
 
 /// One who waits.
@@ -70,6 +72,8 @@ pub struct Waiter {
     pub tenure: Tenure,
     /// Whether it must confirm a grant before its party is taken for the owner.
     pub confirms: bool,
+    /// As [`Grant::yields`].
+    pub yields: bool,
     /// Where others cannot see its process: until when it is taken for alive.
     pub lease: Option<Lease>,
     /// When it came, as [`Grant::since`].

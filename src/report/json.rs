@@ -72,7 +72,7 @@ impl SightJson {
             .map(|(grant, standing)| {
                 let alive = match standing {
                     Ok(fate) => *fate,
-                    Err(Ended::Died) => Fate::Dead,
+                    Err(Ended::Died | Ended::Released) => Fate::Dead,
                     Err(_) => reporter.fate(&grant.party),
                 };
                 HolderJson::of_grant(grant, alive, reporter)
@@ -93,10 +93,12 @@ impl SightJson {
 
 /// `free`, `held` or `abandoned`.
 pub(super) fn state(sight: &Sight) -> &'static str {
-    match (sight.record.holders.is_empty(), sight.is_held()) {
-        (true, _) => "free",
-        (false, true) => "held",
-        (false, false) => "abandoned",
+    if sight.is_held() {
+        "held"
+    } else if sight.holders.iter().all(|standing| *standing == Err(Ended::Released)) {
+        "free"
+    } else {
+        "abandoned"
     }
 }
 

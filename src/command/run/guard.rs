@@ -1,0 +1,128 @@
+//! The process that stays behind, waits for the command's end and gives the lock back.
+
+use std::time::Duration;
+
+use crate::child::{Ended, Limits, Report, Running, Stop};
+use crate::cli::{OnLost, RunWithLock};
+use crate::command::world::{Target, World, refusal};
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::exit::Exit;
+use crate::lock::{self, Ask, Handle, Outcome, Tenure};
+use crate::name::shown;
+use crate::report::Reporter;
+use crate::signals::Signals;
+
+/// Everything that it needs.
+pub(super) struct Guard<'a> {
+    pub(super) world: &'a World,
+    pub(super) asked: &'a RunWithLock,
+    pub(super) target: &'a Target,
+    pub(super) handle: &'a Handle,
+    /// Opened while the child takes the lock. Should that fail, the child says so as well.
+    pub(super) engine: Result<Engine>,
+}
+
+impl Guard<'_> {
+    pub(super) fn until_the_end(&self, running: Running, signals: &Signals) -> anyhow::Result<Exit> {
+        let mut limits = || self.limits();
+        let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some();
+        let limits = limited.then_some(&mut limits as &mut dyn FnMut() -> Vec<Limits>);
+        let ended = running.watch(signals, limits, self.world.host.as_ref())?;
+        if let Some(Report::Exit(code)) = ended.told {
+            return Ok(Exit::Chosen(code));
+        }
+        let lost = ended.told.is_some() && self.give_back();
+        if ended.told.is_none() {
+            // It was killed while it waited, or just as it was granted the lock.
+            self.clean_up()?;
+        }
+        Ok(self.exit(&ended, lost))
+    }
+
+    /// Gives the lock back. Whether it was lost while the command ran.
+    fn give_back(&self) -> bool {
+        let released = self.release();
+        let text = match &released {
+            Ok((Outcome::Released(_), _)) => return false,
+            // Somebody saw the command's end before we did.
+            Ok((Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)), _))
+                if ending.how == lock::Ended::Died =>
+            {
+                return false;
+            }
+            Ok((outcome, engine)) => {
+                let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
+                refusal(outcome, self.target, &reporter, None).0
+            }
+            Err(error) => {
+                // The command's own status counts; the next one finds a lock whose owner is dead.
+                let name = shown(&self.target.known_as);
+                self.asked.common.tell(&format!("lock {name} could not be given back: {error}"));
+                return false;
+            }
+        };
+        self.asked.common.tell(&format!("lost while the command ran: {text}"));
+        true
+    }
+
+    fn release(&self) -> Result<(Outcome, &Engine)> {
+        let engine = self.engine.as_ref().map_err(Clone::clone)?;
+        let claimant = engine.claimant(Some(self.handle.proof()), Vec::new())?;
+        Ok((engine.settle(&self.target.name, &Ask::Release(claimant))?, engine))
+    }
+
+    fn clean_up(&self) -> Result<()> {
+        let engine = self.engine.as_ref().map_err(Clone::clone)?;
+        if let Outcome::GrantedMeanwhile(_) = engine.settle(&self.target.name, &Ask::Withdraw(self.handle.proof()))? {
+            self.release()?;
+        }
+        Ok(())
+    }
+
+    fn exit(&self, ended: &Ended, lost: bool) -> Exit {
+        let name = shown(&self.target.known_as);
+        if let Some(signal) = ended.of_terminal {
+            return Exit::Raised(signal as i32);
+        }
+        match ended.stopped {
+            Some((Stop::MaxHold, killed)) => {
+                self.asked.common.tell(&format!("the command was ended: it held lock {name} longer than --max-hold"));
+                if killed { Exit::signalled(nix::libc::SIGKILL) } else { Exit::MaxHold }
+            }
+            Some((Stop::Lease, _)) => {
+                self.asked.common.tell(&format!("the command was ended before the --ttl of lock {name} was over"));
+                Exit::Lost
+            }
+            None if lost => Exit::Lost,
+            None => ended.exit,
+        }
+    }
+
+    /// When the command is to be ended, reckoned from now, when it begins.
+    fn limits(&self) -> Vec<Limits> {
+        let now = self.world.host.boottime();
+        let mut limits = Vec::new();
+        if let Some(span) = self.asked.max_hold {
+            let term = now.saturating_add(span);
+            limits.push(Limits { term, kill: term.saturating_add(self.asked.kill_after), why: Stop::MaxHold });
+        }
+        if self.asked.taking.ttl.is_some() && self.asked.on_lost == OnLost::Kill {
+            // Dead before the lease is over: killed at nine tenths of it, asked to end before that.
+            let kill = self.lease_left().unwrap_or_default() * 9 / 10;
+            let grace = self.asked.kill_after.min(kill / 2);
+            limits.push(Limits { term: now + kill.saturating_sub(grace), kill: now + kill, why: Stop::Lease });
+        }
+        limits
+    }
+
+    fn lease_left(&self) -> Result<Duration> {
+        let engine = self.engine.as_ref().map_err(Clone::clone)?;
+        let sight = engine.sight(&self.target.name)?;
+        let mine = sight.record.holders.iter().find(|grant| grant.proof == self.handle.proof());
+        match mine.map(|grant| &grant.tenure) {
+            Some(Tenure::Until(lease)) => engine.store().remaining(lease),
+            _ => Ok(Duration::ZERO),
+        }
+    }
+}
