@@ -10,7 +10,11 @@ use clap::{Args, Parser, Subcommand};
 use crate::duration::{parse_backoff, parse_limit, parse_span};
 use crate::engine::Backoff;
 
-/// Locks for shell scripts: who holds it, since when and why.
+/// Locks for shell scripts: who holds it, since when and why
+///
+/// A lock has a name, or is a file's. One script at a time holds it, the others wait in order of arrival. It ends when
+/// the holder gives it back or dies, so nobody has to clear up after a crash; and whoever is refused is told who holds
+/// it.
 #[derive(Debug, Parser)]
 #[command(
     name = "csalock",
@@ -126,7 +130,7 @@ pub struct Lock {
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// A name, or a path: then it is that file's lock
-    #[arg(value_name = "NAME", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
     pub names: Vec<OsString>,
 }
 
@@ -149,7 +153,7 @@ pub struct Unlock {
     #[arg(long)]
     pub force: bool,
     /// The locks
-    #[arg(value_name = "NAME", required_unless_present = "all", trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "NAME", required_unless_present = "all", trailing_var_arg = true)]
     pub names: Vec<OsString>,
 }
 
@@ -184,7 +188,7 @@ pub struct RunWithLock {
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill")]
     pub on_lost: OnLost,
     /// The name, then the command and its arguments
-    #[arg(value_name = "NAME [--] COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "NAME [--] COMMAND", required = true, trailing_var_arg = true)]
     pub words: Vec<OsString>,
 }
 
@@ -210,7 +214,7 @@ pub struct Status {
     #[arg(short = '1', long, conflicts_with = "json")]
     pub names_only: bool,
     /// Names, paths, or patterns with * ? [ ]; without any, all locks of the store
-    #[arg(value_name = "NAME", trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "NAME", trailing_var_arg = true)]
     pub names: Vec<OsString>,
 }
 
@@ -229,7 +233,7 @@ pub struct Renew {
     #[arg(long, value_name = "DURATION", required = true, value_parser = parse_span)]
     pub ttl: Duration,
     /// The locks
-    #[arg(value_name = "NAME", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
     pub names: Vec<OsString>,
 }
 

@@ -20,7 +20,8 @@ use crate::signals::{FORWARDED, Signals};
 #[derive(Debug)]
 pub struct Running {
     pid: Pid,
-    hear: OwnedFd,
+    /// Where it tells how far it got; `None` if that is known: the lock is taken, the command runs.
+    hear: Option<OwnedFd>,
 }
 
 /// When a command is to be ended, on CLOCK_BOOTTIME.
@@ -57,7 +58,7 @@ pub struct Ended {
 }
 
 impl Running {
-    pub(super) fn new(pid: Pid, hear: OwnedFd) -> Running {
+    pub(super) fn new(pid: Pid, hear: Option<OwnedFd>) -> Running {
         Running { pid, hear }
     }
 
@@ -106,7 +107,7 @@ impl Running {
                 due.term = Duration::MAX;
             }
             let next = limits.iter().flat_map(|limit| [limit.term, limit.kill]).min();
-            let hear = ask_limits.is_some().then(|| self.hear.as_fd());
+            let hear = self.hear.as_ref().filter(|_| ask_limits.is_some()).map(AsFd::as_fd);
             wait(signals, hear, next.map(|next| next.saturating_sub(now)))?;
             while let Some(came) = signals.next() {
                 if came.from_terminal {
@@ -120,8 +121,9 @@ impl Running {
 
     /// What the child told last, if it told anything new.
     fn told(&self) -> Option<Report> {
+        let Some(hear) = &self.hear else { return Some(Report::Granted) };
         let mut message = [0; 8];
-        let length = nix::unistd::read(&self.hear, &mut message).unwrap_or(0);
+        let length = nix::unistd::read(hear, &mut message).unwrap_or(0);
         match message[..length] {
             [.., b'E', code] => Some(Report::Exit(code)),
             [b'G'] => Some(Report::Granted),

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use self::guard::Guard;
 use self::take::Take;
 use super::world::{World, say};
-use crate::child::{Forked, Plan};
+use crate::child::{AtOnce, Forked, Plan};
 use crate::cli::RunWithLock;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -24,7 +24,16 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     if asked.no_fork {
         return take.and_become(None);
     }
-    // The fork comes before a store is opened: SQLite's connections do not survive one.
+    // Both kinds of fork come before a store is opened: neither descriptors nor SQLite's connections may be shared.
+    let guard = |running| {
+        let engine = world.engine(&target.location);
+        Guard { world, asked, target: &target, handle: &handle, engine }.until_the_end(running, &signals)
+    };
+    match plan.at_once(&|progress| take.at_once(progress))? {
+        AtOnce::Running(running) => return guard(running),
+        AtOnce::Failed(exit) => return Ok(exit),
+        AtOnce::No => {}
+    }
     match plan.fork()? {
         Forked::Command(becoming) => {
             let exit = take.and_become(Some(&becoming)).unwrap_or_else(|error| {
@@ -33,10 +42,7 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
             });
             becoming.leave(exit)
         }
-        Forked::Guardian(running) => {
-            let guard = Guard { world, asked, target: &target, handle: &handle, engine: world.engine(&target.location) };
-            guard.until_the_end(running, &signals)
-        }
+        Forked::Guardian(running) => guard(running),
     }
 }
 

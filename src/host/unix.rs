@@ -6,6 +6,7 @@
 //! unknown.
 
 use std::fs;
+use std::io::Read;
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -39,10 +40,10 @@ impl Unix {
         if let Some(home) = self.home.get() {
             return Ok(home);
         }
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").map_err(|error| no_proc(&error))?;
+        let boot = read_short("/proc/sys/kernel/random/boot_id").map_err(|error| no_proc(&error))?;
         let home = Home {
             machine: machine(&self.name()),
-            boot: boot.trim_end().to_string(),
+            boot: String::from_utf8_lossy(boot.trim_ascii()).into_owned(),
             pids: format!("{}.{}", namespace("pid")?, namespace("time").unwrap_or(0)),
             net: namespace("net")?,
         };
@@ -135,7 +136,7 @@ fn is_being_given_back(parent: i32) -> bool {
 
 /// `ID@NAME`: the ID is hashed, for machine-id(5) says that it is confidential; it is empty where there is none.
 fn machine(name: &str) -> String {
-    let id = ["/etc/machine-id", "/var/lib/dbus/machine-id"].iter().find_map(|path| fs::read(path).ok());
+    let id = ["/etc/machine-id", "/var/lib/dbus/machine-id"].iter().find_map(|path| read_short(path).ok());
     let hash = id.filter(|id| id.trim_ascii().len() == 32).map(|id| {
         let digest = Sha256::new().chain_update(b"csalock").chain_update(id.trim_ascii()).finalize();
         digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>()
@@ -155,6 +156,13 @@ fn is_this_machine(here: &str, there: &str, reach: Reach) -> bool {
         Reach::ThisHost => here_id == there_id,
         Reach::ManyHosts => !here_id.is_empty() && here == there,
     }
+}
+
+/// The first bytes of a small file, in one read.
+fn read_short(path: &str) -> std::io::Result<Vec<u8>> {
+    let mut buffer = [0; 64];
+    let length = fs::File::open(path)?.read(&mut buffer)?;
+    Ok(buffer[..length].to_vec())
 }
 
 fn namespace(kind: &str) -> Result<u64> {

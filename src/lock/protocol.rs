@@ -323,12 +323,11 @@ fn find(record: &Record, claimant: &Claimant, facts: &Facts) -> Result<Found, Wa
         if !is_mine(grant, claimant, facts)? {
             continue;
         }
-        return Ok(match standing(grant, facts)? {
-            Ok(_) => Found::Mine(at),
-            // Who shows the handle may give back for an owner that has ended, as a wrapper does for its command.
-            Err(Ended::Died) if claimant.proof == Some(grant.proof) => Found::Mine(at),
-            Err(how) => Found::Ended(Ending { grant: grant.clone(), how }),
-        });
+        // Whose life it shares does not matter to who shows the handle, or is that owner: a wrapper gives back for its
+        // command that has ended.
+        let over = matches!(&grant.tenure, Tenure::Until(lease) if facts.over(lease)?);
+        let late = Ending { grant: grant.clone(), how: Ended::Expired };
+        return Ok(if over { Found::Ended(late) } else { Found::Mine(at) });
     }
     let mine = |grant: &Grant| {
         claimant.proof == Some(grant.proof)

@@ -6,6 +6,7 @@
 //! ```text
 //! STORE/nightly/cur.17.IDENT        the record of "nightly" is at version 17, and is what rec.IDENT says
 //! STORE/nightly/rec.IDENT           its bytes, never changed
+//! STORE/backup/born.16.IDENT        the record of "backup" was never changed: its bytes are in here
 //! STORE/.work/token.17              the highest version number of any record that was removed
 //! STORE/.work/new.IDENT/            a record about to be born
 //! ```
@@ -13,12 +14,13 @@
 //! **Swap.** Write `rec.NEW`, rename `cur.17.OLD` to `cur.18.NEW`, remove `rec.OLD`. ENOENT: somebody was faster, or the
 //! reply to our first try was lost; either way the caller reads again and sees whose step it was.
 //!
-//! **Birth.** Prepare a directory with `rec.NEW` and `embryo.NEW` in it, rename it onto the name (which fails if a record
-//! is there), and only then choose the version number and rename `embryo.NEW` to `cur.N.NEW`: chosen that late it is
+//! **Birth.** Prepare a directory with the record in it as `embryo.0.NEW`, rename it onto the name (which fails if a record
+//! is there), and only then choose the version number and rename `embryo.0.NEW` to `born.N.NEW`: chosen that late it is
 //! above everything that anybody had under this name before. Whoever meets an embryo helps it along.
 //!
-//! **Death.** Rename `cur.17.OLD` to `end.17.OLD`, the tombstone; raise `token`; remove what is in the directory and the
-//! directory. Whoever meets a tombstone may revive it: `end.17.OLD` to `cur.18.NEW`.
+//! **Death.** Raise `token`; then remove `born.16.OLD`, which like a rename happens once, and the directory. A record that
+//! was changed leaves more than one file: then `cur.17.OLD` is first renamed to `end.17.OLD`, the tombstone that says that
+//! the rest may be removed. Whoever meets a tombstone may revive it: `end.17.OLD` to `cur.18.NEW`.
 //!
 //! **Sweeping.** Who has swapped removes every `rec` that it saw before the swap: whoever wrote one can no longer succeed.
 //! A directory without any pointer (`cur`, `end`, `embryo`) can never get one again and is removed.
@@ -150,10 +152,11 @@ impl Directory {
         };
         if pointer.stage == Stage::Embryo {
             let number = root.next_number(self.host.as_ref(), &self.path)?;
-            look.advance(&pointer, &Pointer { stage: Stage::Cur, number, ..pointer })?;
+            look.advance(&pointer, &Pointer { stage: Stage::Born, number, ..pointer })?;
             return Ok(Some(Swap::Conflict));
         }
-        let found = (pointer.stage == Stage::Cur).then_some(Version { number: pointer.number, mark: pointer.ident.mark });
+        let found =
+            (pointer.stage != Stage::End).then_some(Version { number: pointer.number, mark: pointer.ident.mark });
         if found.as_ref() != expect {
             return Ok(Some(Swap::Conflict));
         }
@@ -167,6 +170,15 @@ impl Directory {
                 }))
             }
             None if pointer.stage == Stage::End => Ok(Some(NOTHING_TO_DO)),
+            // Nothing will be left in the directory, so it needs no tombstone.
+            None if pointer.stage == Stage::Born && look.may_remove_directory() => {
+                root.raise_token(pointer.number, &self.path)?;
+                if !look.remove_pointer(&pointer)? {
+                    return Ok(Some(Swap::Conflict));
+                }
+                self.remove_directories(root, &look)?;
+                Ok(Some(Swap::Stored(Version { number: pointer.number, mark: pointer.ident.mark })))
+            }
             None => {
                 let end = Pointer { stage: Stage::End, ..pointer };
                 if !look.advance(&pointer, &end)? {
@@ -183,7 +195,7 @@ impl Directory {
         let Some(look) = entry.give_birth(&embryo, body)? else { return Ok(None) };
         let Some(look) = look else { return Ok(Some(Swap::Conflict)) };
         let number = root.next_number(self.host.as_ref(), &self.path)?;
-        let born = Pointer { stage: Stage::Cur, number, ..embryo };
+        let born = Pointer { stage: Stage::Born, number, ..embryo };
         Ok(Some(if look.advance(&embryo, &born)? {
             Swap::Stored(Version { number, mark: born.ident.mark })
         } else {
@@ -196,9 +208,15 @@ impl Directory {
         root.raise_token(end.number, &self.path)?;
         if look.may_remove_directory() {
             look.remove(end)?;
-            if self.layout == Layout::Beside {
-                root.remove_if_empty(&self.path);
-            }
+            self.remove_directories(root, look)?;
+        }
+        Ok(())
+    }
+
+    fn remove_directories(&self, root: &Root, look: &entry::Look<'_>) -> Result<()> {
+        look.remove_directory()?;
+        if self.layout == Layout::Beside {
+            root.remove_if_empty(&self.path);
         }
         Ok(())
     }

@@ -1,61 +1,227 @@
-//! A store in memory: for tests, and as the shortest statement of what a store is.
+//! The SQLite store: one database file, for those who want to ask it questions.
+//!
+//! Everything is in one table, `records_1`: a name, the number of its version, its bytes. The row with the empty name
+//! has no bytes; its version is the last number that any record got, so numbers of removed names do not come back. For
+//! people with the sqlite3 shell there are the views `holders` and `waiters`, computed from the records themselves (see
+//! [`schema`]):
+//!
+//! ```text
+//! sqlite3 -box locks.db 'SELECT name, pid, host, since FROM holders'
+//! ```
+//!
+//! **Swap.** `BEGIN IMMEDIATE`; take the next number if the record's version is the expected one; write or remove the
+//! row; `COMMIT`. Whoever dies in between leaves a journal, and the next to come rolls it back.
+//!
+//! **Settings.** Rollback journal, because a lone process pays a third less for it than for a write-ahead log, and POSIX
+//! locks, because the kernel drops them with their process. Nobody keeps the file locked while it does not use it.
+//! Synced as far as the database survives a power cut; that the last lock does not matters to nobody, for locks die
+//! with the boot ([`SYNCHRONOUS`]).
+//!
+//! **The file** is created by the first swap, with a mode that the umask decides; its directory must exist. Everybody
+//! who uses it needs write permission on both, for the journal stands beside the database. So root's cron and www-data
+//! share one like this: a directory of a common group with mode 2770, and umask 002 for the first who comes.
+//!
+//! **Limits.** One host: network file systems are refused, since their POSIX locks and caches are not to be trusted.
+//! Wait for a lock in the queue of its record, never in the database: SQLite's own waiting is short and unfair. In a
+//! directory that others may write, sticky or not, they can plant a journal. Who opens the file by other means in the
+//! same process (cp is fine, it is another one) drops our kernel locks on it. A csalock with another format finds no
+//! table of its own here and says so.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+mod ground;
+mod schema;
+mod wrong;
+
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Reach, Store, Stored, Swap, Version, Visit};
-use crate::error::Result;
-use crate::host::Host;
-use crate::host::boot_lease;
-use crate::lock::Lease;
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
-/// A store that ends with the process.
+use self::wrong::Cause;
+use super::{Reach, Store, Stored, Swap, Version, Visit};
+use crate::error::{Error, Result};
+use crate::host::{Host, boot_lease};
+use crate::lock::Lease;
+use crate::name::{shown, shown_path};
+
+/// How much a commit waits for the disk. NORMAL can lose the last commits in a power cut, FULL none.
+const SYNCHRONOUS: &str = "PRAGMA synchronous = NORMAL";
+
+const READ: &str = "SELECT version, body FROM records_1 WHERE name = ?1";
+const STATE: &str = "SELECT (SELECT version FROM records_1 WHERE name = ?1), version FROM records_1 WHERE name = x''";
+const COUNT: &str = "UPDATE records_1 SET version = ?1 WHERE name = x''";
+const WRITE: &str = "REPLACE INTO records_1 VALUES (?1, ?2, ?3)";
+const REMOVE: &str = "DELETE FROM records_1 WHERE name = ?1";
+const PAGE: &str = "SELECT version, body, name FROM records_1 WHERE name > ?1 ORDER BY name LIMIT 256";
+
+/// A scan takes no more than this into memory at once, one record excepted.
+const PAGE_BYTES: usize = 1 << 20;
+
+/// How often a busy database is tried again: for some ten seconds.
+const MOST_TRIES: i32 = 1600;
+
+/// One SQLite database.
 pub struct Sqlite {
+    path: PathBuf,
     host: Arc<dyn Host>,
-    inside: Mutex<Inside>,
+    /// Opened by the first who needs it, dropped after an error. It must not be carried over a fork.
+    database: Mutex<Option<Database>>,
 }
 
-#[derive(Default)]
-struct Inside {
-    versions: u64,
-    records: BTreeMap<Vec<u8>, Stored>,
+type Done<T> = std::result::Result<T, Cause>;
+
+struct Database {
+    connection: Connection,
+    /// [`SYNCHRONOUS`] was said.
+    tuned: bool,
 }
 
 impl Sqlite {
-    /// An empty one.
-    pub fn open(_path: &std::path::Path, host: Arc<dyn Host>) -> Result<Sqlite> {
-        Ok(Sqlite { host, inside: Mutex::default() })
+    /// Opens the database at this absolute path, or the place where the first swap will create it.
+    ///
+    /// # Errors
+    ///
+    /// When its directory is missing, on a network file system, or open to others without the sticky bit.
+    pub fn open(path: &Path, host: Arc<dyn Host>) -> Result<Sqlite> {
+        ground::check_directory(path)?;
+        Ok(Sqlite { path: path.to_path_buf(), host, database: Mutex::default() })
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn database(&self) -> MutexGuard<'_, Option<Database>> {
+        self.database.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs `work` on the database, if there is one.
+    fn reading<T: Default>(&self, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
+        let mut database = self.database();
+        if database.is_none() && !ground::check_file(&self.path)? {
+            return Ok(T::default());
+        }
+        let done = self.opened(&mut database).and_then(|database| {
+            let connection = &database.connection;
+            work(connection).or_else(|cause| match schema::is_missing(connection, cause)? {
+                true => Ok(T::default()),
+                false => work(connection),
+            })
+        });
+        done.map_err(|cause| {
+            *database = None;
+            wrong::explain(cause, &self.path)
+        })
+    }
+
+    /// Runs `work` in a write transaction on the database, which is created if there is none. `T::default()` when the
+    /// database that we knew is not there any more.
+    fn writing<T: Default>(&self, work: impl Fn(&Transaction<'_>) -> Done<T>) -> Result<T> {
+        let mut database = self.database();
+        if database.is_none() && !ground::check_file(&self.path)? {
+            ground::create_file(&self.path)?;
+        }
+        let done = self.opened(&mut database).and_then(|database| {
+            if !database.tuned {
+                database.connection.execute_batch(SYNCHRONOUS)?;
+                database.tuned = true;
+            }
+            let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
+            let value = work(&transaction).or_else(|cause| {
+                if schema::is_missing(&transaction, cause)? {
+                    transaction.execute_batch(schema::CREATE)?;
+                }
+                work(&transaction)
+            })?;
+            transaction.commit()?;
+            Ok(value)
+        });
+        done.or_else(|cause| {
+            *database = None;
+            if wrong::was_moved(&cause) { Ok(T::default()) } else { Err(wrong::explain(cause, &self.path)) }
+        })
+    }
+
+    /// The connection, which an error ends.
+    fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
+        match database {
+            Some(database) => Ok(database),
+            None => Ok(database.insert(Database { connection: connect(&self.path)?, tuned: false })),
+        }
+    }
+
+    /// Records behind `after` in the order of names, as many as are good to have in memory at once.
+    fn page(&self, after: &[u8]) -> Result<Vec<(Vec<u8>, Result<Stored>)>> {
+        self.reading(|connection| {
+            let mut statement = connection.prepare(PAGE)?;
+            let mut rows = statement.query([after])?;
+            let (mut page, mut bytes) = (Vec::new(), 0);
+            while bytes < PAGE_BYTES
+                && let Some(row) = rows.next()?
+            {
+                let name = row.get_ref(2)?.as_bytes().unwrap_or_default().to_vec();
+                let stored = self.stored(row, &name);
+                bytes += stored.as_ref().map_or(0, |stored| stored.body.len());
+                page.push((name, stored));
+            }
+            Ok(page)
+        })
+    }
+
+    /// A row's version and body, from a statement that selects them first.
+    fn stored(&self, row: &Row<'_>, name: &[u8]) -> Result<Stored> {
+        match (row.get_ref(0), row.get_ref(1)) {
+            (Ok(ValueRef::Integer(number)), Ok(ValueRef::Blob(body) | ValueRef::Text(body))) if number >= 0 => {
+                let version = Version { number: number.unsigned_abs(), mark: 0 };
+                Ok(Stored { version, body: body.to_vec(), may_be_torn: false })
+            }
+            _ => Err(Error::corrupt(format!("{} has no version or no body", self.place(name)))),
+        }
     }
 }
 
 impl Store for Sqlite {
     fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
-        Ok(self.inside().records.get(name).cloned())
+        let found = self.reading(|connection| {
+            Ok(connection.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?)
+        });
+        found?.transpose()
     }
 
     fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
-        let mut inside = self.inside();
-        if inside.records.get(name).map(|stored| &stored.version) != expect {
-            return Ok(Swap::Conflict);
-        }
-        inside.versions += 1;
-        let version = Version { number: inside.versions, mark: 0 };
-        match body {
-            Some(body) => inside.records.insert(name.to_vec(), Stored { version, body: body.to_vec(), may_be_torn: false }),
-            None => inside.records.remove(name),
+        let expect = match expect {
+            None => None,
+            Some(Version { number, mark: 0 }) if *number <= i64::MAX as u64 => Some(*number as i64),
+            Some(_) => return Ok(Swap::Conflict),
         };
-        Ok(Swap::Stored(version))
+        let swapped = self.writing(|transaction| {
+            let state = transaction.query_row(STATE, [name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+            let (found, last): (Option<i64>, i64) = state.ok_or_else(wrong::without_counter)?;
+            if found != expect {
+                return Ok(None);
+            }
+            let number = last + 1;
+            transaction.execute(COUNT, [number])?;
+            match body {
+                Some(body) => transaction.execute(WRITE, (name, number, body))?,
+                None => transaction.execute(REMOVE, [name])?,
+            };
+            Ok(Some(number))
+        });
+        Ok(match swapped? {
+            Some(number) => Swap::Stored(Version { number: number.unsigned_abs(), mark: 0 }),
+            None => Swap::Conflict,
+        })
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let records: Vec<Stored> = self.inside().records.values().cloned().collect();
-        records.into_iter().try_for_each(|stored| visit("memory", Ok(stored)))
+        let mut after = Vec::new();
+        loop {
+            // Nothing is locked while `visit` runs, since that may write.
+            let page = self.page(&after)?;
+            let Some((last, _)) = page.last() else { return Ok(()) };
+            after.clone_from(last);
+            for (name, stored) in page {
+                visit(&self.place(&name), stored)?;
+            }
+        }
     }
 
     fn lend(&self, span: Duration) -> Result<Lease> {
@@ -70,8 +236,8 @@ impl Store for Sqlite {
         Reach::ThisHost
     }
 
-    fn place(&self, _name: &[u8]) -> String {
-        "memory".to_string()
+    fn place(&self, name: &[u8]) -> String {
+        format!("{} (row {})", shown_path(&self.path), shown(name))
     }
 
     fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
@@ -83,6 +249,26 @@ impl Store for Sqlite {
     }
 
     fn url(&self) -> String {
-        "memory:".to_string()
+        format!("sqlite:{}", self.path.display())
     }
+}
+
+/// Opens a database that exists. No link is followed, neither by us nor by SQLite.
+fn connect(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let mut opened = Connection::open_with_flags(path, flags);
+    if wrong::is_link(&opened) {
+        // Links on the way to its directory are the user's own business.
+        opened = Connection::open_with_flags(ground::without_links(path), flags);
+    }
+    let mut connection = opened?;
+    connection.busy_handler(Some(wait_while_busy))?;
+    Ok(connection)
+}
+
+/// Others are in it, usually for a tenth of a millisecond: tries again soon at first, then every 6 ms.
+#[expect(clippy::disallowed_methods, reason = "SQLite wants to be blocked here, and no clock is asked")]
+fn wait_while_busy(tries: i32) -> bool {
+    std::thread::sleep(Duration::from_micros(50 << tries.clamp(0, 7)));
+    tries < MOST_TRIES
 }

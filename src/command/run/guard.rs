@@ -25,6 +25,8 @@ pub(super) struct Guard<'a> {
 
 impl Guard<'_> {
     pub(super) fn until_the_end(&self, running: Running, signals: &Signals) -> anyhow::Result<Exit> {
+        // Asked for now, while the command runs, so that giving back need not wait for it.
+        let _ = self.world.host.home();
         let mut limits = || self.limits();
         let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some();
         let limits = limited.then_some(&mut limits as &mut dyn FnMut() -> Vec<Limits>);

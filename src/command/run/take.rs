@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 
-use crate::child::{Becoming, Plan, Report};
+use crate::child::{Becoming, Plan, Progress, Report};
 use crate::cli::RunWithLock;
 use crate::command::lock::told;
-use crate::command::world::{Target, World, refusal};
-use crate::engine::{Applicant, Engine, Taken};
+use crate::command::world::{Target, World, refusal, say};
+use crate::engine::{Applicant, Engine, Patience, Taken};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::lock::{Ask, Grant, Handle, Outcome, Share};
@@ -60,6 +60,24 @@ impl Take<'_> {
                 let signal = std::iter::from_fn(|| self.signals.next()).next();
                 Ok(signal.map_or(Exit::System, |came| Exit::Raised(came.signal as i32)))
             }
+        }
+    }
+
+    /// Takes the lock if it is free and becomes the command. Whatever stands in the way is looked at again, and
+    /// told, by the long way.
+    pub(super) fn at_once(&self, progress: &Progress) {
+        let Ok(engine) = self.world.engine(&self.target.location) else { return };
+        let Ok(applicant) = self.applicant(false) else { return };
+        let taken = engine.take(&self.target.name, &applicant, &Patience::NONE, None, &mut |_| {});
+        let Ok(Taken::Answer(Outcome::Granted(grant, evicted))) = taken else { return };
+        let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
+        told(&self.asked.common, self.target, &reporter, &grant, evicted.as_ref());
+        progress.granted();
+        let error = self.plan.execute(&self.variables(&grant), self.signals, self.world.inherited);
+        progress.failed(error.exit());
+        say(&error.to_string());
+        if let Err(error) = self.give_back(&engine) {
+            say(&error.to_string());
         }
     }
 

@@ -21,8 +21,9 @@ const LONGEST_PLAIN: usize = 200;
 /// How much of a long name is still to be seen in its file name.
 const SEEN_OF_LONG: usize = 100;
 
-/// So often a listing without any pointer is repeated before it is believed.
-const LISTINGS: usize = 3;
+/// So often a listing with records but without any pointer is repeated before it is believed: some file systems may miss a
+/// name that is renamed while they list, but not time and again.
+const LISTINGS: usize = 20;
 
 /// Where the record of one name is, or would be.
 pub(super) struct Entry<'a> {
@@ -101,10 +102,8 @@ impl<'a> Entry<'a> {
             Err(Errno::ENOENT) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         };
-        let record = embryo.ident.record();
         let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode).and_then(|directory| {
-            sys::create_file(&directory, &record, self.root.file_mode, body)?;
-            sys::link(&directory, &record, &embryo.name())?;
+            sys::create_file(&directory, &embryo.name(), self.root.file_mode, body)?;
             Ok(directory)
         });
         let born = prepared.and_then(|directory| {
@@ -113,7 +112,7 @@ impl<'a> Entry<'a> {
         });
         match born {
             Ok(directory) => {
-                Ok(Some(Some(Look { entry: self, directory, pointer: Some(*embryo), records: vec![record] })))
+                Ok(Some(Some(Look { entry: self, directory, pointer: Some(*embryo), records: Vec::new() })))
             }
             Err(errno) => {
                 discard_draft(drafts, OsStr::new(&draft));
@@ -166,7 +165,7 @@ impl Look<'_> {
 
     /// The bytes that the pointer means; `None` if they are not there, for the record moved on.
     pub(super) fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
-        let name = pointer.ident.record();
+        let name = pointer.record();
         match sys::read_file(&self.directory, &name, crate::lock::MOST_BYTES) {
             Ok(Ok(bytes)) => Ok(Some(bytes)),
             Ok(Err(what)) => {
@@ -207,6 +206,15 @@ impl Look<'_> {
         advanced
     }
 
+    /// Removes the pointer of a record that has no other file. `false`: somebody was faster.
+    pub(super) fn remove_pointer(&self, pointer: &Pointer) -> Result<bool> {
+        match sys::remove_if_there(&self.directory, OsStr::new(&pointer.name())) {
+            Ok(removed) => Ok(removed),
+            Err(Errno::ESTALE) => Ok(false),
+            Err(errno) => Err(self.entry.failed("remove the record")(errno)),
+        }
+    }
+
     /// Removes the directory that a tombstone stands in, the tombstone last.
     pub(super) fn remove(&self, end: &Pointer) -> Result<()> {
         self.remove_records();
@@ -228,7 +236,7 @@ impl Look<'_> {
         }
     }
 
-    fn remove_directory(&self) -> Result<()> {
+    pub(super) fn remove_directory(&self) -> Result<()> {
         match sys::remove_directory(&self.entry.root.directory, &self.entry.file_name) {
             // Somebody is at work in it, and will see to it.
             Ok(()) | Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),

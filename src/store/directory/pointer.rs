@@ -1,4 +1,5 @@
-//! The names inside a record's directory: `cur.17.IDENT`, `end.17.IDENT`, `embryo.0.IDENT`, and `rec.IDENT`.
+//! The names inside a record's directory: the pointers `embryo.0.IDENT`, `born.17.IDENT`, `cur.17.IDENT` and
+//! `end.17.IDENT`, and `rec.IDENT`.
 
 use sha2::{Digest, Sha256};
 
@@ -16,7 +17,9 @@ pub(super) struct Ident {
 pub(super) enum Stage {
     /// Born, its version number not yet chosen.
     Embryo,
-    /// In use.
+    /// In use, and never changed yet: the record is in the pointer itself.
+    Born,
+    /// In use: the record is in `rec.IDENT`.
     Cur,
     /// Removed.
     End,
@@ -41,7 +44,6 @@ impl Ident {
         format!("{:08x}{:016x}", self.boot, self.mark)
     }
 
-    /// The name of the file that has the record's bytes.
     pub(super) fn record(&self) -> String {
         format!("rec.{}", self.text())
     }
@@ -58,6 +60,7 @@ impl Stage {
     fn word(self) -> &'static str {
         match self {
             Stage::Embryo => "embryo",
+            Stage::Born => "born",
             Stage::Cur => "cur",
             Stage::End => "end",
         }
@@ -65,6 +68,14 @@ impl Stage {
 }
 
 impl Pointer {
+    /// The name of the file that has the record's bytes.
+    pub(super) fn record(&self) -> String {
+        match self.stage {
+            Stage::Embryo | Stage::Born => self.name(),
+            Stage::Cur | Stage::End => self.ident.record(),
+        }
+    }
+
     pub(super) fn name(&self) -> String {
         format!("{}.{}.{}", self.stage.word(), self.number, self.ident.text())
     }
@@ -79,7 +90,7 @@ impl Name {
             Ident::parse(parts.next()?)?;
             return parts.next().is_none().then_some(Name::Record);
         }
-        let stage = [Stage::Embryo, Stage::Cur, Stage::End].into_iter().find(|stage| stage.word() == word)?;
+        let stage = [Stage::Embryo, Stage::Born, Stage::Cur, Stage::End].into_iter().find(|stage| stage.word() == word)?;
         let (number, ident) = (parts.next()?.parse().ok()?, Ident::parse(parts.next()?)?);
         parts.next().is_none().then_some(Name::Pointer(Pointer { stage, number, ident }))
     }

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use nix::NixPath;
 use nix::dir::Type;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag};
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::{FileType, RawDir};
@@ -82,25 +82,25 @@ pub(super) fn rename(from: impl AsFd, old: &str, to: impl AsFd, new: &OsStr) -> 
     nix::fcntl::renameat(from, old, to, new)
 }
 
-pub(super) fn link(at: impl AsFd, old: &str, new: &str) -> Result<(), Errno> {
-    let at = at.as_fd();
-    nix::unistd::linkat(at, old, at, new, AtFlags::empty())
+/// Removes a file. `false`: it was not there.
+pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
+    match nix::unistd::unlinkat(at, name, UnlinkatFlags::NoRemoveDir) {
+        Ok(()) => Ok(true),
+        Err(Errno::ENOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Removes a file. That it is gone already is as good.
 pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
-    gone_is_fine(nix::unistd::unlinkat(at, name, UnlinkatFlags::NoRemoveDir))
+    remove_if_there(at, name).map(drop)
 }
 
 /// Removes a directory if it is empty. That it is gone already is as good.
 pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
-    gone_is_fine(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir))
-}
-
-fn gone_is_fine(result: Result<(), Errno>) -> Result<(), Errno> {
-    match result {
+    match nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir) {
         Err(Errno::ENOENT) => Ok(()),
-        other => other,
+        removed => removed,
     }
 }
 

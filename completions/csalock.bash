@@ -1,0 +1,460 @@
+_csalock() {
+    local i cur prev opts cmd
+    COMPREPLY=()
+    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+        cur="$2"
+    else
+        cur="${COMP_WORDS[COMP_CWORD]}"
+    fi
+    prev="$3"
+    cmd=""
+    opts=""
+
+    for i in "${COMP_WORDS[@]:0:COMP_CWORD}"
+    do
+        case "${cmd},${i}" in
+            ",$1")
+                cmd="csalock"
+                ;;
+            csalock,gc)
+                cmd="csalock__subcmd__gc"
+                ;;
+            csalock,list)
+                cmd="csalock__subcmd__status"
+                ;;
+            csalock,lock)
+                cmd="csalock__subcmd__lock"
+                ;;
+            csalock,renew)
+                cmd="csalock__subcmd__renew"
+                ;;
+            csalock,run)
+                cmd="csalock__subcmd__run__subcmd__with__subcmd__lock"
+                ;;
+            csalock,run-with-lock)
+                cmd="csalock__subcmd__run__subcmd__with__subcmd__lock"
+                ;;
+            csalock,status)
+                cmd="csalock__subcmd__status"
+                ;;
+            csalock,unlock)
+                cmd="csalock__subcmd__unlock"
+                ;;
+            *)
+                ;;
+        esac
+    done
+
+    case "${cmd}" in
+        csalock)
+            opts="-h -V --help --version lock unlock run-with-lock run status list renew gc"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__gc)
+            opts="-q -v -h --store --json --quiet --verbose --dry-run --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__lock)
+            opts="-q -v -w -n -x -E -h --store --json --quiet --verbose --wait --timeout --nonblock --exclusive --ttl --forever --fail-on-stale --backoff --attempts --label --conflict-exit-code --pid --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --wait)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -w)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --ttl)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --backoff)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --attempts)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --label)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --conflict-exit-code)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -E)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --pid)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__renew)
+            opts="-q -v -h --store --json --quiet --verbose --handle --ttl --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --handle)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --ttl)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__run__subcmd__with__subcmd__lock)
+            opts="-q -v -w -n -x -E -F -c -h --store --json --quiet --verbose --wait --timeout --nonblock --exclusive --ttl --forever --fail-on-stale --backoff --attempts --label --conflict-exit-code --no-fork --command --max-hold --kill-after --on-lost --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --wait)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -w)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --ttl)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --backoff)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --attempts)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --label)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --conflict-exit-code)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -E)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --command)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -c)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --max-hold)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --kill-after)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --on-lost)
+                    COMPREPLY=($(compgen -W "kill warn" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__status)
+            opts="-q -v -1 -h --store --json --quiet --verbose --names-only --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__unlock)
+            opts="-q -v -h --store --json --quiet --verbose --handle --all --force --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --handle)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+    esac
+}
+
+# Prints the locks of the store that is meant, one a line. Names that need escapes to be shown are left out.
+_csalock_live() {
+    "$@" -1 2>/dev/null </dev/null | while IFS= read -r name; do
+        case $name in
+            *\\*) ;;
+            *) printf '%s\n' "$name" ;;
+        esac
+    done
+}
+
+# Splits the line at its spaces only, whatever COMP_WORDBREAKS says: words, and at which word of bash's each begins.
+_csalock_split() {
+    local rest=$COMP_LINE i
+    words=() begins=()
+    for ((i = 0; i <= COMP_CWORD; i++)); do
+        if ((i > 0)) && [[ $rest != [[:space:]]* ]]; then
+            words[${#words[@]} - 1]+=${COMP_WORDS[i]}
+        else
+            words+=("${COMP_WORDS[i]}")
+            begins+=("$i")
+        fi
+        rest=${rest#"${rest%%[![:space:]]*}"}
+        rest=${rest#"${COMP_WORDS[i]}"}
+    done
+}
+
+# Offers lock names for the word that is being typed.
+_csalock_offer() {
+    local typed=${words[${#words[@]} - 1]} name word
+    local before=${typed%"$2"}
+    case $typed in
+        \"* | \'*) before="" ;;
+    esac
+    while IFS= read -r name; do
+        # In quotes it stands as it is, bare it needs backslashes.
+        case $typed in
+            \"* | \'*) word=$name ;;
+            *) printf -v word %q "$name" ;;
+        esac
+        [[ $word == "$before$2"* ]] && COMPREPLY+=("${word#"$before"}")
+    done < <(_csalock_live "$1" status "${store[@]}")
+}
+
+_csalock_or_live() {
+    local -a words begins store=()
+    local i word command="" operand=0
+    local valued=" --attempts --backoff --command --conflict-exit-code --handle --kill-after --label --max-hold --on-lost --pid --store --timeout --ttl --wait -E -c -w "
+    COMPREPLY=()
+    _csalock_split
+    local last=$((${#words[@]} - 1))
+    for ((i = 1; i < last; i++)); do
+        word=${words[i]//[\\\"\']/}
+        if [[ -z $command ]]; then
+            command=$word
+        elif [[ $word == -- ]]; then
+            operand=$((i + 1))
+            break
+        elif [[ $word == --store=* ]]; then
+            store=("$word")
+        elif [[ $valued == *" $word "* ]]; then
+            i=$((i + 1))
+            # The word that is being typed is this option's value.
+            ((i < last)) || command=""
+            if [[ $word == --store ]]; then
+                store=(--store "${words[i]//[\\\"\']/}")
+            fi
+        elif [[ $word != -* ]]; then
+            operand=$i
+            break
+        fi
+    done
+    if ((operand == 0)) && [[ ${words[last]} != -* ]]; then
+        operand=$last
+    fi
+    case "$command,$((operand > 0 && operand <= last))" in
+        unlock,1 | status,1 | list,1 | renew,1)
+            _csalock_offer "$1" "$2"
+            ;;
+        run-with-lock,1 | run,1)
+            operand=$((operand + 1))
+            if [[ $operand -lt $last && ${words[operand]} == -- ]]; then
+                operand=$((operand + 1))
+            fi
+            if ((operand > last)); then
+                return
+            elif declare -F _command_offset >/dev/null; then
+                _command_offset "${begins[operand]}"
+            elif ((operand == last)); then
+                mapfile -t COMPREPLY < <(compgen -c -- "$2")
+            fi
+            ;;
+        lock,1) ;;
+        *) _csalock "$@" ;;
+    esac
+}
+
+if [[ "${BASH_VERSINFO[0]}" -eq 4 && "${BASH_VERSINFO[1]}" -ge 4 || "${BASH_VERSINFO[0]}" -gt 4 ]]; then
+    complete -F _csalock_or_live -o nosort -o bashdefault -o default csalock
+else
+    complete -F _csalock_or_live -o bashdefault -o default csalock
+fi

@@ -1,0 +1,175 @@
+# Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
+function __fish_csalock_global_optspecs
+    string join \n h/help V/version
+end
+
+function __fish_csalock_needs_command
+    # Figure out if the current invocation already has a command.
+    set -l cmd (commandline -opc)
+    set -e cmd[1]
+    argparse -s (__fish_csalock_global_optspecs) -- $cmd 2>/dev/null
+    or return
+    if set -q argv[1]
+        # Also print the command, so this can be used to figure out what it is.
+        echo $argv[1]
+        return 1
+    end
+    return 0
+end
+
+function __fish_csalock_using_subcommand
+    set -l cmd (__fish_csalock_needs_command)
+    test -z "$cmd"
+    and return 1
+    contains -- $cmd[1] $argv
+end
+
+complete -c csalock -n "__fish_csalock_needs_command" -s h -l help -d 'Print help'
+complete -c csalock -n "__fish_csalock_needs_command" -s V -l version -d 'Print version'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Take a lock for the calling script; prints the handle that proves it'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Give back locks'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "run-with-lock" -d 'Take a lock, run a command, give the lock back'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Take a lock, run a command, give the lock back'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "status" -d 'Show who holds, since when, until when, and who waits; changes nothing'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "list" -d 'Show who holds, since when, until when, and who waits; changes nothing'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "renew" -d 'Let locks that are held last a new time from now'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove what dead holders and waiters left behind'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Hold it at most this long' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pauses between looks that nothing prompts: the first and the longest' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Look at most so many times' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l label -d 'Say why, for those who look at the lock' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'The lock belongs to this process instead of the script that calls' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s x -l exclusive -d 'Take it for oneself alone; the default'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Give back everything that the caller owns in this store'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock, whoever holds it, and say whose it was'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Hold it at most this long' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pauses between looks that nothing prompts: the first and the longest' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Look at most so many times' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Say why, for those who look at the lock' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if it had to be killed' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that was asked to end and did not, after this time' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'What to do with the command when --ttl is about to be over' -r -f -a "kill\t'It is ended before'
+warn\t'It goes on; a warning is printed'"
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s x -l exclusive -d 'Take it for oneself alone; the default'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with it'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Hold it at most this long' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pauses between looks that nothing prompts: the first and the longest' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Look at most so many times' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l label -d 'Say why, for those who look at the lock' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l max-hold -d 'End the command after this time: exit 124, or 137 if it had to be killed' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'Kill a command that was asked to end and did not, after this time' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'What to do with the command when --ttl is about to be over' -r -f -a "kill\t'It is ended before'
+warn\t'It goes on; a warning is printed'"
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s n -l nonblock -d 'Do not wait: the same as -w 0'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s x -l exclusive -d 'Take it for oneself alone; the default'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with it'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s 1 -l names-only -d 'Print the names only, one a line'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s 1 -l names-only -d 'Print the names only, one a line'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Hold it at most this long from now on' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l dry-run -d 'Only say what would be removed'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Print help (see more with \'--help\')'
+
+# The words before the cursor that come after the options, one a line; and whether there are any.
+function __fish_csalock_operands
+    set -l valued --attempts --backoff --command --conflict-exit-code --handle --kill-after --label --max-hold --on-lost --pid --store --timeout --ttl --wait -E -c -w
+    set -l words (commandline -opc)
+    set -e words[1..2]
+    while set -q words[1]
+        if test "$words[1]" = --
+            set -e words[1]
+            break
+        else if contains -- $words[1] $valued
+            set -e words[1]
+        else if not string match -q -- '-*' $words[1]
+            break
+        end
+        set -e words[1]
+    end
+    set -q words[1]
+    and printf '%s\n' $words
+end
+
+# The locks of the store that is meant. Names that need escapes to be shown are left out.
+function __fish_csalock_live
+    set -l words (commandline -opc)
+    set -l store
+    set -l at (contains -i -- --store $words)
+    and set store --store $words[(math $at + 1)]
+    set at (string match -- '--store=*' $words)
+    and set store $at[1]
+    csalock status $store -1 2>/dev/null | string match -rv '\\\\'
+end
+
+# A command with its own completions, after the name.
+function __fish_csalock_job
+    set -l words (__fish_csalock_operands)
+    set -e words[1]
+    test "$words[1]" = --
+    and set -e words[1]
+    complete -C (string join ' ' -- (string escape -- $words) (commandline -ct))
+end
+
+for command in unlock status list renew
+    complete -c csalock -n "__fish_csalock_using_subcommand $command" -f -a '(__fish_csalock_live)'
+end
+for command in run-with-lock run
+    complete -c csalock -n "__fish_csalock_using_subcommand $command; and __fish_csalock_operands >/dev/null" \
+        -f -a '(__fish_csalock_job)'
+end

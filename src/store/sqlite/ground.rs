@@ -1,0 +1,129 @@
+//! Where the database stands: checked before SQLite sees the path, and created with better words than it has.
+
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::stat::{Mode, SFlag, lstat, mknod, stat};
+use nix::sys::statfs::statfs;
+use nix::unistd::{AccessFlags, eaccess};
+
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::name::shown_path;
+
+/// File systems whose locks and caches SQLite must not rely on: magic numbers of statfs(2) and the kernel's sources.
+const NETWORK: [(u32, &str); 18] = [
+    (0x0000_6969, "NFS"),
+    (0xFF53_4D42, "CIFS"),
+    (0xFE53_4D42, "SMB"),
+    (0x0000_517B, "SMB"),
+    (0x6573_5546, "FUSE"),
+    (0x0102_1997, "9p"),
+    (0x00C3_6400, "Ceph"),
+    (0x0BD0_0BD0, "Lustre"),
+    (0x0116_1970, "GFS2"),
+    (0x7461_636F, "OCFS2"),
+    (0x5346_414F, "AFS"),
+    (0x6B41_4653, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
+    (0x2003_0528, "OrangeFS"),
+    (0x786F_4256, "vboxsf"),
+    (0xBACB_ACBC, "vmhgfs"),
+];
+
+/// Checks that a database may stand at `path`.
+pub(super) fn check_directory(path: &Path) -> Result<()> {
+    let directory = directory_of(path)?;
+    let failed = |errno| Error::os(errno, "use the directory of the database,", directory);
+    let found = stat(directory).map_err(failed)?;
+    if SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT != SFlag::S_IFDIR {
+        return Err(failed(Errno::ENOTDIR));
+    }
+    let mode = Mode::from_bits_truncate(found.st_mode);
+    if mode.contains(Mode::S_IWOTH) && !mode.contains(Mode::S_ISVTX) {
+        return Err(Error::new(
+            Exit::Permission,
+            format!("everybody may replace the database {}", shown_path(path)),
+            "give its directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
+        ));
+    }
+    let magic = statfs(directory).map_err(failed)?.filesystem_type().0 as u32;
+    match NETWORK.iter().find(|(number, _)| *number == magic) {
+        Some((_, kind)) => Err(Error::new(
+            Exit::Unreachable,
+            format!("{} is on {kind}, where SQLite cannot lock its database safely", shown_path(path)),
+            "use a dir: store there, or a local directory for this one",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Whether the file is there. Anything but a plain file is refused.
+pub(super) fn check_file(path: &Path) -> Result<bool> {
+    let found = match lstat(path) {
+        Ok(found) => found,
+        Err(Errno::ENOENT) if directory_of(path)?.is_dir() => return Ok(false),
+        Err(errno) => return Err(Error::os(errno, "open the database", path)),
+    };
+    match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => Ok(true),
+        SFlag::S_IFLNK => Err(Error::new(
+            Exit::Permission,
+            format!("the database {} is a symbolic link", shown_path(path)),
+            "links are not followed there; name the real file",
+        )),
+        _ => Err(Error::new(
+            Exit::Unreachable,
+            format!("{} is no file, so no database", shown_path(path)),
+            "name a file, or use a dir: store",
+        )),
+    }
+}
+
+/// Makes an empty file. That somebody else was faster is as good.
+///
+/// SQLite would make it, too: but never writable for the group, and without a reason when it cannot. mknod(2) opens
+/// nothing, so nothing is closed, which would drop what locks another connection of this process has on it.
+pub(super) fn create_file(path: &Path) -> Result<()> {
+    match mknod(path, SFlag::S_IFREG, Mode::from_bits_truncate(0o666), 0) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(Error::os(errno, "create the database", path)),
+    }
+}
+
+/// What the system has against using the database, found out without opening it.
+pub(super) fn obstacle(path: &Path) -> Option<Error> {
+    let wanted = AccessFlags::R_OK | AccessFlags::W_OK;
+    if let Err(error) = check_directory(path).and_then(|()| check_file(path)) {
+        return Some(error);
+    }
+    if let Err(errno) = eaccess(path, wanted) {
+        return Some(Error::os(errno, "write the database", path));
+    }
+    let directory = directory_of(path).ok()?;
+    let errno = eaccess(directory, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
+    Some(Error::os(errno, "create the database's journal in", directory))
+}
+
+/// The same path with the links in its directory resolved.
+pub(super) fn without_links(path: &Path) -> PathBuf {
+    let resolved = directory_of(path).ok().and_then(|directory| std::fs::canonicalize(directory).ok());
+    match (resolved, path.file_name()) {
+        (Some(directory), Some(file)) => directory.join(file),
+        _ => path.to_path_buf(),
+    }
+}
+
+fn directory_of(path: &Path) -> Result<&Path> {
+    match (path.parent(), path.file_name()) {
+        (Some(directory), Some(_)) if directory.as_os_str().is_empty() => Ok(Path::new(".")),
+        (Some(directory), Some(_)) => Ok(directory),
+        _ => Err(Error::new(
+            Exit::Unreachable,
+            format!("{} is a directory, not a database", shown_path(path)),
+            "name a file in it, or use a dir: store",
+        )),
+    }
+}

@@ -1,0 +1,85 @@
+//! What a command under a lock inherits: descriptors, dispositions and masks, as if we were not there.
+
+use crate::sandbox::Sandbox;
+
+/// Runs a shell line with `$WRAP` empty, then with ours in it, plain and with -F; all must say the same.
+fn same_with_and_without_us(sandbox: &Sandbox, script: &str) -> String {
+    let said = |wrap: &str| {
+        let done = sandbox.script("bash", script).env("WRAP", wrap).capture();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{script} {wrap}: {done:?}");
+        done.stdout
+    };
+    let wanted = said("");
+    for wrap in ["csalock run x", "csalock run -F x", "csalock run --ttl 1h x"] {
+        assert_eq!(said(wrap), wanted, "{wrap}: {script}");
+    }
+    wanted
+}
+
+const OPEN: &str = "dash -c 'ls /proc/$$/fd > open; :'";
+
+on_every_store! {
+    fn no_descriptor_of_ours_reaches_the_command(sandbox: &Sandbox) {
+        same_with_and_without_us(sandbox, &format!("$WRAP {OPEN}; cat open"));
+    }
+
+    fn descriptors_of_the_caller_do(sandbox: &Sandbox) {
+        let open = same_with_and_without_us(sandbox, &format!("$WRAP {OPEN} 7>seven 19</dev/null; cat open"));
+        assert!(["7", "19"].iter().all(|number| open.lines().any(|line| line == *number)), "{open}");
+    }
+
+    fn closed_descriptors_stay_closed(sandbox: &Sandbox) {
+        for closed in ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", ">&- 2>&-", "<&- >&- 2>&-"] {
+            same_with_and_without_us(sandbox, &format!("$WRAP {OPEN} {closed}; cat open"));
+        }
+    }
+
+    fn each_descriptor_is_the_file_that_it_was(sandbox: &Sandbox) {
+        let look = "dash -c 'readlink /proc/$$/fd/0 /proc/$$/fd/1 /proc/$$/fd/2 > links; :'";
+        let links = same_with_and_without_us(sandbox, &format!("$WRAP {look} < /etc/passwd > out 2>> err; cat links"));
+        assert_eq!(links.lines().next(), Some("/etc/passwd"));
+    }
+
+    fn stdin_is_the_commands_alone(sandbox: &Sandbox) {
+        let script = "$WRAP dd bs=1 count=2 2>/dev/null; echo; cat";
+        for wrap in ["csalock run x", "csalock run -F x"] {
+            sandbox.script("bash", script).env("WRAP", wrap).stdin("abcd").stdout("ab\ncd").run();
+        }
+        sandbox.csalock(["run", "x", "cat"]).stdin([0, b'\n', b'x']).stdout("\0\nx").run();
+    }
+
+    fn ignored_signals_stay_ignored(sandbox: &Sandbox) {
+        let all = same_with_and_without_us(sandbox, "env --ignore-signal $WRAP grep SigIgn /proc/self/status");
+        assert_ne!(all, "SigIgn:\t0000000000000000\n");
+        for signal in ["HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "PIPE", "CHLD", "ALRM", "TSTP"] {
+            let script = format!("env --ignore-signal={signal} $WRAP grep SigIgn /proc/self/status");
+            same_with_and_without_us(sandbox, &script);
+        }
+        same_with_and_without_us(sandbox, "env --default-signal $WRAP grep SigIgn /proc/self/status");
+    }
+
+    fn the_signal_mask_is_untouched(sandbox: &Sandbox) {
+        for option in ["--block-signal", "--block-signal=TERM", "--block-signal=CHLD,USR1", "--default-signal=TERM"] {
+            let script = format!("env {option} $WRAP grep -E 'SigBlk|SigCgt' /proc/self/status");
+            same_with_and_without_us(sandbox, &script);
+        }
+    }
+
+    fn session_group_directory_and_umask_are_the_callers(sandbox: &Sandbox) {
+        let script = "umask 027; cd /usr; $WRAP dash -c 'pwd; umask; ps -o sid=,pgid= -p $$'";
+        let said = same_with_and_without_us(sandbox, &format!("{script} | awk 'NF == 2 {{ print ($1 > 0) }} NF == 1'"));
+        assert_eq!(said, "/usr\n0027\n1\n");
+    }
+
+    fn the_environment_gets_four_variables_and_keeps_the_rest(sandbox: &Sandbox) {
+        let script = "export ODD=$'\\xff\\n'; $WRAP env -0 | tr '\\0\\n' '\\n ' | grep -av '^CSALOCK_\\|^_=\\|^WRAP=' | sort";
+        same_with_and_without_us(sandbox, script);
+        let script = "csalock run x env | grep -a ^CSALOCK_ | cut -d= -f1 | sort";
+        let four = "CSALOCK_HANDLE\nCSALOCK_NAME\nCSALOCK_STORE\nCSALOCK_TOKEN\n";
+        sandbox.script("bash", script).stdout(four).run();
+    }
+
+    fn resource_limits_are_the_callers(sandbox: &Sandbox) {
+        same_with_and_without_us(sandbox, "ulimit -n 300 -c 0; $WRAP cat /proc/self/limits");
+    }
+}

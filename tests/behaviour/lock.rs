@@ -1,0 +1,153 @@
+//! `csalock lock`: what it prints, and to whom it says no.
+
+use crate::sandbox::{Sandbox, wait_until};
+
+/// The names of a JSON object's members, sorted.
+fn members(value: &serde_json::Value) -> Vec<&str> {
+    let mut members: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    members.sort_unstable();
+    members
+}
+
+/// A script that holds the lock until its stdin ends.
+fn holding(sandbox: &Sandbox, options: &str) -> crate::sandbox::Job {
+    let mut job = sandbox.script("dash", &format!("csalock lock {options} x; cat; :")).spawn();
+    job.lines(1);
+    job
+}
+
+on_every_store! {
+    fn it_prints_the_handle_and_nothing_else(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "x"]).stdout("HANDLE\n").run();
+        assert_eq!(sandbox.state("x"), "held");
+    }
+
+    fn no_two_handles_are_alike(sandbox: &Sandbox) {
+        let handle = |number: u32| sandbox.csalock(["lock", &number.to_string()]).capture().line();
+        let handles: std::collections::BTreeSet<String> = (0..50).map(handle).collect();
+        assert_eq!(handles.len(), 50);
+    }
+
+    fn its_json_is_one_document(sandbox: &Sandbox) {
+        let text = "{\"name\":\"x\",\"handle\":\"HANDLE\",\"token\":TOKEN,\"expires\":null,\"took_over\":null}\n";
+        sandbox.csalock(["lock", "--json", "x"]).stdout(text).run();
+        let text = "{\"name\":\"y\",\"handle\":\"HANDLE\",\"token\":TOKEN,\"expires\":\"TIME\",\"took_over\":null}\n";
+        sandbox.csalock(["lock", "--json", "--ttl", "1h", "y"]).stdout(text).run();
+    }
+
+    fn its_json_names_the_one_it_was_taken_from(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock --label why x; :").stdout("HANDLE\n").run();
+        let done = sandbox.csalock(["lock", "--json", "x"]).capture();
+        let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        let evicted = &found["took_over"];
+        assert_eq!((&evicted["how"], &evicted["alive"], &evicted["label"]), (&"died".into(), &"no".into(), &"why".into()));
+        assert_eq!(evicted["command"], "dash -c csalock lock --label why x; :");
+        let wanted = ["alive", "command", "expires", "host", "how", "label", "pid", "since", "token", "user"];
+        assert_eq!(members(evicted), wanted);
+        assert!(found["token"].as_u64() > evicted["token"].as_u64());
+    }
+
+    fn whoever_takes_over_is_told_from_whom(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
+                    dash -c csalock lock x; :, who died without giving it back\n";
+        sandbox.csalock(["lock", "x"]).stdout("HANDLE\n").stderr(said).run();
+    }
+
+    fn busy_names_the_holder_and_the_next_step(sandbox: &Sandbox) {
+        let _job = holding(sandbox, "--label 'the reason'");
+        let said = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives, for \
+                    \"the reason\": dash -c csalock lock --label 'the reason' x; cat; :; wait longer with -w, or see \
+                    `csalock status x`\n";
+        for options in ["-n", "-w0", "--nonblock", "-w10ms", "--timeout=0.01", "--wait=0", "--nb"] {
+            sandbox.csalock(["lock", options, "x"]).status(75).stderr(said).run();
+        }
+        sandbox.csalock(["lock", "-q", "-n", "x"]).status(75).run();
+        sandbox.csalock(["lock", "-n", "-E", "3", "x"]).status(3).stderr(said).run();
+        assert!(sandbox.waiters("x").is_empty());
+    }
+
+    fn the_last_of_two_timeouts_counts(sandbox: &Sandbox) {
+        let mut job = holding(sandbox, "");
+        assert_eq!(sandbox.csalock(["lock", "-w", "inf", "-n", "x"]).capture().code, Some(75));
+        let waiter = sandbox.csalock(["lock", "-n", "-w", "inf", "x"]).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        job.release();
+        assert_eq!(waiter.wait().code, Some(0));
+    }
+
+    fn forever_survives_its_owner(sandbox: &Sandbox) {
+        let handle = sandbox.script("dash", "csalock lock --forever x; :").capture().line();
+        let said = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), until it is given \
+                    back: dash -c csalock lock --forever x; :; wait longer with -w, or see `csalock status x`\n";
+        sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(said).run();
+        assert_eq!(sandbox.sight("x")["holders"][0]["alive"], "no");
+        sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_stale_lock_can_be_refused(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
+        let before = sandbox.listing("store");
+        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago), while it \
+                    lives: dash -c csalock lock x; :, who died without giving it back; take it over without \
+                    --fail-on-stale, or remove it with `csalock gc`\n";
+        sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
+        sandbox.csalock(["run", "--fail-on-stale", "x", "true"]).status(80).stderr(said).run();
+        assert_eq!(sandbox.listing("store"), before);
+        sandbox.csalock(["lock", "--fail-on-stale", "y"]).stdout("HANDLE\n").run();
+    }
+
+    fn another_process_can_be_made_the_owner(sandbox: &Sandbox) {
+        let mut sleeper = sandbox.call("sleep", ["60"]).spawn();
+        let pid = sleeper.pid().to_string();
+        sandbox.csalock(["lock", "--pid", &pid, "x"]).stdout("HANDLE\n").run();
+        let sight = sandbox.sight("x");
+        assert_eq!(sight["holders"][0]["pid"].to_string(), pid);
+        assert_eq!(sight["holders"][0]["command"], "sleep 60");
+        sleeper.kill();
+        assert_eq!(sandbox.state("x"), "abandoned");
+        let said = format!("csalock: there is no process {pid}; --pid names the process that owns the lock\n");
+        let said = said.replace(&format!("process {pid}"), &format!("process {pid}"));
+        sandbox.csalock(["lock", "--pid", &pid, "y"]).status(64).stderr(said).run();
+    }
+
+    fn a_handle_that_nobody_can_read_gives_the_lock_back(sandbox: &Sandbox) {
+        let done = sandbox.script("bash", "csalock lock x > /dev/full; echo $?").capture();
+        assert_eq!(done.stdout, "74\n");
+        assert_eq!(
+            done.stderr,
+            "csalock: lock x was given back: cannot write to stdout: No space left on device (os error 28)\n"
+        );
+        assert_eq!(sandbox.state("x"), "free");
+        let done = sandbox.script("bash", "csalock lock x >&-; echo $?").capture();
+        assert_eq!((sandbox.state("x").as_str(), done.stdout.as_str()), ("free", "74\n"), "{done:?}");
+        let done = sandbox.script("bash", "trap '' PIPE; { sleep 0.2; csalock lock x; echo $? >&2; } | :").capture();
+        assert_eq!((sandbox.state("x").as_str(), done.code), ("free", Some(0)), "{done:?}");
+    }
+
+    fn odd_durations_are_usage_errors(sandbox: &Sandbox) {
+        for options in [["--ttl", "0"], ["--ttl", "-1"], ["--ttl", "1x"], ["-w", "-1"], ["-w", "soon"], ["--ttl", "inf"],
+                        ["-w", ""], ["--backoff", "1s"], ["--backoff", "2s..1s"], ["--attempts", "0"], ["-E", "256"]] {
+            let done = sandbox.csalock(["lock", options[0], options[1], "x"]).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{options:?} {done:?}");
+        }
+        assert!(!sandbox.store_path().exists());
+    }
+
+    fn options_that_contradict_are_usage_errors(sandbox: &Sandbox) {
+        for words in [&["lock", "--ttl", "1s", "--forever", "x"][..], &["lock", "-q", "-v", "x"], &["lock"],
+                      &["run", "-F", "--ttl", "1s", "x", "true"], &["unlock"], &["unlock", "--all", "x"],
+                      &["renew", "x"], &["lock", "--no-such", "x"], &["lock", "-Z", "x"], &["run", "-Z", "x", "true"],
+                      &["no-such"], &[], &["unlock", "--force", "--handle", "00", "x"]] {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");
+        }
+        assert!(!sandbox.store_path().exists());
+    }
+
+    fn attached_values_of_short_options_are_values(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "-w5", "x", "csalock", "status", "-1"]).stdout("x\n").run();
+        sandbox.csalock(["run", "-xw5s", "-E9", "--", "-w5", "csalock", "status", "-1"]).stdout("-w5\n").run();
+    }
+}

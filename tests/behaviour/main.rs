@@ -1,0 +1,26 @@
+//! What the program does, seen from outside: arguments, input and environment in; stdout, stderr and exit code out.
+//! Every behaviour is tried on every store.
+
+#![allow(clippy::disallowed_methods, reason = "a test is a process of its own, with clocks and children")]
+#![allow(clippy::print_stderr, reason = "a test that must be skipped says so")]
+
+mod sandbox;
+
+/// One test for each function and store: `directory::NAME` and `sqlite::NAME`.
+macro_rules! on_every_store {
+    ($($(#[$meta:meta])* fn $name:ident($sandbox:ident: &Sandbox) $body:block)*) => {
+        $(fn $name($sandbox: &crate::sandbox::Sandbox) $body)*
+        mod directory {
+            $($(#[$meta])* #[test] fn $name() { super::$name(&crate::sandbox::Sandbox::new("dir:")); })*
+        }
+        mod sqlite {
+            $($(#[$meta])* #[test] fn $name() { super::$name(&crate::sandbox::Sandbox::new("sqlite:")); })*
+        }
+    };
+}
+
+mod descriptors;
+mod lock;
+mod run;
+mod signals;
+mod unlock;

@@ -1,0 +1,184 @@
+//! `csalock run-with-lock`: what the command gets, and what its status becomes.
+
+use std::os::unix::ffi::OsStrExt;
+
+use crate::sandbox::wait_until;
+
+const BUSY: &str = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
+                    cat; wait longer with -w, or see `csalock status x`\n";
+
+on_every_store! {
+    fn every_exit_status_of_the_command_is_ours(sandbox: &Sandbox) {
+        for code in 0..=255 {
+            sandbox.csalock(["run", "x", "dash", "-c", &format!("exit {code}")]).status(code).run();
+        }
+    }
+
+    fn a_command_that_a_signal_ended_is_128_and_the_signal(sandbox: &Sandbox) {
+        let stops_or_is_ignored = [17, 18, 19, 20, 21, 22, 23, 28, 32, 33];
+        for signal in (1..=64).filter(|signal| !stops_or_is_ignored.contains(signal)) {
+            let script = format!("ulimit -c 0; kill -{signal} $$; sleep 9");
+            sandbox.csalock(["run", "x", "dash", "-c", &script]).status(128 + signal).run();
+        }
+    }
+
+    fn a_command_that_is_not_there_is_127(sandbox: &Sandbox) {
+        for (command, why) in [
+            ("no-such-command", "No such file or directory"),
+            ("./none", "No such file or directory"),
+            ("/etc/passwd/x", "Not a directory"),
+        ] {
+            let said = format!("csalock: cannot run {command}: {why}; see its name and PATH\n");
+            sandbox.csalock(["run", "x", command]).status(127).stderr(&said).run();
+            sandbox.csalock(["run", "-F", "x", command]).status(127).stderr(&said).run();
+        }
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_command_that_cannot_be_executed_is_126(sandbox: &Sandbox) {
+        sandbox.file("files/plain", "exit 0\n");
+        for command in ["./plain", "/etc"] {
+            let said =
+                format!("csalock: cannot run {command}: Permission denied; see its mode and its first line\n");
+            sandbox.csalock(["run", "x", command]).status(126).stderr(&said).run();
+            sandbox.csalock(["run", "-F", "x", command]).status(126).stderr(&said).run();
+        }
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_script_without_a_first_line_is_the_shells(sandbox: &Sandbox) {
+        sandbox.program("bin/script", "printf '<%s>' \"$0\" \"$@\"; exit 7\n");
+        let said = format!("<{}><a b><>", sandbox.path("bin/script").display());
+        let said = said.replace(&sandbox.path("").display().to_string(), "SANDBOX/");
+        sandbox.csalock(["run", "x", "script", "a b", ""]).status(7).stdout(&said).run();
+        sandbox.csalock(["run", "-F", "x", "script", "a b", ""]).status(7).stdout(&said).run();
+    }
+
+    fn arguments_reach_the_command_byte_for_byte(sandbox: &Sandbox) {
+        let words: [&[u8]; 9] =
+            [b"", b" ", b"a b", b"line\nline\n", b"\xff\xfe\x01", b"--", b"-w", b"$HOME `id` * \"'", "ü".as_bytes()];
+        let script = b"cat /proc/$$/cmdline > cmdline; :";
+        let command: Vec<&[u8]> = [&b"dash"[..], b"-c", script, b"dash"].into_iter().chain(words).collect();
+        for before in [&["run", "x"][..], &["run", "x", "--"], &["run", "-F", "x"], &["run", "--", "x", "--"]] {
+            let before = before.iter().map(|word| word.as_bytes());
+            let all: Vec<_> = before.chain(command.iter().copied()).map(std::ffi::OsStr::from_bytes).collect();
+            sandbox.csalock(all).run();
+            let wanted = [command.join(&0), vec![0]].concat();
+            assert_eq!(std::fs::read(sandbox.path("files/cmdline")).unwrap(), wanted);
+        }
+    }
+
+    fn options_behind_the_name_are_the_commands(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "echo", "-n", "--", "-w", "5"]).stdout("-- -w 5").run();
+        sandbox.csalock(["run", "x", "--", "echo", "-c", "--json"]).stdout("-c --json\n").run();
+    }
+
+    fn a_string_for_the_shell_stands_before_or_behind_the_name(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "-c", "echo $((1 + 1)); exit 3", "x"]).stdout("2\n").status(3).run();
+        sandbox.csalock(["run", "x", "-c", "echo $((1 + 1)); exit 3"]).stdout("2\n").status(3).run();
+        sandbox.csalock(["run", "-F", "x", "-c", "echo $0 $#"]).stdout("/bin/sh 0\n").run();
+    }
+
+    fn a_name_or_a_command_that_is_missing_is_a_usage_error(sandbox: &Sandbox) {
+        let cure = "say: csalock run-with-lock NAME COMMAND [ARGUMENT]...\n";
+        let missing = format!("csalock: the command is missing; {cure}");
+        sandbox.csalock(["run", "x"]).status(64).stderr(&missing).run();
+        sandbox.csalock(["run", "x", "--"]).status(64).stderr(&missing).run();
+        let both = format!("csalock: -c STRING and a command cannot both be run; {cure}");
+        sandbox.csalock(["run", "-c", "true", "x", "true"]).status(64).stderr(&both).run();
+        let empty = format!("csalock: the command's name is empty; {cure}");
+        sandbox.csalock(["run", "x", ""]).status(64).stderr(&empty).run();
+        assert_eq!(sandbox.csalock(["run"]).capture().code, Some(64));
+        assert_eq!(sandbox.listing("store"), Vec::<String>::new());
+    }
+
+    fn a_busy_lock_is_75_and_the_command_does_not_run(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        for options in [&["-n"][..], &["-w", "0"], &["-w", "10ms"], &["--attempts", "2", "--backoff", "1ms..1ms"]] {
+            let words = ["run"].iter().chain(options).chain(&["x", "touch", "ran"]);
+            sandbox.csalock(words).status(75).stderr(BUSY).run();
+        }
+        sandbox.csalock(["run", "-nq", "x", "touch", "ran"]).status(75).run();
+        sandbox.csalock(["run", "-n", "-E", "9", "x", "touch", "ran"]).status(9).stderr(BUSY).run();
+        sandbox.csalock(["run", "-nF", "-E0", "x", "touch", "ran"]).status(0).stderr(BUSY).run();
+        assert!(!sandbox.path("files/ran").exists());
+        assert!(sandbox.waiters("x").is_empty());
+    }
+
+    fn the_command_knows_its_lock(sandbox: &Sandbox) {
+        let script = "echo $CSALOCK_NAME $CSALOCK_HANDLE token $CSALOCK_TOKEN $CSALOCK_STORE";
+        let said = format!("x HANDLE token TOKEN {}", if sandbox.is_directory() { "dir:" } else { "sqlite:" });
+        sandbox.csalock(["run", "x", "-c", script]).stdout(format!("{said}STORE\n")).run();
+        sandbox.csalock(["run", "-F", "x", "-c", script]).stdout(format!("{said}STORE\n")).run();
+    }
+
+    fn the_record_names_the_command_itself(sandbox: &Sandbox) {
+        let script = "echo $$; csalock status --json $CSALOCK_NAME; :";
+        for fork in ["--label=tidy up", "-F"] {
+            let done = sandbox.csalock(["run", fork, "x", "dash", "-c", script]).capture();
+            let (pid, sight) = done.stdout.split_once('\n').unwrap();
+            let sight: serde_json::Value = serde_json::from_str(sight).unwrap();
+            let holder = &sight[0]["holders"][0];
+            assert_eq!(holder["pid"].to_string(), pid);
+            assert_eq!(holder["command"], format!("dash -c {script}"));
+            assert_eq!(holder["label"].as_str(), (fork != "-F").then_some("tidy up"));
+        }
+    }
+
+    fn tokens_grow_from_grant_to_grant(sandbox: &Sandbox) {
+        let token = |_| -> u64 { sandbox.csalock(["run", "x", "-c", "echo $CSALOCK_TOKEN"]).capture().line().parse().unwrap() };
+        let tokens: Vec<u64> = (0..20).map(token).collect();
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+    }
+
+    fn the_lock_ends_with_the_command_and_not_with_its_children(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", "x", "-c", "sleep 60 & echo $!; exit 4"]).spawn();
+        let child: i32 = job.lines(1)[0].parse().unwrap();
+        wait_until("the command has ended", || job.has_ended());
+        assert!(crate::sandbox::proc::lives(child));
+        assert_eq!(sandbox.state("x"), "free");
+        assert_eq!(job.wait().code, Some(4));
+    }
+
+    fn a_lock_within_the_same_lock_would_never_come(sandbox: &Sandbox) {
+        let said = "csalock: lock x: waiting would never end, for the one who asks holds it: pid PID on HOST (user USER) \
+                    since TIME (AGE ago), while it lives: /bin/sh -c csalock run x true; give it back first with \
+                    `csalock unlock x`\n";
+        sandbox.csalock(["run", "x", "-c", "csalock run x true"]).status(84).stderr(said).run();
+    }
+
+    fn locks_of_two_names_nest(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "csalock", "run", "y", "csalock", "status", "-1"]).stdout("x\ny\n").run();
+    }
+
+    fn the_command_may_give_the_lock_back_itself(sandbox: &Sandbox) {
+        let script = "csalock unlock x; csalock status x >/dev/null; echo $?";
+        let lost = "csalock: lost while the command ran: lock x is not held by anybody; see `csalock status`\n";
+        sandbox.csalock(["run", "x", "-c", script]).stdout("81\n").stderr(lost).status(85).run();
+    }
+
+    fn a_command_that_holds_too_long_is_ended(sandbox: &Sandbox) {
+        let said = "csalock: the command was ended: it held lock x longer than --max-hold\n";
+        sandbox.csalock(["run", "--max-hold", "50ms", "x", "sleep", "60"]).status(124).stderr(said).run();
+        let deaf = "trap '' TERM; while :; do sleep 1; done";
+        let options = ["run", "--max-hold", "50ms", "--kill-after", "50ms", "x", "-c", deaf];
+        sandbox.csalock(options).status(137).stderr(said).run();
+        sandbox.csalock(["run", "--max-hold", "60s", "x", "-c", "exit 5"]).status(5).run();
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_stopped_command_that_holds_too_long_is_ended_as_well(sandbox: &Sandbox) {
+        let said = "csalock: the command was ended: it held lock x longer than --max-hold\n";
+        let stops = ["run", "--max-hold", "50ms", "x", "-c", "kill -STOP $$; sleep 60"];
+        sandbox.csalock(stops).status(124).stderr(said).run();
+    }
+
+    fn the_long_name_means_the_same(sandbox: &Sandbox) {
+        sandbox.csalock(["run-with-lock", "x", "echo", "done"]).stdout("done\n").run();
+    }
+
+    fn what_is_verbose_goes_to_stderr(sandbox: &Sandbox) {
+        let said = "csalock: lock x is taken, token TOKEN\n";
+        sandbox.csalock(["run", "-v", "x", "echo", "done"]).stdout("done\n").stderr(said).run();
+    }
+}

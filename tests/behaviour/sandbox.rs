@@ -1,0 +1,221 @@
+//! Where a test plays: a directory of its own, a store, an environment without anything of ours in it.
+
+mod call;
+mod job;
+mod plain;
+pub(crate) mod proc;
+
+use std::cell::Cell;
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+pub(crate) use call::{Call, Done};
+pub(crate) use job::Job;
+
+/// The program that is tested.
+pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
+
+/// The shells that scripts are tried in.
+pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh"];
+
+/// Whoever waits longer than this in a test waits for ever.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) struct Sandbox {
+    directory: tempfile::TempDir,
+    scheme: &'static str,
+    jobs: Cell<u32>,
+}
+
+impl Sandbox {
+    /// With a store of this scheme, `dir:` or `sqlite:`, that does not exist yet.
+    pub(crate) fn new(scheme: &'static str) -> Sandbox {
+        let directory = tempfile::Builder::new().prefix("csalock-").tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let sandbox = Sandbox { directory, scheme, jobs: Cell::new(0) };
+        for made in ["bin", "home", "state", "files"] {
+            std::fs::create_dir(sandbox.path(made)).unwrap();
+        }
+        std::os::unix::fs::symlink(CSALOCK, sandbox.path("bin/csalock")).unwrap();
+        sandbox
+    }
+
+    pub(crate) fn path(&self, below: impl AsRef<Path>) -> PathBuf {
+        self.directory.path().join(below)
+    }
+
+    /// A store of this sandbox's kind at another place.
+    pub(crate) fn store_at(&self, place: impl AsRef<Path>) -> String {
+        format!("{}{}", self.scheme, self.path(place).display())
+    }
+
+    pub(crate) fn store(&self) -> String {
+        self.store_at("store")
+    }
+
+    /// Where the store is.
+    pub(crate) fn store_path(&self) -> PathBuf {
+        self.path("store")
+    }
+
+    pub(crate) fn is_directory(&self) -> bool {
+        self.scheme == "dir:"
+    }
+
+    /// Writes a file and says where it is.
+    pub(crate) fn file(&self, below: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(below);
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// Writes a program and says where it is.
+    pub(crate) fn program(&self, below: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.file(below, content);
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        path
+    }
+
+    pub(crate) fn read(&self, below: &str) -> String {
+        std::fs::read_to_string(self.path(below)).unwrap_or_default()
+    }
+
+    /// `csalock` with these arguments.
+    pub(crate) fn csalock<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Call<'_> {
+        self.call(Path::new("csalock"), arguments)
+    }
+
+    /// A script in this shell. `$0` is the shell's name.
+    pub(crate) fn script(&self, shell: &str, text: &str) -> Call<'_> {
+        let words: Vec<&str> = shell.split(' ').chain(["-c", text]).collect();
+        self.call(Path::new(words[0]), &words[1..])
+    }
+
+    /// Any program.
+    pub(crate) fn call<S: AsRef<OsStr>>(
+        &self,
+        program: impl AsRef<Path>,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Call<'_> {
+        let mut command = Command::new(self.found(program.as_ref()));
+        command.args(arguments).env_clear().current_dir(self.path("files"));
+        command.env("PATH", self.search_path()).env("LC_ALL", "C").env("CSALOCK_STORE", self.store());
+        command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));
+        Call::new(self, command)
+    }
+
+    pub(crate) fn search_path(&self) -> String {
+        format!("{}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", self.path("bin").display())
+    }
+
+    fn found(&self, program: &Path) -> PathBuf {
+        match program.to_str() {
+            Some("csalock") => self.path("bin/csalock"),
+            _ => program.to_path_buf(),
+        }
+    }
+
+    /// Somebody who holds the lock until its stdin ends.
+    pub(crate) fn holder(&self, name: &str) -> Job {
+        let job = self.csalock(["run", "-w", "inf", name, "cat"]).spawn();
+        wait_until("the holder holds", || self.holders(name).len() == 1);
+        job
+    }
+
+    /// Somebody who waits for the lock, and runs the script when it has it.
+    pub(crate) fn waiter(&self, name: &str, script: &str) -> Job {
+        let before = self.waiters(name).len();
+        let job = self.csalock(["run", "-w", "inf", name, "dash", "-c", script]).spawn();
+        wait_until("the waiter waits", || self.waiters(name).len() == before + 1);
+        job
+    }
+
+    /// What `status --json` says about one lock.
+    pub(crate) fn sight(&self, name: impl AsRef<OsStr>) -> Value {
+        let arguments = [OsStr::new("status"), OsStr::new("--json"), name.as_ref()];
+        let done = self.csalock(arguments).capture();
+        assert!(matches!(done.code, Some(0 | 81)), "{done:?}");
+        serde_json::from_str::<Value>(&done.stdout).unwrap()[0].clone()
+    }
+
+    pub(crate) fn state(&self, name: &str) -> String {
+        self.sight(name)["state"].as_str().unwrap().to_string()
+    }
+
+    /// The pids of those who hold.
+    pub(crate) fn holders(&self, name: &str) -> Vec<i32> {
+        pids(&self.sight(name)["holders"])
+    }
+
+    /// The pids of those who wait.
+    pub(crate) fn waiters(&self, name: &str) -> Vec<i32> {
+        pids(&self.sight(name)["waiters"])
+    }
+
+    /// Everything under a place: path, kind, mode, size, content, and the time of its last change.
+    pub(crate) fn listing(&self, below: impl AsRef<Path>) -> Vec<String> {
+        let mut lines = Vec::new();
+        list(&self.path(below), &mut lines);
+        lines.sort();
+        lines
+    }
+
+    fn next_job(&self) -> u32 {
+        self.jobs.set(self.jobs.get() + 1);
+        self.jobs.get()
+    }
+}
+
+fn pids(parties: &Value) -> Vec<i32> {
+    parties.as_array().unwrap().iter().map(|party| party["pid"].as_i64().unwrap_or(0) as i32).collect()
+}
+
+fn list(path: &Path, lines: &mut Vec<String>) {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(found) = std::fs::symlink_metadata(path) else { return };
+    let content = if found.is_file() { std::fs::read(path).unwrap_or_default() } else { Vec::new() };
+    let content = String::from_utf8_lossy(&content).into_owned();
+    let changed = (found.mtime(), found.mtime_nsec());
+    lines.push(format!("{} {:o} {} {changed:?} {content:?}", path.display(), found.mode(), found.len()));
+    if found.is_dir() {
+        std::fs::read_dir(path).unwrap().for_each(|entry| list(&entry.unwrap().path(), lines));
+    }
+}
+
+/// Waits for something that must come true. Never for a time.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Says, past every capture of output, that something was not tried.
+pub(crate) fn skip(what: &str, why: &str) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "SKIPPED: {what}: {why}").unwrap();
+}
+
+/// Whether a program can be used; says so if not.
+pub(crate) fn has(program: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
+    if !found {
+        skip(program, "it is not installed here");
+    }
+    found
+}
+
+pub(crate) fn is_root(for_what: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        skip(for_what, "only root can try it");
+    }
+    root
+}

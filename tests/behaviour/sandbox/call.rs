@@ -1,0 +1,149 @@
+//! One call of a program, and what is expected of it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+
+use super::{Job, Sandbox, plain};
+
+/// What came of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// A call that is being described. Nothing said is: no input, status 0, nothing on stdout, nothing on stderr.
+#[must_use = "a call that is not run tests nothing"]
+pub(crate) struct Call<'a> {
+    sandbox: &'a Sandbox,
+    command: Command,
+    stdin: Option<Vec<u8>>,
+    code: Option<i32>,
+    signal: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn new(sandbox: &'a Sandbox, command: Command) -> Call<'a> {
+        let (stdout, stderr) = (String::new(), String::new());
+        Call { sandbox, command, stdin: None, code: Some(0), signal: None, stdout, stderr }
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn without(mut self, name: &str) -> Self {
+        self.command.env_remove(name);
+        self
+    }
+
+    pub(crate) fn current_dir(mut self, directory: impl AsRef<Path>) -> Self {
+        self.command.current_dir(directory);
+        self
+    }
+
+    pub(crate) fn user(mut self, uid: u32) -> Self {
+        self.command.uid(uid).gid(uid);
+        self
+    }
+
+    pub(crate) fn stdin(mut self, bytes: impl AsRef<[u8]>) -> Self {
+        self.stdin = Some(bytes.as_ref().to_vec());
+        self
+    }
+
+    /// The exit code that is expected.
+    pub(crate) fn status(mut self, code: i32) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// The signal that is expected to end it.
+    pub(crate) fn killed_by(mut self, signal: i32) -> Self {
+        (self.code, self.signal) = (None, Some(signal));
+        self
+    }
+
+    /// All of stdout, with what differs from run to run replaced: see [`plain`].
+    pub(crate) fn stdout(mut self, text: impl Into<String>) -> Self {
+        self.stdout = text.into();
+        self
+    }
+
+    /// All of stderr, likewise.
+    pub(crate) fn stderr(mut self, text: impl Into<String>) -> Self {
+        self.stderr = text.into();
+        self
+    }
+
+    /// Runs it, and compares everything.
+    #[track_caller]
+    pub(crate) fn run(mut self) {
+        let what = format!("{:?}", self.command.get_args().collect::<Vec<_>>());
+        let wanted = Done {
+            code: self.code,
+            signal: self.signal,
+            stdout: std::mem::take(&mut self.stdout),
+            stderr: std::mem::take(&mut self.stderr),
+        };
+        let sandbox = self.sandbox;
+        let done = self.capture();
+        let found = Done {
+            stdout: plain::plain(&done.stdout, sandbox),
+            stderr: plain::plain(&done.stderr, sandbox),
+            ..done
+        };
+        assert!(found == wanted, "{what}\nwanted {wanted:#?}\nfound  {found:#?}");
+    }
+
+    /// Runs it and says what came of it, whatever that is.
+    #[track_caller]
+    pub(crate) fn capture(self) -> Done {
+        self.spawn().wait()
+    }
+
+    /// Begins it.
+    pub(crate) fn spawn(mut self) -> Job {
+        let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        match &self.stdin {
+            Some(bytes) => {
+                let mut file = tempfile::tempfile().unwrap();
+                file.write_all(bytes).unwrap();
+                file.rewind().unwrap();
+                self.command.stdin(file);
+            }
+            None => {
+                self.command.stdin(Stdio::piped());
+            }
+        }
+        self.command.stdout(copy(&stdout)).stderr(copy(&stderr)).process_group(0);
+        let child = self.command.spawn().unwrap_or_else(|error| panic!("{:?}: {error}", self.command));
+        Job::new(child, stdout, stderr, self.sandbox.next_job())
+    }
+}
+
+impl Done {
+    pub(super) fn new(status: ExitStatus, stdout: String, stderr: String) -> Done {
+        Done { code: status.code(), signal: status.signal(), stdout, stderr }
+    }
+
+    /// Stdout without its last newline, of a call that must have succeeded.
+    #[track_caller]
+    pub(crate) fn line(&self) -> String {
+        assert_eq!((self.code, self.stderr.as_str()), (Some(0), ""), "{self:?}");
+        self.stdout.trim_end_matches('\n').to_string()
+    }
+}
+
+fn copy(file: &File) -> File {
+    file.try_clone().unwrap()
+}

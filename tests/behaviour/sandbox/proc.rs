@@ -1,0 +1,32 @@
+//! Looking at processes from outside.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// Returns when the process has ended, or after this time.
+pub(crate) fn wait_for_end(pid: i32, at_most: Duration) {
+    let Some(Ok(pidfd)) = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) else { return };
+    let mut polled = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+    let _ = poll(&mut polled, PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX));
+}
+
+/// The one-letter state and the parent of a process; `None` when there is none.
+pub(crate) fn stat(pid: i32) -> Option<(char, i32)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = text.rsplit_once(") ")?.1.split(' ');
+    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// Whether a process is there and not a zombie.
+pub(crate) fn lives(pid: i32) -> bool {
+    stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
+}
+
+/// When a process started, in clock ticks since boot.
+pub(crate) fn start_of(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}

@@ -1,0 +1,140 @@
+//! Signals: to us, to the command, to both; and what is left when the one or the other dies of them.
+
+use nix::sys::signal::Signal;
+
+use crate::sandbox::{proc, wait_until};
+
+const FORWARDED: [(Signal, &str); 6] = [
+    (Signal::SIGTERM, "TERM"),
+    (Signal::SIGINT, "INT"),
+    (Signal::SIGHUP, "HUP"),
+    (Signal::SIGQUIT, "QUIT"),
+    (Signal::SIGUSR1, "USR1"),
+    (Signal::SIGUSR2, "USR2"),
+];
+
+on_every_store! {
+    fn signals_reach_the_command_and_we_wait_for_it(sandbox: &Sandbox) {
+        for (signal, name) in FORWARDED {
+            let script = format!("trap 'kill $!; echo {name}; exit 3' {name}; sleep 60 & echo ready; wait");
+            let mut job = sandbox.csalock(["run", "x", "dash", "-c", &script]).spawn();
+            job.lines(1);
+            job.send(signal);
+            let done = job.wait();
+            assert_eq!((done.code, done.stdout), (Some(3), format!("ready\n{name}\n")), "{name}");
+        }
+    }
+
+    fn a_command_that_dies_of_a_forwarded_signal_is_128_and_the_signal(sandbox: &Sandbox) {
+        for (signal, name) in FORWARDED {
+            let mut job = sandbox.csalock(["run", "x", "dash", "-c", "ulimit -c 0; echo ready; exec sleep 60"]).spawn();
+            job.lines(1);
+            job.send(signal);
+            assert_eq!(job.wait().code, Some(128 + signal as i32), "{name}");
+            assert_eq!(sandbox.state("x"), "free");
+        }
+    }
+
+    fn a_command_that_ignores_a_signal_is_waited_for(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", "x", "dash", "-c", "trap '' TERM; echo ready; cat; exit 6"]).spawn();
+        job.lines(1);
+        job.send(Signal::SIGTERM);
+        job.tell("still here");
+        assert_eq!(job.lines(2)[1], "still here");
+        assert_eq!(job.wait().code, Some(6));
+    }
+
+    fn a_signal_that_was_ignored_from_the_start_is_not_forwarded(sandbox: &Sandbox) {
+        let script = "trap '' HUP; exec csalock run x dash -c 'echo ready; cat; exit 6'";
+        let mut job = sandbox.script("dash", script).spawn();
+        job.lines(1);
+        job.send(Signal::SIGHUP);
+        job.tell("still here");
+        assert_eq!(job.lines(2)[1], "still here");
+        assert_eq!(job.wait().code, Some(6));
+    }
+
+    fn a_job_whose_wrapper_was_killed_keeps_its_lock_until_it_ends(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", "x", "dash", "-c", "echo $$; cat; echo end >> log"]).spawn();
+        let command: i32 = job.lines(1)[0].parse().unwrap();
+        job.kill();
+        let sight = sandbox.sight("x");
+        assert_eq!((&sight["state"], &sight["holders"][0]["pid"]), (&"held".into(), &command.into()));
+        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        let next = sandbox.waiter("x", "echo next >> log");
+        job.release();
+        assert_eq!(next.wait().code, Some(0));
+        assert_eq!(sandbox.read("files/log"), "end\nnext\n");
+    }
+
+    fn a_wrapper_that_is_stopped_gives_back_when_it_goes_on(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", "x", "dash", "-c", "echo $$; cat; exit 5"]).spawn();
+        let command: i32 = job.lines(1)[0].parse().unwrap();
+        job.send(Signal::SIGSTOP);
+        job.release();
+        wait_until("the command has ended", || !proc::lives(command));
+        assert_eq!(sandbox.csalock(["run", "x", "true"]).capture().code, Some(0));
+        job.send(Signal::SIGCONT);
+        assert_eq!(job.wait().code, Some(5));
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn whoever_waits_leaves_the_queue_when_a_signal_ends_it(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        for (signal, name) in FORWARDED {
+            for words in [&["run", "-w", "inf", "x", "touch", "ran"][..], &["run", "-F", "-w", "inf", "x", "touch", "ran"],
+                          &["lock", "-w", "inf", "x"]] {
+                let script = format!("ulimit -c 0; exec csalock {}", words.join(" "));
+                let job = sandbox.script("dash", &script).spawn();
+                wait_until("it waits", || sandbox.waiters("x").len() == 1);
+                job.send(signal);
+                let done = job.wait();
+                assert_eq!((done.signal, done.stdout.as_str(), done.stderr.as_str()), (Some(signal as i32), "", ""), "{name}");
+                assert!(sandbox.waiters("x").is_empty(), "{name}");
+            }
+        }
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
+    fn a_waiter_whose_wrapper_is_killed_never_runs_its_command(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut waiter = sandbox.waiter("x", "touch ran");
+        let parked = sandbox.waiters("x")[0];
+        assert_ne!(parked, waiter.pid());
+        waiter.kill();
+        wait_until("the parked child is gone", || !proc::lives(parked));
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        sandbox.csalock(["run", "x", "true"]).run();
+        assert!(!sandbox.path("files/ran").exists());
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_waiter_whose_parked_child_is_killed_gives_up(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let waiter = sandbox.waiter("x", "touch ran");
+        let parked = nix::unistd::Pid::from_raw(sandbox.waiters("x")[0]);
+        nix::sys::signal::kill(parked, Signal::SIGKILL).unwrap();
+        assert_eq!(waiter.wait().code, Some(137));
+        assert!(sandbox.waiters("x").is_empty());
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
+    fn children_that_the_caller_had_before_do_not_end_a_wait(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let script = "sleep 0.02 & exec csalock run -w inf x echo ran";
+        let waiter = sandbox.script("dash", script).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let zombie = || {
+            std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", waiter.pid())).unwrap_or_default()
+                .split_whitespace().any(|child| matches!(proc::stat(child.parse().unwrap()), Some(('Z', _))))
+        };
+        wait_until("the earlier child has ended", zombie);
+        assert_eq!(sandbox.waiters("x").len(), 1);
+        holder.release();
+        let done = waiter.wait();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"), "{done:?}");
+    }
+}

@@ -1,0 +1,139 @@
+//! `csalock unlock`: who may, and what those are told who may not.
+
+use crate::sandbox::Sandbox;
+
+const HOLDS_X: &str = "dash -c csalock lock x; cat; :";
+
+fn holding(sandbox: &Sandbox) -> (crate::sandbox::Job, String) {
+    let mut job = sandbox.script("dash", "csalock lock x; cat; :").spawn();
+    let handle = job.lines(1)[0].clone();
+    (job, handle)
+}
+
+on_every_store! {
+    fn the_owner_may(sandbox: &Sandbox) {
+        let script = "csalock lock x >/dev/null && csalock unlock x && csalock status --json x";
+        let free = "[{\"name\":\"x\",\"state\":\"free\",\"mode\":null,\"slots\":null,\"token\":null,\"holders\":[],\
+                    \"waiters\":[]}]\n";
+        sandbox.script("dash", script).stdout(free).status(81).run();
+    }
+
+    fn who_shows_the_handle_may(sandbox: &Sandbox) {
+        let (_job, handle) = holding(sandbox);
+        sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();
+        let (_job, handle) = holding(sandbox);
+        sandbox.csalock(["unlock", "x"]).env("CSALOCK_HANDLE", &handle).run();
+        let (_job, handle) = holding(sandbox);
+        sandbox.csalock(["unlock", "--handle", &format!(" {handle}\n"), "x"]).run();
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn somebody_else_may_not(sandbox: &Sandbox) {
+        let (_job, _) = holding(sandbox);
+        let before = sandbox.sight("x");
+        let said = format!(
+            "csalock: lock x is somebody else's: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
+             {HOLDS_X}; show its handle with --handle, or break it with `csalock unlock --force x`\n"
+        );
+        sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
+        sandbox.csalock(["unlock", "--handle", &"0".repeat(32), "x"]).status(82).stderr(&said).run();
+        sandbox.csalock(["unlock", "x"]).env("CSALOCK_HANDLE", "f".repeat(32)).status(82).stderr(&said).run();
+        sandbox.csalock(["unlock", "-q", "x"]).status(82).run();
+        assert_eq!(sandbox.sight("x"), before);
+    }
+
+    fn what_nobody_holds_cannot_be_given_back(sandbox: &Sandbox) {
+        let said = "csalock: lock x is not held by anybody; see `csalock status`\n";
+        sandbox.csalock(["unlock", "x"]).status(81).stderr(said).run();
+        assert!(!sandbox.store_path().exists());
+    }
+
+    fn nothing_is_given_back_twice(sandbox: &Sandbox) {
+        let said = "csalock: lock x is not held by anybody; see `csalock status`\n";
+        let script = "csalock lock x >/dev/null; csalock unlock x; csalock unlock x";
+        sandbox.script("dash", script).status(81).stderr(said).run();
+    }
+
+    fn a_handle_of_an_earlier_grant_is_worth_nothing(sandbox: &Sandbox) {
+        let (mut job, old) = holding(sandbox);
+        sandbox.csalock(["unlock", "--handle", &old, "x"]).run();
+        job.release();
+        let (_job, _) = holding(sandbox);
+        let done = sandbox.csalock(["unlock", "--handle", &old, "x"]).capture();
+        assert_eq!(done.code, Some(82), "{done:?}");
+        assert_eq!(sandbox.state("x"), "held");
+    }
+
+    fn what_is_no_handle_is_a_usage_error(sandbox: &Sandbox) {
+        let (_job, handle) = holding(sandbox);
+        for wrong in ["", "x", &handle[1..], &format!("{handle}0"), "--handle"] {
+            let done = sandbox.csalock([&format!("--handle={wrong}"), "x"].map(|word| word.to_string()).iter()
+                .fold(vec!["unlock".to_string()], |mut all, word| { all.push(word.clone()); all })).capture();
+            assert_eq!(done.code, Some(64), "{wrong} {done:?}");
+        }
+        assert_eq!(sandbox.state("x"), "held");
+    }
+
+    fn force_breaks_it_and_says_whose_it_was(sandbox: &Sandbox) {
+        let (_job, _) = holding(sandbox);
+        let said =
+            format!("x: was held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: {HOLDS_X}\n");
+        sandbox.csalock(["unlock", "--force", "x"]).stdout(&said).run();
+        assert_eq!(sandbox.state("x"), "free");
+        let said = "csalock: lock x is not held by anybody; see `csalock status`\n";
+        sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
+    }
+
+    fn whose_lock_was_broken_is_told_so(sandbox: &Sandbox) {
+        let script = "csalock lock x; read go; csalock unlock x";
+        let mut job = sandbox.script("dash", script).spawn();
+        job.lines(1);
+        assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+        let _next = sandbox.holder("x");
+        job.tell("go");
+        let done = job.wait();
+        assert_eq!(done.code, Some(82));
+        assert!(done.stderr.contains("had it broken by --force"), "{}", done.stderr);
+        assert_eq!(sandbox.state("x"), "held");
+    }
+
+    fn a_broken_lock_goes_to_the_first_waiter(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        let waiter = sandbox.waiter("x", "echo ran");
+        assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+        assert_eq!(waiter.wait().stdout, "ran\n");
+    }
+
+    fn all_gives_back_everything_of_the_caller(sandbox: &Sandbox) {
+        let _other = sandbox.holder("other");
+        let script = "csalock lock a >/dev/null; csalock lock b >/dev/null; csalock unlock --all; csalock status -1";
+        sandbox.script("dash", script).stdout("other\n").run();
+        sandbox.script("dash", "csalock unlock --all").run();
+    }
+
+    fn several_are_given_back_in_one_call(sandbox: &Sandbox) {
+        let script = "for x in a b c; do csalock lock $x >/dev/null; done; csalock unlock a c; csalock status -1";
+        sandbox.script("dash", script).stdout("b\n").run();
+        let script = "csalock lock a >/dev/null; csalock unlock none a; echo $?; csalock status -1 a >/dev/null; echo $?";
+        let said = "csalock: lock none is not held by anybody; see `csalock status`\n";
+        sandbox.script("dash", script).stdout("81\n81\n").stderr(said).run();
+    }
+
+    fn its_json_says_what_became_of_each(sandbox: &Sandbox) {
+        let script = "csalock lock x >/dev/null; csalock unlock --json x none";
+        let said = "csalock: lock none is not held by anybody; see `csalock status`\n";
+        let done = sandbox.script("dash", script).capture();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(81), said));
+        let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        assert_eq!((&found[0]["name"], &found[0]["outcome"]), (&"x".into(), &"released".into()));
+        assert_eq!((&found[1]["name"], &found[1]["outcome"]), (&"none".into(), &"not held".into()));
+    }
+
+    fn the_record_keeps_no_handle(sandbox: &Sandbox) {
+        let (_job, handle) = holding(sandbox);
+        let listing = sandbox.listing("store").join("\n");
+        assert!(listing.contains("cat") && !listing.contains(&handle));
+        let shown = sandbox.csalock(["status", "--json"]).capture().stdout;
+        assert!(!shown.contains(&handle), "{shown}");
+    }
+}

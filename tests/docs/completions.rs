@@ -1,0 +1,94 @@
+//! Completions: clap_complete's, which know what can be typed, and `completions/live/`, which know what is there: locks
+//! that are held now, and commands to run.
+
+use std::fs;
+
+use clap::{ArgAction, Command, ValueHint};
+use clap_complete::{Shell, generate};
+
+use super::{definition, in_project};
+
+/// What zsh does for hosts stands, in what clap_complete makes, for "a lock's name"; and so on.
+const ZSH_ACTIONS: [(&str, &str); 2] = [(":_hosts'", ":_csalock_live'"), (":_users'", ":_csalock_job'")];
+
+/// Every script: its path and its text.
+pub(super) fn scripts() -> Vec<(String, String)> {
+    vec![
+        ("completions/csalock.bash".to_string(), bash()),
+        ("completions/_csalock".to_string(), zsh()),
+        ("completions/csalock.fish".to_string(), fish()),
+    ]
+}
+
+fn bash() -> String {
+    let generated = made_by_clap(Shell::Bash);
+    // The last lines register the generated function; ours comes before it.
+    let (functions, registration) = generated.rsplit_once("\nif [[").unwrap();
+    let registration = registration.replace("-F _csalock ", "-F _csalock_or_live ");
+    format!("{functions}\n{}\nif [[{registration}", live("bash"))
+}
+
+fn zsh() -> String {
+    let mut generated = made_by_clap(Shell::Zsh);
+    for (theirs, ours) in ZSH_ACTIONS {
+        assert!(generated.contains(theirs), "{theirs}");
+        generated = generated.replace(theirs, ours);
+    }
+    let (functions, start) = generated.rsplit_once("\nif [ \"$funcstack[1]\"").unwrap();
+    format!("{functions}\n{}\nif [ \"$funcstack[1]\"{start}", live("zsh"))
+}
+
+fn fish() -> String {
+    format!("{}\n{}", made_by_clap(Shell::Fish), live("fish"))
+}
+
+fn live(shell: &str) -> String {
+    let text = fs::read_to_string(in_project(&format!("completions/live/{shell}"))).unwrap();
+    text.replace("@VALUED@", &valued().join(" "))
+}
+
+/// The options that take a value, of whatever command: what follows one is no name.
+fn valued() -> Vec<String> {
+    let root = definition();
+    let mut options: Vec<String> = Vec::new();
+    for argument in root.get_subcommands().flat_map(Command::get_opts) {
+        assert!(matches!(argument.get_action(), ArgAction::Set), "{argument}");
+        let longs = argument.get_long_and_visible_aliases().unwrap_or_default();
+        let shorts = argument.get_short_and_visible_aliases().unwrap_or_default();
+        options.extend(longs.iter().map(|long| format!("--{long}")));
+        options.extend(shorts.iter().map(|short| format!("-{short}")));
+    }
+    options.sort();
+    options.dedup();
+    options
+}
+
+fn made_by_clap(shell: Shell) -> String {
+    let mut root = definition();
+    let names: Vec<String> = root.get_subcommands().map(|command| command.get_name().to_string()).collect();
+    for name in names {
+        root = root.mut_subcommand(name, hinted);
+    }
+    let mut text = Vec::new();
+    generate(shell, &mut root, "csalock", &mut text);
+    let text = String::from_utf8(text).unwrap();
+    text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n") + "\n"
+}
+
+fn hinted(command: Command) -> Command {
+    let operands = match command.get_name() {
+        "unlock" | "status" | "renew" => ValueHint::Hostname,
+        "run-with-lock" => ValueHint::Username,
+        _ => ValueHint::AnyPath,
+    };
+    command.mut_args(|argument| {
+        if argument.is_positional() {
+            argument.value_hint(operands)
+        } else if argument.get_long() == Some("store") || !argument.get_possible_values().is_empty() {
+            argument
+        } else {
+            // Durations, numbers, labels: no file is meant.
+            argument.value_hint(ValueHint::Other)
+        }
+    })
+}

@@ -1,0 +1,63 @@
+//! Man pages and completions: made from the command line's definition, checked in, and held against it here.
+//!
+//! `CSALOCK_BLESS=1 cargo test --test docs` writes them anew. What clap cannot know is in `man/sections/` and
+//! `completions/live/`.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::print_stderr, reason = "tests")]
+
+mod completions;
+mod man;
+mod shells;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The whole command line, with the subcommands that are otherwise made on demand.
+fn definition() -> clap::Command {
+    let mut command = <csalock::cli::Cli as clap::CommandFactory>::command();
+    command.build();
+    command
+}
+
+fn in_project(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Whether a program is there. In CI it has to be.
+fn have(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
+    assert!(found || std::env::var_os("CI").is_none(), "{program} is missing; .ci/run installs it");
+    if !found {
+        eprintln!("skipped: {program} is not installed");
+    }
+    found
+}
+
+#[test]
+fn what_is_checked_in_is_what_the_command_line_says() {
+    let bless = std::env::var_os("CSALOCK_BLESS").is_some();
+    let mut drifted = Vec::new();
+    for (path, text) in man::pages().into_iter().chain(completions::scripts()) {
+        let path = in_project(&path);
+        if fs::read_to_string(&path).ok().as_deref() != Some(text.as_str()) {
+            if bless {
+                fs::write(&path, text).unwrap();
+            } else {
+                drifted.push(path);
+            }
+        }
+    }
+    assert!(drifted.is_empty(), "out of date: {drifted:#?}\nrenew them with: CSALOCK_BLESS=1 cargo test --test docs");
+}
+
+#[test]
+fn nothing_else_is_checked_in() {
+    for (folder, written) in [("man", man::pages()), ("completions", completions::scripts())] {
+        for entry in fs::read_dir(in_project(folder)).unwrap().map(Result::unwrap) {
+            let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
+            let known = entry.path().is_dir() || written.iter().any(|(made, _)| *made == path);
+            assert!(known, "{path} is made from nothing any more; remove it");
+        }
+    }
+}
