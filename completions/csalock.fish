@@ -24,7 +24,7 @@ function __fish_csalock_using_subcommand
     contains -- $cmd[1] $argv
 end
 
-complete -c csalock -n "__fish_csalock_needs_command" -s h -l help -d 'Print help'
+complete -c csalock -n "__fish_csalock_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_needs_command" -s V -l version -d 'Print version'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Take a lock for the calling script; prints the handle that proves it'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Give back locks'

@@ -117,7 +117,7 @@ impl Directory {
                 return Ok(None);
             };
             if let Some(body) = look.body(&pointer)? {
-                let version = Version { number: pointer.number, mark: pointer.ident.mark };
+                let version = pointer.version();
                 let this_boot = pointer::boot_tag(&self.host.home()?.boot) == pointer.ident.boot;
                 return Ok(Some(Stored { version, body, may_be_torn: !this_boot && root.reach == Reach::ThisHost }));
             }
@@ -156,7 +156,7 @@ impl Directory {
             return Ok(Some(Swap::Conflict));
         }
         let found =
-            (pointer.stage != Stage::End).then_some(Version { number: pointer.number, mark: pointer.ident.mark });
+            (pointer.stage != Stage::End).then_some(pointer.version());
         if found.as_ref() != expect {
             return Ok(Some(Swap::Conflict));
         }
@@ -164,9 +164,9 @@ impl Directory {
             Some(body) => {
                 let next = Pointer { stage: Stage::Cur, number: pointer.number + 1, ident: self.ident()? };
                 Ok(Some(if look.replace(&pointer, &next, body)? {
-                    Swap::Stored(Version { number: next.number, mark: next.ident.mark })
+                    Swap::Stored(next.version())
                 } else {
-                    Swap::Conflict
+                    self.was_it_us(&entry, next.ident)?
                 }))
             }
             None if pointer.stage == Stage::End => Ok(Some(NOTHING_TO_DO)),
@@ -177,7 +177,7 @@ impl Directory {
                     return Ok(Some(Swap::Conflict));
                 }
                 self.remove_directories(root, &look)?;
-                Ok(Some(Swap::Stored(Version { number: pointer.number, mark: pointer.ident.mark })))
+                Ok(Some(Swap::Stored(pointer.version())))
             }
             None => {
                 let end = Pointer { stage: Stage::End, ..pointer };
@@ -185,7 +185,7 @@ impl Directory {
                     return Ok(Some(Swap::Conflict));
                 }
                 self.bury(root, &look, &end)?;
-                Ok(Some(Swap::Stored(Version { number: end.number, mark: end.ident.mark })))
+                Ok(Some(Swap::Stored(end.version())))
             }
         }
     }
@@ -197,10 +197,18 @@ impl Directory {
         let number = root.next_number(self.host.as_ref(), &self.path)?;
         let born = Pointer { stage: Stage::Born, number, ..embryo };
         Ok(Some(if look.advance(&embryo, &born)? {
-            Swap::Stored(Version { number, mark: born.ident.mark })
+            Swap::Stored(born.version())
         } else {
-            Swap::Conflict
+            self.was_it_us(entry, embryo.ident)?
         }))
+    }
+
+    /// After a rename that found nothing to rename: somebody helped our embryo along, or the reply was lost and what we saw
+    /// was the answer to its repetition. (If others went on from there, the caller finds itself in the record.)
+    fn was_it_us(&self, entry: &Entry<'_>, ident: Ident) -> Result<Swap> {
+        let pointer = entry.look()?.and_then(|look| look.pointer);
+        let ours = pointer.filter(|pointer| pointer.ident == ident && pointer.stage != Stage::Embryo);
+        Ok(ours.map_or(Swap::Conflict, |pointer| Swap::Stored(pointer.version())))
     }
 
     /// Removes what a tombstone stands on. What cannot be removed now is left to the next one: the record is gone anyway.

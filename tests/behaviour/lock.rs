@@ -108,7 +108,6 @@ on_every_store! {
         sleeper.kill();
         assert_eq!(sandbox.state("x"), "abandoned");
         let said = format!("csalock: there is no process {pid}; --pid names the process that owns the lock\n");
-        let said = said.replace(&format!("process {pid}"), &format!("process {pid}"));
         sandbox.csalock(["lock", "--pid", &pid, "y"]).status(64).stderr(said).run();
     }
 
@@ -120,8 +119,6 @@ on_every_store! {
             "csalock: lock x was given back: cannot write to stdout: No space left on device (os error 28)\n"
         );
         assert_eq!(sandbox.state("x"), "free");
-        let done = sandbox.script("bash", "csalock lock x >&-; echo $?").capture();
-        assert_eq!((sandbox.state("x").as_str(), done.stdout.as_str()), ("free", "74\n"), "{done:?}");
         let done = sandbox.script("bash", "trap '' PIPE; { sleep 0.2; csalock lock x; echo $? >&2; } | :").capture();
         assert_eq!((sandbox.state("x").as_str(), done.code), ("free", Some(0)), "{done:?}");
     }

@@ -21,6 +21,9 @@ macro_rules! on_every_store {
 
 mod descriptors;
 mod lock;
+mod queue;
+mod referee;
 mod run;
 mod signals;
+mod storm;
 mod unlock;

@@ -73,9 +73,11 @@ on_every_store! {
         job.send(Signal::SIGSTOP);
         job.release();
         wait_until("the command has ended", || !proc::lives(command));
-        assert_eq!(sandbox.csalock(["run", "x", "true"]).capture().code, Some(0));
+        let next = sandbox.holder("x");
         job.send(Signal::SIGCONT);
         assert_eq!(job.wait().code, Some(5));
+        assert_eq!(sandbox.state("x"), "held");
+        assert_eq!(next.wait().code, Some(0));
         assert_eq!(sandbox.state("x"), "free");
     }
 
@@ -89,7 +91,8 @@ on_every_store! {
                 wait_until("it waits", || sandbox.waiters("x").len() == 1);
                 job.send(signal);
                 let done = job.wait();
-                assert_eq!((done.signal, done.stdout.as_str(), done.stderr.as_str()), (Some(signal as i32), "", ""), "{name}");
+                let found = (done.seen_by_shell(), done.stdout.as_str(), done.stderr.as_str());
+                assert_eq!(found, (128 + signal as i32, "", ""), "{name}");
                 assert!(sandbox.waiters("x").is_empty(), "{name}");
             }
         }
@@ -108,6 +111,19 @@ on_every_store! {
         sandbox.csalock(["run", "x", "true"]).run();
         assert!(!sandbox.path("files/ran").exists());
         assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_waiter_that_ignores_signals_dies_with_its_wrapper_as_well(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let script = "trap '' TERM HUP INT; exec csalock run -w inf x touch ran";
+        let mut waiter = sandbox.script("dash", script).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let parked = sandbox.waiters("x")[0];
+        waiter.kill();
+        wait_until("the parked child is gone", || !proc::lives(parked));
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        assert!(!sandbox.path("files/ran").exists());
     }
 
     fn a_waiter_whose_parked_child_is_killed_gives_up(sandbox: &Sandbox) {

@@ -88,8 +88,8 @@ on_every_store! {
         let script = "csalock lock x; read go; csalock unlock x";
         let mut job = sandbox.script("dash", script).spawn();
         job.lines(1);
+        let _next = sandbox.waiter("x", "echo $$; cat");
         assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
-        let _next = sandbox.holder("x");
         job.tell("go");
         let done = job.wait();
         assert_eq!(done.code, Some(82));

@@ -1,6 +1,7 @@
 //! Man pages: title, options and commands by clap_mangen; synopsis and exit status from the program's own tables; the
 //! rest from `man/sections/`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command as Process;
 
@@ -112,7 +113,13 @@ fn folded(line: &str) -> String {
         // A period or a quote at the beginning of a line would make it a request.
         let breaks = width + word.len() >= 80 && !word.starts_with(['.', '\'']);
         width = if breaks { word.len() } else { width + 1 + word.len() };
-        text.push_str(if at == 0 { "" } else if breaks { "\n" } else { " " });
+        text.push_str(if at == 0 {
+            ""
+        } else if breaks {
+            "\n"
+        } else {
+            " "
+        });
         text.push_str(word);
     }
     text
@@ -123,15 +130,18 @@ fn mandoc_finds_nothing_to_complain_about() {
     if !have("mandoc") {
         return;
     }
-    for (path, _) in pages() {
-        let done = Process::new("mandoc").arg("-Tlint").arg(in_project(&path)).output().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("man")).unwrap();
+    for (path, text) in pages() {
+        fs::write(folder.path().join(&path), text).unwrap();
+        let done = Process::new("mandoc").arg("-Tlint").arg(&path).current_dir(&folder).output().unwrap();
         assert!(done.status.success() && done.stdout.is_empty(), "{}", String::from_utf8_lossy(&done.stdout));
     }
 }
 
 #[test]
 fn every_exit_code_is_in_the_manual() {
-    let page = fs::read_to_string(in_project("man/csalock.1")).unwrap();
+    let page = &pages()[0].1;
     let section = page.split(".SH EXIT STATUS").nth(1).unwrap().split("\n.SH").next().unwrap();
     for (exit, _) in Exit::ALL {
         assert!(section.contains(&format!("\n.B {}\n", exit.code())), "{exit:?} is missing");
@@ -140,7 +150,7 @@ fn every_exit_code_is_in_the_manual() {
 
 #[test]
 fn every_variable_and_command_that_the_manual_shows_exists() {
-    let page = fs::read_to_string(in_project("man/csalock.1")).unwrap();
+    let page = &pages()[0].1;
     for command in definition().get_subcommands() {
         assert!(page.contains(&format!("{}(1)", page_name(command).replace('-', "\\-"))), "{}", command.get_name());
     }
@@ -155,5 +165,43 @@ fn every_option_of_every_command_is_in_its_page() {
         for option in command.get_arguments().filter_map(|argument| argument.get_long()) {
             assert!(page.1.contains(&format!("\\-\\-{}", option.replace('-', "\\-"))), "{}: --{option}", page.0);
         }
+    }
+}
+
+#[test]
+fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |command: &str, arguments: &[&str]| {
+        let mut process = Process::new(env!("CARGO_BIN_EXE_csalock"));
+        process.arg(command).arg("--json").arg(format!("--store=dir:{}/store", folder.path().display()));
+        String::from_utf8(process.args(arguments).output().unwrap().stdout).unwrap()
+    };
+    let printed = [run("lock", &["name"]), run("status", &["name"]), run("unlock", &["name"])];
+    let mut real = BTreeSet::from(["how".to_string()]);
+    for document in printed {
+        fields(&serde_json::from_str(&document).unwrap(), &mut real);
+    }
+    let page = &pages()[0].1;
+    let section = page.split(".SH JSON").nth(1).unwrap().split("\n.SH").next().unwrap();
+    let shown = section.split('"').filter(|word| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'));
+    let shown: BTreeSet<String> = shown.map(String::from).collect();
+    assert!(real.is_subset(&shown), "{real:?}");
+    for line in section.lines().filter(|line| line.starts_with(['{', ' '])) {
+        for field in line.split("\": ").filter_map(|part| part.rsplit_once('"')).map(|(_, field)| field) {
+            assert!(real.contains(field) || !line.contains(&format!("\"{field}\":")), "{field}");
+        }
+    }
+}
+
+fn fields(value: &serde_json::Value, found: &mut BTreeSet<String>) {
+    match value {
+        serde_json::Value::Array(values) => values.iter().for_each(|value| fields(value, found)),
+        serde_json::Value::Object(members) => {
+            for (name, value) in members {
+                found.insert(name.clone());
+                fields(value, found);
+            }
+        }
+        _ => {}
     }
 }

@@ -146,7 +146,9 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
     assert!(offers(&["csalock", "unlock", "plain", "tw"]).contains("two words"));
     assert!(!offers(&["csalock", "renew", "--ttl", "pl"]).contains("plain"));
     assert!(offers(&["csalock", "run-with-lock", "--on-lost", ""]).contains("warn"));
-    for before in [&["run-with-lock", "job"][..], &["run", "-w", "5", "job", "--"], &["run", "-n", "--ttl", "1m", "job"]] {
+    for before in
+        [&["run-with-lock", "job"][..], &["run", "-w", "5", "job", "--"], &["run", "-n", "--ttl", "1m", "job"]]
+    {
         assert!(offers(&[&["csalock"], before, &["csal"]].concat()).contains("csalock"), "{before:?}");
     }
 }

@@ -3,6 +3,8 @@
 
 use sha2::{Digest, Sha256};
 
+use crate::store::Version;
+
 /// What makes a name unlike any other that ever was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ident {
@@ -68,6 +70,10 @@ impl Stage {
 }
 
 impl Pointer {
+    pub(super) fn version(&self) -> Version {
+        Version { number: self.number, mark: self.ident.mark }
+    }
+
     /// The name of the file that has the record's bytes.
     pub(super) fn record(&self) -> String {
         match self.stage {

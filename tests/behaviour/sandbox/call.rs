@@ -136,6 +136,11 @@ impl Done {
         Done { code: status.code(), signal: status.signal(), stdout, stderr }
     }
 
+    /// The status as a shell has it in `$?`.
+    pub(crate) fn seen_by_shell(&self) -> i32 {
+        self.code.or(self.signal.map(|signal| 128 + signal)).unwrap()
+    }
+
     /// Stdout without its last newline, of a call that must have succeeded.
     #[track_caller]
     pub(crate) fn line(&self) -> String {

@@ -35,7 +35,10 @@ impl Job {
     /// Kills it without a word, and waits for its end. Its children live on.
     pub(crate) fn kill(&mut self) {
         self.send(Signal::SIGKILL);
+        // Its stdin stays open for those who inherited it.
+        let stdin = self.child.stdin.take();
         self.ended = Some(self.child.wait().unwrap());
+        self.child.stdin = stdin;
     }
 
     /// Ends its stdin.

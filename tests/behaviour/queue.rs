@@ -1,0 +1,176 @@
+//! Who comes first, is served first; and who is gone, is not waited for.
+
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+
+use crate::sandbox::{Job, Sandbox, proc, wait_until};
+
+/// So many hand-overs are measured.
+const TAKE_OVERS: usize = 50;
+
+/// kill -9 of a holder to the next command running, in milliseconds: what the project promises.
+const TAKE_OVER_MILLIS: u128 = 20;
+
+/// Kills the wrapper and the command that it guards.
+fn kill_both(sandbox: &Sandbox, holder: &mut Job) {
+    let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
+    holder.kill();
+    nix::sys::signal::kill(command, Signal::SIGKILL).unwrap();
+}
+
+on_every_store! {
+    fn waiters_are_served_in_order_of_arrival(sandbox: &Sandbox) {
+        for round in 0..20 {
+            let mut holder = sandbox.holder("x");
+            let waiters: Vec<Job> = (0..5).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
+            holder.release();
+            for waiter in waiters {
+                assert_eq!(waiter.wait().code, Some(0));
+            }
+            assert_eq!(sandbox.read("files/order"), "0\n1\n2\n3\n4\n", "round {round}");
+            std::fs::remove_file(sandbox.path("files/order")).unwrap();
+        }
+    }
+
+    fn lock_and_run_wait_in_one_queue(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut waiters = Vec::new();
+        for (number, words) in ["run", "run -F", "lock", "run", "lock"].into_iter().enumerate() {
+            let say = format!("echo {number} >> order");
+            let script = match words {
+                "lock" => format!("csalock lock -w inf x >/dev/null && {say} && csalock unlock x"),
+                run => format!("exec csalock {run} -w inf x dash -c '{say}'"),
+            };
+            waiters.push(sandbox.script("dash", &script).spawn());
+            wait_until("it waits", || sandbox.waiters("x").len() == number + 1);
+        }
+        holder.release();
+        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
+        assert_eq!(sandbox.read("files/order"), "0\n1\n2\n3\n4\n");
+    }
+
+    fn nobody_overtakes_a_queue(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let waiter = sandbox.waiter("x", "echo ran; cat");
+        let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
+        assert_eq!(done.code, Some(75));
+        holder.release();
+        wait_until("the waiter holds", || waiter.printed() == "ran\n");
+        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+        assert_eq!(waiter.wait().code, Some(0));
+    }
+
+    fn after_kill_9_of_the_first_of_three_waiters_the_second_is_next(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut waiters: Vec<Job> = (1..=3).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
+        waiters[0].kill();
+        holder.release();
+        waiters.remove(0);
+        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
+        assert_eq!(sandbox.read("files/order"), "2\n3\n");
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn after_kill_9_of_the_first_of_three_shells_the_second_is_next(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut waiters = Vec::new();
+        for number in 1..=3 {
+            let script = format!("csalock lock -w inf x >/dev/null; echo {number} >> order; csalock unlock x");
+            waiters.push(sandbox.script("dash", &script).spawn());
+            wait_until("it waits", || sandbox.waiters("x").len() == number);
+        }
+        // The shell dies; its csalock waits on for nobody.
+        waiters[0].kill();
+        holder.release();
+        waiters.remove(0);
+        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
+        assert_eq!(sandbox.read("files/order"), "2\n3\n");
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn who_gave_up_leaves_nothing(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let before = sandbox.sight("x");
+        for words in [["run", "-w", "30ms", "x", "touch"], ["run", "-F", "-w30ms", "x", "touch"], ["lock", "-w", "30ms", "--", "x"]] {
+            let words = words.iter().chain(["ran"].iter().filter(|_| words[0] == "run"));
+            assert_eq!(sandbox.csalock(words).capture().code, Some(75));
+        }
+        assert_eq!(sandbox.sight("x"), before);
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        assert_eq!(sandbox.state("x"), "free");
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
+    fn who_gives_up_does_not_stand_in_the_way_of_those_behind(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let first = sandbox.csalock(["run", "-w", "200ms", "x", "touch", "ran"]).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let second = sandbox.waiter("x", "echo ran");
+        assert_eq!(first.wait().code, Some(75));
+        assert_eq!(sandbox.waiters("x").len(), 1);
+        holder.release();
+        assert_eq!(second.wait().stdout, "ran\n");
+    }
+
+    fn after_kill_9_of_a_holder_the_next_runs_at_once(sandbox: &Sandbox) {
+        let mut spans = Vec::new();
+        for _ in 0..TAKE_OVERS {
+            let mut holder = sandbox.csalock(["run", "-F", "x", "cat"]).spawn();
+            wait_until("it holds", || sandbox.holders("x") == [holder.pid()]);
+            let mut waiter = sandbox.waiter("x", "echo; cat");
+            let begun = Instant::now();
+            holder.kill();
+            while waiter.printed().is_empty() {
+                assert!(!waiter.has_ended(), "{}", waiter.said());
+                std::thread::yield_now();
+            }
+            spans.push(begun.elapsed().as_millis());
+            assert_eq!(waiter.wait().code, Some(0));
+        }
+        spans.sort_unstable();
+        assert!(spans[TAKE_OVERS / 2] <= TAKE_OVER_MILLIS, "{spans:?}");
+    }
+
+    fn after_kill_9_of_wrapper_and_command_the_next_is_told_from_whom(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let waiter = sandbox.waiter("x", "echo ran");
+        kill_both(sandbox, &mut holder);
+        let done = waiter.wait();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"));
+        assert!(done.stderr.ends_with(": cat, who died without giving it back\n"), "{}", done.stderr);
+    }
+
+    fn a_waiter_that_is_stopped_holds_up_its_turn_and_no_more(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let waiter = sandbox.waiter("x", "echo first >> order");
+        let stopped = nix::unistd::Pid::from_raw(sandbox.waiters("x")[0]);
+        nix::sys::signal::kill(stopped, Signal::SIGSTOP).unwrap();
+        wait_until("it is stopped", || matches!(proc::stat(stopped.as_raw()), Some(('T', _))));
+        let second = sandbox.waiter("x", "echo second >> order");
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        assert_eq!(sandbox.holders("x"), [stopped.as_raw()]);
+        nix::sys::signal::kill(stopped, Signal::SIGCONT).unwrap();
+        assert_eq!((waiter.wait().code, second.wait().code), (Some(0), Some(0)));
+        assert_eq!(sandbox.read("files/order"), "first\nsecond\n");
+    }
+
+    fn a_waiter_that_was_granted_the_lock_and_dies_before_it_knows_does_not_keep_it(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut shell = sandbox.script("dash", "csalock lock -w inf x; cat; :").spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let csalock = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid())).unwrap();
+        let waits = nix::unistd::Pid::from_raw(csalock().trim().parse().unwrap());
+        nix::sys::signal::kill(waits, Signal::SIGSTOP).unwrap();
+        wait_until("it is stopped", || matches!(proc::stat(waits.as_raw()), Some(('T', _))));
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        assert_eq!(sandbox.state("x"), "held");
+        nix::sys::signal::kill(waits, Signal::SIGKILL).unwrap();
+        let done = sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "ran\n"));
+        assert!(!shell.has_ended() && shell.printed().is_empty());
+    }
+}

@@ -1,0 +1,129 @@
+//! Many at once: never two in the lock, and everyone gets through.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::referee;
+use crate::sandbox::{Job, Sandbox, proc, wait_until};
+
+const PROCESSES: u64 = 24;
+const ROUNDS: u64 = 200;
+
+/// How many of those in the storm that is shot at, and for how long.
+const TARGETS: usize = 16;
+const SHOOTING: Duration = Duration::from_secs(6);
+
+/// Read, increment, write, all by the shell itself; with a marker that only one can create.
+const COUNT: &str = "(set -C; : > marker) 2>/dev/null || echo two at once >> broken; \
+                     read n < counter; echo $((n + 1)) > counter; rm marker";
+
+fn storm(sandbox: &Sandbox, round: &str) {
+    sandbox.file("files/counter", "0\n");
+    let script = format!("i=0; while [ $i -lt {ROUNDS} ]; do i=$((i + 1)); {round} || exit 1; done");
+    let jobs: Vec<Job> = (0..PROCESSES).map(|_| sandbox.script("dash", &script).spawn()).collect();
+    for job in jobs {
+        let done = job.wait();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+    }
+    assert_eq!(sandbox.read("files/broken"), "");
+    assert_eq!(sandbox.read("files/counter"), format!("{}\n", PROCESSES * ROUNDS));
+    assert_eq!(sandbox.state("x"), "free");
+}
+
+/// Small random numbers that a printed seed brings back.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % below as u64) as usize
+    }
+}
+
+/// The pids of everybody in the process groups of these jobs.
+fn members(jobs: &[Job]) -> Vec<i32> {
+    let groups: Vec<String> = jobs.iter().map(|job| job.pid().to_string()).collect();
+    let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    all.filter(|pid| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let group = text.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(2)).unwrap_or_default();
+        groups.iter().any(|known| known == group)
+    })
+    .collect()
+}
+
+fn shoot(sandbox: &Sandbox, script: &str) {
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
+    println!("seed {seed}");
+    let mut dice = Dice(seed);
+    let (name, place) = referee::place(sandbox);
+    let begin = || sandbox.script("dash", script).env(name, &place).stdin("").spawn();
+    let mut jobs: Vec<Job> = (0..TARGETS).map(|_| begin()).collect();
+    let mut stopped: Vec<i32> = Vec::new();
+    let begun = Instant::now();
+    while begun.elapsed() < SHOOTING {
+        std::thread::sleep(Duration::from_millis(2));
+        let victims = members(&jobs);
+        if victims.is_empty() {
+            continue;
+        }
+        let victim = victims[dice.roll(victims.len())];
+        match dice.roll(4) {
+            0 | 1 => {
+                let _ = kill(Pid::from_raw(victim), Signal::SIGKILL);
+            }
+            2 => {
+                let _ = kill(Pid::from_raw(victim), Signal::SIGSTOP);
+                stopped.push(victim);
+            }
+            _ if stopped.is_empty() => {}
+            _ => {
+                let _ = kill(Pid::from_raw(stopped.swap_remove(dice.roll(stopped.len()))), Signal::SIGCONT);
+            }
+        }
+        // The dead are replaced, so that the storm goes on.
+        for at in 0..jobs.len() {
+            if jobs[at].has_ended() && members(&jobs[at..=at]).is_empty() {
+                jobs[at] = begin();
+            }
+        }
+    }
+    let all = |signal| members(&jobs).into_iter().for_each(|pid| drop(kill(Pid::from_raw(pid), signal)));
+    std::fs::write(sandbox.path("files/over"), "").unwrap();
+    wait_until("nobody is stopped", || {
+        all(Signal::SIGCONT);
+        members(&jobs).into_iter().all(|pid| !matches!(proc::stat(pid), Some(('T', _))))
+    });
+    wait_until("everyone left finishes", || members(&jobs).into_iter().all(|pid| !proc::lives(pid)) );
+    let steps = referee::steps(sandbox);
+    assert!(steps.len() > 50, "only {} steps", steps.len());
+    assert_eq!(sandbox.csalock(["run", "-w", "5s", "-q", "x", "true"]).capture().code, Some(0));
+    assert_eq!(sandbox.state("x"), "free");
+    println!("{} steps", steps.len());
+}
+
+on_every_store! {
+    fn twenty_four_processes_count_to_4800_under_run_with_lock(sandbox: &Sandbox) {
+        storm(sandbox, &format!("csalock run -w inf x dash -c '{COUNT}'"));
+    }
+
+    fn twenty_four_shells_count_to_4800_with_lock_and_unlock(sandbox: &Sandbox) {
+        storm(sandbox, &format!("csalock lock -w inf x >/dev/null && {{ {COUNT}; csalock unlock x; }}"));
+    }
+
+    fn under_run_with_lock_kills_and_stops_let_nobody_in_twice(sandbox: &Sandbox) {
+        let command = referee::command().join(" ");
+        shoot(sandbox, &format!("while [ ! -e over ]; do csalock run -w inf x {command} >/dev/null 2>&1; done"));
+    }
+
+    fn under_lock_and_unlock_kills_and_stops_let_nobody_in_twice(sandbox: &Sandbox) {
+        // The referee takes the shell's place, so that what holds the lock is what is in it.
+        let command = referee::command().join(" ");
+        let round = format!("dash -c 'csalock lock -w inf x >/dev/null 2>&1 && exec {command} >/dev/null 2>&1'");
+        shoot(sandbox, &format!("while [ ! -e over ]; do {round}; done"));
+    }
+}
