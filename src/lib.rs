@@ -1,4 +1,30 @@
-//! Locks for shell scripts.
+//! Locks for shell scripts, and for Rust programs that share them.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! let store = tempfile::tempdir()?;
+//! let locks = csalock::Locks::open(&format!("dir:{}", store.path().display()))?;
+//! if let Some(guard) = locks.take("nightly", Duration::from_secs(30))? {
+//!     println!("nobody else is here; token {}", guard.token());
+//!     assert!(guard.give_back()?, "it was ours until now");
+//! } else {
+//!     println!("somebody else has it");
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The map
+//!
+//! ```text
+//! argv -> cli -> command -> engine -> lock (record, rules) -> report -> exit
+//!                   |          |-> store   directory, sqlite, memory
+//!                   '-> child  '-> host    unix, fake
+//! ```
+//!
+//! [`lock`] is pure: what a record is and every rule of locking. [`engine`] is the one loop that reads, learns, decides
+//! and swaps. A [`store`] keeps bytes, a [`host`] knows clocks and processes; neither knows what a lock is. [`command`] is
+//! what the program does, [`report`] everything that it says, [`exit`] how it ends.
 #![deny(missing_docs)]
 
 pub mod child;
@@ -10,9 +36,12 @@ pub mod environment;
 pub mod error;
 pub mod exit;
 pub mod glob;
+mod guard;
 pub mod host;
 pub mod lock;
 pub mod name;
 pub mod report;
 pub mod signals;
 pub mod store;
+
+pub use guard::{Guard, Locks};

@@ -483,3 +483,6 @@ fn effective_owner(party: &Party, facts: &Facts) -> Result<Option<(Process, Fate
 fn write(record: Record, outcome: Outcome, wake: Vec<Proof>) -> Step {
     Step::Write { record, outcome: Some(outcome), wake }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Locks for Rust programs: a guard that gives back when it goes.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Applicant, Engine, Patience, Taken};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::host::{Host, Unix};
+use crate::lock::{Ask, Grant, Handle, Outcome, Party, Share, Tenure};
+use crate::store::{self, Location};
+
+/// A store of locks, for this process.
+pub struct Locks {
+    engine: Engine,
+}
+
+/// A lock that this process holds. Dropping it gives it back; should the process die, the lock is free all the same.
+#[must_use = "the lock is given back when the guard is dropped"]
+pub struct Guard<'a> {
+    engine: &'a Engine,
+    name: Vec<u8>,
+    handle: Handle,
+    token: u64,
+}
+
+impl Locks {
+    /// The locks in the store at `url`, as `--store` takes it: `dir:PATH` or `sqlite:PATH`.
+    ///
+    /// # Errors
+    ///
+    /// When the URL is none, or the store cannot be used.
+    pub fn open(url: &str) -> Result<Locks> {
+        let host: Arc<dyn Host> = Arc::new(Unix::new());
+        let location = Location::parse(url.as_ref(), &crate::environment::Environment::of_this_process().current)?;
+        Ok(Locks { engine: Engine::new(store::open(&location, host.clone())?, host) })
+    }
+
+    /// Takes a lock for this process, waiting for it at most so long. `None`: somebody else has it.
+    ///
+    /// # Errors
+    ///
+    /// When we could not find out: the store cannot be asked or told, or the name is none. And
+    /// [`Exit::Deadlock`] when this process holds it already.
+    pub fn take(&self, name: &str, at_most: Duration) -> Result<Option<Guard<'_>>> {
+        crate::name::check(name.as_bytes())?;
+        let host = self.engine.host();
+        let process = host.this_process()?;
+        let applicant = Applicant {
+            handle: self.engine.new_handle()?,
+            share: Share::Exclusive,
+            party: Party {
+                home: host.home()?,
+                owners: vec![process],
+                host: host.name(),
+                uid: host.uid(),
+                command: crate::host::command_of(process.pid),
+                label: None,
+            },
+            process,
+            outlived: false,
+            yields: false,
+            tenure: Tenure::OwnerLives,
+            slots: None,
+            refuse_stale: false,
+            carried: None,
+        };
+        let patience = Patience { limit: Some(at_most), attempts: None, backoff: None };
+        match self.engine.take(name.as_bytes(), &applicant, &patience, None, &mut |_| {})? {
+            Taken::Answer(Outcome::Granted(Grant { token, .. }, _)) => Ok(Some(Guard {
+                engine: &self.engine,
+                name: name.as_bytes().to_vec(),
+                handle: applicant.handle,
+                token: token.unwrap_or_default(),
+            })),
+            Taken::Answer(Outcome::Deadlock(_)) => {
+                let what = format!("this process holds lock {name} already");
+                Err(Error::new(Exit::Deadlock, what, "give it back first"))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+impl Guard<'_> {
+    /// The fencing token: it only grows from one holder of this name to the next, so whoever is written to under the lock
+    /// can refuse those who come too late.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Gives the lock back, and says whether it was still held until now.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be told. The lock is free all the same when this process ends.
+    pub fn give_back(self) -> Result<bool> {
+        let outcome = self.release();
+        std::mem::forget(self);
+        outcome.map(|outcome| matches!(outcome, Outcome::Released(_)))
+    }
+
+    fn release(&self) -> Result<Outcome> {
+        let claimant = self.engine.claimant(Some(self.handle.proof()), Vec::new())?;
+        self.engine.settle(&self.name, &Ask::Release(claimant))
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        // Who must know whether it worked calls `give_back`.
+        let _ = self.release();
+    }
+}
+
+impl fmt::Debug for Guard<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Guard({}, token {})", crate::name::shown(&self.name), self.token)
+    }
+}

@@ -1,0 +1,312 @@
+//! The rules, one by one, without any clock, process or file.
+
+use super::*;
+use crate::lock::record::LeaseClock;
+use crate::lock::{Handle, decode, encode};
+
+fn home() -> Home {
+    Home { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 }
+}
+
+fn process(pid: i32) -> Process {
+    Process { pid, start: 1 }
+}
+
+fn proof(pid: i32) -> Proof {
+    Handle::new([pid as u8; 16]).proof()
+}
+
+fn party(owners: &[i32]) -> Party {
+    let owners = owners.iter().map(|pid| process(*pid)).collect();
+    Party { home: home(), owners, host: "h".into(), uid: 0, command: b"job".to_vec(), label: None }
+}
+
+fn lease(ends: u64) -> Lease {
+    Lease { clock: LeaseClock::FileSystem, ends, wall: ends }
+}
+
+/// A job that runs as `pid` and wants the lock.
+fn wants(pid: i32, share: Share) -> Application {
+    let entry = Waiter {
+        proof: proof(pid),
+        share,
+        party: party(&[pid]),
+        process: process(pid),
+        tenure: Tenure::OwnerLives,
+        confirms: false,
+        yields: false,
+        lease: None,
+        since: 0,
+    };
+    let slots = (share == Share::Slot).then_some(2);
+    Application { entry, tenure: Tenure::OwnerLives, slots, queue: true, refuse_stale: false, carried: None }
+}
+
+/// A world in which these pids are dead, all others live, and leases that end at 0 are over.
+fn settle(record: &Record, ask: &Ask, dead: &[i32]) -> Step {
+    let mut facts = Facts::at(7);
+    loop {
+        match decide(record, ask, &facts) {
+            Ok(step) => return step,
+            Err(Wanted::Fate(home, process)) => {
+                let fate = if dead.contains(&process.pid) { Fate::Dead } else { Fate::Alive };
+                facts.learn_fate(home, process, fate);
+            }
+            Err(Wanted::Over(lease)) => {
+                let over = lease.ends == 0;
+                facts.learn_over(lease, over);
+            }
+        }
+    }
+}
+
+/// Applies an ask, with the version number as token, and returns the answer and who is woken.
+fn apply(record: &mut Record, version: u64, ask: Ask, dead: &[i32]) -> (Option<Outcome>, Vec<Proof>) {
+    match settle(record, &ask, dead) {
+        Step::Done(outcome) => (Some(outcome), Vec::new()),
+        Step::Write { record: next, outcome, wake } => {
+            *record = decode(&encode(&next), version).unwrap();
+            (outcome, wake)
+        }
+        Step::Wait { .. } => (None, Vec::new()),
+    }
+}
+
+fn take(record: &mut Record, version: u64, pid: i32, share: Share) -> Option<Outcome> {
+    apply(record, version, Ask::Take(wants(pid, share)), &[]).0
+}
+
+fn handle_of(pid: i32) -> Claimant {
+    Claimant { proof: Some(proof(pid)), owners: Vec::new(), home: home(), repeated: false }
+}
+
+fn owner(pid: i32) -> Claimant {
+    Claimant { proof: None, owners: vec![process(pid)], ..handle_of(pid) }
+}
+
+fn holders(record: &Record) -> Vec<i32> {
+    record.holders.iter().map(|grant| grant.party.owners[0].pid).collect()
+}
+
+/// A record that 1 holds and for which 2, 3, ... wait.
+fn queue(shares: &[Share]) -> Record {
+    let mut record = Record::free(b"x");
+    for (at, share) in shares.iter().enumerate() {
+        let pid = at as i32 + 1;
+        take(&mut record, pid as u64, pid, *share);
+    }
+    record
+}
+
+#[test]
+fn a_free_lock_is_granted_with_the_version_as_its_token() {
+    let mut record = Record::free(b"x");
+    assert!(matches!(take(&mut record, 17, 1, Share::Exclusive), Some(Outcome::Granted(_, None))));
+    assert_eq!((holders(&record), record.holders[0].token), (vec![1], Some(17)));
+}
+
+#[test]
+fn a_release_grants_to_the_first_in_the_queue_and_wakes_only_it() {
+    let mut record = queue(&[Share::Exclusive; 4]);
+    let (outcome, wake) = apply(&mut record, 9, Ask::Release(handle_of(1)), &[]);
+    assert!(matches!(outcome, Some(Outcome::Released(_))));
+    assert_eq!((holders(&record), wake, record.waiters.len()), (vec![2], vec![proof(2)], 2));
+    assert_eq!(record.holders[0].token, Some(9));
+}
+
+#[test]
+fn the_dead_in_the_queue_are_passed_over() {
+    let mut record = queue(&[Share::Exclusive; 4]);
+    apply(&mut record, 9, Ask::Release(handle_of(1)), &[2, 3]);
+    assert_eq!((holders(&record), record.waiters.len()), (vec![4], 0));
+}
+
+#[test]
+fn readers_hold_together_and_never_pass_a_waiting_writer() {
+    let mut record = queue(&[Share::Shared, Share::Shared, Share::Exclusive, Share::Shared]);
+    assert_eq!((holders(&record), record.waiters.len()), (vec![1, 2], 2));
+    apply(&mut record, 9, Ask::Release(handle_of(1)), &[]);
+    assert_eq!(holders(&record), [2]);
+    apply(&mut record, 10, Ask::Release(handle_of(2)), &[]);
+    assert_eq!(holders(&record), [3]);
+    apply(&mut record, 11, Ask::Release(handle_of(3)), &[]);
+    assert_eq!(holders(&record), [4]);
+}
+
+#[test]
+fn slots_are_numbered_from_the_lowest_free_one() {
+    let mut record = queue(&[Share::Slot; 3]);
+    let slots = |record: &Record| record.holders.iter().map(|grant| grant.slot).collect::<Vec<_>>();
+    assert_eq!((holders(&record), slots(&record)), (vec![1, 2], vec![0, 1]));
+    apply(&mut record, 9, Ask::Release(handle_of(1)), &[]);
+    assert_eq!((holders(&record), slots(&record)), (vec![2, 3], vec![1, 0]));
+    let other = Application { slots: Some(3), ..wants(4, Share::Slot) };
+    assert!(matches!(settle(&record, &Ask::Take(other), &[]), Step::Done(Outcome::OtherSlots(2))));
+}
+
+#[test]
+fn a_dead_holder_is_evicted_and_the_taker_is_told() {
+    let mut record = queue(&[Share::Exclusive]);
+    let (outcome, _) = apply(&mut record, 9, Ask::Take(wants(2, Share::Exclusive)), &[1]);
+    let Some(Outcome::Granted(_, Some(ending))) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((ending.how, ending.grant.token), (Ended::Died, Some(1)));
+}
+
+#[test]
+fn a_waiter_is_served_before_a_newcomer_who_finds_the_holder_dead() {
+    let mut record = queue(&[Share::Exclusive; 2]);
+    let newcomer = Application { queue: false, ..wants(3, Share::Exclusive) };
+    let (outcome, wake) = apply(&mut record, 9, Ask::Take(newcomer), &[1]);
+    assert!(matches!(outcome, Some(Outcome::Busy(_))));
+    assert_eq!((holders(&record), wake, record.waiters.len()), (vec![2], vec![proof(2)], 0));
+}
+
+#[test]
+fn unknown_is_not_dead() {
+    let record = queue(&[Share::Exclusive]);
+    let mut facts = Facts::at(7);
+    facts.learn_fate(home(), process(1), Fate::Unknown);
+    let application = Application { queue: false, ..wants(2, Share::Exclusive) };
+    let step = decide(&record, &Ask::Take(application), &facts);
+    assert!(matches!(step, Ok(Step::Done(Outcome::Busy(_)))), "{step:?}");
+}
+
+#[test]
+fn refuse_stale_changes_nothing() {
+    let record = queue(&[Share::Exclusive]);
+    let application = Application { refuse_stale: true, ..wants(2, Share::Exclusive) };
+    assert!(matches!(settle(&record, &Ask::Take(application), &[1]), Step::Done(Outcome::Stale(_))));
+}
+
+#[test]
+fn every_ask_may_be_repeated() {
+    let mut record = queue(&[Share::Exclusive; 2]);
+    let before = record.clone();
+    assert!(matches!(take(&mut record, 9, 1, Share::Exclusive), Some(Outcome::Granted(..))));
+    assert_eq!(record, before);
+    apply(&mut record, 9, Ask::Release(handle_of(1)), &[]);
+    let again = Claimant { repeated: true, ..handle_of(1) };
+    assert!(matches!(apply(&mut record, 10, Ask::Release(again), &[]).0, Some(Outcome::Released(_))));
+    let late = apply(&mut record, 10, Ask::Release(handle_of(1)), &[]).0;
+    assert!(matches!(late, Some(Outcome::NotOwner(_, Some(_)))), "{late:?}");
+    assert_eq!(holders(&record), [2]);
+}
+
+#[test]
+fn only_the_handle_or_the_owner_gives_back() {
+    let record = queue(&[Share::Exclusive]);
+    for stranger in [handle_of(2), owner(2)] {
+        assert!(matches!(settle(&record, &Ask::Release(stranger), &[]), Step::Done(Outcome::NotOwner(..))));
+    }
+    for holder in [handle_of(1), owner(1)] {
+        assert!(matches!(settle(&record, &Ask::Release(holder), &[]), Step::Write { .. }));
+    }
+}
+
+#[test]
+fn the_owner_is_the_first_of_the_chain_that_lives() {
+    let mut record = Record::free(b"x");
+    let mut application = wants(1, Share::Exclusive);
+    application.entry.party = party(&[1, 2]);
+    apply(&mut record, 1, Ask::Take(application), &[]);
+    assert!(matches!(settle(&record, &Ask::Release(owner(2)), &[]), Step::Done(Outcome::NotOwner(..))));
+    assert!(matches!(settle(&record, &Ask::Release(owner(2)), &[1]), Step::Write { .. }));
+}
+
+#[test]
+fn waiting_for_oneself_is_a_deadlock() {
+    let record = queue(&[Share::Exclusive]);
+    let mut application = wants(2, Share::Exclusive);
+    application.carried = Some(proof(1));
+    assert!(matches!(settle(&record, &Ask::Take(application), &[]), Step::Done(Outcome::Deadlock(_))));
+    let mut application = wants(2, Share::Exclusive);
+    application.entry.party = party(&[1]);
+    assert!(matches!(settle(&record, &Ask::Take(application), &[]), Step::Done(Outcome::Deadlock(_))));
+}
+
+#[test]
+fn a_lease_that_is_over_ends_the_grant_for_everybody() {
+    let mut record = queue(&[Share::Exclusive]);
+    record.holders[0].tenure = Tenure::Until(lease(0));
+    for ask in [Ask::Release(handle_of(1)), Ask::Renew(owner(1), Tenure::Until(lease(9)))] {
+        let step = settle(&record, &ask, &[]);
+        assert!(matches!(step, Step::Done(Outcome::NotHeld(Some(Ending { how: Ended::Expired, .. })))), "{step:?}");
+    }
+    let taken = take(&mut record, 9, 2, Share::Exclusive);
+    assert!(matches!(taken, Some(Outcome::Granted(_, Some(Ending { how: Ended::Expired, .. })))));
+    let late = settle(&record, &Ask::Release(handle_of(1)), &[]);
+    assert!(matches!(late, Step::Done(Outcome::NotOwner(_, Some(_)))));
+}
+
+#[test]
+fn a_lease_begins_when_the_waiter_confirms() {
+    let mut record = queue(&[Share::Exclusive]);
+    let mut application = wants(2, Share::Exclusive);
+    application.entry.tenure = Tenure::AtMost(1000);
+    application.entry.confirms = true;
+    apply(&mut record, 2, Ask::Take(application.clone()), &[]);
+    apply(&mut record, 3, Ask::Release(handle_of(1)), &[]);
+    assert_eq!(record.holders[0].unconfirmed, Some(process(2)));
+    application.tenure = Tenure::Until(lease(1000));
+    apply(&mut record, 4, Ask::Take(application), &[]);
+    let grant = &record.holders[0];
+    assert_eq!((&grant.tenure, grant.unconfirmed, grant.token), (&Tenure::Until(lease(1000)), None, Some(3)));
+}
+
+#[test]
+fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
+    let mut record = queue(&[Share::Exclusive]);
+    let mut application = wants(2, Share::Exclusive);
+    application.entry.party = party(&[20]);
+    application.entry.confirms = true;
+    apply(&mut record, 2, Ask::Take(application), &[]);
+    apply(&mut record, 3, Ask::Release(handle_of(1)), &[]);
+    let (outcome, _) = apply(&mut record, 4, Ask::Take(wants(3, Share::Exclusive)), &[2]);
+    assert!(matches!(outcome, Some(Outcome::Granted(..))), "{outcome:?}");
+}
+
+#[test]
+fn forever_outlives_its_owner() {
+    let mut record = queue(&[Share::Exclusive]);
+    record.holders[0].tenure = Tenure::Forever;
+    let application = Application { queue: false, ..wants(2, Share::Exclusive) };
+    assert!(matches!(settle(&record, &Ask::Take(application), &[1]), Step::Done(Outcome::Busy(_))));
+}
+
+#[test]
+fn a_break_ends_only_what_was_seen() {
+    let mut record = queue(&[Share::Exclusive; 2]);
+    let (outcome, wake) = apply(&mut record, 9, Ask::Break(vec![proof(1)]), &[]);
+    assert!(matches!(outcome, Some(Outcome::Broken(broken)) if broken.len() == 1));
+    assert_eq!((holders(&record), wake), (vec![2], vec![proof(2)]));
+    let repeated = apply(&mut record, 10, Ask::Break(vec![proof(1)]), &[]).0;
+    assert!(matches!(repeated, Some(Outcome::Broken(_))));
+    assert_eq!(holders(&record), [2]);
+}
+
+#[test]
+fn withdrawing_lets_those_behind_pass() {
+    let mut record = queue(&[Share::Shared, Share::Exclusive, Share::Shared]);
+    let (outcome, wake) = apply(&mut record, 9, Ask::Withdraw(proof(2)), &[]);
+    assert_eq!((outcome, wake, holders(&record)), (Some(Outcome::Withdrawn), vec![proof(3)], vec![1, 3]));
+    let late = apply(&mut record, 10, Ask::Withdraw(proof(3)), &[]).0;
+    assert!(matches!(late, Some(Outcome::GrantedMeanwhile(_))));
+}
+
+#[test]
+fn collecting_removes_the_dead_wherever_they_stand() {
+    let mut record = queue(&[Share::Exclusive; 4]);
+    let (outcome, _) = apply(&mut record, 9, Ask::Collect, &[1, 3]);
+    let Some(Outcome::Collected(ended, dropped)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((ended.len(), dropped.len(), holders(&record), record.waiters.len()), (1, 1, vec![2], 1));
+}
+
+#[test]
+fn a_waiter_watches_the_one_before_it_and_the_first_one_the_holder() {
+    let record = queue(&[Share::Exclusive; 3]);
+    for (pid, watched) in [(2, 1), (3, 2)] {
+        let step = settle(&record, &Ask::Take(wants(pid, Share::Exclusive)), &[]);
+        let Step::Wait { processes, ahead, .. } = step else { panic!("{step:?}") };
+        assert_eq!((processes, ahead), (vec![(home(), process(watched))], pid as usize - 2));
+    }
+}
