@@ -2,6 +2,8 @@
 //!
 //! `--help`, the man pages and the completions are all made from this file.
 
+pub mod plain;
+
 use std::ffi::OsString;
 use std::time::Duration;
 

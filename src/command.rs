@@ -13,7 +13,7 @@ use std::io::Write;
 use clap::Parser;
 use clap::error::ErrorKind;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{self, Cli, Command};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::signals;
@@ -21,7 +21,8 @@ use world::World;
 
 /// Runs the program: reads the arguments, does what they say, prints the result.
 pub fn run() -> Exit {
-    let cli = match Cli::try_parse() {
+    let plain = cli::plain::read(std::env::args_os());
+    let cli = match plain.map_or_else(Cli::try_parse, Ok) {
         Ok(cli) => cli,
         Err(error) => return tell_usage(&error),
     };

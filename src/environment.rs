@@ -34,8 +34,7 @@ impl Environment {
         } else {
             // cron may leave HOME unset; the user database knows it then.
             let known = || User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir);
-            absolute("XDG_STATE_HOME")
-                .or_else(|| absolute("HOME").or_else(known).map(|home| home.join(".local/state")))
+            absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").or_else(known).map(|home| home.join(".local/state")))
         };
         Environment {
             store: set("CSALOCK_STORE"),

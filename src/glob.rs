@@ -69,8 +69,16 @@ mod tests {
     #[test]
     fn what_fits() {
         for (pattern, name) in [
-            ("*", ""), ("a*c", "abbc"), ("a?c", "abc"), ("*.sh", "x/y.sh"), ("[a-c]x", "bx"), ("[!a]", "b"),
-            ("[]]", "]"), ("[", "["), ("a**b", "ab"), ("*a*b", "xaxbxab"),
+            ("*", ""),
+            ("a*c", "abbc"),
+            ("a?c", "abc"),
+            ("*.sh", "x/y.sh"),
+            ("[a-c]x", "bx"),
+            ("[!a]", "b"),
+            ("[]]", "]"),
+            ("[", "["),
+            ("a**b", "ab"),
+            ("*a*b", "xaxbxab"),
         ] {
             assert!(matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
         }

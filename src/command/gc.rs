@@ -34,9 +34,8 @@ pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
     let swept = engine.store().sweep(asked.dry_run)?;
     if asked.common.json {
         let grants = |endings: &[Ending]| endings.iter().map(|ending| ending.grant.clone()).collect::<Vec<Grant>>();
-        let document = |(name, endings): &(Vec<u8>, Vec<Ending>)| {
-            UnlockJson::new(name, "removed", &grants(endings), &reporter)
-        };
+        let document =
+            |(name, endings): &(Vec<u8>, Vec<Ending>)| UnlockJson::new(name, "removed", &grants(endings), &reporter);
         print_json(&removed.iter().map(document).collect::<Vec<_>>())?;
     } else {
         for (name, endings) in &removed {

@@ -30,9 +30,7 @@ pub(super) fn run(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
         &mut |record| asked.common.tell_waiting(&target, record, &reporter),
     )?;
     match taken {
-        Taken::Interrupted => {
-            Ok(signals.next().map_or(Exit::System, |came| Exit::Raised(came.signal as i32)))
-        }
+        Taken::Interrupted => Ok(signals.next().map_or(Exit::System, |came| Exit::Raised(came.signal as i32))),
         Taken::Answer(Outcome::Granted(grant, evicted)) => {
             told(&asked.common, &target, &reporter, &grant, evicted.as_ref());
             hand_over(asked, &target, &engine, &applicant.handle, &grant, evicted.as_ref(), &reporter)
@@ -69,13 +67,7 @@ fn hand_over(
 }
 
 /// Says from whom the lock was taken, if that one had not given it back.
-pub(super) fn told(
-    common: &Common,
-    target: &Target,
-    reporter: &Reporter<'_>,
-    grant: &Grant,
-    evicted: Option<&Ending>,
-) {
+pub(super) fn told(common: &Common, target: &Target, reporter: &Reporter<'_>, grant: &Grant, evicted: Option<&Ending>) {
     let name = shown(&target.known_as);
     if let Some(ending) = evicted {
         common.tell(&format!("lock {name} was taken over from {}", reporter.ending(ending)));

@@ -23,8 +23,7 @@ struct Page<'a> {
 }
 
 pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
-    let mut page =
-        Page { asked, out: std::io::BufWriter::new(std::io::stdout().lock()), shown: 0, free: 0 };
+    let mut page = Page { asked, out: std::io::BufWriter::new(std::io::stdout().lock()), shown: 0, free: 0 };
     let mut unreadable: Option<Error> = None;
     let mut patterns: Vec<&[u8]> = Vec::new();
     for typed in &asked.names {

@@ -163,16 +163,13 @@ impl Common {
 }
 
 /// What to say, and how to exit, when a lock was not got.
-pub(super) fn refusal(
-    outcome: &Outcome,
-    target: &Target,
-    reporter: &Reporter<'_>,
-    busy: Option<u8>,
-) -> (String, Exit) {
+pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_>, busy: Option<u8>) -> (String, Exit) {
     let name = shown(&target.known_as);
     let holders = |grants: &[Grant]| match grants {
         [] => "nobody holds it, but others came before".to_string(),
-        _ => format!("held by {}", grants.iter().map(|grant| reporter.holder(grant)).collect::<Vec<_>>().join("; and "),),
+        _ => {
+            format!("held by {}", grants.iter().map(|grant| reporter.holder(grant)).collect::<Vec<_>>().join("; and "),)
+        }
     };
     match outcome {
         Outcome::Busy(grants) => (

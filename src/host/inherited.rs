@@ -43,15 +43,19 @@ extern "C" fn look() {
         }
     }
     for signal in [
-        libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2, libc::SIGPIPE,
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGTERM,
+        libc::SIGUSR1,
+        libc::SIGUSR2,
+        libc::SIGPIPE,
         libc::SIGCHLD,
     ] {
         // SAFETY: a zeroed sigaction is a valid one to be overwritten, and a null new action changes nothing.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            if libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0
-                && action.sa_sigaction == libc::SIG_IGN
-            {
+            if libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN {
                 found |= 1 << signal;
             }
         }

@@ -19,9 +19,9 @@ use crate::lock::Process;
 
 /// Programs that run another program and end with it.
 const STARTERS: [&str; 27] = [
-    "busybox", "chpst", "chroot", "chrt", "doas", "env", "faketime", "find", "flock", "ionice", "ltrace", "nice", "nohup",
-    "nsenter", "prlimit", "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace", "sudo", "taskset",
-    "time", "timeout", "xargs",
+    "busybox", "chpst", "chroot", "chrt", "doas", "env", "faketime", "find", "flock", "ionice", "ltrace", "nice",
+    "nohup", "nsenter", "prlimit", "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace", "sudo",
+    "taskset", "time", "timeout", "xargs",
 ];
 
 /// How far up we look for forks of one image.

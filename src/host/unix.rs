@@ -76,7 +76,9 @@ impl Host for Unix {
     fn this_process(&self) -> Result<Process> {
         let pid = nix::unistd::getpid().as_raw();
         let this = self.process(pid)?;
-        this.ok_or_else(|| Error::new(Exit::System, "/proc does not show this process", "mount /proc of this namespace"))
+        this.ok_or_else(|| {
+            Error::new(Exit::System, "/proc does not show this process", "mount /proc of this namespace")
+        })
     }
 
     fn process(&self, pid: i32) -> Result<Option<Process>> {

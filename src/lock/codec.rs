@@ -18,9 +18,7 @@ use std::fmt::Write as _;
 use sha2::{Digest, Sha256};
 
 use super::handle::Proof;
-use super::record::{
-    Ended, Ending, Grant, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter,
-};
+use super::record::{Ended, Ending, Grant, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter};
 use crate::error::{Error, Result};
 
 const FIRST_LINE: &str = "csalock 1\n";
@@ -208,12 +206,7 @@ fn read_party(fields: &Fields<'_>) -> Option<Party> {
     let word = |key| String::from_utf8(unescape(fields.get(key)?)?).ok();
     let owners = fields.get("owners")?;
     Some(Party {
-        home: Home {
-            machine: word("machine")?,
-            boot: word("boot")?,
-            pids: word("pids")?,
-            net: fields.number("net")?,
-        },
+        home: Home { machine: word("machine")?, boot: word("boot")?, pids: word("pids")?, net: fields.number("net")? },
         owners: owners.split(',').filter(|owner| !owner.is_empty()).map(read_process).collect::<Option<_>>()?,
         host: word("host")?,
         uid: fields.number("uid")?,

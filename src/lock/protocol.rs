@@ -343,7 +343,8 @@ fn is_mine(grant: &Grant, claimant: &Claimant, facts: &Facts) -> Result<bool, Wa
         return Ok(true);
     }
     let owner = effective_owner(&grant.party, facts)?;
-    Ok(grant.party.home.shares_pids_with(&claimant.home) && owner.is_some_and(|(owner, _)| claimant.owners.contains(&owner)))
+    Ok(grant.party.home.shares_pids_with(&claimant.home)
+        && owner.is_some_and(|(owner, _)| claimant.owners.contains(&owner)))
 }
 
 fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Step, Wanted> {

@@ -48,9 +48,7 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, colour: Colour
             Tenure::OwnerLives => "alive".to_string(),
             Tenure::Forever => "forever".to_string(),
             Tenure::AtMost(most) => span(Duration::from_millis(*most)),
-            Tenure::Until(lease) => {
-                span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall()))
-            }
+            Tenure::Until(lease) => span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall())),
         };
         row(&mut text, &shown_name, state, colour, &grant.party, grant.since, &until, reporter);
         shown_name.clear();

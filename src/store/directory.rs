@@ -155,8 +155,7 @@ impl Directory {
             look.advance(&pointer, &Pointer { stage: Stage::Born, number, ..pointer })?;
             return Ok(Some(Swap::Conflict));
         }
-        let found =
-            (pointer.stage != Stage::End).then_some(pointer.version());
+        let found = (pointer.stage != Stage::End).then_some(pointer.version());
         if found.as_ref() != expect {
             return Ok(Some(Swap::Conflict));
         }

@@ -47,7 +47,9 @@ impl Store for Memory {
         inside.versions += 1;
         let version = Version { number: inside.versions, mark: 0 };
         match body {
-            Some(body) => inside.records.insert(name.to_vec(), Stored { version, body: body.to_vec(), may_be_torn: false }),
+            Some(body) => {
+                inside.records.insert(name.to_vec(), Stored { version, body: body.to_vec(), may_be_torn: false })
+            }
             None => inside.records.remove(name),
         };
         Ok(Swap::Stored(version))

@@ -15,7 +15,9 @@ const PLACE: &str = "CSALOCK_TEST_REFEREE";
 /// The words that run the critical section under a lock.
 pub(crate) fn command() -> Vec<String> {
     let this = std::env::current_exe().unwrap().display().to_string();
-    [this.as_str(), "referee::critical_section", "--exact", "--ignored", "--test-threads=1"].map(str::to_string).to_vec()
+    [this.as_str(), "referee::critical_section", "--exact", "--ignored", "--test-threads=1"]
+        .map(str::to_string)
+        .to_vec()
 }
 
 pub(crate) fn place(sandbox: &Sandbox) -> (&'static str, std::path::PathBuf) {
@@ -39,7 +41,9 @@ fn critical_section() {
     let me = std::process::id() as i32;
     let marker = place.join("marker");
     let mine = format!("{me} {}", proc::start_of(me).unwrap());
-    while let Err(error) = OpenOptions::new().write(true).create_new(true).open(&marker).and_then(|mut file| write!(file, "{mine}")) {
+    while let Err(error) =
+        OpenOptions::new().write(true).create_new(true).open(&marker).and_then(|mut file| write!(file, "{mine}"))
+    {
         assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
         let other = fs::read_to_string(&marker).unwrap_or_default();
         if is_dead(&other) {

@@ -47,7 +47,8 @@ impl Dice {
 /// The pids of everybody in the process groups of these jobs.
 fn members(jobs: &[Job]) -> Vec<i32> {
     let groups: Vec<String> = jobs.iter().map(|job| job.pid().to_string()).collect();
-    let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    let all =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     all.filter(|pid| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let group = text.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(2)).unwrap_or_default();
@@ -98,7 +99,7 @@ fn shoot(sandbox: &Sandbox, script: &str) {
         all(Signal::SIGCONT);
         members(&jobs).into_iter().all(|pid| !matches!(proc::stat(pid), Some(('T', _))))
     });
-    wait_until("everyone left finishes", || members(&jobs).into_iter().all(|pid| !proc::lives(pid)) );
+    wait_until("everyone left finishes", || members(&jobs).into_iter().all(|pid| !proc::lives(pid)));
     let steps = referee::steps(sandbox);
     assert!(steps.len() > 50, "only {} steps", steps.len());
     assert_eq!(sandbox.csalock(["run", "-w", "5s", "-q", "x", "true"]).capture().code, Some(0));

@@ -177,20 +177,15 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         String::from_utf8(process.args(arguments).output().unwrap().stdout).unwrap()
     };
     let printed = [run("lock", &["name"]), run("status", &["name"]), run("unlock", &["name"])];
-    let mut real = BTreeSet::from(["how".to_string()]);
+    let mut real = BTreeSet::new();
     for document in printed {
         fields(&serde_json::from_str(&document).unwrap(), &mut real);
     }
     let page = &pages()[0].1;
     let section = page.split(".SH JSON").nth(1).unwrap().split("\n.SH").next().unwrap();
-    let shown = section.split('"').filter(|word| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'));
-    let shown: BTreeSet<String> = shown.map(String::from).collect();
-    assert!(real.is_subset(&shown), "{real:?}");
-    for line in section.lines().filter(|line| line.starts_with(['{', ' '])) {
-        for field in line.split("\": ").filter_map(|part| part.rsplit_once('"')).map(|(_, field)| field) {
-            assert!(real.contains(field) || !line.contains(&format!("\"{field}\":")), "{field}");
-        }
-    }
+    let before_colons = section.rsplit_once("\":").unwrap().0.split("\":");
+    let shown: BTreeSet<String> = before_colons.map(|text| text.rsplit('"').next().unwrap().to_string()).collect();
+    assert_eq!(shown, real);
 }
 
 fn fields(value: &serde_json::Value, found: &mut BTreeSet<String>) {

@@ -8,7 +8,7 @@ use crate::child::{Becoming, Plan, Progress, Report};
 use crate::cli::RunWithLock;
 use crate::command::lock::told;
 use crate::command::world::{Target, World, refusal, say};
-use crate::engine::{Applicant, Engine, Patience, Taken};
+use crate::engine::{Applicant, Patience, Taken};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::lock::{Ask, Grant, Handle, Outcome, Share};
@@ -47,7 +47,7 @@ impl Take<'_> {
                 told(common, self.target, &reporter, &grant, evicted.as_ref());
                 becoming.inspect(|becoming| becoming.tell(Report::Granted));
                 let error = self.plan.execute(&self.variables(&grant), self.signals, self.world.inherited);
-                self.give_back(&engine)?;
+                self.give_back()?;
                 Err(error.into())
             }
             Taken::Answer(outcome) => {
@@ -72,11 +72,13 @@ impl Take<'_> {
         let Ok(Taken::Answer(Outcome::Granted(grant, evicted))) = taken else { return };
         let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
         told(&self.asked.common, self.target, &reporter, &grant, evicted.as_ref());
+        // What it has open is not our guardian's, though its memory is.
+        drop(engine);
         progress.granted();
         let error = self.plan.execute(&self.variables(&grant), self.signals, self.world.inherited);
         progress.failed(error.exit());
         say(&error.to_string());
-        if let Err(error) = self.give_back(&engine) {
+        if let Err(error) = self.give_back() {
             say(&error.to_string());
         }
     }
@@ -108,7 +110,8 @@ impl Take<'_> {
         ]
     }
 
-    fn give_back(&self, engine: &Engine) -> Result<Outcome> {
+    fn give_back(&self) -> Result<Outcome> {
+        let engine = self.world.engine(&self.target.location)?;
         let claimant = engine.claimant(Some(self.handle.proof()), Vec::new())?;
         engine.settle(&self.target.name, &Ask::Release(claimant))
     }

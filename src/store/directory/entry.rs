@@ -132,7 +132,7 @@ impl<'a> Entry<'a> {
 pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
     if let Ok(directory) = sys::open_directory(drafts, draft) {
         let mut names = Vec::new();
-        let _ = sys::each_name::<Errno>(&directory, &mut |name, _| {
+        let _ = sys::each_name::<Errno>(&directory, &mut |name| {
             names.push(name.to_vec());
             Ok(())
         });
@@ -146,7 +146,7 @@ pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
 impl Look<'_> {
     fn list(&mut self) -> Result<()> {
         let (pointer, records) = (&mut self.pointer, &mut self.records);
-        let listed = sys::each_name::<Errno>(&self.directory, &mut |name, _| {
+        let listed = sys::each_name::<Errno>(&self.directory, &mut |name| {
             match Name::parse(name) {
                 // A listing that a rename overtook may show both names; the later one counts.
                 Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {

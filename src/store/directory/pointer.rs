@@ -96,7 +96,8 @@ impl Name {
             Ident::parse(parts.next()?)?;
             return parts.next().is_none().then_some(Name::Record);
         }
-        let stage = [Stage::Embryo, Stage::Born, Stage::Cur, Stage::End].into_iter().find(|stage| stage.word() == word)?;
+        let stage =
+            [Stage::Embryo, Stage::Born, Stage::Cur, Stage::End].into_iter().find(|stage| stage.word() == word)?;
         let (number, ident) = (parts.next()?.parse().ok()?, Ident::parse(parts.next()?)?);
         parts.next().is_none().then_some(Name::Pointer(Pointer { stage, number, ident }))
     }
@@ -122,7 +123,8 @@ mod tests {
 
     #[test]
     fn strangers_are_none_of_ours() {
-        for name in ["", "cur", "cur.1", "cur.x.00000001ffffffffffffffff", "rec.1", "cur.1.00000001ffffffffffffffff.x"] {
+        for name in ["", "cur", "cur.1", "cur.x.00000001ffffffffffffffff", "rec.1", "cur.1.00000001ffffffffffffffff.x"]
+        {
             assert!(Name::parse(name.as_bytes()).is_none(), "{name}");
         }
     }

@@ -27,8 +27,22 @@ const DRAFT_LASTS: Duration = Duration::from_secs(60);
 
 /// File systems that other hosts may be using at the same time: magic numbers of statfs(2) and the kernel's sources.
 const SHARED_FILE_SYSTEMS: [u32; 16] = [
-    0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x517B, 0x6573_5546, 0x0102_1997, 0x00C3_6400, 0x0BD0_0BD0, 0x0116_1970,
-    0x7461_636F, 0x5346_414F, 0x6B41_4653, 0x4750_4653, 0x786F_4256, 0x7375_7245, 0x1983_0326,
+    0x6969,
+    0xFF53_4D42,
+    0xFE53_4D42,
+    0x517B,
+    0x6573_5546,
+    0x0102_1997,
+    0x00C3_6400,
+    0x0BD0_0BD0,
+    0x0116_1970,
+    0x7461_636F,
+    0x5346_414F,
+    0x6B41_4653,
+    0x4750_4653,
+    0x786F_4256,
+    0x7375_7245,
+    0x1983_0326,
 ];
 
 /// An open store.
@@ -157,7 +171,7 @@ impl Root {
     pub(super) fn each_entry(&self, path: &Path, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let failed = |errno| Error::os(errno, "list the store", path);
         let fresh = sys::open_directory(&self.directory, ".").map_err(failed)?;
-        sys::each_name::<Failed>(fresh, &mut |name, _| {
+        sys::each_name::<Failed>(fresh, &mut |name| {
             if name.starts_with(b".") || (self.layout == Layout::Beside && is_draft(name)) {
                 return Ok(());
             }
@@ -188,7 +202,7 @@ impl Root {
         };
         let now = if self.reach == Reach::ManyHosts { self.file_system_time(path)? } else { now };
         let mut old = Vec::new();
-        sys::each_name::<Errno>(&drafts, &mut |name, _| {
+        sys::each_name::<Errno>(&drafts, &mut |name| {
             let age = fstatat(&drafts, sys::os(name), AtFlags::AT_SYMLINK_NOFOLLOW)
                 .map(|found| now.saturating_sub(Duration::from_secs(found.st_mtime.max(0) as u64)));
             if is_draft(name) && age.is_ok_and(|age| age > DRAFT_LASTS) {
@@ -221,7 +235,8 @@ fn is_draft(name: &[u8]) -> bool {
 fn create_beside(path: &Path) -> Result<()> {
     let failed = |errno| Error::os(errno, "create the store", path);
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let wanted = std::fs::metadata(parent).map_err(|error| failed(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
+    let wanted =
+        std::fs::metadata(parent).map_err(|error| failed(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
     let mode = Mode::from_bits_truncate(wanted.mode() & 0o7777);
     match nix::sys::stat::mkdirat(AT_FDCWD, path, mode) {
         Err(Errno::EEXIST) => return Ok(()),

@@ -6,12 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
 use nix::NixPath;
-use nix::dir::Type;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use nix::unistd::UnlinkatFlags;
-use rustix::fs::{FileType, RawDir};
+use rustix::fs::RawDir;
 
 /// Opens a directory to list it and to work in it.
 pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
@@ -104,25 +103,18 @@ pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno>
     }
 }
 
-/// Visits the names in a directory that was opened just now. `Some(Type::Directory)` and the like where the file system
-/// says what they are.
+/// Visits the names in a directory that was opened just now.
 pub(super) fn each_name<E: From<Errno>>(
     directory: impl AsFd,
-    visit: &mut dyn FnMut(&[u8], Option<Type>) -> Result<(), E>,
+    visit: &mut dyn FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
     let mut entries = RawDir::new(directory.as_fd(), &mut buffer);
     while let Some(entry) = entries.next() {
         let entry = entry.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
-        let kind = match entry.file_type() {
-            FileType::Directory => Some(Type::Directory),
-            FileType::RegularFile => Some(Type::File),
-            FileType::Symlink => Some(Type::Symlink),
-            _ => None,
-        };
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
-            visit(name, kind)?;
+            visit(name)?;
         }
     }
     Ok(())

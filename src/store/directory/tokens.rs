@@ -17,7 +17,7 @@ use super::sys;
 pub(super) fn highest(work: &OwnedFd) -> Result<Option<u64>, Errno> {
     let fresh = sys::open_directory(work, ".")?;
     let mut highest = None;
-    sys::each_name::<Errno>(fresh, &mut |name, _| {
+    sys::each_name::<Errno>(fresh, &mut |name| {
         let number = name.strip_prefix(b"token.").and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
         highest = highest.max(number);
         Ok(())

@@ -97,11 +97,8 @@ impl<'a> Call<'a> {
         };
         let sandbox = self.sandbox;
         let done = self.capture();
-        let found = Done {
-            stdout: plain::plain(&done.stdout, sandbox),
-            stderr: plain::plain(&done.stderr, sandbox),
-            ..done
-        };
+        let found =
+            Done { stdout: plain::plain(&done.stdout, sandbox), stderr: plain::plain(&done.stderr, sandbox), ..done };
         assert!(found == wanted, "{what}\nwanted {wanted:#?}\nfound  {found:#?}");
     }
 

@@ -1,0 +1,87 @@
+//! The shortest way in: `csalock run NAME COMMAND...` without any option is what nearly every cron line says, and building
+//! clap's whole description of all options to read it costs more time than the lock itself. A test holds that both ways
+//! mean the same.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use super::{Cli, Command, Common, Limit, OnLost, RunWithLock, Taking};
+
+/// What these arguments (the program's own name is the first) mean, if they are of that plain form.
+pub fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Cli> {
+    let command = arguments.nth(1)?;
+    if command != "run" && command != "run-with-lock" {
+        return None;
+    }
+    let words: Vec<OsString> = arguments.collect();
+    if words.first()?.as_bytes().starts_with(b"-") {
+        return None;
+    }
+    let common = Common { store: None, json: false, quiet: false, verbose: false };
+    let taking = Taking {
+        timeout: Limit(Some(Duration::from_secs(30))),
+        nonblock: false,
+        exclusive: false,
+        ttl: None,
+        forever: false,
+        fail_on_stale: false,
+        backoff: None,
+        attempts: None,
+        label: None,
+        conflict_exit_code: None,
+    };
+    let run = RunWithLock {
+        common,
+        taking,
+        no_fork: false,
+        shell: None,
+        max_hold: None,
+        kill_after: Duration::from_secs(10),
+        on_lost: OnLost::Kill,
+        words,
+    };
+    Some(Cli { command: Command::RunWithLock(run) })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn both(words: &[&str]) -> (Option<String>, Option<String>) {
+        let words = || words.iter().map(OsString::from);
+        let clap = Cli::try_parse_from(words()).ok();
+        (read(words()).map(|cli| format!("{cli:?}")), clap.map(|cli| format!("{cli:?}")))
+    }
+
+    #[test]
+    fn the_plain_form_means_what_clap_says_that_it_means() {
+        for words in [
+            &["csalock", "run", "L", "true"][..],
+            &["csalock", "run-with-lock", "L", "sh", "-c", "exit 1", "--", "-n"],
+            &["csalock", "run", "./a b", "--", "-x", "--store", "dir:x"],
+            &["csalock", "run", "L", "-c", "true"],
+            &["csalock", "run", "L"],
+            &["csalock", "run", "L", ""],
+        ] {
+            let (plain, clap) = both(words);
+            assert!(plain.is_some() && plain == clap, "{words:?}\n{plain:?}\n{clap:?}");
+        }
+    }
+
+    #[test]
+    fn every_other_form_is_left_to_clap() {
+        for words in [
+            &["csalock"][..],
+            &["csalock", "run"],
+            &["csalock", "run", "-n", "L", "true"],
+            &["csalock", "run", "--", "L", "true"],
+            &["csalock", "lock", "L"],
+            &["csalock", "--version"],
+        ] {
+            assert_eq!(both(words).0, None, "{words:?}");
+        }
+    }
+}
