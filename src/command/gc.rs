@@ -24,7 +24,8 @@ pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
             }
         };
         let all_well = sight.holders.iter().all(std::result::Result::is_ok)
-            && sight.waiters.iter().all(|fate| *fate != Fate::Dead);
+            && sight.waiters.iter().all(|fate| *fate != Fate::Dead)
+            && !sight.record.is_free();
         if !all_well {
             let endings = if asked.dry_run { would_end(&sight) } else { collect(&engine, &sight.record.name)? };
             removed.push((sight.record.name, endings));

@@ -30,7 +30,7 @@ pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
         let target = world.target(&asked.common, typed)?;
         let engine = world.engine(&target.location)?;
         match engine.sight(&target.name) {
-            Ok(sight) if glob::is_pattern(typed.as_bytes()) && sight.record.is_vacant() => {
+            Ok(sight) if glob::is_pattern(typed.as_bytes()) && sight.record.is_free() => {
                 patterns.push(typed.as_bytes());
             }
             Ok(sight) => page.show(&target.known_as, &sight, &reporter(&engine))?,
@@ -49,7 +49,7 @@ pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
                 Ok(sight) => {
                     let name = sight.record.name.clone();
                     let wanted = patterns.is_empty() || patterns.iter().any(|pattern| glob::matches(pattern, &name));
-                    if wanted && failed.is_none() {
+                    if wanted && failed.is_none() && !sight.record.is_free() {
                         failed = page.show(&name, &sight, &reporter(&engine)).err();
                     }
                 }

@@ -6,6 +6,8 @@ use std::io::{self, Read};
 /// What we need of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProcStat {
+    /// As the mounted /proc counts, which may be that of another pid namespace.
+    pub(super) pid: i32,
     /// The file name of the program, at most 15 bytes.
     pub(super) program: Vec<u8>,
     state: u8,
@@ -37,13 +39,26 @@ impl ProcStat {
 ///
 /// When /proc cannot be read, which says nothing about the process.
 pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
+    read_file(&format!("/proc/{pid}/stat"))
+}
+
+/// Reads this process's own line.
+///
+/// # Errors
+///
+/// As [`read`].
+pub(super) fn read_own() -> io::Result<Option<ProcStat>> {
+    read_file("/proc/self/stat")
+}
+
+fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
     let mut buffer = [0; 1024];
-    let read = fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut buffer));
+    let read = fs::File::open(path).and_then(|mut file| file.read(&mut buffer));
     match read {
         Ok(length) => match parse(&buffer[..length]) {
             Some(stat) => Ok(Some(stat)),
             None if length == 0 => Ok(None),
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat makes no sense"))),
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, format!("{path} makes no sense"))),
         },
         // ESRCH: it ended between open and read.
         Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(None),
@@ -64,6 +79,7 @@ fn parse(line: &[u8]) -> Option<ProcStat> {
     let field = |number: usize| fields.get(number - 3);
     let number = |at: usize| field(at)?.parse::<u64>().ok();
     Some(ProcStat {
+        pid: std::str::from_utf8(&line[..open]).ok()?.trim_ascii().parse().ok()?,
         program: line.get(open + 1..close)?.to_vec(),
         state: *field(3)?.as_bytes().first()?,
         parent: field(4)?.parse().ok()?,

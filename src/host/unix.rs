@@ -75,9 +75,11 @@ impl Host for Unix {
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     fn this_process(&self) -> Result<Process> {
         let pid = nix::unistd::getpid().as_raw();
-        let this = self.process(pid)?;
-        this.ok_or_else(|| {
-            Error::new(Exit::System, "/proc does not show this process", "mount /proc of this namespace")
+        let stat = proc_stat::read_own().map_err(|error| no_proc(&error))?;
+        let own = stat.filter(|stat| stat.pid == pid);
+        own.map(|stat| Process { pid, start: stat.start }).ok_or_else(|| {
+            let what = "/proc is not that of this pid namespace, so nobody could tell who lives";
+            Error::new(Exit::System, what, "mount it (unshare --mount-proc)")
         })
     }
 

@@ -148,6 +148,7 @@ pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted>
             Found::Ended(ending) if claimant.repeated && ending.how == Ended::Released => {
                 Ok(Step::Done(Outcome::Released(ending.grant)))
             }
+            Found::Ended(ending) if ending.how == Ended::Broken => hear_of_break(record, ending, facts),
             other => refuse(record, other, facts),
         },
         Ask::Renew(claimant, tenure) => match find(record, claimant, facts)? {
@@ -347,6 +348,16 @@ fn is_mine(grant: &Grant, claimant: &Claimant, facts: &Facts) -> Result<bool, Wa
         && owner.is_some_and(|(owner, _)| claimant.owners.contains(&owner)))
 }
 
+/// The holder asks after a grant that was broken: tell, and keep it no longer.
+fn hear_of_break(record: &Record, ending: Ending, facts: &Facts) -> Result<Step, Wanted> {
+    let mut next = record.clone();
+    next.endings.retain(|kept| *kept != ending);
+    match refuse(record, Found::Ended(ending), facts)? {
+        Step::Done(outcome) => Ok(write(next, outcome, Vec::new())),
+        other => Ok(other),
+    }
+}
+
 fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Step, Wanted> {
     let ending = match found {
         Found::Ended(ending) => Some(ending),
@@ -361,8 +372,13 @@ fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Step, Wanted> 
     Ok(Step::Done(if holders.is_empty() { Outcome::NotHeld(ending) } else { Outcome::NotOwner(holders, ending) }))
 }
 
-/// Ends the grants that no longer stand.
+/// Ends the grants that no longer stand, and forgets of those that were broken whose holders will never ask.
 fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, Wanted> {
+    for ending in std::mem::take(&mut record.endings) {
+        if ending.how != Ended::Broken || effective_owner(&ending.grant.party, facts)?.is_some() {
+            record.endings.push(ending);
+        }
+    }
     let mut evicted = Vec::new();
     let mut at = 0;
     while at < record.holders.len() {

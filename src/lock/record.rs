@@ -19,7 +19,8 @@ pub struct Record {
     pub holders: Vec<Grant>,
     /// Those who wait, in order of arrival.
     pub waiters: Vec<Waiter>,
-    /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told.
+    /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told. One that was broken
+    /// stays until its holder has heard of it, or died.
     pub endings: Vec<Ending>,
 }
 
@@ -187,8 +188,13 @@ impl Record {
         Record { name: name.to_vec(), ..Record::default() }
     }
 
-    /// Whether nothing in it needs keeping.
-    pub fn is_vacant(&self) -> bool {
+    /// Whether nobody holds and nobody waits.
+    pub fn is_free(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty()
+    }
+
+    /// Whether nothing in it needs keeping: it is free, and nobody is yet to be told that his grant was broken.
+    pub fn is_vacant(&self) -> bool {
+        self.is_free() && self.endings.iter().all(|ending| ending.how != Ended::Broken)
     }
 }

@@ -65,27 +65,25 @@ impl SightJson {
     /// The document for one lock, under the name that it is to be shown by.
     pub fn new(name: &[u8], sight: &Sight, reporter: &Reporter<'_>) -> SightJson {
         let record = &sight.record;
-        let holders: Vec<HolderJson> = record
-            .holders
-            .iter()
-            .zip(&sight.holders)
-            .map(|(grant, standing)| {
-                let alive = match standing {
-                    Ok(fate) => *fate,
-                    Err(Ended::Died | Ended::Released) => Fate::Dead,
-                    Err(_) => reporter.fate(&grant.party),
-                };
-                HolderJson::of_grant(grant, alive, reporter)
-            })
-            .collect();
+        // Whose end gave the lock back is no holder any more.
+        let all = record.holders.iter().zip(&sight.holders);
+        let held: Vec<_> = all.filter(|(_, standing)| **standing != Err(Ended::Released)).collect();
+        let holders = held.iter().map(|(grant, standing)| {
+            let alive = match standing {
+                Ok(fate) => *fate,
+                Err(Ended::Died) => Fate::Dead,
+                Err(_) => reporter.fate(&grant.party),
+            };
+            HolderJson::of_grant(grant, alive, reporter)
+        });
         let waiters = record.waiters.iter().zip(&sight.waiters);
         SightJson {
             name: String::from_utf8_lossy(name).into_owned(),
             state: state(sight),
-            mode: record.holders.first().map(|grant| mode(grant.share)),
+            mode: held.first().map(|(grant, _)| mode(grant.share)),
             slots: record.slots,
-            token: record.holders.iter().filter_map(|grant| grant.token).max(),
-            holders,
+            token: held.iter().filter_map(|(grant, _)| grant.token).max(),
+            holders: holders.collect(),
             waiters: waiters.map(|(waiter, fate)| HolderJson::of_waiter(waiter, *fate, reporter)).collect(),
         }
     }

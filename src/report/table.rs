@@ -32,11 +32,14 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, colour: Colour
         let _ = writeln!(text, "{shown_name}");
         shown_name = String::new();
     }
-    if sight.record.holders.is_empty() {
+    // Whose end gave the lock back is no holder any more.
+    let holders = sight.record.holders.iter().zip(&sight.holders);
+    let holders: Vec<_> = holders.filter(|(_, standing)| **standing != Err(Ended::Released)).collect();
+    if holders.is_empty() {
         line(&mut text, &shown_name, state(sight), colour, ["", "", "", "", "", ""]);
         shown_name.clear();
     }
-    for (grant, standing) in sight.record.holders.iter().zip(&sight.holders) {
+    for (grant, standing) in holders {
         let state = match standing {
             Ok(Fate::Dead | Fate::Alive) if grant.share != crate::lock::Share::Exclusive => mode(grant.share),
             Ok(Fate::Unknown) => "held?",

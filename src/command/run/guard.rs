@@ -47,9 +47,10 @@ impl Guard<'_> {
         let released = self.release();
         let text = match &released {
             Ok((Outcome::Released(_), _)) => return false,
-            // Somebody saw the command's end before we did.
+            // The command gave it back itself, or somebody saw its end before we did.
+            Ok((Outcome::NotHeld(None), _)) => return false,
             Ok((Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)), _))
-                if ending.how == lock::Ended::Died =>
+                if matches!(ending.how, lock::Ended::Died | lock::Ended::Released) =>
             {
                 return false;
             }

@@ -285,6 +285,19 @@ fn a_break_ends_only_what_was_seen() {
 }
 
 #[test]
+fn a_broken_grant_is_remembered_until_its_holder_hears_of_it_or_dies() {
+    let mut record = queue(&[Share::Exclusive]);
+    apply(&mut record, 9, Ask::Break(vec![proof(1)]), &[]);
+    assert!(record.is_free() && !record.is_vacant());
+    let mut dead = record.clone();
+    apply(&mut dead, 10, Ask::Collect, &[1]);
+    assert!(dead.is_vacant());
+    let (told, _) = apply(&mut record, 10, Ask::Release(handle_of(1)), &[]);
+    assert!(matches!(told, Some(Outcome::NotHeld(Some(Ending { how: Ended::Broken, .. })))), "{told:?}");
+    assert!(record.is_vacant());
+}
+
+#[test]
 fn withdrawing_lets_those_behind_pass() {
     let mut record = queue(&[Share::Shared, Share::Exclusive, Share::Shared]);
     let (outcome, wake) = apply(&mut record, 9, Ask::Withdraw(proof(2)), &[]);

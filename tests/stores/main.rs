@@ -1,0 +1,57 @@
+//! What every store promises (`src/store.rs`), as one suite that runs on every store.
+
+#![allow(missing_docs)]
+#![allow(clippy::disallowed_methods, reason = "tests start processes and tell them their part in the environment")]
+
+mod promises;
+mod rig;
+mod storms;
+
+/// One `#[test]` per promise and store.
+macro_rules! keep {
+    ($from:ident on $($store:ident),+: $promises:tt) => {
+        $(keep! { @ $from $store $promises })+
+    };
+    (@ $from:ident $store:ident { $($promise:ident)+ }) => {
+        mod $store {
+            $(#[test]
+            fn $promise() {
+                crate::$from::$promise(&crate::rig::Rig::$store());
+            })+
+        }
+    };
+}
+
+mod every_store {
+    keep! { promises on memory, directory, beside, sqlite: {
+        a_record_that_was_never_written_is_absent
+        what_was_written_is_read_back
+        the_first_swap_expects_none
+        a_stale_version_conflicts_and_changes_nothing
+        a_version_that_never_was_conflicts
+        an_absent_record_cannot_be_removed_as_if_it_were_there
+        a_removed_record_is_absent_and_its_next_number_is_greater_than_all_before
+        numbers_grow_and_no_two_versions_are_equal
+        names_of_every_kind_are_records_of_their_own
+        bodies_of_every_size_are_kept_exactly
+        a_scan_sees_every_record_once
+        a_scan_that_is_told_to_stop_stops
+        a_scan_may_remove_what_it_sees
+        a_scan_sees_what_stays_once_while_others_come_and_go
+        opening_and_asking_create_nothing
+        a_second_opener_sees_the_same_records
+        ten_thousand_takes_leave_nothing_behind
+        a_lease_ends_when_its_time_is_over
+        a_lease_does_not_care_for_the_wall_clock
+        a_lease_that_is_over_stays_over
+        the_place_of_a_record_shows_its_name_escaped
+    } }
+}
+
+mod stores_that_processes_share {
+    keep! { storms on directory, beside, sqlite: {
+        steps_of_many_processes_on_one_record_are_all_kept
+        tokens_of_many_processes_that_also_remove_are_never_given_twice
+        processes_killed_in_mid_storm_leave_a_store_that_works
+    } }
+}

@@ -1,0 +1,363 @@
+//! The promises that one process can see.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use csalock::error::Error;
+use csalock::exit::Exit;
+use csalock::store::{Stored, Swap, Version};
+
+use crate::rig::{Kind, Rig, stored};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+pub(crate) fn a_record_that_was_never_written_is_absent(rig: &Rig) {
+    assert_eq!(rig.store.read(b"x").unwrap(), None);
+    rig.put(b"y", None, b"body");
+    assert_eq!(rig.store.read(b"x").unwrap(), None);
+}
+
+pub(crate) fn what_was_written_is_read_back(rig: &Rig) {
+    let version = rig.put(b"x", None, b"one");
+    assert_eq!(rig.store.read(b"x").unwrap(), Some(Stored { version, body: b"one".to_vec(), may_be_torn: false }));
+    let version = rig.put(b"x", Some(&version), b"two");
+    assert_eq!(rig.store.read(b"x").unwrap(), Some(Stored { version, body: b"two".to_vec(), may_be_torn: false }));
+}
+
+pub(crate) fn the_first_swap_expects_none(rig: &Rig) {
+    let version = rig.put(b"x", None, b"first");
+    assert_eq!(rig.store.swap(b"x", None, Some(b"second")).unwrap(), Swap::Conflict);
+    assert_eq!(rig.store.swap(b"x", None, None).unwrap(), Swap::Conflict);
+    assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
+}
+
+pub(crate) fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
+    let stale = rig.put(b"x", None, b"one");
+    let version = rig.put(b"x", Some(&stale), b"two");
+    assert_eq!(rig.store.swap(b"x", Some(&stale), Some(b"three")).unwrap(), Swap::Conflict);
+    assert_eq!(rig.store.swap(b"x", Some(&stale), None).unwrap(), Swap::Conflict);
+    assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
+    assert_eq!(rig.body(b"x"), Some(b"two".to_vec()));
+    assert_eq!(rig.bodies(), [b"two"]);
+}
+
+pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
+    let version = rig.put(b"x", None, b"one");
+    for wrong in [
+        Version { mark: version.mark.wrapping_add(1), ..version },
+        Version { number: version.number + 1, ..version },
+        Version { number: u64::MAX, ..version },
+        Version { number: 0, mark: 0 },
+    ] {
+        assert_eq!(rig.store.swap(b"x", Some(&wrong), Some(b"two")).unwrap(), Swap::Conflict, "{wrong:?}");
+        assert_eq!(rig.store.swap(b"x", Some(&wrong), None).unwrap(), Swap::Conflict, "{wrong:?}");
+    }
+    assert_eq!(rig.body(b"x"), Some(b"one".to_vec()));
+}
+
+pub(crate) fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) {
+    let version = rig.put(b"x", None, b"one");
+    for expect in [version, Version { number: 0, mark: 0 }] {
+        assert_eq!(rig.store.swap(b"y", Some(&expect), None).unwrap(), Swap::Conflict);
+        assert_eq!(rig.store.swap(b"y", Some(&expect), Some(b"two")).unwrap(), Swap::Conflict);
+    }
+    rig.remove(b"x", &version);
+    assert_eq!(rig.store.swap(b"x", Some(&version), None).unwrap(), Swap::Conflict);
+    assert_eq!(rig.store.swap(b"x", Some(&version), Some(b"two")).unwrap(), Swap::Conflict);
+    assert_eq!(rig.bodies(), [b""; 0]);
+}
+
+pub(crate) fn a_removed_record_is_absent_and_its_next_number_is_greater_than_all_before(rig: &Rig) {
+    let mut highest = 0;
+    for _ in 0..20 {
+        let born = rig.put(b"x", None, b"one");
+        assert!(born.number > highest, "{} after {highest}", born.number);
+        let changed = rig.put(b"x", Some(&born), b"two");
+        assert!(changed.number > born.number);
+        highest = changed.number;
+        rig.remove(b"x", &changed);
+        assert_eq!(rig.store.read(b"x").unwrap(), None);
+        assert_eq!(rig.bodies(), [b""; 0]);
+    }
+}
+
+pub(crate) fn numbers_grow_and_no_two_versions_are_equal(rig: &Rig) {
+    let mut seen = Vec::new();
+    for _ in 0..10 {
+        let mut version = rig.put(b"x", None, b"body");
+        for _ in 0..10 {
+            seen.push(version);
+            version = rig.put(b"x", Some(&version), b"body");
+        }
+        seen.push(version);
+        rig.remove(b"x", &version);
+    }
+    assert!(seen.windows(2).all(|pair| pair[0].number < pair[1].number), "{seen:?}");
+}
+
+pub(crate) fn names_of_every_kind_are_records_of_their_own(rig: &Rig) {
+    let mut names: Vec<Vec<u8>> = (1..=255).map(|byte| vec![byte]).collect();
+    names.extend((1..=255).map(|byte| vec![b'a', byte]));
+    for name in [
+        &b".."[..],
+        b"...",
+        b"./x",
+        b"../x",
+        b"/",
+        b"//",
+        b"/x",
+        b"x/",
+        b"a/b",
+        b"a//b",
+        b"--",
+        b"-rf",
+        b"~x",
+        b"~root",
+        b"a\n",
+        b"a\nb",
+        b"a b",
+        b" a",
+        b"a ",
+        b"\xff\xfe",
+        b"\xc3\xa9",
+        b"e\xcc\x81",
+        b"nightly",
+        b"Nightly",
+        b"NIGHTLY",
+        b"%2F",
+        b"%2f",
+        b"a%2Fb",
+        b"a%2fb",
+        b"%252F",
+        b"%20",
+        b"a%20b",
+        b"%",
+        b"%%",
+        b"%2",
+        b"%2E%2E",
+        b"%7E",
+        b".work",
+        b".csalock",
+        b"cur.1.x",
+        b"rec.x",
+        b"end.1.x",
+        b"'",
+        b"''; --",
+        b"\"",
+        b"\\",
+        b"*",
+        b"$(x)",
+        b"x'61'",
+        b"NULL",
+        b"0",
+        b"1",
+        b"1.0",
+        b"1e0",
+    ] {
+        names.push(name.to_vec());
+    }
+    for length in [199, 200, 201, 254, 255, 256, 1023, 1024] {
+        for byte in [b'x', b'%', b'/', b'.', 0xff] {
+            names.push(vec![byte; length]);
+            names.push([vec![byte; length - 1], vec![b'y']].concat());
+        }
+    }
+    names.sort();
+    names.dedup();
+    let mut versions = BTreeMap::new();
+    for name in &names {
+        versions.insert(name.clone(), rig.put(name, None, &[b"of ", &name[..]].concat()));
+    }
+    // However a directory calls its records, that too is a name like any other.
+    if let Ok(listing) = fs::read_dir(rig.path()) {
+        for entry in listing {
+            let name = std::os::unix::ffi::OsStringExt::into_vec(entry.unwrap().file_name());
+            if !versions.contains_key(&name) {
+                versions.insert(name.clone(), rig.put(&name, None, &[b"of ", &name[..]].concat()));
+            }
+        }
+    }
+    for (name, version) in &versions {
+        let stored = rig.store.read(name).unwrap().unwrap();
+        assert_eq!((&stored.version, stored.body), (version, [b"of ", &name[..]].concat()), "{name:?}");
+    }
+    let mut bodies: Vec<_> = versions.keys().map(|name| [b"of ", &name[..]].concat()).collect();
+    bodies.sort();
+    assert_eq!(rig.bodies(), bodies);
+    for (name, version) in &versions {
+        rig.remove(name, version);
+        assert_eq!(rig.store.read(name).unwrap(), None, "{name:?}");
+    }
+    assert_eq!(rig.bodies(), [b""; 0]);
+}
+
+pub(crate) fn bodies_of_every_size_are_kept_exactly(rig: &Rig) {
+    let mut version = rig.put(b"x", None, b"");
+    assert_eq!(rig.body(b"x"), Some(Vec::new()));
+    for size in [1, 100, 511, 512, 513, 4000, 4095, 4096, 4097, 65_535, 65_536, 1_000_003, 1 << 20, 3, 0] {
+        let body: Vec<u8> = (0..size as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        version = rig.put(b"x", Some(&version), &body);
+        assert!(rig.body(b"x") == Some(body), "{size} bytes");
+    }
+}
+
+pub(crate) fn a_scan_sees_every_record_once(rig: &Rig) {
+    let mut expected = Vec::new();
+    for number in 0..700 {
+        let name = format!("record {number}");
+        rig.put(name.as_bytes(), None, name.as_bytes());
+        expected.push(name.into_bytes());
+    }
+    expected.sort();
+    assert_eq!(rig.bodies(), expected);
+    let mut versions_agree = true;
+    let mut visit = |_: &str, stored: csalock::error::Result<Stored>| {
+        let stored = stored?;
+        versions_agree &= rig.store.read(&stored.body)?.as_ref() == Some(&stored);
+        Ok(())
+    };
+    rig.store.scan(&mut visit).unwrap();
+    assert!(versions_agree);
+}
+
+pub(crate) fn a_scan_that_is_told_to_stop_stops(rig: &Rig) {
+    for number in 0..10 {
+        rig.put(&[number + 1], None, b"body");
+    }
+    let mut visits = 0;
+    let stopped = rig.store.scan(&mut |_, _| {
+        visits += 1;
+        if visits < 3 { Ok(()) } else { Err(Error::new(Exit::Bug, "stop", "")) }
+    });
+    assert_eq!((stopped.map_err(|error| error.exit()), visits), (Err(Exit::Bug), 3));
+}
+
+pub(crate) fn a_scan_may_remove_what_it_sees(rig: &Rig) {
+    for number in 0..600 {
+        let name = format!("record {number}");
+        rig.put(name.as_bytes(), None, name.as_bytes());
+    }
+    let mut visits = 0;
+    let mut visit = |_: &str, found: csalock::error::Result<Stored>| {
+        let found = found?;
+        stored(rig.store.swap(&found.body, Some(&found.version), None)?);
+        visits += 1;
+        Ok(())
+    };
+    rig.store.scan(&mut visit).unwrap();
+    assert_eq!(visits, 600);
+    assert_eq!(rig.bodies(), [b""; 0]);
+}
+
+pub(crate) fn a_scan_sees_what_stays_once_while_others_come_and_go(rig: &Rig) {
+    let mut expected = Vec::new();
+    for number in 0..300 {
+        let name = format!("stays {number}");
+        rig.put(name.as_bytes(), None, name.as_bytes());
+        expected.push(name.into_bytes());
+    }
+    expected.sort();
+    let (scanned, rounds) = (AtomicBool::new(false), AtomicU32::new(0));
+    let other = rig.again();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !scanned.load(Ordering::Relaxed) {
+                for number in 0..20 {
+                    let name = format!("{} goes {number}", char::from(b'a' + number));
+                    let born = stored(other.swap(name.as_bytes(), None, Some(b"goes")).unwrap());
+                    let changed = stored(other.swap(name.as_bytes(), Some(&born), Some(b"goes soon")).unwrap());
+                    stored(other.swap(name.as_bytes(), Some(&changed), None).unwrap());
+                }
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        while rounds.load(Ordering::Relaxed) < 20 {
+            let mut bodies = rig.bodies();
+            bodies.retain(|body| !body.starts_with(b"goes"));
+            assert_eq!(bodies, expected);
+        }
+        scanned.store(true, Ordering::Relaxed);
+    });
+}
+
+pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
+    let before = rig.footprint();
+    let store = rig.again();
+    assert_eq!(store.read(b"x").unwrap(), None);
+    store.scan(&mut |place, _| panic!("there is something in a store that does not exist: {place}")).unwrap();
+    assert_eq!(store.sweep(true).unwrap(), 0);
+    assert_eq!(store.sweep(false).unwrap(), 0);
+    store.place(b"x");
+    store.doorway(b"x");
+    assert_eq!(rig.footprint(), before);
+    assert_eq!(store.swap(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body")).unwrap(), Swap::Conflict);
+    assert_eq!(store.read(b"x").unwrap(), None);
+}
+
+pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
+    let other = rig.again();
+    let version = rig.put(b"x", None, b"one");
+    assert_eq!(other.read(b"x").unwrap(), rig.store.read(b"x").unwrap());
+    let changed = stored(other.swap(b"x", Some(&version), Some(b"two")).unwrap());
+    assert_eq!(rig.store.swap(b"x", Some(&version), None).unwrap(), Swap::Conflict);
+    rig.remove(b"x", &changed);
+    assert_eq!(other.read(b"x").unwrap(), None);
+    let born = stored(other.swap(b"x", None, Some(b"three")).unwrap());
+    assert!(born.number > changed.number);
+    assert_eq!(rig.body(b"x"), Some(b"three".to_vec()));
+}
+
+pub(crate) fn ten_thousand_takes_leave_nothing_behind(rig: &Rig) {
+    let take_and_give_back = |number: u32| {
+        let name = format!("lock {}", number % 7);
+        let version = rig.put(name.as_bytes(), None, &[b'x'; 600]);
+        rig.remove(name.as_bytes(), &version);
+    };
+    (0..7).for_each(take_and_give_back);
+    let before = rig.footprint();
+    (0..10_000).for_each(take_and_give_back);
+    assert_eq!(rig.footprint(), before);
+    assert_eq!(rig.bodies(), [b""; 0]);
+}
+
+pub(crate) fn a_lease_ends_when_its_time_is_over(rig: &Rig) {
+    let (store, fake) = rig.faked();
+    let lease = store.lend(10 * SECOND).unwrap();
+    assert_eq!(store.remaining(&lease).unwrap(), 10 * SECOND);
+    fake.pass(4 * SECOND);
+    assert_eq!(store.remaining(&lease).unwrap(), 6 * SECOND);
+    fake.pass(6 * SECOND);
+    assert_eq!(store.remaining(&lease).unwrap(), Duration::ZERO);
+    fake.pass(SECOND);
+    assert_eq!(store.remaining(&lease).unwrap(), Duration::ZERO);
+}
+
+pub(crate) fn a_lease_does_not_care_for_the_wall_clock(rig: &Rig) {
+    let (store, fake) = rig.faked();
+    let lease = store.lend(10 * SECOND).unwrap();
+    fake.pass(SECOND);
+    for wall in [0, 1_000_000_000, 4_000_000_000] {
+        fake.set_wall(Duration::from_secs(wall));
+        assert_eq!(store.remaining(&lease).unwrap(), 9 * SECOND, "{wall}");
+    }
+}
+
+pub(crate) fn a_lease_that_is_over_stays_over(rig: &Rig) {
+    let (store, fake) = rig.faked();
+    let (short, long) = (store.lend(10 * SECOND).unwrap(), store.lend(1000 * SECOND).unwrap());
+    fake.pass(11 * SECOND);
+    assert_eq!(store.remaining(&short).unwrap(), Duration::ZERO);
+    fake.reboot("boot-2");
+    assert_eq!(store.remaining(&short).unwrap(), Duration::ZERO);
+    assert_eq!(store.remaining(&long).unwrap(), 989 * SECOND);
+}
+
+pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
+    let place = rig.store.place(b"nightly\x1b[2J\n");
+    assert!(!place.contains(['\x1b', '\n']), "{place:?}");
+    if rig.kind != Kind::Memory {
+        assert!(place.contains("nightly") && place.contains(rig.around().to_str().unwrap()), "{place:?}");
+    }
+}
