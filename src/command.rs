@@ -31,7 +31,7 @@ pub fn run() -> Exit {
         Command::Lock(asked) => lock::run(&world, &asked),
         Command::Unlock(asked) => unlock::run(&world, &asked),
         Command::RunWithLock(asked) => run::run(&world, &asked),
-        Command::Status(asked) => status::run(&world, &asked),
+        Command::Status(asked) => status::run(&world, &asked).or_else(end_with_reader),
         Command::Renew(asked) => renew::run(&world, &asked),
         Command::Gc(asked) => gc::run(&world, &asked),
     };
@@ -45,6 +45,15 @@ pub fn run() -> Exit {
         signals::die_of(signal);
     }
     exit
+}
+
+/// Whoever reads a listing may have seen enough (`csalock status | head -1`): then we end as any program would.
+fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
+    let is_broken_pipe = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::BrokenPipe;
+    match error.root_cause().downcast_ref().is_some_and(is_broken_pipe) {
+        true => Ok(Exit::Raised(nix::libc::SIGPIPE)),
+        false => Err(error),
+    }
 }
 
 /// The exit code of a failure: what its cause says, wherever in the chain that stands.

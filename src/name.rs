@@ -100,6 +100,20 @@ fn is_invisible(char: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
+/// A name as one would type it in a shell.
+pub fn quoted(bytes: &[u8]) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_./-+=@%:,".contains(byte);
+    let text = shown(bytes);
+    if bytes.iter().all(plain) {
+        return text;
+    }
+    if text.as_bytes() == bytes {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    } else {
+        format!("$'{}'", text.replace('\'', "\\'"))
+    }
+}
+
 /// A path as it is shown.
 pub fn shown_path(path: &Path) -> String {
     shown(path.as_os_str().as_bytes())
@@ -141,6 +155,13 @@ mod tests {
         let exit = |name: &[u8]| file_of(name, dir.path()).map_err(|error| error.exit());
         assert_eq!(exit(b"none/file"), Err(Exit::Unreachable));
         assert_eq!(exit(b"./loop"), Err(Exit::Permission));
+    }
+
+    #[test]
+    fn quoted_as_a_shell_wants_it() {
+        assert_eq!(quoted(b"a/b.c"), "a/b.c");
+        assert_eq!(quoted(b"it's two"), "'it'\\''s two'");
+        assert_eq!(quoted(b"a\n'"), "$'a\\n\\''");
     }
 
     #[test]

@@ -62,8 +62,8 @@ impl Running {
         Running { pid, hear }
     }
 
-    /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached. `limits`, if there are to
-    /// be any, are asked for when the lock is taken.
+    /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached. The limits, if there are
+    /// to be any, are asked for when the lock is taken, and again when one of them is reached, for it may have moved.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Running {
     pub fn watch(
         self,
         signals: &Signals,
-        mut ask_limits: Option<&mut dyn FnMut() -> Vec<Limits>>,
+        ask_limits: Option<&dyn Fn() -> Vec<Limits>>,
         host: &dyn Host,
     ) -> Result<Ended> {
         let mut limits: Vec<Limits> = Vec::new();
@@ -87,14 +87,20 @@ impl Running {
                 let told = self.told().or(told);
                 return Ok(Ended { told, exit: exit_of(status), of_terminal, stopped });
             }
-            if let Some(ask) = &mut ask_limits {
-                told = self.told().or(told);
-                if told.is_some() {
-                    limits = ask();
-                    ask_limits = None;
-                }
+            if let Some(ask) = ask_limits
+                && told.is_none()
+            {
+                told = self.told();
+                limits = if told.is_some() { ask() } else { Vec::new() };
             }
-            let now = host.boottime();
+            let mut now = host.boottime();
+            if let Some(ask) = ask_limits
+                && stopped.is_none()
+                && limits.iter().any(|limit| limit.term <= now)
+            {
+                limits = ask();
+                now = host.boottime();
+            }
             if let Some(due) = limits.iter().find(|limit| limit.kill <= now) {
                 stopped = Some((stopped.map_or(due.why, |(why, _)| why), true));
                 self.send(Signal::SIGKILL);
@@ -107,7 +113,7 @@ impl Running {
                 due.term = Duration::MAX;
             }
             let next = limits.iter().flat_map(|limit| [limit.term, limit.kill]).min();
-            let hear = self.hear.as_ref().filter(|_| ask_limits.is_some()).map(AsFd::as_fd);
+            let hear = self.hear.as_ref().filter(|_| ask_limits.is_some() && told.is_none()).map(AsFd::as_fd);
             wait(signals, hear, next.map(|next| next.saturating_sub(now)))?;
             while let Some(came) = signals.next() {
                 if came.from_terminal {

@@ -112,7 +112,7 @@ impl World {
             };
             return engine.claimant(Some(proof(text).ok_or_else(wrong)?), Vec::new());
         }
-        engine.claimant(self.carried(), self.ancestors())
+        engine.claimant(self.carried(), self.ancestors()?)
     }
 
     /// The grant that we run under, as the environment says.
@@ -121,10 +121,12 @@ impl World {
         Handle::parse(text.trim()).map(|handle| handle.proof())
     }
 
-    /// The processes of the calling script; none if it has ended.
-    fn ancestors(&self) -> Vec<Process> {
-        let this = self.host.this_process().map(|this| this.pid);
-        this.and_then(caller).map(|caller| caller.owners).unwrap_or_default()
+    /// The processes of the calling script. A shell may have become this very process for its last command, so it is one
+    /// of them.
+    fn ancestors(&self) -> Result<Vec<Process>> {
+        let this = self.host.this_process()?;
+        let above = caller(this.pid).map(|caller| caller.owners).unwrap_or_default();
+        Ok([vec![this], above].concat())
     }
 }
 
@@ -164,7 +166,7 @@ impl Common {
 
 /// What to say, and how to exit, when a lock was not got.
 pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_>, busy: Option<u8>) -> (String, Exit) {
-    let name = shown(&target.known_as);
+    let (name, typed) = (shown(&target.known_as), name::quoted(&target.known_as));
     let holders = |grants: &[Grant]| match grants {
         [] => "nobody holds it, but others came before".to_string(),
         _ => {
@@ -173,7 +175,7 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
     };
     match outcome {
         Outcome::Busy(grants) => (
-            format!("lock {name} is busy: {}; wait longer with -w, or see `csalock status {name}`", holders(grants)),
+            format!("lock {name} is busy: {}; wait longer with -w, or see `csalock status {typed}`", holders(grants)),
             busy.map_or(Exit::Busy, Exit::Chosen),
         ),
         Outcome::Stale(endings) => (
@@ -187,7 +189,7 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
         Outcome::Deadlock(grant) => (
             format!(
                 "lock {name}: waiting would never end, for the one who asks holds it: {}; give it back first with \
-                 `csalock unlock {name}`",
+                 `csalock unlock {typed}`",
                 reporter.holder(grant)
             ),
             Exit::Deadlock,
@@ -207,7 +209,7 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
             (
                 format!(
                     "lock {name} is somebody else's: {}{}; show its handle with --handle, or break it with \
-                     `csalock unlock --force {name}`",
+                     `csalock unlock --force {typed}`",
                     holders(grants),
                     before.unwrap_or_default()
                 ),

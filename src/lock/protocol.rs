@@ -465,7 +465,7 @@ fn other_slots(record: &Record, application: &Application) -> Option<u32> {
 fn waits_for_itself(record: &Record, application: &Application, facts: &Facts) -> Result<Option<Grant>, Wanted> {
     let claimant = Claimant {
         proof: application.carried,
-        owners: application.entry.party.owners.clone(),
+        owners: [&[application.entry.process], application.entry.party.owners.as_slice()].concat(),
         home: application.entry.party.home.clone(),
         repeated: false,
     };

@@ -29,6 +29,8 @@
 
 mod ground;
 mod schema;
+#[cfg(test)]
+mod tests;
 mod wrong;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! The process that stays behind, waits for the command's end and gives the lock back.
 
+use std::cell::OnceCell;
 use std::time::Duration;
 
 use crate::child::{Ended, Limits, Report, Running, Stop};
@@ -27,9 +28,13 @@ impl Guard<'_> {
     pub(super) fn until_the_end(&self, running: Running, signals: &Signals) -> anyhow::Result<Exit> {
         // Asked for now, while the command runs, so that giving back need not wait for it.
         let _ = self.world.host.home();
-        let mut limits = || self.limits();
+        let began = OnceCell::new();
+        let limits = || {
+            let (now, left) = (self.world.host.boottime(), self.lease_left());
+            self.limits(began.get_or_init(|| (now, left)), now + left)
+        };
         let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some();
-        let limits = limited.then_some(&mut limits as &mut dyn FnMut() -> Vec<Limits>);
+        let limits = limited.then_some(&limits as &dyn Fn() -> Vec<Limits>);
         let ended = running.watch(signals, limits, self.world.host.as_ref())?;
         if let Some(Report::Exit(code)) = ended.told {
             return Ok(Exit::Chosen(code));
@@ -102,30 +107,31 @@ impl Guard<'_> {
         }
     }
 
-    /// When the command is to be ended, reckoned from now, when it begins.
-    fn limits(&self) -> Vec<Limits> {
-        let now = self.world.host.boottime();
+    /// When a command is to be ended that began then, with so much of its lease left, and whose lease now ends there.
+    fn limits(&self, (began, lease): &(Duration, Duration), lease_ends: Duration) -> Vec<Limits> {
         let mut limits = Vec::new();
         if let Some(span) = self.asked.max_hold {
-            let term = now.saturating_add(span);
+            let term = began.saturating_add(span);
             limits.push(Limits { term, kill: term.saturating_add(self.asked.kill_after), why: Stop::MaxHold });
         }
         if self.asked.taking.ttl.is_some() && self.asked.on_lost == OnLost::Kill {
-            // Dead before the lease is over: killed at nine tenths of it, asked to end before that.
-            let kill = self.lease_left().unwrap_or_default() * 9 / 10;
-            let grace = self.asked.kill_after.min(kill / 2);
-            limits.push(Limits { term: now + kill.saturating_sub(grace), kill: now + kill, why: Stop::Lease });
+            // Dead before the lease is over: killed a tenth of it before, asked to end before that.
+            let kill = lease_ends.saturating_sub(*lease / 10);
+            let grace = self.asked.kill_after.min(*lease * 9 / 20);
+            limits.push(Limits { term: kill.saturating_sub(grace), kill, why: Stop::Lease });
         }
         limits
     }
 
-    fn lease_left(&self) -> Result<Duration> {
-        let engine = self.engine.as_ref().map_err(Clone::clone)?;
-        let sight = engine.sight(&self.target.name)?;
-        let mine = sight.record.holders.iter().find(|grant| grant.proof == self.handle.proof());
-        match mine.map(|grant| &grant.tenure) {
-            Some(Tenure::Until(lease)) => engine.store().remaining(lease),
-            _ => Ok(Duration::ZERO),
-        }
+    /// What is left of the lease; nothing if it is over, or we could not find out.
+    fn lease_left(&self) -> Duration {
+        let mine = |engine: &Engine| {
+            let holders = engine.sight(&self.target.name)?.record.holders;
+            match holders.into_iter().find(|grant| grant.proof == self.handle.proof()).map(|grant| grant.tenure) {
+                Some(Tenure::Until(lease)) => engine.store().remaining(&lease),
+                _ => Ok(Duration::ZERO),
+            }
+        };
+        self.engine.as_ref().map_or(Duration::ZERO, |engine| mine(engine).unwrap_or_default())
     }
 }

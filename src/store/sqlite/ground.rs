@@ -36,7 +36,7 @@ const NETWORK: [(u32, &str); 18] = [
 /// Checks that a database may stand at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {
     let directory = directory_of(path)?;
-    let failed = |errno| Error::os(errno, "use the directory of the database,", directory);
+    let failed = |errno| Error::os(errno, "use the database's directory", directory);
     let found = stat(directory).map_err(failed)?;
     if SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT != SFlag::S_IFDIR {
         return Err(failed(Errno::ENOTDIR));
@@ -50,14 +50,19 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
         ));
     }
     let magic = statfs(directory).map_err(failed)?.filesystem_type().0 as u32;
-    match NETWORK.iter().find(|(number, _)| *number == magic) {
-        Some((_, kind)) => Err(Error::new(
+    match network(magic) {
+        Some(kind) => Err(Error::new(
             Exit::Unreachable,
             format!("{} is on {kind}, where SQLite cannot lock its database safely", shown_path(path)),
             "use a dir: store there, or a local directory for this one",
         )),
         None => Ok(()),
     }
+}
+
+/// What a file system with this magic number is called, if it is one of [`NETWORK`].
+pub(super) fn network(magic: u32) -> Option<&'static str> {
+    NETWORK.iter().find(|(number, _)| *number == magic).map(|(_, kind)| *kind)
 }
 
 /// Whether the file is there. Anything but a plain file is refused.
@@ -95,12 +100,13 @@ pub(super) fn create_file(path: &Path) -> Result<()> {
 
 /// What the system has against using the database, found out without opening it.
 pub(super) fn obstacle(path: &Path) -> Option<Error> {
-    let wanted = AccessFlags::R_OK | AccessFlags::W_OK;
     if let Err(error) = check_directory(path).and_then(|()| check_file(path)) {
         return Some(error);
     }
-    if let Err(errno) = eaccess(path, wanted) {
-        return Some(Error::os(errno, "write the database", path));
+    for (wanted, doing) in [(AccessFlags::R_OK, "read the database"), (AccessFlags::W_OK, "write the database")] {
+        if let Err(errno) = eaccess(path, wanted) {
+            return Some(Error::os(errno, doing, path));
+        }
     }
     let directory = directory_of(path).ok()?;
     let errno = eaccess(directory, AccessFlags::W_OK | AccessFlags::X_OK).err()?;

@@ -1,0 +1,230 @@
+//! What is SQLite's own: where a database may stand, what it says when it cannot be used, and what its views show.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::sys::stat::Mode;
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+use super::{MOST_TRIES, Sqlite, ground, wait_while_busy, wrong};
+use crate::error::Result;
+use crate::exit::Exit;
+use crate::host::Fake;
+use crate::lock::{self, Grant, Handle, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter};
+use crate::store::{Store, Swap, Version};
+
+fn open(path: &Path) -> Result<Sqlite> {
+    Sqlite::open(path, Arc::new(Fake::new(1)))
+}
+
+fn put(path: &Path) -> Result<Swap> {
+    open(path)?.swap(b"x", None, Some(b"body"))
+}
+
+/// The exit codes of reading and of writing there.
+fn exits(path: &Path) -> (Exit, Exit) {
+    let exit = |failed: Option<crate::error::Error>| failed.map_or(Exit::Done, |error| error.exit());
+    (exit(open(path).and_then(|store| store.read(b"x")).err()), exit(put(path).err()))
+}
+
+fn with_database(change: &str) -> (TempDir, std::path::PathBuf) {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("db");
+    put(&path).unwrap();
+    Connection::open(&path).unwrap().execute_batch(change).unwrap();
+    (place, path)
+}
+
+#[test]
+fn where_no_database_can_be_the_exit_code_says_why() {
+    let place = tempfile::tempdir().unwrap();
+    let root = place.path();
+    fs::write(root.join("text"), "no database, but rather a long text. ".repeat(100)).unwrap();
+    fs::create_dir(root.join("directory")).unwrap();
+    symlink("elsewhere", root.join("link")).unwrap();
+    nix::unistd::mkfifo(&root.join("fifo"), Mode::S_IRWXU).unwrap();
+    fs::create_dir(root.join("open")).unwrap();
+    fs::set_permissions(root.join("open"), fs::Permissions::from_mode(0o777)).unwrap();
+    for (name, exit) in [
+        ("missing/db", Exit::Unreachable),
+        ("text/db", Exit::Unreachable),
+        ("directory", Exit::Unreachable),
+        ("fifo", Exit::Unreachable),
+        ("..", Exit::Unreachable),
+        ("link", Exit::Permission),
+        ("open/db", Exit::Permission),
+        ("text", Exit::Corrupt),
+    ] {
+        assert_eq!(exits(&root.join(name)), (exit, exit), "{name}");
+    }
+    let deep =
+        ["d".repeat(200), "d".repeat(200), "d".repeat(200)].iter().fold(root.to_path_buf(), |at, name| at.join(name));
+    fs::create_dir_all(&deep).unwrap();
+    assert_eq!(exits(&deep.join("db")), (Exit::Done, Exit::Usage));
+    fs::set_permissions(root.join("open"), fs::Permissions::from_mode(0o1777)).unwrap();
+    assert_eq!(exits(&root.join("open/db")), (Exit::Done, Exit::Done));
+    assert!(!root.join("elsewhere").exists());
+}
+
+#[test]
+fn links_on_the_way_to_the_directory_are_followed() {
+    let place = tempfile::tempdir().unwrap();
+    fs::create_dir(place.path().join("real")).unwrap();
+    symlink("real", place.path().join("link")).unwrap();
+    put(&place.path().join("link/db")).unwrap();
+    assert!(open(&place.path().join("real/db")).unwrap().read(b"x").unwrap().is_some());
+}
+
+#[test]
+fn the_umask_alone_decides_about_the_mode_of_the_file() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("db");
+    put(&path).unwrap();
+    fs::write(place.path().join("like it"), "").unwrap();
+    let mode = |name: &str| fs::metadata(place.path().join(name)).unwrap().permissions().mode();
+    assert_eq!(mode("db"), mode("like it"));
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn a_file_left_empty_by_a_crash_is_a_store_with_nothing_in_it() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("db");
+    fs::write(&path, "").unwrap();
+    assert_eq!(open(&path).unwrap().read(b"x"), Ok(None));
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    assert_eq!(put(&path), Ok(Swap::Stored(Version { number: 1, mark: 0 })));
+}
+
+#[test]
+fn other_databases_are_told_apart_and_left_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let foreign = place.path().join("foreign");
+    Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE t(x)").unwrap();
+    let before = fs::read(&foreign).unwrap();
+    assert_eq!(exits(&foreign), (Exit::Corrupt, Exit::Corrupt));
+    assert!(fs::read(&foreign).unwrap() == before);
+
+    let (_place, newer) = with_database("ALTER TABLE records_1 RENAME TO records_2; PRAGMA user_version = 2");
+    assert_eq!(exits(&newer), (Exit::Corrupt, Exit::Corrupt));
+    assert!(put(&newer).unwrap_err().to_string().contains("has format 2, this csalock knows 1"));
+}
+
+#[test]
+fn a_database_that_lost_something_is_corrupt_and_never_free() {
+    let (_place, path) = with_database("DROP TABLE records_1");
+    assert_eq!(exits(&path), (Exit::Corrupt, Exit::Corrupt));
+    let (_place, path) = with_database("DELETE FROM records_1");
+    assert_eq!(exits(&path), (Exit::Done, Exit::Corrupt));
+    let (_place, path) = with_database("UPDATE records_1 SET body = NULL");
+    assert_eq!(exits(&path).0, Exit::Corrupt);
+    let mut seen = Vec::new();
+    let scanned = open(&path).unwrap().scan(&mut |place, found| {
+        seen.push((place.ends_with("(row x)"), found.map_err(|error| error.exit())));
+        Ok(())
+    });
+    assert_eq!((scanned, seen), (Ok(()), vec![(true, Err(Exit::Corrupt))]));
+}
+
+#[test]
+fn a_database_replaced_under_us_is_looked_at_anew() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("db");
+    let store = open(&path).unwrap();
+    let Swap::Stored(version) = store.swap(b"x", None, Some(b"old")).unwrap() else { panic!() };
+    fs::remove_file(&path).unwrap();
+    put(&path).unwrap();
+    assert_eq!(store.swap(b"x", Some(&version), Some(b"new")), Ok(Swap::Conflict));
+    assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
+}
+
+#[test]
+fn waiting_for_a_busy_database_ends() {
+    assert!(wait_while_busy(0) && wait_while_busy(MOST_TRIES - 1));
+    assert!(!wait_while_busy(MOST_TRIES));
+    let (_place, path) = with_database("");
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let impatient = Connection::open(&path).unwrap();
+    impatient.busy_timeout(std::time::Duration::ZERO).unwrap();
+    let busy = impatient.execute_batch("BEGIN IMMEDIATE").unwrap_err();
+    assert_eq!(wrong::explain(busy.into(), &path).exit(), Exit::System);
+}
+
+#[test]
+fn network_file_systems_are_known_by_their_magic() {
+    assert_eq!(ground::network(nix::libc::NFS_SUPER_MAGIC as u32), Some("NFS"));
+    assert_eq!(ground::network(nix::libc::FUSE_SUPER_MAGIC as u32), Some("FUSE"));
+    assert_eq!(ground::network(0xFE53_4D42), Some("SMB"));
+    assert_eq!(ground::network(nix::libc::EXT4_SUPER_MAGIC as u32), None);
+    assert_eq!(ground::network(nix::libc::TMPFS_MAGIC as u32), None);
+}
+
+fn party(pid: i32, command: &[u8], label: Option<&[u8]>) -> Party {
+    let home = Home { machine: "m".into(), boot: "b-1".into(), pids: "4026531836.0".into(), net: 1 };
+    let owners = vec![Process { pid, start: 1 }, Process { pid: 1, start: 1 }];
+    let (command, label) = (command.to_vec(), label.map(<[u8]>::to_vec));
+    Party { home, owners, host: "web1".into(), uid: 33, command, label }
+}
+
+#[test]
+fn the_views_show_what_the_records_say() {
+    let nasty = b"sh -c 'x=\"a b\\n=%20,:'\n\xff;";
+    let lease = Lease { clock: LeaseClock::Boot("b-1".into()), ends: 5, wall: 1_795_409_000_123 };
+    let grant = |number: u8, token, party, tenure| Grant {
+        proof: Handle::new([number; 16]).proof(),
+        token,
+        share: Share::Shared,
+        slot: 0,
+        party,
+        tenure,
+        since: 1_795_408_000_123,
+        unconfirmed: None,
+        yields: false,
+    };
+    let record = Record {
+        holders: vec![
+            grant(1, Some(1), party(12, b"backup", Some(b"a label=")), Tenure::OwnerLives),
+            grant(2, None, party(13, nasty, None), Tenure::Until(lease.clone())),
+        ],
+        waiters: vec![Waiter {
+            proof: Handle::new([3; 16]).proof(),
+            share: Share::Exclusive,
+            party: party(14, b"wait", None),
+            process: Process { pid: 15, start: 1 },
+            tenure: Tenure::AtMost(5000),
+            confirms: true,
+            lease: Some(lease),
+            since: 1_795_408_001_123,
+            yields: false,
+        }],
+        ..Record::free(b"a=\"b\\: c")
+    };
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("db");
+    let store = open(&path).unwrap();
+    store.swap(b"junk", None, Some(b"holder = \"\xff\0")).unwrap();
+    store.swap(&record.name, None, Some(&lock::encode(&record))).unwrap();
+    let connection = Connection::open(&path).unwrap();
+    let one = |sql: &str| -> Vec<String> {
+        let mut statement = connection.prepare(sql).unwrap();
+        statement.query_map([], |row| row.get(0)).unwrap().map(|row| row.unwrap()).collect()
+    };
+    let sql = "SELECT format('%s|%s|%s|%s|%s|%s|%s|%s|%s|%s', name, pid, host, uid, command, ifnull(label, '-'), since, \
+               ifnull(expires, '-'), share, token) FROM holders";
+    assert_eq!(
+        one(sql),
+        [
+            "a=\"b\\: c|12|web1|33|backup|a label%3D|2026-11-23 04:26:40|-|shared|1",
+            "a=\"b\\: c|13|web1|33|sh -c 'x%3D%22a b%5Cn%3D%2520%2C%3A'%0A%FF;|-|2026-11-23 04:26:40|2026-11-23 04:43:20|\
+             shared|2",
+        ]
+    );
+    let sql = "SELECT format('%s|%s|%s|%s|%s|%s|%s|%s', name, pid, host, uid, command, ifnull(label, '-'), since, share) \
+               FROM waiters";
+    assert_eq!(one(sql), ["a=\"b\\: c|14|web1|33|wait|-|2026-11-23 04:26:41|exclusive"]);
+    assert_eq!(one("SELECT typeof(pid)||typeof(uid)||typeof(token) FROM holders LIMIT 1"), ["integerintegerinteger"]);
+}
