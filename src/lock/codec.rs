@@ -13,10 +13,13 @@
 //! the SHA-256 of all before it, so that a torn or edited record is seen. In values every byte that is not plain
 //! printable ASCII, and space, `%`, `,` and `:`, is `%XX`.
 
+mod fields;
+
 use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
+use self::fields::{Fields, escape, unescape};
 use super::handle::Proof;
 use super::record::{Ended, Ending, Grant, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter};
 use crate::error::{Error, Result};
@@ -291,134 +294,10 @@ fn ended_of(word: &str) -> Option<Ended> {
     [Ended::Released, Ended::Died, Ended::Expired, Ended::Broken].into_iter().find(|how| ended_word(*how) == word)
 }
 
-/// The `key=value` words of one line.
-struct Fields<'a>(Vec<(&'a str, &'a str)>);
-
-impl<'a> Fields<'a> {
-    fn of(line: &'a str) -> Option<Fields<'a>> {
-        line.split(' ').map(|word| word.split_once('=')).collect::<Option<_>>().map(Fields)
-    }
-
-    fn get(&self, key: &str) -> Option<&'a str> {
-        self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
-    }
-
-    fn number<N: std::str::FromStr>(&self, key: &str) -> Option<N> {
-        self.get(key)?.parse().ok()
-    }
-
-    /// Whether it is there; `None`: it is there and wrong.
-    fn flag(&self, key: &str) -> Option<bool> {
-        self.optional(key, |word| (word == "yes").then_some(())).map(|found| found.is_some())
-    }
-
-    /// `None`: it is there and wrong. `Some(None)`: it is not there.
-    fn optional<T>(&self, key: &str, read: impl Fn(&'a str) -> Option<T>) -> Option<Option<T>> {
-        self.get(key).map_or(Some(None), |word| read(word).map(Some))
-    }
-}
-
-fn escape(text: &mut String, bytes: &[u8]) {
-    for byte in bytes {
-        match byte {
-            b'!'..=b'~' if !b"%,:".contains(byte) => text.push(*byte as char),
-            _ => {
-                let _ = write!(text, "%{byte:02X}");
-            }
-        }
-    }
-}
-
-fn unescape(word: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(word.len());
-    let mut rest = word.bytes();
-    while let Some(byte) = rest.next() {
-        if byte == b'%' {
-            let mut digit = || (rest.next()? as char).to_digit(16);
-            bytes.push((digit()? * 16 + digit()?) as u8);
-        } else {
-            bytes.push(byte);
-        }
-    }
-    Some(bytes)
-}
-
 fn checksum(bytes: &[u8]) -> u64 {
     let digest = Sha256::digest(bytes);
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn full() -> Record {
-        let party = Party {
-            home: Home { machine: "m@h".into(), boot: "b".into(), pids: "1.2".into(), net: 3 },
-            owners: vec![Process { pid: 1, start: 2 }, Process { pid: 3, start: 4 }],
-            host: "a host".into(),
-            uid: 1000,
-            command: b"sh -c 'a %,:\n\xff'".to_vec(),
-            label: Some(Vec::new()),
-        };
-        let lease = Lease { clock: LeaseClock::Boot("b:c".into()), ends: 5, wall: 6 };
-        let grant = Grant {
-            proof: super::super::Handle::new([1; 16]).proof(),
-            token: Some(7),
-            share: Share::Slot,
-            slot: 1,
-            party: party.clone(),
-            tenure: Tenure::Until(lease.clone()),
-            since: 8,
-            unconfirmed: Some(Process { pid: 9, start: 10 }),
-            yields: true,
-        };
-        let waiter = Waiter {
-            proof: super::super::Handle::new([2; 16]).proof(),
-            share: Share::Shared,
-            party: Party { owners: Vec::new(), label: None, ..party },
-            process: Process { pid: 11, start: 12 },
-            tenure: Tenure::AtMost(13),
-            confirms: true,
-            yields: false,
-            lease: Some(Lease { clock: LeaseClock::FileSystem, ..lease }),
-            since: 14,
-        };
-        Record {
-            name: b"a\nb".to_vec(),
-            slots: Some(3),
-            holders: vec![grant.clone()],
-            waiters: vec![waiter],
-            endings: vec![Ending { grant: Grant { tenure: Tenure::Forever, ..grant }, how: Ended::Broken }],
-        }
-    }
-
-    #[test]
-    fn a_record_reads_back() {
-        assert_eq!(decode(&encode(&full()), 99), Ok(full()));
-    }
-
-    #[test]
-    fn a_grant_without_a_token_has_that_of_its_version() {
-        let mut record = full();
-        record.holders[0].token = None;
-        assert_eq!(decode(&encode(&record), 99).unwrap().holders[0].token, Some(99));
-    }
-
-    #[test]
-    fn no_single_changed_or_missing_byte_goes_unseen() {
-        let bytes = encode(&full());
-        for at in 0..bytes.len() {
-            let mut changed = bytes.clone();
-            changed[at] ^= 1;
-            assert!(decode(&changed, 1).is_err(), "changed at {at}");
-            assert!(decode(&bytes[..at], 1).is_err(), "cut at {at}");
-        }
-    }
-
-    #[test]
-    fn another_format_is_named_and_refused() {
-        let said = decode(b"csalock 2\nname x\n", 1).unwrap_err().to_string();
-        assert!(said.contains("its format is 2, this csalock knows 1"), "{said}");
-    }
-}
+mod tests;

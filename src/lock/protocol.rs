@@ -19,115 +19,11 @@
 //! The function never calls out. When it needs to know something it returns [`Wanted`]; the engine finds out, adds
 //! it to [`Facts`] and calls again.
 
+use super::ask::{Application, Ask, Claimant, Outcome, Step};
 use super::facts::{Facts, Fate, Wanted};
 use super::handle::Proof;
-use super::record::{Ended, Ending, Grant, Home, Lease, Party, Process, Record, Share, Tenure, Waiter};
-
-/// How many past grants a record remembers.
-const ENDINGS_KEPT: usize = 4;
-
-/// What somebody wants done with a record.
-#[derive(Debug, Clone)]
-pub enum Ask {
-    /// Take it, or queue for it.
-    Take(Application),
-    /// Leave the queue.
-    Withdraw(Proof),
-    /// Give back what the claimant holds.
-    Release(Claimant),
-    /// Set a new tenure for what the claimant holds.
-    Renew(Claimant, Tenure),
-    /// End these grants, whoever holds them.
-    Break(Vec<Proof>),
-    /// Remove what is abandoned.
-    Collect,
-}
-
-/// Somebody who wants the lock.
-#[derive(Debug, Clone)]
-pub struct Application {
-    /// The entry that would stand in the queue.
-    pub entry: Waiter,
-    /// What a grant that is made now lasts: [`Waiter::tenure`], begun.
-    pub tenure: Tenure,
-    /// How many may hold at once, for [`Share::Slot`].
-    pub slots: Option<u32>,
-    /// Queue when it is not free.
-    pub queue: bool,
-    /// Refuse when a holder is gone without having given back.
-    pub refuse_stale: bool,
-    /// The proof of a grant that the asker already works under. Waiting for that one would never end.
-    pub carried: Option<Proof>,
-}
-
-/// Somebody who says that a grant is theirs.
-#[derive(Debug, Clone)]
-pub struct Claimant {
-    /// By the handle.
-    pub proof: Option<Proof>,
-    /// By being the owner: the processes that the caller may speak for.
-    pub owners: Vec<Process>,
-    /// Where those run.
-    pub home: Home,
-    /// Whether this ask was put to the store before, with a reply that was lost or unclear.
-    pub repeated: bool,
-}
-
-/// What is to happen next.
-#[derive(Debug, Clone)]
-pub enum Step {
-    /// Nothing changes; this is the answer.
-    Done(Outcome),
-    /// Swap the record for this one, then wake these waiters. Without an answer yet: look again.
-    Write {
-        /// The record as it is to be.
-        record: Record,
-        /// The answer, once it is stored.
-        outcome: Option<Outcome>,
-        /// Waiters that have something new to see.
-        wake: Vec<Proof>,
-    },
-    /// In the queue: wait until one of these processes dies or one of these leases ends, or somebody wakes us.
-    Wait {
-        /// Processes whose end concerns us.
-        processes: Vec<(Home, Process)>,
-        /// Leases whose end concerns us.
-        leases: Vec<Lease>,
-        /// How many stand before us in the queue.
-        ahead: usize,
-    },
-}
-
-/// The answer to an [`Ask`]. "No" is an answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// Taken; and from whom, if that one had not given back.
-    Granted(Grant, Option<Ending>),
-    /// Held by these, and not waited for.
-    Busy(Vec<Grant>),
-    /// These are gone without having given back, and `refuse_stale` was set.
-    Stale(Vec<Ending>),
-    /// The asker holds it already, by this grant.
-    Deadlock(Grant),
-    /// Other slots were asked for than the record has.
-    OtherSlots(u32),
-    /// Out of the queue.
-    Withdrawn,
-    /// A withdrawal that came too late: granted in the meantime.
-    GrantedMeanwhile(Grant),
-    /// Given back.
-    Released(Grant),
-    /// Lasts anew.
-    Renewed(Grant),
-    /// These were broken.
-    Broken(Vec<Grant>),
-    /// The claimant holds nothing here, nor does anybody; how the claimant's grant ended, if that is still known.
-    NotHeld(Option<Ending>),
-    /// Held by these, who are not the claimant; how the claimant's grant ended, if that is still known.
-    NotOwner(Vec<Grant>, Option<Ending>),
-    /// These grants and waits of the dead were removed.
-    Collected(Vec<Ending>, Vec<Waiter>),
-}
+use super::queue::{effective_owner, end, evict, is_gone, other_slots, serve, serve_as};
+use super::record::{Ended, Ending, Grant, Record, Tenure};
 
 /// Decides about one ask. See the module's own words for the rules.
 ///
@@ -372,95 +268,6 @@ fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Step, Wanted> 
     Ok(Step::Done(if holders.is_empty() { Outcome::NotHeld(ending) } else { Outcome::NotOwner(holders, ending) }))
 }
 
-/// Ends the grants that no longer stand, and forgets of those that were broken whose holders will never ask.
-fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, Wanted> {
-    for ending in std::mem::take(&mut record.endings) {
-        if ending.how != Ended::Broken || effective_owner(&ending.grant.party, facts)?.is_some() {
-            record.endings.push(ending);
-        }
-    }
-    let mut evicted = Vec::new();
-    let mut at = 0;
-    while at < record.holders.len() {
-        match standing(&record.holders[at], facts)? {
-            Ok(_) => at += 1,
-            Err(how) => {
-                let grant = end(record, at, how);
-                evicted.push(Ending { grant, how });
-            }
-        }
-    }
-    Ok(evicted)
-}
-
-fn end(record: &mut Record, at: usize, how: Ended) -> Grant {
-    let grant = record.holders.remove(at);
-    record.endings.push(Ending { grant: grant.clone(), how });
-    let surplus = record.endings.len().saturating_sub(ENDINGS_KEPT);
-    record.endings.drain(..surplus);
-    grant
-}
-
-fn serve(record: &mut Record, facts: &Facts) -> Result<Vec<Proof>, Wanted> {
-    evict(record, facts)?;
-    serve_as(record, facts, None)
-}
-
-/// Walks the queue in order of arrival and grants to those who fit. Returns who has something new to see.
-fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Application>) -> Result<Vec<Proof>, Wanted> {
-    let mut wake = Vec::new();
-    while let Some(first) = record.waiters.first() {
-        let myself = me.filter(|application| application.entry.proof == first.proof);
-        if myself.is_none() && is_gone(first, facts)? {
-            record.waiters.remove(0);
-            // Whoever stands next was watching the one that is gone.
-            wake.extend(record.waiters.first().map(|next| next.proof));
-            continue;
-        }
-        let Some(slot) = free_slot(record, first.share) else { break };
-        let waiter = record.waiters.remove(0);
-        wake.push(waiter.proof);
-        let leased = waiter.lease.is_some() || !matches!(waiter.tenure, Tenure::OwnerLives);
-        record.holders.push(promote(waiter, slot, myself, facts));
-        if leased {
-            // The next one watches a process; that this grant may end by a lease it has to be told.
-            wake.extend(record.waiters.first().map(|next| next.proof));
-        }
-    }
-    wake.dedup();
-    Ok(wake)
-}
-
-fn promote(waiter: Waiter, slot: u32, myself: Option<&Application>, facts: &Facts) -> Grant {
-    let unconfirmed = (myself.is_none() && waiter.confirms).then_some(waiter.process);
-    let tenure = match (myself, unconfirmed, &waiter.lease) {
-        (Some(application), ..) => application.tenure.clone(),
-        (None, Some(_), Some(lease)) => Tenure::Until(lease.clone()),
-        _ => waiter.tenure.clone(),
-    };
-    let Waiter { proof, share, party, yields, .. } = waiter;
-    Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, unconfirmed, yields }
-}
-
-/// The lowest place that `share` would get beside those who hold, or `None` if it does not fit.
-fn free_slot(record: &Record, share: Share) -> Option<u32> {
-    let alike = record.holders.iter().all(|grant| grant.share == share);
-    match share {
-        Share::Exclusive => record.holders.is_empty().then_some(0),
-        Share::Shared => alike.then_some(0),
-        Share::Slot if !alike => None,
-        Share::Slot => (0..record.slots?).find(|slot| record.holders.iter().all(|grant| grant.slot != *slot)),
-    }
-}
-
-fn other_slots(record: &Record, application: &Application) -> Option<u32> {
-    let counted = |share| share == Share::Slot;
-    let in_use = record.holders.iter().any(|grant| counted(grant.share))
-        || record.waiters.iter().any(|waiter| counted(waiter.share));
-    let has = record.slots.filter(|_| in_use)?;
-    application.slots.is_some_and(|wants| wants != has).then_some(has)
-}
-
 /// The grant that the asker itself holds and would wait for, if there is one.
 fn waits_for_itself(record: &Record, application: &Application, facts: &Facts) -> Result<Option<Grant>, Wanted> {
     let claimant = Claimant {
@@ -472,26 +279,6 @@ fn waits_for_itself(record: &Record, application: &Application, facts: &Facts) -
     for grant in &record.holders {
         if is_mine(grant, &claimant, facts)? {
             return Ok(Some(grant.clone()));
-        }
-    }
-    Ok(None)
-}
-
-fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Wanted> {
-    if let Some(lease) = &waiter.lease
-        && facts.over(lease)?
-    {
-        return Ok(true);
-    }
-    Ok(facts.fate(&waiter.party.home, &waiter.process)? == Fate::Dead)
-}
-
-/// The first owner that is not dead for sure, and what is known of it.
-fn effective_owner(party: &Party, facts: &Facts) -> Result<Option<(Process, Fate)>, Wanted> {
-    for owner in &party.owners {
-        let fate = facts.fate(&party.home, owner)?;
-        if fate != Fate::Dead {
-            return Ok(Some((*owner, fate)));
         }
     }
     Ok(None)

@@ -1,7 +1,7 @@
 //! The rules, one by one, without any clock, process or file.
 
 use super::*;
-use crate::lock::record::LeaseClock;
+use crate::lock::record::{Home, Lease, LeaseClock, Party, Process, Share, Waiter};
 use crate::lock::{Handle, decode, encode};
 
 fn home() -> Home {

@@ -1,0 +1,107 @@
+//! What can be asked of a record, and what can be answered.
+
+use super::handle::Proof;
+use super::record::{Ending, Grant, Home, Lease, Process, Record, Tenure, Waiter};
+
+/// What somebody wants done with a record.
+#[derive(Debug, Clone)]
+pub enum Ask {
+    /// Take it, or queue for it.
+    Take(Application),
+    /// Leave the queue.
+    Withdraw(Proof),
+    /// Give back what the claimant holds.
+    Release(Claimant),
+    /// Set a new tenure for what the claimant holds.
+    Renew(Claimant, Tenure),
+    /// End these grants, whoever holds them.
+    Break(Vec<Proof>),
+    /// Remove what is abandoned.
+    Collect,
+}
+
+/// Somebody who wants the lock.
+#[derive(Debug, Clone)]
+pub struct Application {
+    /// The entry that would stand in the queue.
+    pub entry: Waiter,
+    /// What a grant that is made now lasts: [`Waiter::tenure`], begun.
+    pub tenure: Tenure,
+    /// How many may hold at once, for [`Share::Slot`].
+    pub slots: Option<u32>,
+    /// Queue when it is not free.
+    pub queue: bool,
+    /// Refuse when a holder is gone without having given back.
+    pub refuse_stale: bool,
+    /// The proof of a grant that the asker already works under. Waiting for that one would never end.
+    pub carried: Option<Proof>,
+}
+
+/// Somebody who says that a grant is theirs.
+#[derive(Debug, Clone)]
+pub struct Claimant {
+    /// By the handle.
+    pub proof: Option<Proof>,
+    /// By being the owner: the processes that the caller may speak for.
+    pub owners: Vec<Process>,
+    /// Where those run.
+    pub home: Home,
+    /// Whether this ask was put to the store before, with a reply that was lost or unclear.
+    pub repeated: bool,
+}
+
+/// What is to happen next.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Nothing changes; this is the answer.
+    Done(Outcome),
+    /// Swap the record for this one, then wake these waiters. Without an answer yet: look again.
+    Write {
+        /// The record as it is to be.
+        record: Record,
+        /// The answer, once it is stored.
+        outcome: Option<Outcome>,
+        /// Waiters that have something new to see.
+        wake: Vec<Proof>,
+    },
+    /// In the queue: wait until one of these processes dies or one of these leases ends, or somebody wakes us.
+    Wait {
+        /// Processes whose end concerns us.
+        processes: Vec<(Home, Process)>,
+        /// Leases whose end concerns us.
+        leases: Vec<Lease>,
+        /// How many stand before us in the queue.
+        ahead: usize,
+    },
+}
+
+/// The answer to an [`Ask`]. "No" is an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Taken; and from whom, if that one had not given back.
+    Granted(Grant, Option<Ending>),
+    /// Held by these, and not waited for.
+    Busy(Vec<Grant>),
+    /// These are gone without having given back, and `refuse_stale` was set.
+    Stale(Vec<Ending>),
+    /// The asker holds it already, by this grant.
+    Deadlock(Grant),
+    /// Other slots were asked for than the record has.
+    OtherSlots(u32),
+    /// Out of the queue.
+    Withdrawn,
+    /// A withdrawal that came too late: granted in the meantime.
+    GrantedMeanwhile(Grant),
+    /// Given back.
+    Released(Grant),
+    /// Lasts anew.
+    Renewed(Grant),
+    /// These were broken.
+    Broken(Vec<Grant>),
+    /// The claimant holds nothing here, nor does anybody; how the claimant's grant ended, if that is still known.
+    NotHeld(Option<Ending>),
+    /// Held by these, who are not the claimant; how the claimant's grant ended, if that is still known.
+    NotOwner(Vec<Grant>, Option<Ending>),
+    /// These grants and waits of the dead were removed.
+    Collected(Vec<Ending>, Vec<Waiter>),
+}

@@ -1,0 +1,73 @@
+//! Every field there and back, and nothing else believed.
+
+use super::*;
+
+fn full() -> Record {
+    let party = Party {
+        home: Home { machine: "m@h".into(), boot: "b".into(), pids: "1.2".into(), net: 3 },
+        owners: vec![Process { pid: 1, start: 2 }, Process { pid: 3, start: 4 }],
+        host: "a host".into(),
+        uid: 1000,
+        command: b"sh -c 'a %,:\n\xff'".to_vec(),
+        label: Some(Vec::new()),
+    };
+    let lease = Lease { clock: LeaseClock::Boot("b:c".into()), ends: 5, wall: 6 };
+    let grant = Grant {
+        proof: crate::lock::Handle::new([1; 16]).proof(),
+        token: Some(7),
+        share: Share::Slot,
+        slot: 1,
+        party: party.clone(),
+        tenure: Tenure::Until(lease.clone()),
+        since: 8,
+        unconfirmed: Some(Process { pid: 9, start: 10 }),
+        yields: true,
+    };
+    let waiter = Waiter {
+        proof: crate::lock::Handle::new([2; 16]).proof(),
+        share: Share::Shared,
+        party: Party { owners: Vec::new(), label: None, ..party },
+        process: Process { pid: 11, start: 12 },
+        tenure: Tenure::AtMost(13),
+        confirms: true,
+        yields: false,
+        lease: Some(Lease { clock: LeaseClock::FileSystem, ..lease }),
+        since: 14,
+    };
+    Record {
+        name: b"a\nb".to_vec(),
+        slots: Some(3),
+        holders: vec![grant.clone()],
+        waiters: vec![waiter],
+        endings: vec![Ending { grant: Grant { tenure: Tenure::Forever, ..grant }, how: Ended::Broken }],
+    }
+}
+
+#[test]
+fn a_record_reads_back() {
+    assert_eq!(decode(&encode(&full()), 99), Ok(full()));
+}
+
+#[test]
+fn a_grant_without_a_token_has_that_of_its_version() {
+    let mut record = full();
+    record.holders[0].token = None;
+    assert_eq!(decode(&encode(&record), 99).unwrap().holders[0].token, Some(99));
+}
+
+#[test]
+fn no_single_changed_or_missing_byte_goes_unseen() {
+    let bytes = encode(&full());
+    for at in 0..bytes.len() {
+        let mut changed = bytes.clone();
+        changed[at] ^= 1;
+        assert!(decode(&changed, 1).is_err(), "changed at {at}");
+        assert!(decode(&bytes[..at], 1).is_err(), "cut at {at}");
+    }
+}
+
+#[test]
+fn another_format_is_named_and_refused() {
+    let said = decode(b"csalock 2\nname x\n", 1).unwrap_err().to_string();
+    assert!(said.contains("its format is 2, this csalock knows 1"), "{said}");
+}
