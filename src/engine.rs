@@ -204,3 +204,6 @@ fn with_token(outcome: Outcome, version: &Version) -> Outcome {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests;

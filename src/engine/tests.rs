@@ -1,0 +1,110 @@
+//! The loop on a store in memory and a host whose clock only moves when somebody waits.
+
+use super::*;
+use crate::host::Fake;
+use crate::lock::{Ended, Ending, Fate, Party, Share};
+use crate::store::Memory;
+
+/// Two processes of one host, 1 and 2, both alive.
+fn engine() -> (Engine, Fake) {
+    let host = Fake::new(1);
+    host.set_fate(2, Fate::Alive);
+    let shared: Arc<dyn Host> = Arc::new(host.clone());
+    (Engine::new(Box::new(Memory::new(shared.clone())), shared), host)
+}
+
+fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
+    let process = Process { pid, start: 1 };
+    let home = engine.host().home().unwrap();
+    let party = Party { home, owners: vec![process], host: "h".into(), uid: 0, command: Vec::new(), label: None };
+    Applicant {
+        handle: engine.new_handle().unwrap(),
+        share: Share::Exclusive,
+        party,
+        process,
+        outlived: false,
+        yields: false,
+        tenure,
+        slots: None,
+        refuse_stale: false,
+        carried: None,
+    }
+}
+
+fn take(engine: &Engine, applicant: &Applicant, patience: Patience) -> Outcome {
+    match engine.take(b"x", applicant, &patience, None, &mut |_| {}).unwrap() {
+        Taken::Answer(outcome) => outcome,
+        Taken::Interrupted => panic!("nobody interrupted"),
+    }
+}
+
+fn within(seconds: u64) -> Patience {
+    Patience { limit: Some(Duration::from_secs(seconds)), attempts: None, backoff: None }
+}
+
+#[test]
+fn patience_ends_on_the_boot_clock_whatever_the_wall_clock_says_and_leaves_no_waiter() {
+    let (engine, host) = engine();
+    take(&engine, &applicant(&engine, 1, Tenure::OwnerLives), Patience::NONE);
+    let before = host.boottime();
+    host.set_wall(Duration::from_secs(1));
+    let outcome = take(&engine, &applicant(&engine, 2, Tenure::OwnerLives), within(30));
+    assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
+    assert_eq!(host.boottime() - before, Duration::from_secs(30));
+    assert!(engine.sight(b"x").unwrap().record.waiters.is_empty());
+}
+
+#[test]
+fn a_wait_ends_with_the_holders_lease_and_does_not_eat_ones_own() {
+    let (engine, host) = engine();
+    take(&engine, &applicant(&engine, 1, Tenure::AtMost(5000)), Patience::NONE);
+    let before = host.boottime();
+    let outcome = take(&engine, &applicant(&engine, 2, Tenure::AtMost(7000)), within(30));
+    let waited = host.boottime() - before;
+    assert!(waited >= Duration::from_secs(5) && waited < Duration::from_millis(5100), "{waited:?}");
+    let Outcome::Granted(grant, Some(Ending { how: Ended::Expired, .. })) = outcome else { panic!("{outcome:?}") };
+    let Tenure::Until(lease) = grant.tenure else { panic!("{grant:?}") };
+    assert_eq!(engine.store().remaining(&lease).unwrap(), Duration::from_secs(7));
+}
+
+#[test]
+fn a_lease_is_not_moved_by_the_wall_clock_but_ends_with_the_boot() {
+    let (engine, host) = engine();
+    let holder = applicant(&engine, 1, Tenure::AtMost(60_000));
+    take(&engine, &holder, Patience::NONE);
+    for wall in [1, 4_000_000_000] {
+        host.set_wall(Duration::from_secs(wall));
+        let outcome = take(&engine, &applicant(&engine, 2, Tenure::OwnerLives), Patience::NONE);
+        assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
+    }
+    host.reboot("boot-2");
+    let outcome = take(&engine, &applicant(&engine, 2, Tenure::OwnerLives), Patience::NONE);
+    assert!(matches!(outcome, Outcome::Granted(..)), "{outcome:?}");
+}
+
+#[test]
+fn attempts_are_looks() {
+    let (engine, host) = engine();
+    take(&engine, &applicant(&engine, 1, Tenure::OwnerLives), Patience::NONE);
+    let backoff = Some(Backoff { min: Duration::from_secs(1), max: Duration::from_secs(2) });
+    let before = host.boottime();
+    let patience = Patience { limit: None, attempts: Some(3), backoff };
+    let outcome = take(&engine, &applicant(&engine, 2, Tenure::OwnerLives), patience);
+    assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
+    assert_eq!(host.boottime() - before, Duration::from_secs(3));
+}
+
+#[test]
+fn tokens_grow_also_after_the_record_was_removed() {
+    let (engine, _) = engine();
+    let mut tokens = Vec::new();
+    for _ in 0..3 {
+        let holder = applicant(&engine, 1, Tenure::OwnerLives);
+        let Outcome::Granted(grant, None) = take(&engine, &holder, Patience::NONE) else { panic!() };
+        tokens.push(grant.token.unwrap());
+        let claimant = engine.claimant(Some(holder.handle.proof()), Vec::new()).unwrap();
+        assert!(matches!(engine.settle(b"x", &Ask::Release(claimant)).unwrap(), Outcome::Released(_)));
+    }
+    assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+    assert_eq!(engine.sight(b"x").unwrap().record, Record::free(b"x"));
+}
