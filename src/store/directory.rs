@@ -88,11 +88,13 @@ impl Directory {
     }
 
     fn existing_or_new(&self) -> Result<Arc<Root>> {
-        if let Some(root) = self.existing()? {
-            return Ok(root);
+        for _ in 0..MOST_LOOKS {
+            if let Some(root) = self.existing()? {
+                return Ok(root);
+            }
+            Root::create(&self.path, self.layout)?;
         }
-        Root::create(&self.path, self.layout)?;
-        self.existing()?.ok_or_else(|| Error::os(Errno::ENOENT, "open the store", &self.path))
+        Err(Error::os(Errno::ENOENT, "open the store", &self.path))
     }
 
     /// The directory went away under us, as `.csalock` does: look for it anew.
@@ -162,21 +164,23 @@ impl Directory {
         match body {
             Some(body) => {
                 let next = Pointer { stage: Stage::Cur, number: pointer.number + 1, ident: self.ident()? };
-                Ok(Some(if look.replace(&pointer, &next, body)? {
-                    Swap::Stored(next.version())
-                } else {
-                    self.was_it_us(&entry, next.ident)?
-                }))
+                if look.replace(&pointer, &next, body)? {
+                    return Ok(Some(Swap::Stored(next.version())));
+                }
+                let swap = self.was_it_us(&entry, next.ident)?;
+                if swap == Swap::Conflict {
+                    look.withdraw(&next);
+                }
+                Ok(Some(swap))
             }
             None if pointer.stage == Stage::End => Ok(Some(NOTHING_TO_DO)),
             // Nothing will be left in the directory, so it needs no tombstone.
             None if pointer.stage == Stage::Born && look.may_remove_directory() => {
                 root.raise_token(pointer.number, &self.path)?;
-                if !look.remove_pointer(&pointer)? {
-                    return Ok(Some(Swap::Conflict));
-                }
+                let removed = look.remove_pointer(&pointer)?;
+                // Also if it was not there: that is what the repetition says when the reply was lost.
                 self.remove_directories(root, &look)?;
-                Ok(Some(Swap::Stored(pointer.version())))
+                Ok(Some(if removed { Swap::Stored(pointer.version()) } else { Swap::Conflict }))
             }
             None => {
                 let end = Pointer { stage: Stage::End, ..pointer };
@@ -249,9 +253,10 @@ impl Store for Directory {
                     None => return Ok(Swap::Conflict),
                 },
             };
-            match self.try_swap(&root, name, expect, body)? {
-                Some(swap) => return Ok(swap),
-                None => self.forget_root(),
+            match self.try_swap(&root, name, expect, body) {
+                Ok(Some(swap)) => return Ok(swap),
+                Err(error) if !root.is_gone() => return Err(error),
+                Ok(None) | Err(_) => self.forget_root(),
             }
         }
         Err(Error::os(Errno::ENOENT, "create a record in", &self.path))
@@ -270,13 +275,24 @@ impl Store for Directory {
     }
 
     fn lend(&self, span: Duration) -> Result<Lease> {
-        let root = self.existing_or_new()?;
-        lease::lend(self.host.as_ref(), root.reach, span, || root.file_system_time(&self.path))
+        for _ in 0..MOST_LOOKS {
+            let root = self.existing_or_new()?;
+            match lease::lend(self.host.as_ref(), root.reach, span, || root.file_system_time(&self.path)) {
+                Err(_) if root.is_gone() => self.forget_root(),
+                lent => return lent,
+            }
+        }
+        Err(Error::os(Errno::ENOENT, "open the store", &self.path))
     }
 
     fn remaining(&self, lease: &Lease) -> Result<Duration> {
-        let Some(root) = self.existing()? else { return Ok(Duration::ZERO) };
-        lease::remaining(self.host.as_ref(), lease, || root.file_system_time(&self.path))
+        while let Some(root) = self.existing()? {
+            match lease::remaining(self.host.as_ref(), lease, || root.file_system_time(&self.path)) {
+                Err(_) if root.is_gone() => self.forget_root(),
+                remaining => return remaining,
+            }
+        }
+        Ok(Duration::ZERO)
     }
 
     fn reach(&self) -> Reach {
@@ -300,7 +316,13 @@ impl Store for Directory {
         let mut swept = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
         root.each_entry(&self.path, &mut |file_name| {
             let entry = Entry::new(&root, &self.path, file_name.to_vec());
-            let Some(look) = entry.look()? else { return Ok(()) };
+            let Some(look) = entry.look()? else {
+                if !dry_run {
+                    // Somebody died just before this.
+                    let _ = sys::remove_directory(&root.directory, entry::os(file_name));
+                }
+                return Ok(());
+            };
             let dead = match &look.pointer {
                 None => true,
                 Some(pointer) => pointer.stage == Stage::End,

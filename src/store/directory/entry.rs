@@ -14,6 +14,7 @@ use super::root::Root;
 use super::sys;
 pub(super) use super::sys::os;
 use crate::error::{Error, Result};
+use crate::store::Reach;
 
 /// The longest escaped name that is used as a file name; beyond it a hash takes its place. NAME_MAX is 255.
 const LONGEST_PLAIN: usize = 200;
@@ -24,6 +25,13 @@ const SEEN_OF_LONG: usize = 100;
 /// So often a listing with records but without any pointer is repeated before it is believed: some file systems may miss a
 /// name that is renamed while they list, but not time and again.
 const LISTINGS: usize = 20;
+
+/// So often an NFS client may find that the directory that it was about to open was just removed.
+const OPENINGS: usize = 1000;
+
+/// What an NFS client calls a file that was removed while somebody had it open. It goes away when it is closed, but not
+/// if that client dies.
+const REMOVED_WHILE_OPEN: &[u8] = b".nfs";
 
 /// Where the record of one name is, or would be.
 pub(super) struct Entry<'a> {
@@ -38,6 +46,7 @@ pub(super) struct Look<'a> {
     directory: OwnedFd,
     pub(super) pointer: Option<Pointer>,
     records: Vec<String>,
+    debris: Vec<String>,
 }
 
 /// The file name for a lock's name: letters, digits, `_`, `-` and inner dots as they are, the rest `%XX`. `~` stands only
@@ -75,21 +84,36 @@ impl<'a> Entry<'a> {
 
     /// Looks what is there; `None` if nothing is.
     pub(super) fn look(&'a self) -> Result<Option<Look<'a>>> {
-        for listing in 1.. {
+        let (mut openings, mut listing) = (0, 0);
+        loop {
             let directory = match sys::open_directory(&self.root.directory, self.file_name.as_os_str()) {
                 Ok(directory) => directory,
+                Err(Errno::ENOENT) if openings == 0 && self.root.reach == Reach::ManyHosts => {
+                    // An NFS client may go on believing that nothing is there. It looks again if the store's directory
+                    // has changed, and whether that has, it asks when it opens it.
+                    openings += 1;
+                    let _ = sys::open_directory(&self.root.directory, ".");
+                    continue;
+                }
                 Err(Errno::ENOENT) => return Ok(None),
+                Err(Errno::ESTALE) if openings < OPENINGS => {
+                    openings += 1;
+                    if self.root.is_gone() {
+                        return Ok(None);
+                    }
+                    continue;
+                }
                 Err(errno) => return Err(self.failed("open the record's directory")(errno)),
             };
-            let mut look = Look { entry: self, directory, pointer: None, records: Vec::new() };
+            let mut look = Look { entry: self, directory, pointer: None, records: Vec::new(), debris: Vec::new() };
             look.list()?;
+            listing += 1;
             match (&look.pointer, look.records.is_empty()) {
-                (None, true) => return Ok(None),
+                (None, true) if look.debris.is_empty() => return Ok(None),
                 (None, false) if listing < LISTINGS => {}
                 _ => return Ok(Some(look)),
             }
         }
-        Ok(None)
     }
 
     /// Puts a new record there, as an embryo. `None`: the store's directory is gone. `Some(None)`: somebody was faster.
@@ -99,28 +123,31 @@ impl<'a> Entry<'a> {
         let draft = format!("new.{}", embryo.ident.text());
         let drafts = match self.root.drafts() {
             Ok(drafts) => drafts,
-            Err(Errno::ENOENT) => return Ok(None),
+            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         };
-        let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode).and_then(|directory| {
-            sys::create_file(&directory, &embryo.name(), self.root.file_mode, body)?;
-            Ok(directory)
-        });
+        let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode);
         let born = prepared.and_then(|directory| {
-            sys::rename(drafts, &draft, &self.root.directory, &self.file_name)?;
-            Ok(directory)
+            let born = sys::create_file(&directory, &embryo.name(), self.root.file_mode, body)
+                .and_then(|()| sys::rename(drafts, &draft, &self.root.directory, &self.file_name));
+            // Nothing but our own embryo: should the rename have happened after all, then everybody looks in here by now.
+            if born.is_err() {
+                let _ = sys::remove_file(&directory, OsStr::new(&embryo.name()));
+            }
+            born.map(|()| directory)
         });
         match born {
             Ok(directory) => {
-                Ok(Some(Some(Look { entry: self, directory, pointer: Some(*embryo), records: Vec::new() })))
+                let pointer = Some(*embryo);
+                Ok(Some(Some(Look { entry: self, directory, pointer, records: Vec::new(), debris: Vec::new() })))
             }
             Err(errno) => {
-                discard_draft(drafts, OsStr::new(&draft));
+                let _ = sys::remove_directory(drafts, OsStr::new(&draft));
                 match errno {
                     // Something is there, or the reply to our own rename was lost and this was its repetition.
                     Errno::EEXIST | Errno::ENOTEMPTY => Ok(Some(None)),
-                    Errno::ENOENT if self.root.is_gone() => Ok(None),
-                    Errno::ENOENT => Ok(Some(None)),
+                    Errno::ENOENT | Errno::ESTALE if self.root.is_gone() => Ok(None),
+                    Errno::ENOENT | Errno::ESTALE => Ok(Some(None)),
                     errno => Err(failed(errno)),
                 }
             }
@@ -145,7 +172,7 @@ pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
 
 impl Look<'_> {
     fn list(&mut self) -> Result<()> {
-        let (pointer, records) = (&mut self.pointer, &mut self.records);
+        let Look { pointer, records, debris, .. } = self;
         let listed = sys::each_name::<Errno>(&self.directory, &mut |name| {
             match Name::parse(name) {
                 // A listing that a rename overtook may show both names; the later one counts.
@@ -153,12 +180,13 @@ impl Look<'_> {
                     *pointer = Some(found);
                 }
                 Some(Name::Record) => records.push(String::from_utf8_lossy(name).into_owned()),
+                None if name.starts_with(REMOVED_WHILE_OPEN) => debris.push(String::from_utf8_lossy(name).into_owned()),
                 _ => {}
             }
             Ok(())
         });
         match listed {
-            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => Ok(()),
             Err(errno) => Err(self.entry.failed("list the record's directory")(errno)),
         }
     }
@@ -186,24 +214,31 @@ impl Look<'_> {
         }
     }
 
-    /// Writes a new record and points to it. `false`: somebody was faster.
+    /// Writes a new record and points to it. `false`: somebody was faster, or the reply was lost and this is the answer to
+    /// its repetition. Unless it turns out to be that, the record is to be withdrawn.
     pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8]) -> Result<bool> {
-        let record = to.ident.record();
-        let created = sys::create_file(&self.directory, &record, self.entry.root.file_mode, body);
-        let advanced = match created {
-            Ok(()) => self.advance(from, to),
+        match sys::create_file(&self.directory, &to.ident.record(), self.entry.root.file_mode, body) {
+            Ok(()) => {}
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(false),
-            Err(errno) => Err(self.entry.failed("write the record")(errno)),
-        };
-        if matches!(advanced, Ok(true)) {
+            Err(errno) => {
+                self.withdraw(to);
+                return Err(self.entry.failed("write the record")(errno));
+            }
+        }
+        // On an error it may have happened all the same; then what was written is needed, else the next one removes it.
+        let advanced = self.advance(from, to)?;
+        if advanced {
             // Whoever wrote one of these can no longer succeed: the pointer that it meant to rename is gone.
             self.remove_records();
-        } else {
-            let _ = sys::remove_file(&self.directory, OsStr::new(&record));
-            // Had the record died meanwhile, then our draft was what kept its directory from being removed.
-            let _ = sys::remove_directory(&self.entry.root.directory, &self.entry.file_name);
         }
-        advanced
+        Ok(advanced)
+    }
+
+    /// Removes a record that was written for a pointer that never came to be.
+    pub(super) fn withdraw(&self, to: &Pointer) {
+        let _ = sys::remove_file(&self.directory, OsStr::new(&to.ident.record()));
+        // Had the record died meanwhile, then our draft was what kept its directory from being removed.
+        let _ = sys::remove_directory(&self.entry.root.directory, &self.entry.file_name);
     }
 
     /// Removes the pointer of a record that has no other file. `false`: somebody was faster.
@@ -226,6 +261,9 @@ impl Look<'_> {
     /// Removes a directory that has no pointer.
     pub(super) fn clear(&self) -> Result<()> {
         self.remove_records();
+        for name in &self.debris {
+            let _ = sys::remove_file(&self.directory, OsStr::new(name));
+        }
         self.remove_directory()
     }
 

@@ -66,7 +66,10 @@ impl Root {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | follow;
         let directory = match nix::fcntl::open(path, flags, Mode::empty()) {
             Ok(directory) => directory,
-            Err(Errno::ENOENT) if layout != Layout::Own || path.parent().is_some_and(Path::exists) => return Ok(None),
+            // ESTALE: removed while an NFS client opened it.
+            Err(Errno::ENOENT | Errno::ESTALE) if layout != Layout::Own || path.parent().is_some_and(Path::exists) => {
+                return Ok(None);
+            }
             Err(errno) => return Err(Error::os(errno, "open the store", path)),
         };
         let found = fstat(&directory).map_err(|errno| Error::os(errno, "open the store", path))?;
@@ -162,9 +165,12 @@ impl Root {
         tokens::fresh_time(drafts, self.file_mode).map_err(failed)
     }
 
-    /// Whether the directory was removed under us.
+    /// Whether the directory was removed under us. Opening it anew makes an NFS client ask the server.
     pub(super) fn is_gone(&self) -> bool {
-        fstat(&self.directory).map_or(true, |found| found.st_nlink == 0)
+        match sys::open_directory(&self.directory, ".") {
+            Ok(fresh) => fstat(&fresh).map_or(true, |found| found.st_nlink == 0),
+            Err(errno) => matches!(errno, Errno::ENOENT | Errno::ESTALE),
+        }
     }
 
     /// Visits the file name of every record's directory.

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use nix::unistd::UnlinkatFlags;
-use rustix::fs::RawDir;
+use rustix::fs::{Advice, RawDir};
 
 /// Opens a directory to list it and to work in it.
 pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
@@ -81,11 +81,11 @@ pub(super) fn rename(from: impl AsFd, old: &str, to: impl AsFd, new: &OsStr) -> 
     nix::fcntl::renameat(from, old, to, new)
 }
 
-/// Removes a file. `false`: it was not there.
+/// Removes a file. `false`: it was not there, or on NFS not even its directory.
 pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
     match nix::unistd::unlinkat(at, name, UnlinkatFlags::NoRemoveDir) {
         Ok(()) => Ok(true),
-        Err(Errno::ENOENT) => Ok(false),
+        Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
         Err(errno) => Err(errno),
     }
 }
@@ -98,16 +98,18 @@ pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
 /// Removes a directory if it is empty. That it is gone already is as good.
 pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
     match nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir) {
-        Err(Errno::ENOENT) => Ok(()),
+        Err(Errno::ENOENT | Errno::ESTALE) => Ok(()),
         removed => removed,
     }
 }
 
-/// Visits the names in a directory that was opened just now.
+/// Visits the names in a directory that was opened just now. An NFS client that has a listing asks again: it knows of
+/// changes by the directory's times only, which on v3 two changes within one tick of the server's clock share.
 pub(super) fn each_name<E: From<Errno>>(
     directory: impl AsFd,
     visit: &mut dyn FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
+    let _ = rustix::fs::fadvise(directory.as_fd(), 0, None, Advice::DontNeed);
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
     let mut entries = RawDir::new(directory.as_fd(), &mut buffer);
     while let Some(entry) = entries.next() {

@@ -55,6 +55,8 @@ pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Er
             let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
             let file = nix::fcntl::openat(directory, name.as_str(), flags, mode)?;
             let stat = fstat(&file);
+            // NFS clients rename a file that is removed while it is open.
+            drop(file);
             sys::remove_file(directory, OsStr::new(&name))?;
             stat?
         }
