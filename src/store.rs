@@ -10,6 +10,7 @@
 //! - Nothing but `swap` and `sweep` changes anything. Asking a store that does not exist yet finds nothing in it.
 
 mod directory;
+mod file_system;
 mod memory;
 mod sqlite;
 mod url;
@@ -52,7 +53,8 @@ pub struct Stored {
 pub enum Swap {
     /// It is stored, as this version. After a removal the version names nothing.
     Stored(Version),
-    /// Somebody was faster, or the reply was lost: read again.
+    /// Somebody was faster, or the reply to our own success was lost: read again, and look for your own step in the
+    /// record before you take it for somebody else's.
     Conflict,
 }
 
@@ -98,9 +100,6 @@ pub trait Store: Send + Sync {
 
     /// Removes leftovers of processes that died half-way, and says how many there were.
     fn sweep(&self, dry_run: bool) -> Result<u64>;
-
-    /// The URL that opens this store again.
-    fn url(&self) -> String;
 }
 
 /// Opens the store at a location. Creates nothing: the first swap does.

@@ -9,7 +9,7 @@ use crate::lock::{Lease, LeaseClock};
 
 /// A lease that ends `span` from now.
 pub fn lend(host: &dyn Host, span: Duration) -> Result<Lease> {
-    let ends = |now: Duration| now.saturating_add(span).as_millis() as u64;
+    let ends = |now: Duration| u64::try_from(now.saturating_add(span).as_millis()).unwrap_or(u64::MAX);
     Ok(Lease { clock: LeaseClock::Boot(host.home()?.boot), ends: ends(host.boottime()), wall: ends(host.wall()) })
 }
 

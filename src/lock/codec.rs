@@ -11,7 +11,7 @@
 //!
 //! The first line is the format number: another one is refused, never guessed at. The last line is the beginning of
 //! the SHA-256 of all before it, so that a torn or edited record is seen. In values every byte that is not plain
-//! printable ASCII, and space, `%`, `,` and `:`, is `%XX`.
+//! printable ASCII, and space, `%`, `,`, `:`, `=`, `"` and `\`, is `%XX`.
 
 mod fields;
 

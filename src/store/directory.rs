@@ -92,12 +92,22 @@ impl Directory {
             if let Some(root) = self.existing()? {
                 return Ok(root);
             }
+            // Somebody else may remove it, empty as it is, before we open it.
             Root::create(&self.path, self.layout)?;
         }
         Err(Error::os(Errno::ENOENT, "open the store", &self.path))
     }
 
-    /// The directory went away under us, as `.csalock` does: look for it anew.
+    /// Whether the directory went away under us, as `.csalock` does with its last record. The next look finds a new one.
+    fn was_removed(&self, root: &Root) -> bool {
+        let removed = self.layout == Layout::Beside && root.is_gone();
+        if removed {
+            self.forget_root();
+        }
+        removed
+    }
+
+    /// Forgets the directory that was open, to look for it anew.
     fn forget_root(&self) {
         *self.root.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -115,9 +125,9 @@ impl Directory {
         let mut missing: Option<Pointer> = None;
         for _ in 0..MOST_LOOKS {
             let Some(look) = entry.look()? else { return Ok(None) };
-            let Some(pointer) = look.pointer.filter(|pointer| pointer.stage != Stage::End) else {
-                return Ok(None);
-            };
+            // An embryo has no version number yet: whoever wants to swap will help it along and look again.
+            let in_use = |pointer: &Pointer| matches!(pointer.stage, Stage::Born | Stage::Cur);
+            let Some(pointer) = look.pointer.filter(in_use) else { return Ok(None) };
             if let Some(body) = look.body(&pointer)? {
                 let version = pointer.version();
                 let this_boot = pointer::boot_tag(&self.host.home()?.boot) == pointer.ident.boot;
@@ -153,8 +163,7 @@ impl Directory {
             return Ok(Some(Swap::Conflict));
         };
         if pointer.stage == Stage::Embryo {
-            let number = root.next_number(self.host.as_ref(), &self.path)?;
-            look.advance(&pointer, &Pointer { stage: Stage::Born, number, ..pointer })?;
+            self.help(root, &look, &pointer)?;
             return Ok(Some(Swap::Conflict));
         }
         let found = (pointer.stage != Stage::End).then_some(pointer.version());
@@ -206,6 +215,12 @@ impl Directory {
         }))
     }
 
+    /// Gives an embryo its version number, whoever made it.
+    fn help(&self, root: &Root, look: &entry::Look<'_>, embryo: &Pointer) -> Result<()> {
+        let number = root.next_number(self.host.as_ref(), &self.path)?;
+        look.advance(embryo, &Pointer { stage: Stage::Born, number, ..*embryo }).map(drop)
+    }
+
     /// After a rename that found nothing to rename: somebody helped our embryo along, or the reply was lost and what we saw
     /// was the answer to its repetition. (If others went on from there, the caller finds itself in the record.)
     fn was_it_us(&self, entry: &Entry<'_>, ident: Ident) -> Result<Swap> {
@@ -238,10 +253,14 @@ const NOTHING_TO_DO: Swap = Swap::Stored(Version { number: 0, mark: 0 });
 
 impl Store for Directory {
     fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
-        match self.existing()? {
-            Some(root) => self.stored(&root, &self.entry(&root, name)),
-            None => Ok(None),
+        for _ in 0..MOST_LOOKS {
+            let Some(root) = self.existing()? else { return Ok(None) };
+            let stored = self.stored(&root, &self.entry(&root, name))?;
+            if stored.is_some() || !self.was_removed(&root) {
+                return Ok(stored);
+            }
         }
+        Err(Error::os(Errno::ENOENT, "read from", &self.path))
     }
 
     fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
@@ -263,7 +282,11 @@ impl Store for Directory {
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let Some(root) = self.existing()? else { return Ok(()) };
+        let Some(mut root) = self.existing()? else { return Ok(()) };
+        while self.was_removed(&root) {
+            let Some(new) = self.existing()? else { return Ok(()) };
+            root = new;
+        }
         root.each_entry(&self.path, &mut |file_name| {
             let entry = Entry::new(&root, &self.path, file_name.to_vec());
             match self.stored(&root, &entry) {
@@ -323,15 +346,15 @@ impl Store for Directory {
                 }
                 return Ok(());
             };
-            let dead = match &look.pointer {
-                None => true,
-                Some(pointer) => pointer.stage == Stage::End,
-            };
-            if dead {
-                swept += 1;
+            let stage = look.pointer.map(|pointer| pointer.stage);
+            if matches!(stage, Some(Stage::Born | Stage::Cur)) {
+                return Ok(());
             }
+            swept += 1;
             match look.pointer {
-                _ if !dead || dry_run => Ok(()),
+                _ if dry_run => Ok(()),
+                // Its record can be seen then, and what became of whoever made it.
+                Some(embryo) if embryo.stage == Stage::Embryo => self.help(&root, &look, &embryo),
                 Some(end) => self.bury(&root, &look, &end),
                 None => look.clear(),
             }
@@ -340,9 +363,5 @@ impl Store for Directory {
             root.remove_if_empty(&self.path);
         }
         Ok(swept)
-    }
-
-    fn url(&self) -> String {
-        format!("dir:{}", self.path.display())
     }
 }

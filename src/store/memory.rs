@@ -83,8 +83,4 @@ impl Store for Memory {
     fn sweep(&self, _dry_run: bool) -> Result<u64> {
         Ok(0)
     }
-
-    fn url(&self) -> String {
-        "memory:".to_string()
-    }
 }

@@ -129,6 +129,8 @@ impl Sqlite {
             let value = work(&transaction).or_else(|cause| {
                 if schema::is_missing(&transaction, cause)? {
                     transaction.execute_batch(schema::CREATE)?;
+                    // Should the file be deleted one day, then its successor's numbers are higher all the same.
+                    transaction.execute(COUNT, [self.host.wall().as_micros() as i64])?;
                 }
                 work(&transaction)
             })?;
@@ -248,10 +250,6 @@ impl Store for Sqlite {
 
     fn sweep(&self, _dry_run: bool) -> Result<u64> {
         Ok(0)
-    }
-
-    fn url(&self) -> String {
-        format!("sqlite:{}", self.path.display())
     }
 }
 

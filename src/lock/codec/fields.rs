@@ -32,7 +32,7 @@ impl<'a> Fields<'a> {
 pub(super) fn escape(text: &mut String, bytes: &[u8]) {
     for byte in bytes {
         match byte {
-            b'!'..=b'~' if !b"%,:".contains(byte) => text.push(*byte as char),
+            b'!'..=b'~' if !b"%,:=\"\\".contains(byte) => text.push(*byte as char),
             _ => {
                 let _ = write!(text, "%{byte:02X}");
             }

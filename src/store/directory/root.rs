@@ -10,13 +10,14 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{Mode, fstat, fstatat};
-use nix::sys::statfs::{FsType, fstatfs, statfs};
+use nix::sys::statfs::{fstatfs, statfs};
 
 use super::{entry, sys, tokens};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Host;
 use crate::name::shown_path;
+use crate::store::file_system::network;
 use crate::store::{Layout, Reach};
 
 /// Drafts and tokens are in here. No record's directory begins with a dot.
@@ -24,26 +25,6 @@ const WORK: &str = ".work";
 
 /// A draft that is older than this was left by somebody who died.
 const DRAFT_LASTS: Duration = Duration::from_secs(60);
-
-/// File systems that other hosts may be using at the same time: magic numbers of statfs(2) and the kernel's sources.
-const SHARED_FILE_SYSTEMS: [u32; 16] = [
-    0x6969,
-    0xFF53_4D42,
-    0xFE53_4D42,
-    0x517B,
-    0x6573_5546,
-    0x0102_1997,
-    0x00C3_6400,
-    0x0BD0_0BD0,
-    0x0116_1970,
-    0x7461_636F,
-    0x5346_414F,
-    0x6B41_4653,
-    0x4750_4653,
-    0x786F_4256,
-    0x7375_7245,
-    0x1983_0326,
-];
 
 /// An open store.
 pub(super) struct Root {
@@ -83,7 +64,7 @@ impl Root {
             ));
         }
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
-        let shared = fstatfs(&directory).is_ok_and(|found| is_shared(found.filesystem_type()));
+        let shared = fstatfs(&directory).is_ok_and(|found| network(found.filesystem_type()).is_some());
         Ok(Some(Root {
             directory,
             reach: if shared { Reach::ManyHosts } else { Reach::ThisHost },
@@ -183,9 +164,11 @@ impl Root {
             }
             visit(name).map_err(Failed::Visit)
         })
-        .map_err(|failure| match failure {
-            Failed::List(errno) => failed(errno),
-            Failed::Visit(error) => error,
+        .or_else(|failure| match failure {
+            // The last of them was removed, and the store with it.
+            Failed::List(Errno::ENOENT) => Ok(()),
+            Failed::List(errno) => Err(failed(errno)),
+            Failed::Visit(error) => Err(error),
         })
     }
 
@@ -263,13 +246,9 @@ fn create_beside(path: &Path) -> Result<()> {
 /// How far a store would reach that is yet to be made: what holds for the first directory above it that exists.
 pub(super) fn reach_of<'a>(mut above: impl Iterator<Item = &'a Path>) -> Reach {
     match above.find_map(|directory| statfs(directory).ok()) {
-        Some(found) if is_shared(found.filesystem_type()) => Reach::ManyHosts,
+        Some(found) if network(found.filesystem_type()).is_some() => Reach::ManyHosts,
         _ => Reach::ThisHost,
     }
-}
-
-fn is_shared(kind: FsType) -> bool {
-    SHARED_FILE_SYSTEMS.contains(&(kind.0 as u32))
 }
 
 enum Failed {

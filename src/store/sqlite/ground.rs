@@ -10,28 +10,7 @@ use nix::unistd::{AccessFlags, eaccess};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::shown_path;
-
-/// File systems whose locks and caches SQLite must not rely on: magic numbers of statfs(2) and the kernel's sources.
-const NETWORK: [(u32, &str); 18] = [
-    (0x0000_6969, "NFS"),
-    (0xFF53_4D42, "CIFS"),
-    (0xFE53_4D42, "SMB"),
-    (0x0000_517B, "SMB"),
-    (0x6573_5546, "FUSE"),
-    (0x0102_1997, "9p"),
-    (0x00C3_6400, "Ceph"),
-    (0x0BD0_0BD0, "Lustre"),
-    (0x0116_1970, "GFS2"),
-    (0x7461_636F, "OCFS2"),
-    (0x5346_414F, "AFS"),
-    (0x6B41_4653, "AFS"),
-    (0x7375_7245, "Coda"),
-    (0x4750_4653, "GPFS"),
-    (0x1983_0326, "BeeGFS"),
-    (0x2003_0528, "OrangeFS"),
-    (0x786F_4256, "vboxsf"),
-    (0xBACB_ACBC, "vmhgfs"),
-];
+use crate::store::file_system::network;
 
 /// Checks that a database may stand at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {
@@ -49,8 +28,7 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
             "give its directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
         ));
     }
-    let magic = statfs(directory).map_err(failed)?.filesystem_type().0 as u32;
-    match network(magic) {
+    match network(statfs(directory).map_err(failed)?.filesystem_type()) {
         Some(kind) => Err(Error::new(
             Exit::Unreachable,
             format!("{} is on {kind}, where SQLite cannot lock its database safely", shown_path(path)),
@@ -58,11 +36,6 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
         )),
         None => Ok(()),
     }
-}
-
-/// What a file system with this magic number is called, if it is one of [`NETWORK`].
-pub(super) fn network(magic: u32) -> Option<&'static str> {
-    NETWORK.iter().find(|(number, _)| *number == magic).map(|(_, kind)| *kind)
 }
 
 /// Whether the file is there. Anything but a plain file is refused.
