@@ -9,6 +9,7 @@
 //! STORE/backup/born.16.IDENT        the record of "backup" was never changed: its bytes are in here
 //! STORE/.work/token.17              the highest version number of any record that was removed
 //! STORE/.work/new.IDENT/            a record about to be born
+//! STORE/.work/rest.nightly          the record of "nightly" may rest where it is
 //! ```
 //!
 //! **Swap.** Write `rec.NEW`, rename `cur.17.OLD` to `cur.18.NEW`, remove `rec.OLD`. ENOENT: somebody was faster, or the
@@ -20,7 +21,8 @@
 //!
 //! **Death.** Raise `token`; then remove `born.16.OLD`, which like a rename happens once, and the directory. A record that
 //! was changed leaves more than one file: then `cur.17.OLD` is first renamed to `end.17.OLD`, the tombstone that says that
-//! the rest may be removed. Whoever meets a tombstone may revive it: `end.17.OLD` to `cur.18.NEW`.
+//! the rest may be removed. Whoever meets a tombstone may revive it: `end.17.OLD` to `cur.18.NEW`. One record of a store
+//! stays as a tombstone for just that ([`rest`]).
 //!
 //! **Sweeping.** Who has swapped removes every `rec` that it saw before the swap: whoever wrote one can no longer succeed.
 //! A directory without any pointer (`cur`, `end`, `embryo`) can never get one again and is removed.
@@ -36,6 +38,7 @@
 mod entry;
 mod lease;
 mod pointer;
+mod rest;
 mod root;
 mod sys;
 mod tokens;
@@ -183,6 +186,14 @@ impl Directory {
                 Ok(Some(swap))
             }
             None if pointer.stage == Stage::End => Ok(Some(NOTHING_TO_DO)),
+            None if root.may_rest(&entry, &self.path)? => {
+                let end = Pointer { stage: Stage::End, ..pointer };
+                let ended = look.advance(&pointer, &end)?;
+                if ended {
+                    look.remove_records();
+                }
+                Ok(Some(if ended { Swap::Stored(end.version()) } else { Swap::Conflict }))
+            }
             // Nothing will be left in the directory, so it needs no tombstone.
             None if pointer.stage == Stage::Born && look.may_remove_directory() => {
                 root.raise_token(pointer.number, &self.path)?;
@@ -336,6 +347,9 @@ impl Store for Directory {
     fn sweep(&self, dry_run: bool) -> Result<u64> {
         let Some(root) = self.existing()? else { return Ok(0) };
         let Some(_alone) = root.sweep_alone() else { return Ok(0) };
+        if !dry_run {
+            root.forget_rest(&self.path)?;
+        }
         let mut swept = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
         root.each_entry(&self.path, &mut |file_name| {
             let entry = Entry::new(&root, &self.path, file_name.to_vec());

@@ -20,10 +20,15 @@ macro_rules! on_every_store {
 }
 
 mod descriptors;
+mod identity;
+mod lease;
 mod lock;
+mod names;
+mod owner;
 mod queue;
 mod referee;
 mod run;
+mod shells;
 mod signals;
 mod storm;
 mod unlock;

@@ -152,9 +152,19 @@ on_every_store! {
     }
 
     fn the_command_may_give_the_lock_back_itself(sandbox: &Sandbox) {
-        let script = "csalock unlock x; csalock status x >/dev/null; echo $?";
-        let lost = "csalock: lost while the command ran: lock x is not held by anybody; see `csalock status`\n";
-        sandbox.csalock(["run", "x", "-c", script]).stdout("81\n").stderr(lost).status(85).run();
+        let script = "csalock unlock x; csalock status x >/dev/null; echo $?; exit 3";
+        sandbox.csalock(["run", "x", "-c", script]).stdout("81\n").status(3).run();
+    }
+
+    fn a_lock_that_is_broken_while_the_command_runs_is_lost(sandbox: &Sandbox) {
+        let said = "csalock: lost while the command ran: lock x is not held any more: it was held by pid PID on HOST (user \
+                    USER) since TIME (AGE ago), while it lives: cat, who had it broken by --force; take it again with \
+                    `csalock lock`\n";
+        let holder = sandbox.holder("x");
+        assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+        let done = holder.wait();
+        assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(85), said));
+        assert_eq!(sandbox.state("x"), "free");
     }
 
     fn a_command_that_holds_too_long_is_ended(sandbox: &Sandbox) {

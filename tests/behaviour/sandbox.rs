@@ -10,8 +10,12 @@ use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use csalock::host::Unix;
+use csalock::lock::Record;
+use csalock::store::{Location, Store, Swap};
 use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
@@ -163,6 +167,34 @@ impl Sandbox {
         list(&self.path(below), &mut lines);
         lines.sort();
         lines
+    }
+
+    /// The store, as the library opens it.
+    pub(crate) fn open(&self) -> Box<dyn Store> {
+        let location = Location::parse(self.store().as_ref(), Path::new("/")).unwrap();
+        csalock::store::open(&location, Arc::new(Unix::new())).unwrap()
+    }
+
+    /// Changes a record behind everybody's back.
+    pub(crate) fn edit(&self, name: &str, change: impl Fn(&mut Record)) {
+        let store = self.open();
+        let found = store.read(name.as_bytes()).unwrap().unwrap();
+        let mut record = csalock::lock::decode(&found.body, found.version.number).unwrap();
+        change(&mut record);
+        let body = csalock::lock::encode(&record);
+        assert!(matches!(store.swap(name.as_bytes(), Some(&found.version), Some(&body)), Ok(Swap::Stored(_))));
+    }
+
+    /// Puts bytes in a record's place.
+    pub(crate) fn overwrite(&self, name: &str, body: &[u8]) {
+        let store = self.open();
+        let found = store.read(name.as_bytes()).unwrap().map(|found| found.version);
+        assert!(matches!(store.swap(name.as_bytes(), found.as_ref(), Some(body)), Ok(Swap::Stored(_))));
+    }
+
+    /// Text as [`Call::stdout`] has it.
+    pub(crate) fn plain(&self, text: &str) -> String {
+        plain::plain(text, self)
     }
 
     fn next_job(&self) -> u32 {

@@ -77,6 +77,10 @@ impl<'a> Entry<'a> {
         self.store.join(&self.file_name)
     }
 
+    pub(super) fn file_name(&self) -> &OsStr {
+        &self.file_name
+    }
+
     fn failed(&self, doing: &'static str) -> impl Fn(Errno) -> Error {
         let path = self.path();
         move |errno| Error::os(errno, doing, &path)
@@ -267,7 +271,7 @@ impl Look<'_> {
         self.remove_directory()
     }
 
-    fn remove_records(&self) {
+    pub(super) fn remove_records(&self) {
         for record in &self.records {
             // What stays is found by the next one who swaps, or by the sweeper.
             let _ = sys::remove_file(&self.directory, OsStr::new(record));

@@ -12,7 +12,8 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::sys::statfs::{fstatfs, statfs};
 
-use super::{entry, sys, tokens};
+use super::entry::Entry;
+use super::{entry, rest, sys, tokens};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Host;
@@ -134,6 +135,22 @@ impl Root {
         }
     }
 
+    /// Whether this record may stay as a tombstone when it is removed. Only where nobody else's listing can be stale.
+    pub(super) fn may_rest(&self, entry: &Entry<'_>, path: &Path) -> Result<bool> {
+        if self.layout == Layout::Beside || self.reach == Reach::ManyHosts {
+            return Ok(false);
+        }
+        self.in_work(path, |work| rest::may_rest(work, entry.file_name(), self.file_mode))
+    }
+
+    /// Lets another record rest.
+    pub(super) fn forget_rest(&self, path: &Path) -> Result<()> {
+        match self.layout {
+            Layout::Beside => Ok(()),
+            _ => self.in_work(path, rest::forget),
+        }
+    }
+
     fn in_work<T>(&self, path: &Path, work: impl Fn(&OwnedFd) -> std::result::Result<T, Errno>) -> Result<T> {
         let done = self.drafts().and_then(work);
         done.map_err(|errno| Error::os(errno, "use the working directory of the store", path))
@@ -157,7 +174,10 @@ impl Root {
     /// Visits the file name of every record's directory.
     pub(super) fn each_entry(&self, path: &Path, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let failed = |errno| Error::os(errno, "list the store", path);
-        let fresh = sys::open_directory(&self.directory, ".").map_err(failed)?;
+        let fresh = match sys::open_directory(&self.directory, ".") {
+            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(()),
+            opened => opened.map_err(failed)?,
+        };
         sys::each_name::<Failed>(fresh, &mut |name| {
             if name.starts_with(b".") || (self.layout == Layout::Beside && is_draft(name)) {
                 return Ok(());
@@ -166,7 +186,7 @@ impl Root {
         })
         .or_else(|failure| match failure {
             // The last of them was removed, and the store with it.
-            Failed::List(Errno::ENOENT) => Ok(()),
+            Failed::List(Errno::ENOENT | Errno::ESTALE) => Ok(()),
             Failed::List(errno) => Err(failed(errno)),
             Failed::Visit(error) => Err(error),
         })

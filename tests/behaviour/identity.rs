@@ -1,0 +1,130 @@
+//! A process is more than its pid: pids that came round, other boots, other hosts, other namespaces.
+
+use csalock::lock::Record;
+
+use crate::sandbox::{Sandbox, is_root, wait_until};
+
+/// A lock that a living process holds, so that only what is changed about it can make it look dead.
+fn held(sandbox: &Sandbox) -> crate::sandbox::Job {
+    let job = sandbox.call("sleep", ["600"]).spawn();
+    sandbox.csalock(["lock", "--pid", &job.pid().to_string(), "x"]).stdout("HANDLE\n").run();
+    job
+}
+
+#[track_caller]
+fn is_dead(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
+    let job = held(sandbox);
+    sandbox.edit("x", change);
+    assert_eq!(sandbox.state("x"), "abandoned");
+    assert_eq!(sandbox.csalock(["lock", "--fail-on-stale", "x"]).capture().code, Some(80));
+    let waiter = sandbox.csalock(["run", "-n", "x", "true"]).capture();
+    assert_eq!(waiter.code, Some(0));
+    assert!(waiter.stderr.contains(", who died without giving it back"), "{}", waiter.stderr);
+    drop(job);
+}
+
+#[track_caller]
+fn is_not_dead_for_sure(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
+    let job = held(sandbox);
+    sandbox.edit("x", change);
+    let before = sandbox.listing("store");
+    let sight = sandbox.sight("x");
+    assert_eq!((&sight["state"], &sight["holders"][0]["alive"]), (&"held".into(), &"unknown".into()));
+    drop(job);
+    assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+    assert_eq!(sandbox.csalock(["run", "-w", "20ms", "--fail-on-stale", "y", "true"]).capture().code, Some(0));
+    assert_eq!(sandbox.csalock(["unlock", "x"]).capture().code, Some(82));
+    sandbox.csalock(["gc"]).run();
+    if sandbox.is_directory() {
+        let of_x = |listing: Vec<String>| listing.into_iter().filter(|line| line.contains("/x/")).collect::<Vec<_>>();
+        assert_eq!(of_x(sandbox.listing("store")), of_x(before));
+    }
+    assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+    assert_eq!(sandbox.state("x"), "free");
+}
+
+fn elsewhere(record: &mut Record) {
+    let home = &mut record.holders[0].party.home;
+    (home.machine, home.boot) = ("0123456789abcdef@elsewhere".into(), "00000000-0000-4000-8000-000000000000".into());
+}
+
+on_every_store! {
+    fn the_same_pid_with_another_start_time_is_another_process(sandbox: &Sandbox) {
+        is_dead(sandbox, |record| record.holders[0].party.owners[0].start += 1);
+        is_dead(sandbox, |record| record.holders[0].party.owners[0].start -= 1);
+    }
+
+    fn the_same_pid_of_an_earlier_boot_is_dead(sandbox: &Sandbox) {
+        is_dead(sandbox, |record| record.holders[0].party.home.boot = "00000000-0000-4000-8000-000000000000".into());
+    }
+
+    fn a_process_on_another_host_is_not_dead_for_sure(sandbox: &Sandbox) {
+        is_not_dead_for_sure(sandbox, elsewhere);
+    }
+
+    fn a_process_in_another_pid_namespace_is_not_dead_for_sure(sandbox: &Sandbox) {
+        is_not_dead_for_sure(sandbox, |record| record.holders[0].party.home.pids = "1.1".into());
+    }
+
+    fn an_owner_elsewhere_ends_with_its_lease(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "--ttl", "100ms", "x"]).stdout("HANDLE\n").run();
+        sandbox.edit("x", elsewhere);
+        let done = sandbox.csalock(["run", "-w", "inf", "x", "true"]).capture();
+        assert_eq!(done.code, Some(0));
+        assert!(done.stderr.contains(", who let its time run out"), "{}", done.stderr);
+    }
+
+    fn a_waiter_of_another_start_time_is_passed_over(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let first = sandbox.waiter("x", "echo first");
+        sandbox.edit("x", |record| record.waiters[0].process.start += 1);
+        let second = sandbox.waiter("x", "echo second; cat");
+        holder.release();
+        wait_until("the second runs", || second.printed() == "second\n");
+        assert_eq!(second.wait().code, Some(0));
+        // It finds that it is not in the queue any more, and queues anew.
+        assert_eq!(first.wait().stdout, "first\n");
+    }
+
+    fn a_real_other_pid_namespace(sandbox: &Sandbox) {
+        if !is_root("a pid namespace") {
+            return;
+        }
+        let script = "csalock lock x; csalock status --json x; cat; :";
+        let mut job = sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).spawn();
+        let inside: serde_json::Value = serde_json::from_str(&job.lines(2)[1]).unwrap();
+        assert_eq!((&inside[0]["holders"][0]["pid"], &inside[0]["holders"][0]["alive"]), (&1.into(), &"yes".into()));
+        let outside = sandbox.sight("x");
+        assert_eq!((&outside["state"], &outside["holders"][0]["alive"]), (&"held".into(), &"unknown".into()));
+        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+        assert_eq!(sandbox.csalock(["unlock", "x"]).capture().code, Some(82));
+        job.release();
+        job.wait();
+        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+        assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+    }
+
+    fn a_lock_is_handed_over_between_namespaces(sandbox: &Sandbox) {
+        if !is_root("namespaces") {
+            return;
+        }
+        let mut holder = sandbox.holder("x");
+        let words = ["-p", "-n", "-f", "--mount-proc", "csalock", "run", "-w", "inf", "x", "sh", "-c", "echo ran; cat"];
+        let other = sandbox.call("unshare", words).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let third = sandbox.waiter("x", "echo third");
+        holder.release();
+        wait_until("it runs", || other.printed() == "ran\n");
+        assert_eq!(other.wait().code, Some(0));
+        assert_eq!(third.wait().stdout, "third\n");
+    }
+
+    fn the_first_process_of_a_container_may_hold(sandbox: &Sandbox) {
+        if !is_root("a pid namespace") {
+            return;
+        }
+        let script = "csalock lock x >/dev/null; csalock unlock x; echo $?; csalock run x echo ran";
+        sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout("0\nran\n").run();
+        sandbox.call("unshare", ["-p", "-f", "--mount-proc", "csalock", "run", "x", "echo", "ran"]).stdout("ran\n").run();
+    }
+}

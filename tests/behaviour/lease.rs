@@ -1,0 +1,215 @@
+//! Locks that end by time, on a clock that nobody can set.
+
+use crate::sandbox::{Done, Sandbox, has, skip, wait_until};
+
+/// A day back or forth, on the wall clock alone.
+const DAYS: [&str; 2] = ["-10d", "+10d"];
+
+/// `csalock` with a wall clock that is wrong by this much.
+fn at<'a>(sandbox: &'a Sandbox, offset: &str, words: &[&str]) -> crate::sandbox::Call<'a> {
+    let words = ["-f", offset, "csalock"].into_iter().chain(words.iter().copied());
+    sandbox.call("faketime", words).env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_RESET", "1")
+}
+
+/// Whether faketime is there and does something to the program that is tested.
+fn can_fake_time(sandbox: &Sandbox) -> bool {
+    if !has("faketime") {
+        return false;
+    }
+    let year = |done: Done| done.stdout.split("\"expires\":\"").nth(1).map(|rest| rest[..4].to_string());
+    let words = ["lock", "--json", "--ttl", "1s", "faked"];
+    let fakes = year(sandbox.csalock(words).capture())
+        != year(at(sandbox, "+1000d", &["lock", "--json", "--ttl", "1s", "fake"]).capture());
+    if !fakes {
+        skip("faketime", "it does not reach this program, which is linked statically");
+    }
+    fakes
+}
+
+/// The lock of a script that lives on, for this long.
+fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
+    let script = format!("csalock lock --ttl {span} x; cat; :");
+    let mut job = sandbox.script("dash", &script).spawn();
+    let handle = job.lines(1)[0].clone();
+    (job, handle)
+}
+
+on_every_store! {
+    fn when_it_is_over_the_next_one_gets_it_and_is_told_from_whom(sandbox: &Sandbox) {
+        let (_job, _) = leased(sandbox, "150ms");
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago), until TIME at the \
+                    latest: dash -c csalock lock --ttl 150ms x; cat; :, who let its time run out\n";
+        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+        sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").stderr(said).run();
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn who_comes_late_changes_nothing_while_another_holds(sandbox: &Sandbox) {
+        let script = "csalock lock --ttl 50ms x; read go; csalock unlock x; echo $?; csalock renew --ttl 1h x; echo $?; cat; :";
+        let mut job = sandbox.script("dash", script).spawn();
+        let handle = job.lines(1)[0].clone();
+        let holder = sandbox.holder("x");
+        let before = sandbox.sight("x");
+        job.tell("go");
+        assert_eq!(job.lines(3)[1..], ["82", "82"]);
+        for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!(done.code, Some(82));
+            assert!(done.stderr.contains("who let its time run out"), "{}", done.stderr);
+        }
+        assert_eq!(sandbox.sight("x"), before);
+        drop(holder);
+    }
+
+    fn who_comes_late_is_told_that_nobody_holds_it_any_more(sandbox: &Sandbox) {
+        let (_job, handle) = leased(sandbox, "50ms");
+        wait_until("it is over", || sandbox.state("x") == "abandoned");
+        let before = sandbox.listing("store");
+        for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!(done.code, Some(81));
+            assert!(done.stderr.contains("who let its time run out"), "{}", done.stderr);
+        }
+        if sandbox.is_directory() {
+            assert_eq!(sandbox.listing("store"), before);
+        }
+        sandbox.csalock(["run", "-q", "-n", "x", "true"]).run();
+        let done = sandbox.csalock(["unlock", "--handle", &handle, "x"]).capture();
+        assert_eq!(done.code, Some(81), "{done:?}");
+    }
+
+    fn what_is_over_can_be_refused(sandbox: &Sandbox) {
+        let (_job, _) = leased(sandbox, "50ms");
+        wait_until("it is over", || sandbox.state("x") == "abandoned");
+        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago), until TIME at \
+                    the latest: dash -c csalock lock --ttl 50ms x; cat; :, who let its time run out; take it over without \
+                    --fail-on-stale, or remove it with `csalock gc`\n";
+        sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
+    }
+
+    fn a_lease_ends_with_its_owner_too(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock --ttl 1h x; :").stdout("HANDLE\n").run();
+        assert_eq!(sandbox.state("x"), "abandoned");
+    }
+
+    fn a_wait_does_not_eat_the_lease(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut job = sandbox.script("dash", "csalock lock -w inf --ttl 2s x; csalock status --json x; cat; :").spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let begun = std::time::Instant::now();
+        wait_until("some of the time is over", || begun.elapsed().as_millis() > 1500);
+        holder.release();
+        let begun = std::time::Instant::now();
+        job.lines(1);
+        wait_until("it is over", || sandbox.state("x") != "held");
+        assert!(begun.elapsed().as_millis() >= 1400, "{:?}", begun.elapsed());
+    }
+
+    fn renewing_counts_from_now(sandbox: &Sandbox) {
+        let script = "csalock lock --ttl 300ms x >/dev/null; csalock renew --ttl 1h x; echo $?; cat; :";
+        let mut job = sandbox.script("dash", script).spawn();
+        assert_eq!(job.lines(1), ["0"]);
+        let expires = sandbox.sight("x")["holders"][0]["expires"].clone();
+        let done = sandbox.csalock(["run", "-w", "500ms", "x", "true"]).capture();
+        assert_eq!(done.code, Some(75));
+        assert_eq!(sandbox.sight("x")["holders"][0]["expires"], expires);
+    }
+
+    fn renewing_makes_a_lease_shorter_as_well(sandbox: &Sandbox) {
+        let (_job, handle) = leased(sandbox, "1h");
+        let waiter = sandbox.waiter("x", "echo ran");
+        sandbox.csalock(["renew", "--ttl", "50ms", "--handle", &handle, "x"]).run();
+        assert_eq!(waiter.wait().stdout, "ran\n");
+    }
+
+    fn renewing_is_the_holders_alone(sandbox: &Sandbox) {
+        let (_job, _) = leased(sandbox, "1h");
+        let before = sandbox.sight("x");
+        assert_eq!(sandbox.csalock(["renew", "--ttl", "2h", "x"]).capture().code, Some(82));
+        assert_eq!(sandbox.csalock(["renew", "--ttl", "2h", "none"]).capture().code, Some(81));
+        assert_eq!(sandbox.sight("x"), before);
+    }
+
+    fn a_command_is_ended_before_its_lease_is_over(sandbox: &Sandbox) {
+        let said = "csalock: the command was ended before the --ttl of lock x was over\n";
+        sandbox.csalock(["run", "--ttl", "300ms", "x", "sleep", "60"]).status(85).stderr(said).run();
+        let deaf = "trap '' TERM; while [ ! -e over ]; do sleep 0.01; done; touch survived";
+        sandbox.csalock(["run", "--ttl", "300ms", "x", "-c", deaf]).status(85).stderr(said).run();
+        sandbox.file("files/over", "");
+        assert_eq!(sandbox.state("x"), "free");
+        assert!(!sandbox.path("files/survived").exists());
+        sandbox.csalock(["run", "--ttl", "1h", "x", "-c", "exit 4"]).status(4).run();
+    }
+
+    fn a_command_that_renews_its_lease_goes_on(sandbox: &Sandbox) {
+        let script = "csalock renew --ttl 1h x; sleep 0.6; echo done";
+        sandbox.csalock(["run", "--ttl", "500ms", "x", "-c", script]).stdout("done\n").run();
+    }
+
+    fn a_command_may_outlive_its_lease_and_that_is_told(sandbox: &Sandbox) {
+        let script = "while [ ! -e go ]; do sleep 0.01; done; echo done; exit 3";
+        let job = sandbox.csalock(["run", "--ttl", "100ms", "--on-lost", "warn", "x", "-c", script]).spawn();
+        wait_until("it is over", || sandbox.state("x") == "abandoned");
+        sandbox.csalock(["run", "-nq", "x", "true"]).run();
+        sandbox.file("files/go", "");
+        let done = job.wait();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(85), "done\n"));
+        assert!(done.stderr.starts_with("csalock: lost while the command ran: lock x "), "{}", done.stderr);
+    }
+
+    fn the_wall_clock_ends_no_lease(sandbox: &Sandbox) {
+        if !can_fake_time(sandbox) {
+            return;
+        }
+        let (_job, _) = leased(sandbox, "1h");
+        for offset in DAYS {
+            assert_eq!(at(sandbox, offset, &["lock", "-n", "x"]).capture().code, Some(75), "{offset}");
+            let shown = at(sandbox, offset, &["status", "--json", "x"]).capture().stdout;
+            assert!(shown.contains("\"state\":\"held\""), "{offset} {shown}");
+            at(sandbox, offset, &["gc"]).run();
+        }
+    }
+
+    fn the_wall_clock_keeps_no_lease(sandbox: &Sandbox) {
+        if !can_fake_time(sandbox) {
+            return;
+        }
+        for offset in DAYS {
+            let handle = at(sandbox, offset, &["lock", "--ttl", "100ms", "x"]).capture();
+            assert_eq!(handle.code, Some(0), "{handle:?}");
+            assert_eq!(at(sandbox, offset, &["run", "-w", "30s", "x", "true"]).capture().code, Some(0), "{offset}");
+            let (_job, _) = leased(sandbox, "100ms");
+            assert_eq!(at(sandbox, offset, &["run", "-w", "30s", "x", "true"]).capture().code, Some(0), "{offset}");
+        }
+    }
+
+    fn the_wall_clock_changes_no_wait_and_no_order(sandbox: &Sandbox) {
+        if !can_fake_time(sandbox) {
+            return;
+        }
+        let mut holder = sandbox.holder("x");
+        for offset in DAYS {
+            assert_eq!(at(sandbox, offset, &["run", "-w", "50ms", "x", "true"]).capture().code, Some(75), "{offset}");
+        }
+        let mut waiters = Vec::new();
+        for (number, offset) in ["+10d", "-10d", "+0d", "-20d"].iter().enumerate() {
+            let script = format!("echo {number} >> order");
+            waiters.push(at(sandbox, offset, &["run", "-w", "60s", "x", "dash", "-c", &script]).spawn());
+            wait_until("it waits", || sandbox.waiters("x").len() == number + 1);
+        }
+        holder.release();
+        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
+        assert_eq!(sandbox.read("files/order"), "0\n1\n2\n3\n");
+    }
+
+    fn tokens_grow_though_the_wall_clock_falls(sandbox: &Sandbox) {
+        if !can_fake_time(sandbox) {
+            return;
+        }
+        let token = |offset| -> u64 {
+            at(sandbox, offset, &["run", "x", "dash", "-c", "echo $CSALOCK_TOKEN"]).capture().line().parse().unwrap()
+        };
+        let tokens = ["+0d", "+10d", "-10d", "-20d", "+0d"].map(token);
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+    }
+}

@@ -1,0 +1,209 @@
+//! Every name is itself, or a usage error; and every spelling of a file is one lock.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use crate::sandbox::{Sandbox, is_root};
+
+/// Names that a careless store would take for one another, or for a path.
+fn odd_names() -> Vec<Vec<u8>> {
+    let mut names: Vec<Vec<u8>> = [
+        &b"a"[..],
+        b"A",
+        b"a ",
+        b" a",
+        b"a\n",
+        b"\n",
+        b"a\nb",
+        b".",
+        b"..",
+        b"...",
+        b".a",
+        b"-",
+        b"--",
+        b"-a",
+        b"-n",
+        b"%",
+        b"%41",
+        b"%61",
+        b"a%2Fb",
+        b"a%2fb",
+        b"%00",
+        b"\xff",
+        b"\xfe",
+        b"\xff\xfe",
+        b"\xc3\xa4",
+        b"a\xcc\x88",
+        b"*",
+        b"?",
+        b"[a]",
+        b"~",
+        b"$HOME",
+        b"`id`",
+        b"'",
+        b"\"",
+        b"\\",
+        b"a\\",
+        b"\x01",
+        b"\x7f",
+        b"\x1b[2J",
+        b".work",
+        b".csalock",
+        b"cur.1",
+        b"new.1",
+        b"a;b",
+        b"x'; DROP TABLE records; --",
+    ]
+    .map(<[u8]>::to_vec)
+    .to_vec();
+    for length in [127, 128, 200, 201, 255, 256, 1023, 1024] {
+        names.push(vec![b'n'; length]);
+    }
+    for last in [b'1', b'2'] {
+        names.push([&[b'n'; 1023][..], &[last]].concat());
+        names.push([&[b'\xff'; 1023][..], &[last]].concat());
+    }
+    names
+}
+
+fn words<'a>(before: &[&'a str], name: &'a [u8]) -> Vec<&'a OsStr> {
+    before.iter().map(|word| OsStr::new(*word)).chain([OsStr::from_bytes(name)]).collect()
+}
+
+on_every_store! {
+    fn no_two_names_are_one_lock(sandbox: &Sandbox) {
+        let names = odd_names();
+        for name in &names {
+            let done = sandbox.csalock(words(&["lock", "--forever", "-n", "--"], name)).capture();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{:?}", OsStr::from_bytes(name));
+        }
+        let listed = sandbox.csalock(["status", "-1"]).capture().stdout;
+        let distinct: std::collections::BTreeSet<&str> = listed.lines().collect();
+        assert_eq!(distinct.len(), names.len(), "{listed}");
+        for (at, name) in names.iter().enumerate() {
+            assert_eq!(sandbox.csalock(words(&["lock", "-nq", "--"], name)).capture().code, Some(84), "{name:?}");
+            sandbox.csalock(words(&["unlock", "--"], name)).run();
+            assert_eq!(sandbox.csalock(words(&["unlock", "-q", "--"], name)).capture().code, Some(81), "{name:?}");
+            let left = sandbox.csalock(["status", "-1"]).capture().stdout.lines().count();
+            assert_eq!(left, names.len() - at - 1, "{name:?}");
+        }
+    }
+
+    fn the_empty_name_and_long_names_are_usage_errors(sandbox: &Sandbox) {
+        for command in [&["lock"][..], &["unlock"], &["status"], &["renew", "--ttl", "1s"]] {
+            let said = "csalock: the empty name is no lock's name; a name is 1 to 1024 bytes, anything but NUL\n";
+            sandbox.csalock(words(command, b"")).status(64).stderr(said).run();
+            let said = "csalock: a name of 1025 bytes is too long; a name is 1 to 1024 bytes, anything but NUL\n";
+            sandbox.csalock(words(command, &[b'n'; 1025])).status(64).stderr(said).run();
+        }
+        assert_eq!(sandbox.csalock(["run", "", "true"]).capture().code, Some(64));
+        assert_eq!(sandbox.csalock([&"n".repeat(1025)[..]].iter().fold(vec!["run"], |mut all, name| { all.push(name); all.push("true"); all })).capture().code, Some(64));
+        assert!(!sandbox.store_path().exists());
+    }
+
+    fn every_odd_name_can_be_run_under_and_is_told_to_the_command(sandbox: &Sandbox) {
+        for name in odd_names() {
+            let mut all = words(&["run", "--"], &name);
+            all.extend(["dash", "-c", "printf %s \"$CSALOCK_NAME\" > name"].map(OsStr::new));
+            sandbox.csalock(all).run();
+            assert_eq!(std::fs::read(sandbox.path("files/name")).unwrap(), name);
+        }
+    }
+
+    fn control_characters_are_never_shown_as_they_are(sandbox: &Sandbox) {
+        for name in [&b"a\x1b[2Jb\n"[..], b"a\r", b"\xc2\x9b", b"\xe2\x80\xae"] {
+            sandbox.csalock(words(&["lock", "--forever", "--label", "\x1b]0;x\x07", "--"], name)).stdout("HANDLE\n").run();
+            let label_and_name = sandbox.csalock(["status"]).capture();
+            let busy = sandbox.csalock(words(&["run", "-n", "--"], name).into_iter().chain([OsStr::new("true")])).capture();
+            for text in [label_and_name.stdout, busy.stderr] {
+                let bad = |char: char| char != '\n' && char.is_control() || char == '\u{202e}';
+                assert!(!text.is_empty() && !text.contains(bad), "{text:?}");
+            }
+            sandbox.csalock(words(&["unlock", "--"], name)).run();
+        }
+    }
+
+    fn every_spelling_of_a_file_is_one_lock(sandbox: &Sandbox) {
+        let files = sandbox.path("files");
+        std::fs::create_dir(files.join("real")).unwrap();
+        sandbox.file("files/real/file", "");
+        symlink("real", files.join("link")).unwrap();
+        symlink("real/file", files.join("straight")).unwrap();
+        symlink("link/../straight", files.join("round")).unwrap();
+        symlink("real/new", files.join("dangling")).unwrap();
+        let whole = files.join("real/file").display().to_string();
+        for store in ["beside", "chosen"] {
+            let call = |name: &str, command: &str| {
+                let call = sandbox.csalock([command, if command == "lock" { "--forever" } else { "-q" }, name]);
+                if store == "beside" { call.without("CSALOCK_STORE") } else { call }
+            };
+            for taken in ["real/file", whole.as_str()] {
+                assert_eq!(call(taken, "lock").capture().code, Some(0));
+                for other in ["./real/file", "link/file", "./straight", "./round", "real/../link//./file", &whole] {
+                    assert_eq!(call(other, "lock").capture().code, Some(84), "{store} {taken} {other}");
+                    let shown = sandbox.csalock(["status", "-1", other]);
+                    let shown = if store == "beside" { shown.without("CSALOCK_STORE") } else { shown };
+                    shown.stdout("SANDBOX/files/real/file\n").run();
+                }
+                assert_eq!(call("./round", "unlock").capture().code, Some(0));
+            }
+            assert_eq!(call("./dangling", "lock").capture().code, Some(0));
+            assert_eq!(call("link/new", "lock").capture().code, Some(84));
+            assert_eq!(call("real/new", "unlock").capture().code, Some(0));
+        }
+        assert!(!sandbox.path("files/real/.csalock").exists());
+    }
+
+    fn a_file_and_a_bare_name_are_two_locks(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "file"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "./file"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "./file"]).without("CSALOCK_STORE").stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "../files/..file"]).stdout("HANDLE\n").run();
+    }
+
+    fn a_file_in_a_directory_that_is_not_there_is_out_of_reach(sandbox: &Sandbox) {
+        let done = sandbox.csalock(["lock", "none/file"]).without("CSALOCK_STORE").capture();
+        assert_eq!(done.code, Some(69), "{done:?}");
+        assert!(done.stderr.contains(&sandbox.path("files/none").display().to_string()), "{}", done.stderr);
+    }
+
+    fn the_store_beside_a_file_has_the_mode_and_group_of_its_directory(sandbox: &Sandbox) {
+        let directory = sandbox.path("files/shared");
+        std::fs::create_dir(&directory).unwrap();
+        for mode in [0o700, 0o755, 0o770, 0o2775, 0o1777] {
+            if is_root("another group") {
+                std::os::unix::fs::chown(&directory, None, Some(12)).unwrap();
+            }
+            std::fs::set_permissions(&directory, PermissionsExt::from_mode(mode)).unwrap();
+            sandbox.csalock(["lock", "shared/a"]).without("CSALOCK_STORE").stdout("HANDLE\n").run();
+            sandbox.csalock(["lock", "shared/b"]).without("CSALOCK_STORE").stdout("HANDLE\n").run();
+            let (wanted, found) = (std::fs::metadata(&directory).unwrap(), std::fs::metadata(directory.join(".csalock")).unwrap());
+            assert_eq!((format!("{:o}", found.mode() & 0o7777), found.gid()), (format!("{mode:o}"), wanted.gid()));
+            sandbox.csalock(["unlock", "shared/a"]).without("CSALOCK_STORE").run();
+            assert!(directory.join(".csalock").exists());
+            sandbox.csalock(["unlock", "shared/b"]).without("CSALOCK_STORE").run();
+            assert!(!directory.join(".csalock").exists(), "{mode:o}");
+        }
+    }
+
+    fn a_command_under_a_files_lock_finds_its_lock_again(sandbox: &Sandbox) {
+        let script = "csalock status -1 \"$CSALOCK_NAME\"; csalock unlock \"$CSALOCK_NAME\"; echo $?; csalock status -1 ./file; echo $?";
+        let printed = "SANDBOX/files/file\n0\nSANDBOX/files/file\n81\n";
+        sandbox.csalock(["run", "./file", "-c", script]).without("CSALOCK_STORE").stdout(printed).run();
+        sandbox.csalock(["run", "./file", "-c", script]).stdout(printed).run();
+        assert!(!sandbox.path("files/.csalock").exists());
+    }
+
+    fn files_with_odd_names_are_locks_of_their_own(sandbox: &Sandbox) {
+        let long = "n".repeat(255);
+        for name in ["a\nb", " ", "%2F", ".csalock", "\u{1b}", &long] {
+            let path = OsString::from_vec([b"./", name.as_bytes()].concat());
+            let call = |command: &str, options: &str| sandbox.csalock([OsStr::new(command), OsStr::new(options), &path]).without("CSALOCK_STORE");
+            assert_eq!(call("lock", "--forever").capture().code, Some(0), "{name:?}");
+            assert_eq!(call("lock", "-nq").capture().code, Some(84), "{name:?}");
+            assert_eq!(call("unlock", "-v").capture().code, Some(0), "{name:?}");
+            assert!(!sandbox.path("files/.csalock").exists(), "{name:?}");
+        }
+    }
+}

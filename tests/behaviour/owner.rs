@@ -1,0 +1,168 @@
+//! Owners beyond shells: programs that only start others, cron, a web server; and processes that are not what they were.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use crate::sandbox::{Job, Sandbox, has, is_root, skip, wait_until};
+
+const ORPHAN: &str = "csalock: the process that called csalock has ended, so nobody would own the lock; name the owner with \
+                      --pid PID, or keep the lock until it is given back with --forever\n";
+
+const HELD_AND_MINE: &str = "csalock status x >/dev/null; echo $?; csalock unlock x; echo $?";
+
+/// One GET of a CGI: what the script printed.
+fn get(port: u16, path: &str) -> String {
+    let mut answer = String::new();
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+    let _ = stream.read_to_string(&mut answer);
+    answer.replace('\r', "").split_once("\n\n").map(|(_, body)| body.to_string()).unwrap_or_default()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Scripts that lock, under a web server; the server runs for as long as the job lives.
+fn cgi(sandbox: &Sandbox, serve: impl Fn(&Sandbox, u16) -> Job) {
+    std::fs::create_dir_all(sandbox.path("www/cgi-bin")).unwrap();
+    let head = format!(
+        "#!/bin/dash\nexport PATH='{}' CSALOCK_STORE='{}'\nprintf 'Content-Type: text/plain\\r\\n\\r\\n'\n",
+        sandbox.search_path(),
+        sandbox.store()
+    );
+    let script = "h=$(csalock lock x); echo $$; csalock status --json x; csalock unlock x; echo $?";
+    sandbox.program("www/cgi-bin/fair", format!("{head}{script}\n"));
+    sandbox.program("www/cgi-bin/dies", format!("{head}csalock lock x\nkill -9 $$\n"));
+    sandbox.program(
+        "www/cgi-bin/slow",
+        format!("{head}csalock lock x; touch holds; while [ ! -e go ]; do sleep 0.01; done\n"),
+    );
+    let port = free_port();
+    let _server = serve(sandbox, port);
+    wait_until("the web server answers", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+    for _ in 0..3 {
+        let body = get(port, "/cgi-bin/fair");
+        let lines: Vec<&str> = body.lines().collect();
+        let sight: serde_json::Value = serde_json::from_str(lines[1]).unwrap();
+        assert_eq!((sight[0]["holders"][0]["pid"].to_string().as_str(), lines[2]), (lines[0], "0"), "{body}");
+    }
+    get(port, "/cgi-bin/dies");
+    assert_eq!(sandbox.state("x"), "abandoned");
+    let body = get(port, "/cgi-bin/fair");
+    assert!(body.ends_with("\n0\n"), "{body}");
+    let request = std::thread::spawn(move || get(port, "/cgi-bin/slow"));
+    wait_until("the script holds", || sandbox.path("www/cgi-bin/holds").exists());
+    assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+    assert_eq!(sandbox.csalock(["unlock", "x"]).capture().code, Some(82));
+    sandbox.file("www/cgi-bin/go", "");
+    request.join().unwrap();
+    sandbox.csalock(["run", "-q", "x", "true"]).run();
+}
+
+on_every_store! {
+    fn programs_that_start_others_are_stepped_over(sandbox: &Sandbox) {
+        for starter in ["env", "env -u NONE", "timeout 60", "timeout --foreground 60", "nice", "nohup", "setsid", "setsid -w",
+                        "stdbuf -o0", "ionice", "taskset 3", "setpriv --no-new-privs", "env timeout 60 nice", "flock file",
+                        "busybox env", "busybox timeout 60", "busybox setsid", "strace -o /dev/null", "command", "exec 3<&-;"] {
+            if !starter.starts_with("command") && !starter.starts_with("exec") && !has(starter.split(' ').next().unwrap()) {
+                continue;
+            }
+            let script = format!("{starter} csalock lock x >/dev/null; {HELD_AND_MINE}");
+            let done = sandbox.script("dash", &script).capture();
+            assert_eq!((done.stdout.as_str(), done.stderr.replace("nohup: ignoring input\n", "")), ("0\n0\n", String::new()), "{starter}");
+        }
+    }
+
+    fn xargs_and_find_are_stepped_over(sandbox: &Sandbox) {
+        sandbox.script("dash", &format!("echo x | xargs csalock lock >/dev/null; {HELD_AND_MINE}")).stdout("0\n0\n").run();
+        sandbox.script("dash", &format!("find . -maxdepth 0 -exec csalock lock x ';' >/dev/null; {HELD_AND_MINE}")).stdout("0\n0\n").run();
+    }
+
+    fn sudo_is_stepped_over(sandbox: &Sandbox) {
+        if !has("sudo") {
+            return;
+        }
+        if sandbox.call("sudo", ["-n", "true"]).capture().code != Some(0) {
+            return skip("sudo", "it asks for a password here");
+        }
+        let script = format!("sudo -n --preserve-env=PATH,CSALOCK_STORE $(command -v csalock) lock x >/dev/null; {HELD_AND_MINE}");
+        sandbox.script("dash", &script).stdout("0\n0\n").run();
+        let script = format!("h=$(sudo -n --preserve-env=CSALOCK_STORE $(command -v csalock) lock x); {HELD_AND_MINE}");
+        sandbox.script("bash", &script).stdout("0\n0\n").run();
+    }
+
+    fn a_cron_job_has_next_to_no_environment(sandbox: &Sandbox) {
+        let script = format!("PATH={}; cd /; h=$(csalock lock --store {} x); csalock status --store {} -1; csalock unlock --store {} x; echo $?",
+            sandbox.search_path(), sandbox.store(), sandbox.store(), sandbox.store());
+        sandbox.call("env", ["-i", "setsid", "-w", "/bin/sh", "-c", &script]).stdout("x\n0\n").run();
+        let closed = format!("exec <&- 2>&-; {script}");
+        sandbox.call("env", ["-i", "setsid", "-w", "/bin/sh", "-c", &closed]).stdout("x\n0\n").run();
+    }
+
+    fn cron_and_login_shell_agree_on_the_default_store(sandbox: &Sandbox) {
+        if !is_root("the default store of root") {
+            return;
+        }
+        let script = "mount -t tmpfs none /var/lib || exit; \
+                      env -i $(command -v csalock) lock --forever x | wc -c; \
+                      env -u CSALOCK_STORE HOME=/nowhere csalock status -1; ls -ld /var/lib/csalock | cut -c1-10";
+        sandbox.call("unshare", ["-m", "dash", "-c", script]).stdout("33\nx\ndrwxr-xr-x\n").run();
+    }
+
+    fn a_user_has_a_store_of_their_own(sandbox: &Sandbox) {
+        if !is_root("another user") {
+            return;
+        }
+        let nobody = 65534;
+        for below in ["home", "state"] {
+            std::os::unix::fs::chown(sandbox.path(below), Some(nobody), Some(nobody)).unwrap();
+        }
+        let call = |words: &[&str]| sandbox.csalock(words).without("CSALOCK_STORE").user(nobody);
+        assert_eq!(call(&["lock", "--forever", "x"]).capture().code, Some(0));
+        call(&["status", "-1"]).stdout("x\n").run();
+        assert!(sandbox.path("state/csalock").is_dir());
+        call(&["lock", "--forever", "y"]).without("XDG_STATE_HOME").stdout("HANDLE\n").run();
+        call(&["status", "-1"]).without("XDG_STATE_HOME").stdout("y\n").run();
+        assert!(sandbox.path("home/.local/state/csalock").is_dir());
+    }
+
+    fn a_cgi_script_under_busybox_httpd(sandbox: &Sandbox) {
+        if !has("busybox") {
+            return;
+        }
+        cgi(sandbox, |sandbox, port| {
+            let root = sandbox.path("www").display().to_string();
+            sandbox.call("busybox", ["httpd", "-f", "-p", &format!("127.0.0.1:{port}"), "-h", &root]).spawn()
+        });
+    }
+
+    fn a_cgi_script_under_lighttpd(sandbox: &Sandbox) {
+        if !has("lighttpd") {
+            return;
+        }
+        cgi(sandbox, |sandbox, port| {
+            let root = sandbox.path("www").display().to_string();
+            let config = format!(
+                "server.modules = (\"mod_cgi\")\nserver.document-root = \"{root}\"\nserver.port = {port}\n\
+                 server.bind = \"127.0.0.1\"\n$HTTP[\"url\"] =~ \"^/cgi-bin/\" {{ cgi.assign = (\"\" => \"\") }}\n"
+            );
+            let config = sandbox.file("lighttpd.conf", config);
+            sandbox.call("lighttpd", ["-D", "-f", &config.display().to_string()]).spawn()
+        });
+    }
+
+    fn a_caller_that_has_ended_owns_nothing(sandbox: &Sandbox) {
+        // The inner shell becomes csalock when the outer one is gone.
+        let inner = "while [ $(ps -o ppid= -p $$) = $OUTER ]; do :; done; exec csalock lock $OPTIONS x > said 2>&1";
+        let outer = format!("OUTER=$$ dash -c '{inner}' &");
+        for (options, wanted) in [("", ORPHAN), ("--ttl 1h", "HANDLE\n"), ("--forever", "HANDLE\n")] {
+            sandbox.script("dash", &format!("export OUTER=$$; setsid {}", &outer["OUTER=$$ ".len()..])).env("OPTIONS", options).run();
+            wait_until("csalock has spoken", || sandbox.read("files/said").ends_with('\n'));
+            assert_eq!(sandbox.plain(&sandbox.read("files/said")), wanted, "{options}");
+            assert_eq!(sandbox.state("x"), if options.is_empty() { "free" } else { "held" });
+            sandbox.csalock(["unlock", "--force", "x"]).capture();
+            std::fs::remove_file(sandbox.path("files/said")).unwrap();
+        }
+    }
+}
