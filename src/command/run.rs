@@ -27,7 +27,11 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     // Both kinds of fork come before a store is opened: neither descriptors nor SQLite's connections may be shared.
     let guard = |running| {
         let engine = world.engine(&target.location);
-        Guard { world, asked, target: &target, handle: &handle, engine }.until_the_end(running, &signals)
+        let guard = Guard { world, asked, target: &target, handle: &handle, engine };
+        let exit = guard.until_the_end(running, &signals);
+        // The process ends here, and the kernel closes a database faster than SQLite does.
+        std::mem::forget(guard);
+        exit
     };
     match plan.at_once(&|progress| take.at_once(progress))? {
         AtOnce::Running(running) => return guard(running),

@@ -48,7 +48,7 @@ fn cgi(sandbox: &Sandbox, serve: impl Fn(&Sandbox, u16) -> Job) {
         assert_eq!((sight[0]["holders"][0]["pid"].to_string().as_str(), lines[2]), (lines[0], "0"), "{body}");
     }
     get(port, "/cgi-bin/dies");
-    assert_eq!(sandbox.state("x"), "abandoned");
+    wait_until("the script is dead", || sandbox.state("x") == "abandoned");
     let body = get(port, "/cgi-bin/fair");
     assert!(body.ends_with("\n0\n"), "{body}");
     let request = std::thread::spawn(move || get(port, "/cgi-bin/slow"));
@@ -155,9 +155,9 @@ on_every_store! {
     fn a_caller_that_has_ended_owns_nothing(sandbox: &Sandbox) {
         // The inner shell becomes csalock when the outer one is gone.
         let inner = "while [ $(ps -o ppid= -p $$) = $OUTER ]; do :; done; exec csalock lock $OPTIONS x > said 2>&1";
-        let outer = format!("OUTER=$$ dash -c '{inner}' &");
+        let outer = format!("OUTER=$$ setsid dash -c '{inner}' &");
         for (options, wanted) in [("", ORPHAN), ("--ttl 1h", "HANDLE\n"), ("--forever", "HANDLE\n")] {
-            sandbox.script("dash", &format!("export OUTER=$$; setsid {}", &outer["OUTER=$$ ".len()..])).env("OPTIONS", options).run();
+            let _group = sandbox.script("dash", &outer).env("OPTIONS", options).stdin("").spawn();
             wait_until("csalock has spoken", || sandbox.read("files/said").ends_with('\n'));
             assert_eq!(sandbox.plain(&sandbox.read("files/said")), wanted, "{options}");
             assert_eq!(sandbox.state("x"), if options.is_empty() { "free" } else { "held" });

@@ -26,8 +26,9 @@ pub(super) struct Guard<'a> {
 
 impl Guard<'_> {
     pub(super) fn until_the_end(&self, running: Running, signals: &Signals) -> anyhow::Result<Exit> {
-        // Asked for now, while the command runs, so that giving back need not wait for it.
+        // Done now, while the command runs, so that giving back need not wait for it: knowing this host, opening the store.
         let _ = self.world.host.home();
+        let _ = self.engine.as_ref().map(|engine| engine.store().read(&self.target.name));
         let began = OnceCell::new();
         let limits = || {
             let (now, left) = (self.world.host.boottime(), self.lease_left());
