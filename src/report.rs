@@ -33,14 +33,17 @@ impl Reporter<'_> {
 
     /// Who, where, since when, until when and what, in one line.
     pub fn holder(&self, grant: &Grant) -> String {
+        self.grant(grant, &format!(", {}", self.until(&grant.tenure)))
+    }
+
+    fn grant(&self, grant: &Grant, until: &str) -> String {
         let now = self.host.wall();
         let since = Duration::from_millis(grant.since);
         let mut text = format!(
-            "{} since {} ({} ago), {}",
+            "{} since {} ({} ago){until}",
             self.party(&grant.party),
             rfc3339(since),
             span(now.saturating_sub(since)),
-            self.until(&grant.tenure)
         );
         if let Some(label) = &grant.party.label {
             text.push_str(&format!(", for \"{}\"", shown(label)));
@@ -72,7 +75,7 @@ impl Reporter<'_> {
             Ended::Expired => "let its time run out",
             Ended::Broken => "had it broken by --force",
         };
-        format!("{}, who {how}", self.holder(&ending.grant))
+        format!("{}, who {how}", self.grant(&ending.grant, ""))
     }
 }
 

@@ -24,19 +24,23 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     if asked.no_fork {
         return take.and_become(None);
     }
-    // Both kinds of fork come before a store is opened: neither descriptors nor SQLite's connections may be shared.
+    // The child opens the store for itself: neither descriptors nor SQLite's connections may be shared.
+    let engine = world.engine(&target.location);
+    let is_taken =
+        engine.as_ref().is_ok_and(|engine| engine.store().read(&target.name).is_ok_and(|found| found.is_some()));
     let guard = |running| {
-        let engine = world.engine(&target.location);
         let guard = Guard { world, asked, target: &target, handle: &handle, engine };
         let exit = guard.until_the_end(running, &signals);
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(guard);
         exit
     };
-    match plan.at_once(&|progress| take.at_once(progress))? {
-        AtOnce::Running(running) => return guard(running),
-        AtOnce::Failed(exit) => return Ok(exit),
-        AtOnce::No => {}
+    if !is_taken {
+        match plan.at_once(&|progress| take.at_once(progress))? {
+            AtOnce::Running(running) => return guard(running),
+            AtOnce::Failed(exit) => return Ok(exit),
+            AtOnce::No => {}
+        }
     }
     match plan.fork()? {
         Forked::Command(becoming) => {

@@ -134,7 +134,7 @@ fn fate_here(process: &Process) -> Fate {
 
 /// Whether a zombie's parent is our own wrapper, at work: then it saw the job end and is giving the lock back this
 /// moment. A wrapper that is stopped is not waited for.
-fn is_being_given_back(parent: i32) -> bool {
+pub(super) fn is_being_given_back(parent: i32) -> bool {
     matches!(proc_stat::read(parent), Ok(Some(stat)) if stat.program == b"csalock" && stat.is_running())
 }
 

@@ -17,12 +17,13 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::time::TimeSpec;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::unix::is_being_given_back;
 use super::{Vigil, Woken, proc_stat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{Process, Proof};
 
-/// A process that ends may be about to give back in good order, or its wrapper for it; so long we let it.
+/// So long we let a wrapper that saw its command end give the lock back in good order.
 const LAST_WORDS: Duration = Duration::from_millis(4);
 
 pub(super) struct Ears<'a> {
@@ -41,6 +42,11 @@ pub(super) fn ring(proof: &Proof) {
         // Nobody listens, or its queue is full, so that it will wake anyway.
         let _ = socket.send_to_addr(b"!", &address);
     }
+}
+
+fn has_last_words(process: &Process) -> bool {
+    let stat = proc_stat::read(process.pid).ok().flatten();
+    stat.is_some_and(|stat| stat.start == process.start && stat.is_zombie() && is_being_given_back(stat.parent))
 }
 
 fn address(proof: &Proof) -> std::io::Result<SocketAddr> {
@@ -135,8 +141,10 @@ impl Vigil for Ears<'_> {
             return Ok(Woken::Interrupted);
         }
         if ended && !rung {
-            self.pidfds.clear();
-            self.listen(LAST_WORDS.min(at_most))?;
+            let ended = std::mem::take(&mut self.pidfds);
+            if ended.iter().any(|(process, _)| has_last_words(process)) {
+                self.listen(LAST_WORDS.min(at_most))?;
+            }
         }
         self.drain();
         Ok(if rung || ended { Woken::LookAgain } else { Woken::TimeOver })

@@ -19,16 +19,23 @@ macro_rules! on_every_store {
     };
 }
 
+mod broken;
 mod descriptors;
+mod exit_codes;
+mod gc;
 mod identity;
 mod lease;
+mod leftovers;
 mod lock;
 mod names;
 mod owner;
 mod queue;
+mod records;
 mod referee;
 mod run;
 mod shells;
 mod signals;
+mod status;
 mod storm;
+mod tty;
 mod unlock;

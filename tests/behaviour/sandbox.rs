@@ -127,7 +127,7 @@ impl Sandbox {
     /// Somebody who holds the lock until its stdin ends.
     pub(crate) fn holder(&self, name: &str) -> Job {
         let job = self.csalock(["run", "-w", "inf", name, "cat"]).spawn();
-        wait_until("the holder holds", || self.holders(name).len() == 1);
+        wait_until("the holder holds", || self.sight(name)["holders"][0]["command"] == "cat");
         job
     }
 

@@ -20,15 +20,14 @@ pub(super) struct Guard<'a> {
     pub(super) asked: &'a RunWithLock,
     pub(super) target: &'a Target,
     pub(super) handle: &'a Handle,
-    /// Opened while the child takes the lock. Should that fail, the child says so as well.
+    /// Should it not be possible to open the store, the child says so as well.
     pub(super) engine: Result<Engine>,
 }
 
 impl Guard<'_> {
     pub(super) fn until_the_end(&self, running: Running, signals: &Signals) -> anyhow::Result<Exit> {
-        // Done now, while the command runs, so that giving back need not wait for it: knowing this host, opening the store.
+        // Asked now, while the command runs, so that giving back need not wait for it.
         let _ = self.world.host.home();
-        let _ = self.engine.as_ref().map(|engine| engine.store().read(&self.target.name));
         let began = OnceCell::new();
         let limits = || {
             let (now, left) = (self.world.host.boottime(), self.lease_left());

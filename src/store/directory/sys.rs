@@ -110,7 +110,7 @@ pub(super) fn each_name<E: From<Errno>>(
     visit: &mut dyn FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
     let _ = rustix::fs::fadvise(directory.as_fd(), 0, None, Advice::DontNeed);
-    let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
+    let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut entries = RawDir::new(directory.as_fd(), &mut buffer);
     while let Some(entry) = entries.next() {
         let entry = entry.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;

@@ -1,0 +1,216 @@
+//! Stores that are missing, read-only, full, not ours, in the way, or full of nonsense: the right code, a message that
+//! names the path and what to do, and nothing changed.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use crate::sandbox::{Done, Sandbox, is_root};
+
+const NOBODY: u32 = 65534;
+
+/// A refusal with this code that names the path and a next step, and leaves everything under `files` as it was.
+#[track_caller]
+fn refused(sandbox: &Sandbox, done: &Done, codes: &[i32], path: &Path) {
+    assert!(codes.contains(&done.code.unwrap_or(-1)) && done.stdout.is_empty(), "{codes:?} wanted: {done:?}");
+    let path = path.display().to_string();
+    assert!(
+        done.stderr.contains(&path) && done.stderr.contains("; "),
+        "it must name {path} and a cure: {}",
+        done.stderr
+    );
+    assert_eq!(done.stderr.lines().count(), 1, "{}", done.stderr);
+    let _ = sandbox;
+}
+
+/// Every command that there is, on one name.
+const COMMANDS: [&[&str]; 6] = [
+    &["lock", "x"],
+    &["unlock", "x"],
+    &["run", "x", "touch", "ran"],
+    &["run", "-F", "x", "touch", "ran"],
+    &["status", "x"],
+    &["renew", "--ttl", "1s", "x"],
+];
+
+#[track_caller]
+fn every_command_refuses(sandbox: &Sandbox, store: &str, codes: &[i32], path: &Path) {
+    let before = sandbox.listing("files");
+    for words in COMMANDS {
+        let done = sandbox.csalock(words).env("CSALOCK_STORE", store).capture();
+        refused(sandbox, &done, codes, path);
+    }
+    assert_eq!(sandbox.listing("files"), before);
+}
+
+/// A tmpfs that goes away with the test.
+struct Mount(std::path::PathBuf);
+
+impl Mount {
+    fn new(sandbox: &Sandbox, options: &str) -> Mount {
+        let place = sandbox.path("files/mount");
+        std::fs::create_dir_all(&place).unwrap();
+        let place_text = place.display().to_string();
+        let done = sandbox.call("mount", ["-t", "tmpfs", "-o", options, "none", &place_text]).capture();
+        assert_eq!(done.code, Some(0), "{done:?}");
+        Mount(place)
+    }
+
+    fn again(&self, sandbox: &Sandbox, options: &str) {
+        let place = self.0.display().to_string();
+        assert_eq!(sandbox.call("mount", ["-o", &format!("remount,{options}"), &place]).capture().code, Some(0));
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+on_every_store! {
+    fn a_store_in_a_directory_that_is_missing_is_out_of_reach(sandbox: &Sandbox) {
+        every_command_refuses(sandbox, &sandbox.store_at("files/none/store"), &[69], &sandbox.path("files/none"));
+    }
+
+    fn a_store_behind_a_file_is_out_of_reach(sandbox: &Sandbox) {
+        sandbox.file("files/file", "data");
+        every_command_refuses(sandbox, &sandbox.store_at("files/file/store"), &[69], &sandbox.path("files/file"));
+    }
+
+    fn what_is_no_store_is_left_alone(sandbox: &Sandbox) {
+        let place = sandbox.path("files/thing");
+        if sandbox.is_directory() {
+            sandbox.file("files/thing", "somebody's data");
+        } else {
+            std::fs::create_dir(&place).unwrap();
+        }
+        every_command_refuses(sandbox, &sandbox.store_at("files/thing"), &[65, 69, 73], &place);
+    }
+
+    fn a_file_of_somebody_else_is_no_store(sandbox: &Sandbox) {
+        if sandbox.is_directory() {
+            return;
+        }
+        let place = sandbox.file("files/thing", "somebody's data, and a lot of it, that is no database".repeat(100));
+        every_command_refuses(sandbox, &sandbox.store_at("files/thing"), &[65, 69, 73], &place);
+        let before = sandbox.listing("files/thing");
+        sandbox.csalock(["unlock", "--force", "x"]).env("CSALOCK_STORE", sandbox.store_at("files/thing")).capture();
+        sandbox.csalock(["gc"]).env("CSALOCK_STORE", sandbox.store_at("files/thing")).capture();
+        assert_eq!(sandbox.listing("files/thing"), before);
+    }
+
+    fn a_url_that_is_none_is_a_usage_error(sandbox: &Sandbox) {
+        for url in ["dir:", "sqlite:", "mysql:x", "x", "", ":x"] {
+            let done = sandbox.csalock(["lock", "--store", url, "x"]).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{url:?} {done:?}");
+        }
+    }
+
+    fn without_permission_it_is_77(sandbox: &Sandbox) {
+        if !is_root("another user") {
+            return;
+        }
+        let place = sandbox.path("files/closed");
+        std::fs::create_dir(&place).unwrap();
+        std::fs::set_permissions(sandbox.path("files"), PermissionsExt::from_mode(0o755)).unwrap();
+        let store = sandbox.store_at("files/closed/store");
+        let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).user(NOBODY).capture();
+        let before = sandbox.listing("files");
+        refused(sandbox, &call(&["lock", "--forever", "x"]), &[77], &sandbox.path("files/closed/store"));
+        refused(sandbox, &call(&["run", "x", "touch", "ran"]), &[77], &sandbox.path("files/closed/store"));
+        std::fs::set_permissions(&place, PermissionsExt::from_mode(0o700)).unwrap();
+        for words in COMMANDS {
+            refused(sandbox, &call(words), &[77], &sandbox.path("files/closed/store"));
+        }
+        std::fs::set_permissions(&place, PermissionsExt::from_mode(0o755)).unwrap();
+        assert_eq!(before.len(), sandbox.listing("files").len());
+        assert_eq!(sandbox.csalock(["lock", "--forever", "x"]).env("CSALOCK_STORE", &store).capture().code, Some(0));
+        let before = sandbox.listing("files");
+        for words in [&["lock", "y"][..], &["lock", "-n", "x"], &["run", "y", "touch", "ran"], &["unlock", "--force", "x"]] {
+            let done = call(words);
+            // 84: it is this very test that holds the lock, under whatever user.
+            assert!([75, 77, 84].contains(&done.code.unwrap()), "{words:?} {done:?}");
+        }
+        assert_eq!(sandbox.listing("files"), before);
+    }
+
+    fn a_store_that_others_may_tamper_with_is_refused(sandbox: &Sandbox) {
+        if !sandbox.is_directory() {
+            return;
+        }
+        let place = sandbox.path("files/open");
+        std::fs::create_dir(&place).unwrap();
+        std::fs::set_permissions(&place, PermissionsExt::from_mode(0o777)).unwrap();
+        every_command_refuses(sandbox, &sandbox.store_at("files/open"), &[77], &place);
+        std::fs::set_permissions(&place, PermissionsExt::from_mode(0o1777)).unwrap();
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_STORE", sandbox.store_at("files/open")).run();
+    }
+
+    fn a_read_only_store_is_refused_and_can_be_looked_at(sandbox: &Sandbox) {
+        if !is_root("a mount") {
+            return;
+        }
+        let mount = Mount::new(sandbox, "size=4m");
+        let store = sandbox.store_at("files/mount/store");
+        let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
+        let handle = call(&["lock", "--forever", "held"]).line();
+        mount.again(sandbox, "ro");
+        let before = sandbox.listing("files");
+        for words in [&["lock", "x"][..], &["run", "x", "touch", "ran"], &["run", "-F", "x", "touch", "ran"],
+                      &["unlock", "--handle", &handle, "held"], &["renew", "--ttl", "1h", "--handle", &handle, "held"]] {
+            refused(sandbox, &call(words), &[73], &sandbox.path("files/mount/store"));
+        }
+        assert_eq!(call(&["status", "-1"]).line(), "held");
+        assert_eq!(call(&["lock", "-n", "held"]).code, Some(84));
+        assert_eq!(sandbox.listing("files"), before);
+        mount.again(sandbox, "rw");
+        assert_eq!(call(&["unlock", "--handle", &handle, "held"]).code, Some(0));
+        mount.again(sandbox, "ro");
+        let empty = sandbox.store_at("files/mount/other");
+        let done = sandbox.csalock(["lock", "x"]).env("CSALOCK_STORE", &empty).capture();
+        refused(sandbox, &done, &[73], &sandbox.path("files/mount/other"));
+    }
+
+    fn a_full_store_loses_nothing_and_grants_nothing(sandbox: &Sandbox) {
+        if !is_root("a mount") {
+            return;
+        }
+        let _mount = Mount::new(sandbox, "size=256k");
+        let store = sandbox.store_at("files/mount/store");
+        let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
+        let handle = call(&["lock", "--forever", "held"]).line();
+        let filler = sandbox.path("files/mount/filler");
+        sandbox.script("dash", "cat /dev/zero > mount/filler 2>/dev/null; :").run();
+        for words in [&["lock", "x"][..], &["run", "x", "touch", "ran"], &["run", "-F", "x", "touch", "ran"]] {
+            refused(sandbox, &call(words), &[74], &sandbox.path("files/mount/store"));
+        }
+        let waits = call(&["run", "-w", "50ms", "held", "touch", "ran"]);
+        assert!([74, 75].contains(&waits.code.unwrap()), "{waits:?}");
+        assert!(!sandbox.path("files/ran").exists());
+        let sight = call(&["status", "--json", "held"]);
+        assert!(sight.stdout.contains("\"state\":\"held\""), "{sight:?}");
+        let given_back = call(&["unlock", "--handle", &handle, "held"]);
+        std::fs::remove_file(filler).unwrap();
+        if given_back.code != Some(0) {
+            refused(sandbox, &given_back, &[74], &sandbox.path("files/mount/store"));
+            assert_eq!(call(&["unlock", "--handle", &handle, "held"]).code, Some(0));
+        }
+        for name in ["held", "x"] {
+            assert_eq!(call(&["run", "-n", name, "true"]).code, Some(0));
+        }
+        assert_eq!(call(&["status", "-1"]).line(), "");
+    }
+
+    fn a_store_that_fills_up_while_a_command_runs_gives_its_status_all_the_same(sandbox: &Sandbox) {
+        if !is_root("a mount") {
+            return;
+        }
+        let _mount = Mount::new(sandbox, "size=256k");
+        let store = sandbox.store_at("files/mount/store");
+        let script = "cat /dev/zero > mount/filler 2>/dev/null; exit 7";
+        let done = sandbox.csalock(["run", "x", "-c", script]).env("CSALOCK_STORE", &store).capture();
+        assert_eq!(done.code, Some(7), "{done:?}");
+        std::fs::remove_file(sandbox.path("files/mount/filler")).unwrap();
+        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", &store).capture().code, Some(0));
+    }
+}

@@ -1,0 +1,56 @@
+//! Each way to end has a code of its own, the one that the table in the program gives it.
+
+use std::collections::BTreeMap;
+
+use csalock::exit::Exit;
+
+use crate::sandbox::{Sandbox, wait_until};
+
+on_every_store! {
+    fn each_outcome_has_a_code_of_its_own(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("held");
+        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
+        sandbox.overwrite("bad", b"nonsense");
+        sandbox.file("files/plain", "");
+        let code = |words: &[&str]| sandbox.csalock(words).capture().code.unwrap() as u8;
+        let mut found = BTreeMap::new();
+        for (exit, words) in [
+            (Exit::Done, &["run", "x", "true"][..]),
+            (Exit::Usage, &["lock"]),
+            (Exit::Corrupt, &["lock", "bad"]),
+            (Exit::Unreachable, &["lock", "--store", "dir:/none/none", "x"]),
+            (Exit::Busy, &["lock", "-n", "held"]),
+            (Exit::Stale, &["lock", "--fail-on-stale", "dead"]),
+            (Exit::NotHeld, &["unlock", "x"]),
+            (Exit::NotOwner, &["unlock", "held"]),
+            (Exit::Deadlock, &["run", "x", "csalock", "run", "x", "true"]),
+            (Exit::Lost, &["run", "--ttl", "100ms", "x", "sleep", "60"]),
+            (Exit::MaxHold, &["run", "--max-hold", "50ms", "x", "sleep", "60"]),
+            (Exit::CannotExecute, &["run", "x", "./plain"]),
+            (Exit::NotFound, &["run", "x", "./none"]),
+        ] {
+            assert_eq!(code(words), exit.code(), "{words:?}");
+            assert_eq!(found.insert(exit.code(), words), None);
+        }
+    }
+
+    fn busy_is_told_from_out_of_reach_and_from_the_commands_own(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        wait_until("it is held", || sandbox.state("x") == "held");
+        let busy = sandbox.csalock(["run", "-n", "x", "true"]).capture();
+        assert_eq!((busy.code, busy.stderr.is_empty()), (Some(75), false));
+        let own = sandbox.csalock(["run", "-n", "y", "dash", "-c", "exit 75"]).capture();
+        assert_eq!((own.code, own.stderr.as_str()), (Some(75), ""));
+        assert_eq!(sandbox.csalock(["run", "-nE200", "x", "true"]).capture().code, Some(200));
+    }
+
+    fn help_and_version_are_done(sandbox: &Sandbox) {
+        let version = format!("csalock {}\n", env!("CARGO_PKG_VERSION"));
+        sandbox.csalock(["--version"]).stdout(version).run();
+        for words in [&["--help"][..], &["-h"], &["lock", "--help"], &["run", "-h"], &["run-with-lock", "--help"]] {
+            let done = sandbox.csalock(words).capture();
+            assert!(done.code == Some(0) && done.stdout.contains("Usage: csalock") && done.stderr.is_empty(), "{done:?}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! `csalock gc`: removes what the dead left, and nothing else.
+
+use crate::sandbox::Sandbox;
+
+const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: dash -c csalock lock \
+                    dead; :, who died without giving it back\n";
+
+on_every_store! {
+    fn it_removes_what_the_dead_left_and_says_so(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("held");
+        sandbox.csalock(["lock", "--forever", "permanent"]).stdout("HANDLE\n").run();
+        sandbox.script("dash", "csalock lock --forever outlived; :").stdout("HANDLE\n").run();
+        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        let before = sandbox.listing("store");
+        sandbox.csalock(["gc", "--dry-run"]).stdout(DIED).run();
+        assert_eq!(sandbox.listing("store"), before);
+        sandbox.csalock(["gc"]).stdout(DIED).run();
+        sandbox.csalock(["gc"]).run();
+        for (name, state) in [("held", "held"), ("permanent", "held"), ("outlived", "held"), ("dead", "free")] {
+            assert_eq!(sandbox.state(name), state, "{name}");
+        }
+    }
+
+    fn it_removes_dead_waiters(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        let waiter = sandbox.waiter("x", "true");
+        sandbox.edit("x", |record| record.waiters[0].process.start += 1);
+        let living = sandbox.waiters("x").len();
+        sandbox.csalock(["gc", "--dry-run"]).stdout("x: waiters that died\n").run();
+        sandbox.csalock(["gc"]).stdout("x: waiters that died\n").run();
+        assert_eq!((living, sandbox.state("x").as_str()), (1, "held"));
+        drop(waiter);
+    }
+
+    fn it_hands_over_what_it_frees(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
+        sandbox.csalock(["gc"]).capture();
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn its_json_lists_what_was_removed(sandbox: &Sandbox) {
+        sandbox.csalock(["gc", "--json"]).stdout("[]\n").run();
+        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        let found: serde_json::Value = serde_json::from_str(&sandbox.csalock(["gc", "--json"]).capture().stdout).unwrap();
+        assert_eq!((&found[0]["name"], &found[0]["outcome"]), (&"dead".into(), &"removed".into()));
+        assert_eq!(found[0]["holders"][0]["alive"], "no");
+    }
+
+    fn on_a_store_that_is_not_there_it_does_nothing(sandbox: &Sandbox) {
+        sandbox.csalock(["gc"]).run();
+        assert!(!sandbox.store_path().exists());
+    }
+}

@@ -1,0 +1,78 @@
+//! Nothing is left of a lock that was given back: no file, no row, no directory.
+
+use std::sync::Arc;
+
+use csalock::engine::{Applicant, Engine, Patience, Taken};
+use csalock::host::{Host, Unix};
+use csalock::lock::{Ask, Outcome, Party, Share, Tenure};
+
+use crate::sandbox::Sandbox;
+
+/// What a store weighs: paths and sizes, without contents and times.
+fn weight(sandbox: &Sandbox) -> Vec<String> {
+    // The highest token is part of a file's name in one store, and of no account.
+    let plain = |line: String| line.split(' ').take(3).collect::<Vec<_>>().join(" ");
+    let counted = |line: String| line.trim_end_matches(|char: char| char.is_ascii_digit() || char == ' ').to_string();
+    let mut lines: Vec<String> = sandbox
+        .listing("store")
+        .into_iter()
+        .map(plain)
+        .map(|line| line.split_once("/token.").map_or(line.clone(), |(before, _)| counted(before.to_string())))
+        .collect();
+    lines.extend(sandbox.listing("store-journal"));
+    lines.retain(|line| !line.is_empty());
+    lines
+}
+
+on_every_store! {
+    fn ten_thousand_take_and_give_backs_leave_the_store_as_it_was(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let before = weight(sandbox);
+        let host = Arc::new(Unix::new());
+        let engine = Engine::new(sandbox.open(), host.clone());
+        let process = host.this_process().unwrap();
+        let party = Party {
+            home: host.home().unwrap(), owners: vec![process], host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
+        };
+        for round in 0..10_000 {
+            let name = format!("lock {}", round % 100);
+            let handle = engine.new_handle().unwrap();
+            let applicant = Applicant {
+                handle: handle.clone(), share: Share::Exclusive, party: party.clone(), process, outlived: false, yields: false,
+                tenure: Tenure::OwnerLives, slots: None, refuse_stale: false, carried: None,
+            };
+            let taken = engine.take(name.as_bytes(), &applicant, &Patience::NONE, None, &mut |_| {}).unwrap();
+            assert!(matches!(taken, Taken::Answer(Outcome::Granted(..))), "{round} {taken:?}");
+            let claimant = engine.claimant(Some(handle.proof()), Vec::new()).unwrap();
+            let given_back = engine.settle(name.as_bytes(), &Ask::Release(claimant)).unwrap();
+            assert!(matches!(given_back, Outcome::Released(_)), "{round} {given_back:?}");
+        }
+        assert_eq!(weight(sandbox), before);
+        sandbox.csalock(["status"]).run();
+    }
+
+    fn hundreds_of_commands_leave_the_store_as_it_was(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let before = weight(sandbox);
+        let script = "i=0; while [ $i -lt 200 ]; do i=$((i + 1)); csalock run $i true; csalock lock $i >/dev/null; csalock unlock $i; \
+                      csalock run -F $i true; csalock run -n $i true; done";
+        sandbox.script("dash", script).run();
+        sandbox.csalock(["gc"]).capture();
+        assert_eq!(weight(sandbox), before);
+    }
+
+    fn waiting_and_giving_up_leave_the_store_as_it_was(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let before = weight(sandbox);
+        for _ in 0..10 {
+            let mut holder = sandbox.holder("x");
+            let killed = &mut sandbox.waiter("x", "true");
+            killed.kill();
+            assert_eq!(sandbox.csalock(["run", "-w", "10ms", "x", "true"]).capture().code, Some(75));
+            let waiter = sandbox.csalock(["run", "-w", "inf", "x", "true"]).spawn();
+            holder.release();
+            assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
+        }
+        assert_eq!(weight(sandbox), before);
+    }
+}

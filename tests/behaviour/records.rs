@@ -1,0 +1,88 @@
+//! Records that make no sense: never "free", never "busy for ever", and never touched but by force.
+
+use crate::sandbox::Sandbox;
+
+const COMMANDS: [&[&str]; 7] = [
+    &["lock", "x"],
+    &["unlock", "x"],
+    &["unlock", "--all"],
+    &["run", "x", "touch", "ran"],
+    &["run", "-F", "x", "touch", "ran"],
+    &["status", "x"],
+    &["renew", "--ttl", "1s", "x"],
+];
+
+/// A good record's bytes.
+fn good(sandbox: &Sandbox) -> Vec<u8> {
+    sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+    // A swap, so that nothing that only a record's first version has is taken for granted.
+    sandbox.csalock(["renew", "--ttl", "1h", "x"]).run();
+    sandbox.open().read(b"x").unwrap().unwrap().body
+}
+
+#[track_caller]
+fn is_refused_until_forced(sandbox: &Sandbox, body: &[u8], why: &str) {
+    sandbox.overwrite("x", body);
+    let before = sandbox.listing("store");
+    for words in COMMANDS {
+        let done = sandbox.csalock(words).capture();
+        let passed_over = words == ["unlock", "--all"];
+        assert!(done.code == Some(65) || passed_over && done.code == Some(0), "{words:?} {why}: {done:?}");
+        assert!(done.stdout.is_empty() || words[0] == "status", "{words:?} {done:?}");
+        let place = sandbox.store_path().display().to_string();
+        assert!(done.stderr.contains(&place) && done.stderr.contains(why), "{words:?}: {}", done.stderr);
+        assert!(
+            done.stderr.contains("csalock unlock --force") || done.stderr.contains("use the csalock that wrote it"),
+            "{}",
+            done.stderr
+        );
+    }
+    assert_eq!(sandbox.csalock(["status"]).capture().code, Some(65));
+    assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(65));
+    assert_eq!(sandbox.listing("store"), before);
+    sandbox.csalock(["run", "other", "true"]).run();
+    sandbox.csalock(["unlock", "--force", "x"]).stdout("x: its record was unreadable\n").run();
+    sandbox.csalock(["run", "-n", "x", "true"]).run();
+    assert!(!sandbox.path("files/ran").exists());
+}
+
+on_every_store! {
+    fn a_record_that_was_cut_short(sandbox: &Sandbox) {
+        let good = good(sandbox);
+        for length in [0, 1, 9, 10, 11, good.len() / 2, good.len() - 1] {
+            is_refused_until_forced(sandbox, &good[..length], "is unreadable");
+        }
+    }
+
+    fn a_record_with_a_bit_turned(sandbox: &Sandbox) {
+        let good = good(sandbox);
+        for at in [0, 12, good.len() / 3, good.len() / 2, good.len() - 3] {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            is_refused_until_forced(sandbox, &bad, "is unreadable");
+        }
+    }
+
+    fn a_record_that_is_garbage(sandbox: &Sandbox) {
+        good(sandbox);
+        for garbage in [&b"\0\0\0\0"[..], b"\xff\xfe", b"hello\n", &[b'x'; 100_000], b"csalock 1\n", b"csalock 1\nsum 0\n"] {
+            is_refused_until_forced(sandbox, garbage, "is unreadable");
+        }
+    }
+
+    fn a_record_from_the_future(sandbox: &Sandbox) {
+        let good = String::from_utf8(good(sandbox)).unwrap();
+        is_refused_until_forced(sandbox, good.replace("csalock 1\n", "csalock 2\n").as_bytes(), "its format is 2");
+    }
+
+    fn a_record_of_another_name(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "--forever", "y"]).stdout("HANDLE\n").run();
+        let of_y = sandbox.open().read(b"y").unwrap().unwrap().body;
+        sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+        sandbox.overwrite("x", &of_y);
+        for words in [&["lock", "-n", "x"][..], &["unlock", "x"], &["status", "x"]] {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!(done.code, Some(65), "{done:?}");
+        }
+    }
+}
