@@ -8,7 +8,7 @@
 //! STORE/nightly/rec.IDENT           its bytes, never changed
 //! STORE/backup/born.16.IDENT        the record of "backup" was never changed: its bytes are in here
 //! STORE/.work/token.17              the highest version number of any record that was removed
-//! STORE/.work/new.IDENT/            a record about to be born
+//! STORE/.work/.new.IDENT/           a record about to be born
 //! STORE/.work/rest.nightly          the record of "nightly" may rest where it is
 //! ```
 //!

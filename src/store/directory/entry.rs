@@ -124,7 +124,7 @@ impl<'a> Entry<'a> {
     #[expect(clippy::option_option, reason = "a failed try and a missing store are two answers")]
     pub(super) fn give_birth(&'a self, embryo: &Pointer, body: &[u8]) -> Result<Option<Option<Look<'a>>>> {
         let failed = self.failed("create the record");
-        let draft = format!("new.{}", embryo.ident.text());
+        let draft = format!(".new.{}", embryo.ident.text());
         let drafts = match self.root.drafts() {
             Ok(drafts) => drafts,
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(None),

@@ -24,6 +24,9 @@ use crate::store::{Layout, Reach};
 /// Drafts and tokens are in here. No record's directory begins with a dot.
 const WORK: &str = ".work";
 
+/// What a draft is renamed to that is being removed.
+const DEAD: &[u8] = b".dead";
+
 /// A draft that is older than this was left by somebody who died.
 const DRAFT_LASTS: Duration = Duration::from_secs(60);
 
@@ -163,8 +166,12 @@ impl Root {
         tokens::fresh_time(drafts, self.file_mode).map_err(failed)
     }
 
-    /// Whether the directory was removed under us. Opening it anew makes an NFS client ask the server.
+    /// Whether the directory, or the one we work in, was removed under us. Opening it anew makes an NFS client ask the
+    /// server.
     pub(super) fn is_gone(&self) -> bool {
+        if self.work.get().is_some_and(|work| fstat(work).map_or(true, |found| found.st_nlink == 0)) {
+            return true;
+        }
         match sys::open_directory(&self.directory, ".") {
             Ok(fresh) => fstat(&fresh).map_or(true, |found| found.st_nlink == 0),
             Err(errno) => matches!(errno, Errno::ENOENT | Errno::ESTALE),
@@ -179,7 +186,7 @@ impl Root {
             opened => opened.map_err(failed)?,
         };
         sys::each_name::<Failed>(fresh, &mut |name| {
-            if name.starts_with(b".") || (self.layout == Layout::Beside && is_draft(name)) {
+            if name.starts_with(b".") {
                 return Ok(());
             }
             visit(name).map_err(Failed::Visit)
@@ -223,9 +230,11 @@ impl Root {
         let fresh = sys::open_directory(&self.directory, place).map_err(failed)?;
         for draft in old.iter().filter(|_| !dry_run) {
             // Under another name its maker, should it still live, cannot put it in place half-removed.
-            let mine = [b"dead.", draft.as_slice()].concat();
-            let renamed = sys::rename(&fresh, &String::from_utf8_lossy(draft), &fresh, sys::os(&mine));
-            entry::discard_draft(&fresh, sys::os(if renamed.is_ok() { &mine } else { draft }));
+            let mine = if draft.starts_with(DEAD) { draft.clone() } else { [DEAD, draft.as_slice()].concat() };
+            if mine == *draft || sys::rename(&fresh, &String::from_utf8_lossy(draft), &fresh, sys::os(&mine)).is_ok() {
+                let _ = sys::remove_file(&fresh, sys::os(&mine));
+                entry::discard_draft(&fresh, sys::os(&mine));
+            }
         }
         Ok(old.len() as u64)
     }
@@ -237,7 +246,7 @@ impl Root {
 }
 
 fn is_draft(name: &[u8]) -> bool {
-    name.starts_with(b"new.") && name.len() == 28 || name.starts_with(b"dead.new.")
+    [&b".new."[..], b".clock.", DEAD].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Makes `.csalock` with the mode and the group of the directory that it is in.

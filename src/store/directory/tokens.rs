@@ -51,7 +51,7 @@ pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Er
         Err(_) => {
             let mut random = [0; 8];
             getrandom::fill(&mut random).map_err(|_| Errno::EIO)?;
-            let name = format!("clock.{:016x}", u64::from_be_bytes(random));
+            let name = format!(".clock.{:016x}", u64::from_be_bytes(random));
             let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
             let file = nix::fcntl::openat(directory, name.as_str(), flags, mode)?;
             let stat = fstat(&file);

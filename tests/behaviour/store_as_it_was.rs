@@ -1,0 +1,166 @@
+//! However often locks are taken and given back, the store is as it was: no file, row or directory more.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use csalock::Locks;
+
+use crate::sandbox::{Job, Sandbox, wait_until};
+
+/// So often within this process, and so often by the program.
+const ROUNDS: usize = 10_000;
+const RUNS: usize = 300;
+
+/// Those who contend, so that records are changed as well as born and removed.
+const SHELLS: usize = 6;
+
+/// Every path below, with the number of the last token left out, for that one rises.
+fn paths(place: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut left = vec![place.to_path_buf()];
+    while let Some(path) = left.pop() {
+        let file = path.file_name().unwrap().to_string_lossy().into_owned();
+        let shown = if file.starts_with("token.") { path.with_file_name("token.N") } else { path.clone() };
+        assert!(found.insert(shown.display().to_string()), "two of {}", shown.display());
+        if path.is_dir() {
+            left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    found
+}
+
+/// What the store is made of: its files and directories, or the rows of its database and the pages that these fill.
+fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
+    if sandbox.is_directory() {
+        return paths(&sandbox.store_path());
+    }
+    let database = rusqlite::Connection::open(sandbox.store_path()).unwrap();
+    let mut rows = database.prepare("SELECT hex(name) FROM records_1").unwrap();
+    let names = rows.query_map([], |row| row.get::<_, String>(0)).unwrap();
+    let mut found: BTreeSet<String> = names.map(|name| format!("row {}", name.unwrap())).collect();
+    let pages: i64 = database.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+    found.insert(format!("{pages} pages"));
+    found.extend(paths(&sandbox.path("")));
+    found
+}
+
+/// Makes the store what it is when it was used once: with one lock that is held all the while, and one that came and went.
+fn used_once(sandbox: &Sandbox) -> Job {
+    let neighbour = sandbox.holder("neighbour");
+    sandbox.csalock(["run", "x", "true"]).run();
+    neighbour
+}
+
+fn neighbour(sandbox: &Sandbox) -> Vec<u8> {
+    sandbox.open().read(b"neighbour").unwrap().unwrap().body
+}
+
+fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
+    let job = used_once(sandbox);
+    let (before, held) = (makeup(sandbox), neighbour(sandbox));
+    let locks = Locks::open(&sandbox.store()).unwrap();
+    let mut last = 0;
+    for round in 0..ROUNDS {
+        let guard = locks.take(&name(round), Duration::ZERO).unwrap().unwrap();
+        assert!(guard.token() > last, "round {round}: token {} after {last}", guard.token());
+        last = guard.token();
+        assert!(guard.give_back().unwrap(), "round {round}");
+    }
+    drop(locks);
+    assert_eq!(makeup(sandbox), before);
+    assert_eq!(neighbour(sandbox), held);
+    assert_eq!(job.wait().code, Some(0));
+}
+
+/// Runs the program once, with these options before the name, and says which token the command was told.
+fn token_of_run(sandbox: &Sandbox, options: &[&str], name: &str) -> u64 {
+    let words = ["run"].iter().chain(options).chain(&[name, "dash", "-c", "echo $CSALOCK_TOKEN"]);
+    sandbox.csalock(words).capture().line().parse().unwrap()
+}
+
+on_every_store! {
+    fn ten_thousand_times_the_same_name(sandbox: &Sandbox) {
+        take_and_give_back(sandbox, |_| "x".to_string());
+    }
+
+    fn ten_thousand_names_once_each(sandbox: &Sandbox) {
+        take_and_give_back(sandbox, |round| format!("name {round}"));
+    }
+
+    fn three_hundred_runs(sandbox: &Sandbox) {
+        let job = used_once(sandbox);
+        let (before, held) = (makeup(sandbox), neighbour(sandbox));
+        let mut last = 0;
+        for round in 0..RUNS {
+            let name = if round % 2 == 0 { "x".to_string() } else { format!("name {round}") };
+            // A lease that is set is another record than one without, and so is one that was never let to run.
+            let options = [&[][..], &["-F"], &["--ttl", "1h"]][round % 3];
+            let token = token_of_run(sandbox, options, &name);
+            assert!(token > last, "round {round}: token {token} after {last}");
+            last = token;
+            if options == ["-F"] {
+                // Nobody gives it back: the next one, or the sweeper, finds that its holder has gone.
+                sandbox.csalock(["gc"]).capture();
+            }
+        }
+        assert_eq!(makeup(sandbox), before);
+        assert_eq!(neighbour(sandbox), held);
+        assert_eq!(job.wait().code, Some(0));
+    }
+
+    fn many_at_once_who_wait_for_each_other(sandbox: &Sandbox) {
+        let job = used_once(sandbox);
+        let (before, held) = (makeup(sandbox), neighbour(sandbox));
+        let rounds = RUNS / SHELLS;
+        let script = format!(
+            "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); \
+             csalock run -w inf x dash -c 'echo $CSALOCK_TOKEN >> tokens' || exit 1; done"
+        );
+        let shells: Vec<Job> = (0..SHELLS).map(|_| sandbox.script("dash", &script).spawn()).collect();
+        for shell in shells {
+            let done = shell.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+        }
+        let tokens: Vec<u64> = sandbox.read("files/tokens").lines().map(|line| line.parse().unwrap()).collect();
+        assert_eq!(tokens.len(), rounds * SHELLS);
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+        std::fs::remove_file(sandbox.path("files/tokens")).unwrap();
+        assert_eq!(makeup(sandbox), before);
+        assert_eq!(neighbour(sandbox), held);
+        assert_eq!(job.wait().code, Some(0));
+    }
+
+    fn those_who_gave_up_and_those_who_were_killed(sandbox: &Sandbox) {
+        let job = used_once(sandbox);
+        let before = makeup(sandbox);
+        for _ in 0..20 {
+            let mut holder = sandbox.holder("x");
+            assert_eq!(sandbox.csalock(["run", "-w", "5ms", "x", "true"]).capture().code, Some(75));
+            let mut waiter = sandbox.csalock(["lock", "-w", "inf", "--pid", &holder.pid().to_string(), "x"]).spawn();
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            waiter.kill();
+            holder.release();
+            assert_eq!(holder.wait().code, Some(0));
+        }
+        assert_eq!(makeup(sandbox), before);
+        assert_eq!(job.wait().code, Some(0));
+    }
+}
+
+#[test]
+fn what_stands_beside_a_file_goes_away_with_the_last_lock() {
+    let sandbox = Sandbox::new("dir:");
+    sandbox.file("files/data", "");
+    let before = paths(&sandbox.path(""));
+    let mut last = 0;
+    for round in 0..RUNS / 3 {
+        let name = if round % 2 == 0 { "./data" } else { "./none yet" };
+        let script = "echo $CSALOCK_TOKEN; test -d .csalock";
+        let done = sandbox.csalock(["run", name, "dash", "-c", script]).without("CSALOCK_STORE").capture();
+        let token: u64 = done.line().parse().unwrap();
+        assert!(token > last, "round {round}: token {token} after {last}");
+        last = token;
+    }
+    assert_eq!(paths(&sandbox.path("")), before);
+}

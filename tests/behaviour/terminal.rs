@@ -1,0 +1,260 @@
+//! On a real terminal: job control, the keyboard's signals, and who is told what.
+//!
+//! script(1) makes the terminal: what a test tells it is typed, what the terminal shows is what it prints. Typed lines are
+//! echoed, so whatever is waited for is typed with quotes in the middle of it.
+
+use crate::sandbox::{Job, Sandbox, has, proc, wait_until};
+
+const CTRL_C: &str = "\x03";
+const CTRL_D: &str = "\x04";
+const CTRL_Z: &str = "\x1a";
+const CTRL_BACKSLASH: &str = "\x1c";
+
+/// A terminal on which this runs; `None`, and a word about it, where there is no script(1).
+fn terminal(sandbox: &Sandbox, command: &str) -> Option<Job> {
+    has("script").then(|| {
+        let words = ["-q", "-e", "-f", "-c", command, "/dev/null"];
+        sandbox.call("script", words).env("PS1", "ready> ").env("SHELL", "/bin/sh").spawn()
+    })
+}
+
+/// An interactive bash on a terminal of its own.
+fn bash(sandbox: &Sandbox) -> Option<Job> {
+    let mut shell = terminal(sandbox, "ulimit -c 0; exec bash --norc --noprofile -i")?;
+    shows(&mut shell, "ready> ");
+    Some(shell)
+}
+
+fn shows(terminal: &mut Job, text: &str) {
+    wait_until(&format!("the terminal shows {text:?}"), || {
+        if terminal.has_ended() && !terminal.printed().contains(text) {
+            panic!("the terminal is gone without {text:?}: {:?}", terminal.printed());
+        }
+        terminal.printed().contains(text)
+    });
+}
+
+/// The status that bash has for what ended last.
+fn status(shell: &mut Job) -> String {
+    let before = shell.printed().len();
+    shell.tell("echo 'sta''tus' $? 'of'' it'");
+    wait_until("bash tells the status", || shell.printed()[before..].contains("of it\r\n"));
+    let said = shell.printed()[before..].to_string();
+    let told = said.rsplit_once("status ").unwrap().1;
+    told.split_once(" of it").unwrap().0.to_string()
+}
+
+fn times(terminal: &Job, text: &str) -> usize {
+    terminal.printed().matches(text).count()
+}
+
+on_every_store! {
+    fn ctrl_c_ends_the_command_and_the_loop_around_it(sandbox: &Sandbox) {
+        for run in ["run", "run -F"] {
+            let Some(mut shell) = bash(sandbox) else { return };
+            shell.tell(&format!("for i in 1 2 3; do csalock {run} x sh -c 'echo run''ning; exec sleep 60'; done"));
+            shows(&mut shell, "running\r\n");
+            wait_until("it is held", || sandbox.state("x") == "held");
+            shell.tell(CTRL_C);
+            assert_eq!(status(&mut shell), "130", "{run}");
+            assert_eq!(times(&shell, "running\r\n"), 1, "{run}: {}", shell.printed());
+            assert_eq!(sandbox.state("x"), "free");
+        }
+    }
+
+    fn wrapper_and_command_die_of_the_signal_itself(sandbox: &Sandbox) {
+        if !has("python3") || !has("script") {
+            return;
+        }
+        let look = "import subprocess,signal,sys\n\
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)\n\
+                    signal.signal(signal.SIGQUIT, signal.SIG_IGN)\n\
+                    back = lambda: [signal.signal(s, signal.SIG_DFL) for s in (signal.SIGINT, signal.SIGQUIT)]\n\
+                    print('ended', subprocess.call(sys.argv[1:], preexec_fn=back), 'so')\n";
+        sandbox.file("files/look.py", look);
+        for (key, signal) in [(CTRL_C, 2), (CTRL_BACKSLASH, 3)] {
+            let command = "ulimit -c 0; exec python3 look.py csalock run x sh -c 'echo running; exec sleep 60'";
+            let mut terminal = terminal(sandbox, command).unwrap();
+            shows(&mut terminal, "running\r\n");
+            terminal.tell(key);
+            shows(&mut terminal, &format!("ended -{signal} so"));
+            assert_eq!(terminal.wait().code, Some(0));
+            assert_eq!(sandbox.state("x"), "free");
+        }
+    }
+
+    fn a_command_that_lives_through_ctrl_c_is_waited_for(sandbox: &Sandbox) {
+        let Some(mut shell) = bash(sandbox) else { return };
+        shell.tell("csalock run x dash -c 'trap \"echo cau\"\"ght\" INT; echo run''ning; read line; read line; echo go''t $line; exit 7'");
+        shows(&mut shell, "running\r\n");
+        shell.tell(CTRL_C);
+        shows(&mut shell, "caught\r\n");
+        assert_eq!(sandbox.state("x"), "held");
+        shell.tell("one");
+        shell.tell("two");
+        shows(&mut shell, "got ");
+        assert_eq!(status(&mut shell), "7");
+        assert_eq!(times(&shell, "caught\r\n"), 1, "once, not also passed on: {}", shell.printed());
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_loop_goes_on_when_the_command_took_ctrl_c_for_itself(sandbox: &Sandbox) {
+        let Some(mut shell) = bash(sandbox) else { return };
+        shell.tell("for i in 1 2; do csalock run x bash -c 'trap \"exit 0\" INT; echo run''ning $0; while :; do sleep 1; done' $i; done");
+        shows(&mut shell, "running 1\r\n");
+        shell.tell(CTRL_C);
+        shows(&mut shell, "running 2\r\n");
+        shell.tell(CTRL_C);
+        assert_eq!(status(&mut shell), "0");
+    }
+
+    fn ctrl_backslash_ends_it_as_well(sandbox: &Sandbox) {
+        let Some(mut shell) = bash(sandbox) else { return };
+        shell.tell("csalock run x sh -c 'echo run''ning; exec sleep 60'");
+        shows(&mut shell, "running\r\n");
+        shell.tell(CTRL_BACKSLASH);
+        assert_eq!(status(&mut shell), "131");
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn ctrl_z_stops_it_and_fg_lets_it_go_on(sandbox: &Sandbox) {
+        for run in ["run", "run -F"] {
+            let Some(mut shell) = bash(sandbox) else { return };
+            shell.tell(&format!("csalock {run} x sh -c 'echo run''ning; cat > got; echo en''ded; exit 3'"));
+            shows(&mut shell, "running\r\n");
+            let command = sandbox.holders("x")[0];
+            shell.tell(CTRL_Z);
+            shows(&mut shell, "Stopped");
+            assert!(matches!(proc::stat(command), Some(('T', _))), "the command is stopped as well");
+            assert_eq!(status(&mut shell), "148");
+            // Stopped is not ended.
+            assert_eq!((sandbox.state("x").as_str(), sandbox.holders("x")), ("held", vec![command]));
+            assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+            shell.tell("fg");
+            wait_until("it goes on", || matches!(proc::stat(command), Some(('S' | 'R', _))));
+            shell.tell("typed");
+            shell.tell(CTRL_D);
+            shows(&mut shell, "ended\r\n");
+            assert_eq!(status(&mut shell), "3", "{run}");
+            assert!(sandbox.read("files/got").contains("typed\n"), "{run}: {:?}", sandbox.read("files/got"));
+            assert_eq!(sandbox.state("x"), "free");
+        }
+    }
+
+    fn ctrl_z_and_bg_and_the_others_have_their_turn(sandbox: &Sandbox) {
+        let Some(mut shell) = bash(sandbox) else { return };
+        shell.tell("csalock run x sh -c 'echo run''ning; while [ ! -e go ]; do sleep 0.01; done; echo en''ded'");
+        shows(&mut shell, "running\r\n");
+        shell.tell(CTRL_Z);
+        shows(&mut shell, "Stopped");
+        let waiter = sandbox.waiter("x", "echo next");
+        shell.tell("bg");
+        sandbox.file("files/go", "");
+        shows(&mut shell, "ended\r\n");
+        assert_eq!(waiter.wait().stdout, "next\n");
+    }
+
+    fn a_wait_can_be_stopped_and_goes_on(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let Some(mut shell) = bash(sandbox) else { return };
+        shell.tell("csalock run -w inf x sh -c 'echo run''ning'");
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        shell.tell(CTRL_Z);
+        shows(&mut shell, "Stopped");
+        assert_eq!(sandbox.waiters("x").len(), 1);
+        shell.tell("fg");
+        holder.release();
+        shows(&mut shell, "running\r\n");
+        assert_eq!(holder.wait().code, Some(0));
+        assert_eq!(status(&mut shell), "0");
+    }
+
+    fn ctrl_c_while_waiting_leaves_the_queue(sandbox: &Sandbox) {
+        let holder = sandbox.holder("x");
+        let before = sandbox.sight("x");
+        for words in ["run -w inf x touch ran", "run -F -w inf x touch ran", "lock -w inf x"] {
+            let Some(mut shell) = bash(sandbox) else { return };
+            shell.tell(&format!("for i in 1 2 3; do echo try; csalock {words}; done"));
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            shell.tell(CTRL_C);
+            assert_eq!(status(&mut shell), "130", "{words}");
+            assert_eq!(times(&shell, "\ntry\r\n"), 1, "{words}: the loop ends: {}", shell.printed());
+            assert_eq!(sandbox.sight("x"), before, "{words}");
+        }
+        assert!(!sandbox.path("files/ran").exists());
+        assert_eq!(holder.wait().code, Some(0));
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn the_command_has_the_terminal(sandbox: &Sandbox) {
+        for run in ["run", "run -F"] {
+            let Some(mut shell) = bash(sandbox) else { return };
+            let look = "test -t 0 && test -t 1 && test -t 2 && read -r line && echo go''t \"$line\"; \
+                        read -r line < /dev/tty; echo an''d \"$line\"; \
+                        set -- $(ps -o pgid=,tpgid= -p $$); test $1 = $2 && echo in fro''nt";
+            shell.tell(&format!("csalock {run} x dash -c '{look}'"));
+            wait_until("it runs", || sandbox.state("x") == "held");
+            shell.tell("typed words");
+            shows(&mut shell, "got typed words\r\n");
+            shell.tell("more");
+            shows(&mut shell, "and more\r\n");
+            shows(&mut shell, "in front\r\n");
+            assert_eq!(status(&mut shell), "0", "{run}");
+        }
+    }
+
+    fn a_wait_is_told_once_and_to_a_terminal_only(sandbox: &Sandbox) {
+        let waiting = "csalock: waiting for lock x: pid ";
+        for words in ["run -w inf x true", "run -F -w inf x true", "lock -w inf --ttl 1ms x"] {
+            let mut holder = sandbox.holder("x");
+            let Some(mut shell) = bash(sandbox) else { return };
+            let mut before_us = sandbox.waiter("x", "true");
+            let parked = sandbox.waiters("x")[0];
+            shell.tell(&format!("csalock {words}; echo 'do''ne'"));
+            wait_until("it waits", || sandbox.waiters("x").len() == 2);
+            shows(&mut shell, waiting);
+            shows(&mut shell, &format!("{waiting}{} on ", sandbox.holders("x")[0]));
+            // It looks again when the one before it is gone, and says no more.
+            before_us.kill();
+            wait_until("the one before is gone", || !proc::lives(parked) && sandbox.waiters("x").len() == 1);
+            holder.release();
+            shows(&mut shell, "done\r\n");
+            assert_eq!(times(&shell, "csalock: "), 1, "{words}: {}", shell.printed());
+            assert_eq!(holder.wait().code, Some(0));
+            wait_until("it is free again", || sandbox.state("x") != "held");
+        }
+    }
+
+    fn a_wait_is_not_told_to_a_file_nor_where_quiet_was_asked_for(sandbox: &Sandbox) {
+        for words in ["run -w inf x true 2> said", "run -q -w inf x true", "lock -q -w inf x | cat"] {
+            let mut holder = sandbox.holder("x");
+            let Some(mut shell) = bash(sandbox) else { return };
+            shell.tell(&format!("csalock {words}; echo 'do''ne'"));
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            holder.release();
+            shows(&mut shell, "done\r\n");
+            assert_eq!((times(&shell, "waiting for"), sandbox.read("files/said").as_str()), (0, ""), "{words}");
+            assert_eq!(holder.wait().code, Some(0));
+            shell.tell("csalock unlock -q x");
+            wait_until("it is free again", || sandbox.state("x") == "free");
+        }
+    }
+
+    fn a_terminal_that_goes_away_ends_the_command(sandbox: &Sandbox) {
+        // In a shell of its own, and as the first process of the terminal, as `ssh -t HOST csalock run ...` has it.
+        for command in ["csalock run x sleep 60; exit 3", "exec csalock run x sleep 60", "exec csalock run -F x sleep 60"] {
+            let Some(mut terminal) = terminal(sandbox, command) else { return };
+            wait_until("it is held", || sandbox.state("x") == "held");
+            let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
+            terminal.kill();
+            let ended = std::panic::catch_unwind(|| {
+                wait_until("the command has ended", || !proc::lives(command.as_raw()));
+            });
+            if ended.is_err() {
+                let _ = nix::sys::signal::kill(command, nix::sys::signal::Signal::SIGKILL);
+            }
+            assert!(ended.is_ok(), "nobody told the command that the terminal is gone");
+            wait_until("it is free", || sandbox.state("x") == "free");
+        }
+    }
+}
