@@ -200,8 +200,10 @@ impl Plan {
 
 impl Becoming {
     /// From now on, until it becomes the command, the process ends when its guardian does.
-    pub fn depend_on_guardian(&self) {
-        let _ = set_pdeathsig(Signal::SIGTERM);
+    pub fn depend_on_guardian(&self, inherited: Inherited) {
+        // By SIGTERM we leave the queue in good order. Where that is ignored, whoever serves the queue passes the dead over.
+        let gentle = !inherited.ignored(Signal::SIGTERM);
+        let _ = set_pdeathsig(if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
         if getppid() != self.guardian {
             // It was gone before we asked to be told.
             die_of(Signal::SIGKILL);

@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::time::TimeSpec;
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
+use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
 use super::Report;
 use crate::error::{Error, Result};
@@ -80,12 +80,9 @@ impl Running {
         let mut of_terminal = None;
         loop {
             if let Some(status) = self.ended()? {
-                let of_terminal = match status {
-                    WaitStatus::Signaled(_, signal, _) => of_terminal.filter(|came| *came == signal),
-                    _ => None,
-                };
+                let of_terminal = of_terminal.filter(|came| status.terminating_signal() == Some(*came as i32));
                 let told = self.told().or(told);
-                return Ok(Ended { told, exit: exit_of(status), of_terminal, stopped });
+                return Ok(Ended { told, exit: exit_of(&status), of_terminal, stopped });
             }
             if let Some(ask) = ask_limits
                 && told.is_none()
@@ -143,12 +140,13 @@ impl Running {
 
     /// How it ended, if it has. It stays a zombie: as long as it is one, others see that we are about to give back, and do
     /// not take its lock for one that a dead owner left behind.
-    fn ended(&self) -> Result<Option<WaitStatus>> {
-        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        match waitid(Id::Pid(self.pid), flags) {
-            Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => Ok(None),
-            Ok(status) => Ok(Some(status)),
-            Err(errno) => Err(Error::new(Exit::System, format!("cannot wait for the command: {}", errno.desc()), "")),
+    fn ended(&self) -> Result<Option<WaitIdStatus>> {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let pid = rustix::process::Pid::from_raw(self.pid.as_raw());
+        match pid.map_or(Err(rustix::io::Errno::CHILD), |pid| waitid(WaitId::Pid(pid), options)) {
+            Err(rustix::io::Errno::INTR) => Ok(None),
+            Ok(status) => Ok(status),
+            Err(errno) => Err(Error::new(Exit::System, format!("cannot wait for the command: {errno}"), "")),
         }
     }
 }
@@ -164,10 +162,10 @@ fn wait(signals: &Signals, hear: Option<BorrowedFd<'_>>, at_most: Option<Duratio
     }
 }
 
-fn exit_of(status: WaitStatus) -> Exit {
-    match status {
-        WaitStatus::Exited(_, code) => Exit::Chosen(code as u8),
-        WaitStatus::Signaled(_, signal, _) => Exit::signalled(signal as i32),
-        _ => Exit::Bug,
+fn exit_of(status: &WaitIdStatus) -> Exit {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Chosen(code as u8),
+        (None, Some(signal)) => Exit::signalled(signal),
+        (None, None) => Exit::Bug,
     }
 }

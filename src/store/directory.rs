@@ -51,6 +51,7 @@ use nix::errno::Errno;
 
 use self::entry::Entry;
 use self::pointer::{Ident, Pointer, Stage};
+use self::rest::Rest;
 use self::root::Root;
 use super::{Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
@@ -186,7 +187,7 @@ impl Directory {
                 Ok(Some(swap))
             }
             None if pointer.stage == Stage::End => Ok(Some(NOTHING_TO_DO)),
-            None if root.may_rest(&entry, &self.path)? => {
+            None if self.may_rest(root, &entry)? => {
                 let end = Pointer { stage: Stage::End, ..pointer };
                 let ended = look.advance(&pointer, &end)?;
                 if ended {
@@ -211,6 +212,24 @@ impl Directory {
                 Ok(Some(Swap::Stored(end.version())))
             }
         }
+    }
+
+    /// Whether this record may stay as a tombstone; if it takes another one's place, that one is buried.
+    fn may_rest(&self, root: &Root, entry: &Entry<'_>) -> Result<bool> {
+        let instead_of = match root.may_rest(entry, self.host.wall(), &self.path)? {
+            Rest::Yes => return Ok(true),
+            Rest::No => return Ok(false),
+            Rest::InsteadOf(others) => others,
+        };
+        for other in instead_of {
+            let other = Entry::new(root, &self.path, other);
+            if let Some(look) = other.look()?
+                && let Some(end) = look.pointer.filter(|pointer| pointer.stage == Stage::End)
+            {
+                self.bury(root, &look, &end)?;
+            }
+        }
+        Ok(true)
     }
 
     fn birth(&self, root: &Root, entry: &Entry<'_>, body: &[u8]) -> Result<Option<Swap>> {
@@ -347,9 +366,7 @@ impl Store for Directory {
     fn sweep(&self, dry_run: bool) -> Result<u64> {
         let Some(root) = self.existing()? else { return Ok(0) };
         let Some(_alone) = root.sweep_alone() else { return Ok(0) };
-        if !dry_run {
-            root.forget_rest(&self.path)?;
-        }
+        let resting = root.resting(&self.path)?;
         let mut swept = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
         root.each_entry(&self.path, &mut |file_name| {
             let entry = Entry::new(&root, &self.path, file_name.to_vec());
@@ -361,7 +378,8 @@ impl Store for Directory {
                 return Ok(());
             };
             let stage = look.pointer.map(|pointer| pointer.stage);
-            if matches!(stage, Some(Stage::Born | Stage::Cur)) {
+            let rests = stage == Some(Stage::End) && resting.iter().any(|name| name == file_name);
+            if rests || matches!(stage, Some(Stage::Born | Stage::Cur)) {
                 return Ok(());
             }
             swept += 1;

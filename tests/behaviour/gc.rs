@@ -2,7 +2,7 @@
 
 use crate::sandbox::Sandbox;
 
-const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: dash -c csalock lock \
+const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
                     dead; :, who died without giving it back\n";
 
 on_every_store! {

@@ -37,8 +37,7 @@ fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
 on_every_store! {
     fn when_it_is_over_the_next_one_gets_it_and_is_told_from_whom(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "150ms");
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago), until TIME at the \
-                    latest: dash -c csalock lock --ttl 150ms x; cat; :, who let its time run out\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 150ms x; cat; :, who let its time run out\n";
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
@@ -81,8 +80,7 @@ on_every_store! {
     fn what_is_over_can_be_refused(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
-        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago), until TIME at \
-                    the latest: dash -c csalock lock --ttl 50ms x; cat; :, who let its time run out; take it over without \
+        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 50ms x; cat; :, who let its time run out; take it over without \
                     --fail-on-stale, or remove it with `csalock gc`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
     }

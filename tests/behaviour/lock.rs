@@ -49,7 +49,7 @@ on_every_store! {
 
     fn whoever_takes_over_is_told_from_whom(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): \
                     dash -c csalock lock x; :, who died without giving it back\n";
         sandbox.csalock(["lock", "x"]).stdout("HANDLE\n").stderr(said).run();
     }
@@ -89,8 +89,7 @@ on_every_store! {
     fn a_stale_lock_can_be_refused(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
         let before = sandbox.listing("store");
-        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago), while it \
-                    lives: dash -c csalock lock x; :, who died without giving it back; take it over without \
+        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, who died without giving it back; take it over without \
                     --fail-on-stale, or remove it with `csalock gc`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
         sandbox.csalock(["run", "--fail-on-stale", "x", "true"]).status(80).stderr(said).run();

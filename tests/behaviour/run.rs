@@ -158,7 +158,7 @@ on_every_store! {
 
     fn a_lock_that_is_broken_while_the_command_runs_is_lost(sandbox: &Sandbox) {
         let said = "csalock: lost while the command ran: lock x is not held any more: it was held by pid PID on HOST (user \
-                    USER) since TIME (AGE ago), while it lives: cat, who had it broken by --force; take it again with \
+                    USER) since TIME (AGE ago): cat, who had it broken by --force; take it again with \
                     `csalock lock`\n";
         let holder = sandbox.holder("x");
         assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));

@@ -16,9 +16,10 @@ for line in sys.stdin.read().splitlines():
     while wanted not in seen:
         if time.time() > deadline or not select.select([terminal], [], [], 30)[0]:
             sys.exit("waited in vain for %r; saw %r" % (wanted, seen))
-        seen += os.read(terminal, 4096).decode(errors="replace")
-    sys.stdout.write(seen)
-    seen = ""
+        data = os.read(terminal, 4096).decode(errors="replace")
+        sys.stdout.write(data)
+        seen += data
+    seen = seen[seen.index(wanted) + len(wanted):]
     os.write(terminal, typed.encode().decode("unicode_escape").encode())
 try:
     while True:
@@ -42,7 +43,7 @@ on_every_store! {
             return;
         }
         let seen = play(sandbox, &[
-            ("ready> ", "csalock run x dash -c 'echo beg''un; sleep 60'\\n"),
+            ("ready> ", "csalock run x dash -c 'echo beg''un; exec sleep 60'\\n"),
             ("begun", "\\x03"),
             ("ready> ", "echo status=$?; csalock status x >/dev/null; echo held=$?\\n"),
             ("held=81", "exit\\n"),
@@ -55,7 +56,7 @@ on_every_store! {
             return;
         }
         let seen = play(sandbox, &[
-            ("ready> ", "for i in 1 2 3; do csalock run x dash -c 'echo beg''un; sleep 60'; done\\n"),
+            ("ready> ", "for i in 1 2 3; do csalock run x dash -c 'echo beg''un; exec sleep 60'; done\\n"),
             ("begun", "\\x03"),
             ("ready> ", "echo ov''er\\n"),
             ("over", "exit\\n"),
@@ -86,7 +87,7 @@ on_every_store! {
             return;
         }
         play(sandbox, &[
-            ("ready> ", "csalock run x dash -c 'trap \"echo caug\"ht INT; echo beg''un; read a; read b; exit 4'\\n"),
+            ("ready> ", "csalock run x dash -c 'trap \"echo caug\"ht INT; echo beg''un; until read line; do :; done; exit 4'\\n"),
             ("begun", "\\x03"),
             ("caught", "one\\n"),
             ("ready> ", "echo status=$?\\n"),
@@ -101,7 +102,8 @@ on_every_store! {
         let seen = play(sandbox, &[
             ("ready> ", "csalock run x dash -c 'echo beg''un; read line; echo got:$line; exit 5'\\n"),
             ("begun", "\\x1a"),
-            ("Stopped", "csalock status x >/dev/null; echo held=$?\\n"),
+            ("Stopped", ""),
+            ("ready> ", "csalock status x >/dev/null; echo held=$?\\n"),
             ("held=0", "fg\\n"),
             ("csalock run x", "word\\n"),
             ("got:word", "echo status=$?\\n"),

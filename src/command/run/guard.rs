@@ -1,6 +1,6 @@
 //! The process that stays behind, waits for the command's end and gives the lock back.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::time::Duration;
 
 use crate::child::{Ended, Limits, Report, Running, Stop};
@@ -29,8 +29,10 @@ impl Guard<'_> {
         // Asked now, while the command runs, so that giving back need not wait for it.
         let _ = self.world.host.home();
         let began = OnceCell::new();
+        let lease_ends = Cell::new(None);
         let limits = || {
             let (now, left) = (self.world.host.boottime(), self.lease_left());
+            lease_ends.set(self.asked.taking.ttl.map(|_| now + left));
             self.limits(began.get_or_init(|| (now, left)), now + left)
         };
         let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some();
@@ -39,7 +41,7 @@ impl Guard<'_> {
         if let Some(Report::Exit(code)) = ended.told {
             return Ok(Exit::Chosen(code));
         }
-        let lost = ended.told.is_some() && self.give_back();
+        let lost = ended.told.is_some() && self.give_back(lease_ends.get());
         if ended.told.is_none() {
             // It was killed while it waited, or just as it was granted the lock.
             self.clean_up()?;
@@ -47,13 +49,14 @@ impl Guard<'_> {
         Ok(self.exit(&ended, lost))
     }
 
-    /// Gives the lock back. Whether it was lost while the command ran.
-    fn give_back(&self) -> bool {
+    /// Gives the lock back, whose lease, if it had one, was to end there. Whether it was lost while the command ran.
+    fn give_back(&self, lease_ends: Option<Duration>) -> bool {
+        let over = lease_ends.is_some_and(|ends| ends <= self.world.host.boottime());
         let released = self.release();
         let text = match &released {
             Ok((Outcome::Released(_), _)) => return false,
             // The command gave it back itself, or somebody saw its end before we did.
-            Ok((Outcome::NotHeld(None), _)) => return false,
+            Ok((Outcome::NotHeld(None), _)) if !over => return false,
             Ok((Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)), _))
                 if matches!(ending.how, lock::Ended::Died | lock::Ended::Released) =>
             {

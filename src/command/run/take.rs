@@ -38,7 +38,7 @@ impl Take<'_> {
             &self.asked.taking.patience(),
             Some(self.signals.as_fd()),
             &mut |record| {
-                becoming.inspect(|becoming| becoming.depend_on_guardian());
+                becoming.inspect(|becoming| becoming.depend_on_guardian(self.world.inherited));
                 common.tell_waiting(self.target, record, &reporter);
             },
         )?;

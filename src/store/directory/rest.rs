@@ -2,49 +2,68 @@
 //! that name revives it. Most stores see one name again and again, and on a disk making and removing a directory costs more
 //! than all the rest of a lock.
 //!
-//! Which name it is stands in the name of an empty file, `rest.NAME`: that of the first that was given back since the last
-//! sweep. Should two come first at once, then two rest.
+//! Which name it is stands in the name of an empty file, `rest.NAME`. It keeps its place for a minute at least; then the
+//! next that is given back takes it over. Should two come first at once, then two rest.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::stat::Mode;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{Mode, fstatat};
 
 use super::sys;
 
 const PREFIX: &[u8] = b"rest.";
 
-/// Whether the record with this file name is one that may rest.
-pub(super) fn may_rest(work: &OwnedFd, file_name: &OsStr, mode: Mode) -> Result<bool, Errno> {
-    let mut found = false;
-    let mut this_one = false;
-    each(work, &mut |name| {
-        found = true;
-        this_one |= name == file_name.as_bytes();
-    })?;
-    if found {
-        return Ok(this_one);
+/// So long a record that rests keeps its place.
+const AT_LEAST: Duration = Duration::from_secs(60);
+
+/// Whether a record may rest.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    Yes,
+    No,
+    /// It may, and these no longer do.
+    InsteadOf(Vec<Vec<u8>>),
+}
+
+/// Whether the record with this file name may rest, at this time since 1970.
+pub(super) fn may_rest(work: &OwnedFd, file_name: &OsStr, now: Duration, mode: Mode) -> Result<Rest, Errno> {
+    let resting = names(work)?;
+    if resting.iter().any(|name| name == file_name.as_bytes()) {
+        return Ok(Rest::Yes);
     }
-    let name = [PREFIX, file_name.as_bytes()].concat();
-    match sys::create_file(work, &String::from_utf8_lossy(&name), mode, b"") {
-        Err(Errno::EEXIST) | Ok(()) => Ok(true),
+    for name in &resting {
+        let found = fstatat(work, sys::os(&marker(name)), AtFlags::AT_SYMLINK_NOFOLLOW);
+        let since = found.map_or(Duration::ZERO, |found| Duration::from_secs(found.st_mtime.max(0) as u64));
+        if now.saturating_sub(since) < AT_LEAST {
+            return Ok(Rest::No);
+        }
+    }
+    for name in &resting {
+        sys::remove_file(work, sys::os(&marker(name)))?;
+    }
+    match sys::create_file(work, &String::from_utf8_lossy(&marker(file_name.as_bytes())), mode, b"") {
+        Ok(()) | Err(Errno::EEXIST) if resting.is_empty() => Ok(Rest::Yes),
+        Ok(()) | Err(Errno::EEXIST) => Ok(Rest::InsteadOf(resting)),
         Err(errno) => Err(errno),
     }
 }
 
-/// From now on another one may rest.
-pub(super) fn forget(work: &OwnedFd) -> Result<(), Errno> {
+/// The file names of the records that may rest.
+pub(super) fn names(work: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
+    let fresh = sys::open_directory(work, ".")?;
     let mut names = Vec::new();
-    each(work, &mut |name| names.push([PREFIX, name].concat()))?;
-    names.iter().try_for_each(|name| sys::remove_file(work, sys::os(name)))
+    sys::each_name::<Errno>(fresh, &mut |name| {
+        names.extend(name.strip_prefix(PREFIX).map(<[u8]>::to_vec));
+        Ok(())
+    })?;
+    Ok(names)
 }
 
-fn each(work: &OwnedFd, visit: &mut dyn FnMut(&[u8])) -> Result<(), Errno> {
-    let fresh = sys::open_directory(work, ".")?;
-    sys::each_name::<Errno>(fresh, &mut |name| {
-        name.strip_prefix(PREFIX).into_iter().for_each(&mut *visit);
-        Ok(())
-    })
+fn marker(name: &[u8]) -> Vec<u8> {
+    [PREFIX, name].concat()
 }

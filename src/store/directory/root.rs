@@ -13,6 +13,7 @@ use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::sys::statfs::{fstatfs, statfs};
 
 use super::entry::Entry;
+use super::rest::Rest;
 use super::{entry, rest, sys, tokens};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -139,18 +140,18 @@ impl Root {
     }
 
     /// Whether this record may stay as a tombstone when it is removed. Only where nobody else's listing can be stale.
-    pub(super) fn may_rest(&self, entry: &Entry<'_>, path: &Path) -> Result<bool> {
+    pub(super) fn may_rest(&self, entry: &Entry<'_>, now: Duration, path: &Path) -> Result<Rest> {
         if self.layout == Layout::Beside || self.reach == Reach::ManyHosts {
-            return Ok(false);
+            return Ok(Rest::No);
         }
-        self.in_work(path, |work| rest::may_rest(work, entry.file_name(), self.file_mode))
+        self.in_work(path, |work| rest::may_rest(work, entry.file_name(), now, self.file_mode))
     }
 
-    /// Lets another record rest.
-    pub(super) fn forget_rest(&self, path: &Path) -> Result<()> {
+    /// The file names of records that may stay as tombstones.
+    pub(super) fn resting(&self, path: &Path) -> Result<Vec<Vec<u8>>> {
         match self.layout {
-            Layout::Beside => Ok(()),
-            _ => self.in_work(path, rest::forget),
+            Layout::Beside => Ok(Vec::new()),
+            _ => self.in_work(path, rest::names),
         }
     }
 
