@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use csalock::exit::Exit;
 
-use crate::sandbox::{Sandbox, wait_until};
+use crate::sandbox::wait_until;
 
 on_every_store! {
     fn each_outcome_has_a_code_of_its_own(sandbox: &Sandbox) {

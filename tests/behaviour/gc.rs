@@ -1,7 +1,5 @@
 //! `csalock gc`: removes what the dead left, and nothing else.
 
-use crate::sandbox::Sandbox;
-
 const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
                     dead; :, who died without giving it back\n";
 

@@ -2,7 +2,8 @@
 //! Every behaviour is tried on every store.
 
 #![allow(clippy::disallowed_methods, reason = "a test is a process of its own, with clocks and children")]
-#![allow(clippy::print_stderr, reason = "a test that must be skipped says so")]
+#![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "a test that must be skipped says so")]
 
 mod sandbox;
 

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use crate::sandbox::{Sandbox, is_root};
+use crate::sandbox::is_root;
 
 /// Names that a careless store would take for one another, or for a path.
 fn odd_names() -> Vec<Vec<u8>> {

@@ -93,7 +93,11 @@ fn shoot(sandbox: &Sandbox, script: &str) {
             }
         }
     }
-    let all = |signal| members(&jobs).into_iter().for_each(|pid| drop(kill(Pid::from_raw(pid), signal)));
+    let all = |signal| {
+        for pid in members(&jobs) {
+            let _ = kill(Pid::from_raw(pid), signal);
+        }
+    };
     std::fs::write(sandbox.path("files/over"), "").unwrap();
     wait_until("nobody is stopped", || {
         all(Signal::SIGCONT);

@@ -4,7 +4,6 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
 use super::{Job, Sandbox, plain};
@@ -46,11 +45,6 @@ impl<'a> Call<'a> {
         self
     }
 
-    pub(crate) fn current_dir(mut self, directory: impl AsRef<Path>) -> Self {
-        self.command.current_dir(directory);
-        self
-    }
-
     pub(crate) fn user(mut self, uid: u32) -> Self {
         self.command.uid(uid).gid(uid);
         self
@@ -64,12 +58,6 @@ impl<'a> Call<'a> {
     /// The exit code that is expected.
     pub(crate) fn status(mut self, code: i32) -> Self {
         self.code = Some(code);
-        self
-    }
-
-    /// The signal that is expected to end it.
-    pub(crate) fn killed_by(mut self, signal: i32) -> Self {
-        (self.code, self.signal) = (None, Some(signal));
         self
     }
 
