@@ -25,7 +25,8 @@ pub const FORWARDED: [Signal; 6] =
 pub struct Came {
     /// Which one.
     pub signal: Signal,
-    /// It came from the terminal, which sends it to our whole process group, the command included.
+    /// It came from the terminal, which sends it to our whole process group, the command included. (SIGHUP it may send to
+    /// the first process of a session alone.)
     pub from_terminal: bool,
 }
 
@@ -60,7 +61,8 @@ impl Signals {
     pub fn next(&self) -> Option<Came> {
         let info = self.descriptor.read_signal().ok().flatten()?;
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
-        Some(Came { signal, from_terminal: info.ssi_code == libc::SI_KERNEL })
+        let from_terminal = info.ssi_code == libc::SI_KERNEL && signal != Signal::SIGHUP;
+        Some(Came { signal, from_terminal })
     }
 
     /// Gives back to what is about to be executed the mask and dispositions that we were started with.

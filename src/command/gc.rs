@@ -27,9 +27,14 @@ pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
         let all_well = sight.holders.iter().all(std::result::Result::is_ok)
             && sight.waiters.iter().all(|fate| *fate != Fate::Dead)
             && !sight.record.is_free();
-        if !all_well {
-            let endings = if asked.dry_run { would_end(&sight) } else { collect(&engine, &sight.record.name)? };
-            removed.push((sight.record.name, endings));
+        let found = match (all_well, asked.dry_run) {
+            (true, _) => return Ok(()),
+            (false, true) => would_end(&sight),
+            (false, false) => collect(&engine, &sight.record.name)?,
+        };
+        // Where nobody is any more, only the memory of a broken grant may have been left, or somebody was faster.
+        if !found.0.is_empty() || found.1 {
+            removed.push((sight.record.name, found.0));
         }
         Ok(())
     })?;
@@ -56,14 +61,18 @@ pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
     Ok(unreadable.map_or(Exit::Done, |error| error.exit()))
 }
 
-fn would_end(sight: &crate::engine::Sight) -> Vec<Ending> {
+/// The grants that ended, and whether there were waiters that died.
+type Found = (Vec<Ending>, bool);
+
+fn would_end(sight: &crate::engine::Sight) -> Found {
     let ended = sight.record.holders.iter().zip(&sight.holders);
-    ended.filter_map(|(grant, standing)| standing.err().map(|how| Ending { grant: grant.clone(), how })).collect()
+    let endings = ended.filter_map(|(grant, standing)| standing.err().map(|how| Ending { grant: grant.clone(), how }));
+    (endings.collect(), sight.waiters.contains(&Fate::Dead))
 }
 
-fn collect(engine: &Engine, name: &[u8]) -> Result<Vec<Ending>> {
+fn collect(engine: &Engine, name: &[u8]) -> Result<Found> {
     match engine.settle(name, &Ask::Collect)? {
-        Outcome::Collected(endings, _) => Ok(endings),
-        _ => Ok(Vec::new()),
+        Outcome::Collected(endings, dropped) => Ok((endings, !dropped.is_empty())),
+        _ => Ok((Vec::new(), false)),
     }
 }

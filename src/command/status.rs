@@ -19,21 +19,30 @@ struct Page<'a> {
     asked: &'a Status,
     out: std::io::BufWriter<std::io::StdoutLock<'static>>,
     shown: usize,
-    free: usize,
 }
 
 pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
-    let mut page = Page { asked, out: std::io::BufWriter::new(std::io::stdout().lock()), shown: 0, free: 0 };
+    let mut page = Page { asked, out: std::io::BufWriter::new(std::io::stdout().lock()), shown: 0 };
     let mut unreadable: Option<Error> = None;
     let mut patterns: Vec<&[u8]> = Vec::new();
+    let mut all_held = true;
     for typed in &asked.names {
-        let target = world.target(&asked.common, typed)?;
+        let target = match world.target(&asked.common, typed) {
+            Err(error) if glob::is_pattern(typed.as_bytes()) && error.exit() == Exit::Unreachable => {
+                patterns.push(typed.as_bytes());
+                continue;
+            }
+            target => target?,
+        };
         let engine = world.engine(&target.location)?;
         match engine.sight(&target.name) {
             Ok(sight) if glob::is_pattern(typed.as_bytes()) && sight.record.is_free() => {
                 patterns.push(typed.as_bytes());
             }
-            Ok(sight) => page.show(&target.known_as, &sight, &reporter(&engine))?,
+            Ok(sight) => {
+                all_held &= sight.is_held();
+                page.show(&target.known_as, &sight, &reporter(&engine))?;
+            }
             Err(error) if error.exit() == Exit::Corrupt => {
                 asked.common.tell(&error.to_string());
                 unreadable = Some(error);
@@ -44,12 +53,14 @@ pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
     if asked.names.is_empty() || !patterns.is_empty() {
         let engine = world.engine(&world.store(&asked.common)?)?;
         let mut failed: Option<anyhow::Error> = None;
+        let mut found_held = false;
         engine.each_sight(&mut |sight| {
             match sight {
                 Ok(sight) => {
                     let name = sight.record.name.clone();
                     let wanted = patterns.is_empty() || patterns.iter().any(|pattern| glob::matches(pattern, &name));
                     if wanted && failed.is_none() && !sight.record.is_free() {
+                        found_held |= sight.is_held();
                         failed = page.show(&name, &sight, &reporter(&engine)).err();
                     }
                 }
@@ -63,13 +74,13 @@ pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
         if let Some(error) = failed {
             return Err(error);
         }
+        all_held &= found_held || patterns.is_empty();
     }
     page.end()?;
     Ok(match unreadable {
         Some(error) => error.exit(),
-        None if page.free > 0 && patterns.len() < asked.names.len() => Exit::NotHeld,
-        None if page.shown == 0 && !asked.names.is_empty() => Exit::NotHeld,
-        None => Exit::Done,
+        None if all_held => Exit::Done,
+        None => Exit::NotHeld,
     })
 }
 
@@ -91,7 +102,6 @@ impl Page<'_> {
             table(name, sight, reporter, colour, self.shown == 0)
         };
         self.shown += 1;
-        self.free += usize::from(!sight.is_held());
         self.out.write_all(text.as_bytes()).context("cannot write to stdout")
     }
 

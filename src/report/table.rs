@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
 use super::json::{mode, state};
 use super::{Reporter, user};
 use crate::duration::shown as span;
@@ -19,6 +21,9 @@ pub enum Colour {
     No,
 }
 
+/// As wide as any terminal is.
+const WIDTH: usize = 80;
+
 const HEADER: &str = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
 
 /// The lines for one lock, each with its newline. The header is part of them for the first one.
@@ -29,7 +34,7 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, colour: Colour
     }
     let mut shown_name = shown(name);
     if !fits(&shown_name, 14) && (!sight.record.holders.is_empty() || !sight.record.waiters.is_empty()) {
-        let _ = writeln!(text, "{shown_name}");
+        let _ = writeln!(text, "{}", clip(&shown_name, WIDTH));
         shown_name = String::new();
     }
     // Whose end gave the lock back is no holder any more.
@@ -102,18 +107,20 @@ fn line(text: &mut String, name: &str, state: &str, colour: Colour, rest: [&str;
         cell(user, 8),
         cell(since, 6),
         cell(until, 7),
-        clip(what, 80 - HEADER.find("COMMAND").unwrap_or(0)),
+        clip(what, WIDTH - HEADER.find("COMMAND").unwrap_or(0)),
     );
     let _ = writeln!(text, "{}", row.trim_end());
 }
 
 fn fits(text: &str, width: usize) -> bool {
-    text.chars().count() <= width
+    text.width() <= width
 }
 
 /// Exactly so wide.
 fn cell(text: &str, width: usize) -> String {
-    format!("{:width$}", clip(text, width))
+    let clipped = clip(text, width);
+    let rest = width.saturating_sub(clipped.width());
+    format!("{clipped}{:rest$}", "")
 }
 
 /// At most so wide.
@@ -121,5 +128,13 @@ fn clip(text: &str, width: usize) -> String {
     if fits(text, width) {
         return text.to_string();
     }
-    text.chars().take(width.saturating_sub(1)).chain(['~']).collect()
+    let mut clipped = String::new();
+    for char in text.chars() {
+        if clipped.width() + char.width().unwrap_or(0) >= width {
+            break;
+        }
+        clipped.push(char);
+    }
+    clipped.push('~');
+    clipped
 }

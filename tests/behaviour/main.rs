@@ -37,6 +37,8 @@ mod run;
 mod shells;
 mod signals;
 mod status;
+mod store_as_it_was;
 mod storm;
+mod terminal;
 mod tty;
 mod unlock;

@@ -1,6 +1,6 @@
 //! However often locks are taken and given back, the store is as it was: no file, row or directory more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,13 +15,14 @@ const RUNS: usize = 300;
 /// Those who contend, so that records are changed as well as born and removed.
 const SHELLS: usize = 6;
 
-/// Every path below, with the number of the last token left out, for that one rises.
+/// Every path below. Numbers that rise are left out: that of the last token, and that of the record that rests.
 fn paths(place: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut left = vec![place.to_path_buf()];
     while let Some(path) = left.pop() {
         let file = path.file_name().unwrap().to_string_lossy().into_owned();
-        let shown = if file.starts_with("token.") { path.with_file_name("token.N") } else { path.clone() };
+        let rises = ["token.", "end."].into_iter().find(|beginning| file.starts_with(beginning));
+        let shown = rises.map_or(path.clone(), |beginning| path.with_file_name(format!("{beginning}N")));
         assert!(found.insert(shown.display().to_string()), "two of {}", shown.display());
         if path.is_dir() {
             left.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
@@ -39,16 +40,17 @@ fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     let mut rows = database.prepare("SELECT hex(name) FROM records_1").unwrap();
     let names = rows.query_map([], |row| row.get::<_, String>(0)).unwrap();
     let mut found: BTreeSet<String> = names.map(|name| format!("row {}", name.unwrap())).collect();
-    let pages: i64 = database.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
-    found.insert(format!("{pages} pages"));
+    let number = |pragma| database.query_row(pragma, [], |row| row.get::<_, i64>(0)).unwrap();
+    found.insert(format!("{} pages in use", number("PRAGMA page_count") - number("PRAGMA freelist_count")));
     found.extend(paths(&sandbox.path("")));
     found
 }
 
-/// Makes the store what it is when it was used once: with one lock that is held all the while, and one that came and went.
-fn used_once(sandbox: &Sandbox) -> Job {
+/// Makes the store what it is when it was used: with one lock that is held all the while, and two that came and went. (The
+/// first that comes may rest where it is, the others may not.)
+fn used(sandbox: &Sandbox) -> Job {
     let neighbour = sandbox.holder("neighbour");
-    sandbox.csalock(["run", "x", "true"]).run();
+    ["x", "y"].iter().for_each(|name| sandbox.csalock(["run", name, "true"]).run());
     neighbour
 }
 
@@ -57,14 +59,14 @@ fn neighbour(sandbox: &Sandbox) -> Vec<u8> {
 }
 
 fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
-    let job = used_once(sandbox);
+    let job = used(sandbox);
     let (before, held) = (makeup(sandbox), neighbour(sandbox));
     let locks = Locks::open(&sandbox.store()).unwrap();
-    let mut last = 0;
+    let mut last = HashMap::new();
     for round in 0..ROUNDS {
         let guard = locks.take(&name(round), Duration::ZERO).unwrap().unwrap();
-        assert!(guard.token() > last, "round {round}: token {} after {last}", guard.token());
-        last = guard.token();
+        let before = last.insert(name(round), guard.token()).unwrap_or(0);
+        assert!(guard.token() > before, "round {round}: token {} after {before}", guard.token());
         assert!(guard.give_back().unwrap(), "round {round}");
     }
     drop(locks);
@@ -75,7 +77,8 @@ fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
 
 /// Runs the program once, with these options before the name, and says which token the command was told.
 fn token_of_run(sandbox: &Sandbox, options: &[&str], name: &str) -> u64 {
-    let words = ["run"].iter().chain(options).chain(&[name, "dash", "-c", "echo $CSALOCK_TOKEN"]);
+    let command = [name, "dash", "-c", "echo $CSALOCK_TOKEN"];
+    let words = ["run"].into_iter().chain(options.iter().copied()).chain(command);
     sandbox.csalock(words).capture().line().parse().unwrap()
 }
 
@@ -88,29 +91,35 @@ on_every_store! {
         take_and_give_back(sandbox, |round| format!("name {round}"));
     }
 
+    fn a_hundred_names_a_hundred_times_each(sandbox: &Sandbox) {
+        take_and_give_back(sandbox, |round| format!("name {}", round % 100));
+    }
+
     fn three_hundred_runs(sandbox: &Sandbox) {
-        let job = used_once(sandbox);
+        let job = used(sandbox);
         let (before, held) = (makeup(sandbox), neighbour(sandbox));
-        let mut last = 0;
+        let mut last = HashMap::new();
         for round in 0..RUNS {
-            let name = if round % 2 == 0 { "x".to_string() } else { format!("name {round}") };
-            // A lease that is set is another record than one without, and so is one that was never let to run.
+            let name = if round % 2 == 0 { "x".to_string() } else { format!("name {}", round % 50) };
             let options = [&[][..], &["-F"], &["--ttl", "1h"]][round % 3];
             let token = token_of_run(sandbox, options, &name);
-            assert!(token > last, "round {round}: token {token} after {last}");
-            last = token;
+            let earlier = last.insert(name, token).unwrap_or(0);
+            assert!(token > earlier, "round {round}: token {token} after {earlier}");
             if options == ["-F"] {
                 // Nobody gives it back: the next one, or the sweeper, finds that its holder has gone.
                 sandbox.csalock(["gc"]).capture();
             }
         }
+        // A sweep lets another one rest.
+        sandbox.csalock(["gc"]).run();
+        ["x", "y"].iter().for_each(|name| sandbox.csalock(["run", name, "true"]).run());
         assert_eq!(makeup(sandbox), before);
         assert_eq!(neighbour(sandbox), held);
         assert_eq!(job.wait().code, Some(0));
     }
 
     fn many_at_once_who_wait_for_each_other(sandbox: &Sandbox) {
-        let job = used_once(sandbox);
+        let job = used(sandbox);
         let (before, held) = (makeup(sandbox), neighbour(sandbox));
         let rounds = RUNS / SHELLS;
         let script = format!(
@@ -132,7 +141,7 @@ on_every_store! {
     }
 
     fn those_who_gave_up_and_those_who_were_killed(sandbox: &Sandbox) {
-        let job = used_once(sandbox);
+        let job = used(sandbox);
         let before = makeup(sandbox);
         for _ in 0..20 {
             let mut holder = sandbox.holder("x");

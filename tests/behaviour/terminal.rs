@@ -85,14 +85,13 @@ on_every_store! {
 
     fn a_command_that_lives_through_ctrl_c_is_waited_for(sandbox: &Sandbox) {
         let Some(mut shell) = bash(sandbox) else { return };
-        shell.tell("csalock run x dash -c 'trap \"echo cau\"\"ght\" INT; echo run''ning; read line; read line; echo go''t $line; exit 7'");
+        shell.tell("csalock run x dash -c 'trap \"echo cau\"\"ght\" INT; echo run''ning; \
+                    while [ \"$line\" != end ]; do read line; done; exit 7'");
         shows(&mut shell, "running\r\n");
         shell.tell(CTRL_C);
         shows(&mut shell, "caught\r\n");
         assert_eq!(sandbox.state("x"), "held");
-        shell.tell("one");
-        shell.tell("two");
-        shows(&mut shell, "got ");
+        shell.tell("end");
         assert_eq!(status(&mut shell), "7");
         assert_eq!(times(&shell, "caught\r\n"), 1, "once, not also passed on: {}", shell.printed());
         assert_eq!(sandbox.state("x"), "free");
@@ -100,7 +99,8 @@ on_every_store! {
 
     fn a_loop_goes_on_when_the_command_took_ctrl_c_for_itself(sandbox: &Sandbox) {
         let Some(mut shell) = bash(sandbox) else { return };
-        shell.tell("for i in 1 2; do csalock run x bash -c 'trap \"exit 0\" INT; echo run''ning $0; while :; do sleep 1; done' $i; done");
+        shell.tell("for i in 1 2; do csalock run x bash -c 'trap \"exit 0\" INT; echo run''ning $0; \
+                    while :; do sleep 1; done' $i; done");
         shows(&mut shell, "running 1\r\n");
         shell.tell(CTRL_C);
         shows(&mut shell, "running 2\r\n");
@@ -242,7 +242,8 @@ on_every_store! {
 
     fn a_terminal_that_goes_away_ends_the_command(sandbox: &Sandbox) {
         // In a shell of its own, and as the first process of the terminal, as `ssh -t HOST csalock run ...` has it.
-        for command in ["csalock run x sleep 60; exit 3", "exec csalock run x sleep 60", "exec csalock run -F x sleep 60"] {
+        let sleep = "csalock run x sleep 600";
+        for command in [&format!("{sleep}; exit 3"), "exec csalock run -F x sleep 600", &format!("exec {sleep}")] {
             let Some(mut terminal) = terminal(sandbox, command) else { return };
             wait_until("it is held", || sandbox.state("x") == "held");
             let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);

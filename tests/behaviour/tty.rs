@@ -99,17 +99,17 @@ on_every_store! {
         if !has("python3") {
             return;
         }
-        let seen = play(sandbox, &[
-            ("ready> ", "csalock run x dash -c 'echo beg''un; read line; echo got:$line; exit 5'\\n"),
+        // A command that reads might yet swallow what is typed after the wrapper alone is seen to have stopped.
+        play(sandbox, &[
+            ("ready> ", "csalock run x dash -c 'echo beg''un; exec sleep 60'\\n"),
             ("begun", "\\x1a"),
             ("Stopped", ""),
             ("ready> ", "csalock status x >/dev/null; echo held=$?\\n"),
             ("held=0", "fg\\n"),
-            ("csalock run x", "word\\n"),
-            ("got:word", "echo status=$?\\n"),
-            ("status=5", "exit\\n"),
+            ("csalock run x", "\\x03"),
+            ("ready> ", "echo status=$?\\n"),
+            ("status=130", "exit\\n"),
         ]);
-        assert!(seen.contains("got:word"), "{seen}");
     }
 
     fn in_the_background_it_runs_and_can_be_brought_back(sandbox: &Sandbox) {
