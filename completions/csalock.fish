@@ -37,8 +37,8 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove what
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Hold it at most this long' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pauses between looks that nothing prompts: the first and the longest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Look at most so many times' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l label -d 'Say why, for those who look at the lock' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'The lock belongs to this process instead of the script that calls' -r -f
@@ -55,14 +55,14 @@ complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Th
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Say on stderr what happens'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Give back everything that the caller owns in this store'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Give back everything that the caller owns in this store; the locks of files must be named'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock, whoever holds it, and say whose it was'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Hold it at most this long' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pauses between looks that nothing prompts: the first and the longest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Look at most so many times' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Say why, for those who look at the lock' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
@@ -82,8 +82,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l h
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Hold it at most this long' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pauses between looks that nothing prompts: the first and the longest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Look at most so many times' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l label -d 'Say why, for those who look at the lock' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f

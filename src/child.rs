@@ -178,6 +178,9 @@ impl Plan {
             Ok(never) => match never {},
         };
         let (exit, cure) = match errno {
+            Errno::ENOENT | Errno::ENOTDIR if self.words[0].as_bytes().starts_with(b"-") => {
+                (Exit::NotFound, "options go before the name of the lock")
+            }
             Errno::ENOENT | Errno::ENOTDIR => (Exit::NotFound, "see its name and PATH"),
             Errno::E2BIG => (Exit::CannotExecute, "give it fewer or shorter arguments"),
             _ => (Exit::CannotExecute, "see its mode and its first line"),

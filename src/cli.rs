@@ -95,10 +95,10 @@ pub struct Taking {
     /// Do not take over from a holder that died or whose time is over: exit 80 instead
     #[arg(long)]
     pub fail_on_stale: bool,
-    /// Pauses between looks that nothing prompts: the first and the longest
+    /// Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to
     #[arg(long, value_name = "MIN..MAX", value_parser = parse_backoff)]
     pub backoff: Option<Backoff>,
-    /// Look at most so many times
+    /// Give up after so many looks, with exit 75
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub attempts: Option<u32>,
     /// Say why, for those who look at the lock
@@ -148,7 +148,7 @@ pub struct Unlock {
     /// The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]
     #[arg(long, value_name = "HANDLE", conflicts_with = "force")]
     pub handle: Option<String>,
-    /// Give back everything that the caller owns in this store
+    /// Give back everything that the caller owns in this store; the locks of files must be named
     #[arg(long, conflicts_with_all = ["names", "force"])]
     pub all: bool,
     /// Break the lock, whoever holds it, and say whose it was

@@ -27,7 +27,7 @@ pub struct Application {
     pub entry: Waiter,
     /// What a grant that is made now lasts: [`Waiter::tenure`], begun.
     pub tenure: Tenure,
-    /// How many may hold at once, for [`Share::Slot`].
+    /// How many may hold at once, for [`super::record::Share::Slot`].
     pub slots: Option<u32>,
     /// Queue when it is not free.
     pub queue: bool,

@@ -53,6 +53,7 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, colour: Colour
             Err(_) => "dead",
         };
         let until = match &grant.tenure {
+            _ if standing.is_err() => "over".to_string(),
             Tenure::OwnerLives => "alive".to_string(),
             Tenure::Forever => "forever".to_string(),
             Tenure::AtMost(most) => span(Duration::from_millis(*most)),

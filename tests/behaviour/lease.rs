@@ -152,7 +152,7 @@ on_every_store! {
         sandbox.file("files/go", "");
         let done = job.wait();
         assert_eq!((done.code, done.stdout.as_str()), (Some(85), "done\n"));
-        assert!(done.stderr.starts_with("csalock: lost while the command ran: lock x "), "{}", done.stderr);
+        assert!(done.stderr.starts_with("csalock: lost while the command ran: lock x: "), "{}", done.stderr);
     }
 
     fn the_wall_clock_ends_no_lease(sandbox: &Sandbox) {

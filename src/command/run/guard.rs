@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::child::{Ended, Limits, Report, Running, Stop};
 use crate::cli::{OnLost, RunWithLock};
-use crate::command::world::{Target, World, refusal};
+use crate::command::world::{Target, World};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::exit::Exit;
@@ -62,10 +62,11 @@ impl Guard<'_> {
             {
                 return false;
             }
-            Ok((outcome, engine)) => {
+            Ok((Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)), engine)) => {
                 let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
-                refusal(outcome, self.target, &reporter, None).0
+                format!("it was held by {}", reporter.ending(ending))
             }
+            Ok(_) => "its time ran out, or it was broken".to_string(),
             Err(error) => {
                 // The command's own status counts; the next one finds a lock whose owner is dead.
                 let name = shown(&self.target.known_as);
@@ -73,7 +74,10 @@ impl Guard<'_> {
                 return false;
             }
         };
-        self.asked.common.tell(&format!("lost while the command ran: {text}"));
+        let name = shown(&self.target.known_as);
+        self.asked.common.tell(&format!(
+            "lost while the command ran: lock {name}: {text}; what the command did after that was not guarded"
+        ));
         true
     }
 

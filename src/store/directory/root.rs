@@ -56,18 +56,15 @@ impl Root {
             Err(Errno::ENOENT | Errno::ESTALE) if layout != Layout::Own || path.parent().is_some_and(Path::exists) => {
                 return Ok(None);
             }
+            Err(Errno::ENOENT) => {
+                return Err(Error::os(Errno::ENOENT, "find", path.parent().unwrap_or(path)));
+            }
             Err(errno) => return Err(Error::os(errno, "open the store", path)),
         };
         let found = fstat(&directory).map_err(|errno| Error::os(errno, "open the store", path))?;
         let mode = Mode::from_bits_truncate(found.st_mode);
         let sticky = mode.contains(Mode::S_ISVTX);
-        if mode.contains(Mode::S_IWOTH) && !sticky {
-            return Err(Error::new(
-                Exit::Permission,
-                format!("everybody may rename and remove what is in the store {}", shown_path(path)),
-                "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
-            ));
-        }
+        refuse_open_to_all(mode, path)?;
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
         let shared = fstatfs(&directory).is_ok_and(|found| network(found.filesystem_type()).is_some());
         Ok(Some(Root {
@@ -250,6 +247,18 @@ fn is_draft(name: &[u8]) -> bool {
     [&b".new."[..], b".clock.", DEAD].iter().any(|prefix| name.starts_with(prefix))
 }
 
+/// Where everybody may write, and nothing keeps anybody from removing what others made, there is no lock.
+fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
+    if !mode.contains(Mode::S_IWOTH) || mode.contains(Mode::S_ISVTX) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Exit::Permission,
+        format!("everybody may rename and remove what is in {}", shown_path(path)),
+        "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
+    ))
+}
+
 /// Makes `.csalock` with the mode and the group of the directory that it is in.
 fn create_beside(path: &Path) -> Result<()> {
     let failed = |errno| Error::os(errno, "create the store", path);
@@ -257,6 +266,7 @@ fn create_beside(path: &Path) -> Result<()> {
     let wanted =
         std::fs::metadata(parent).map_err(|error| failed(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
     let mode = Mode::from_bits_truncate(wanted.mode() & 0o7777);
+    refuse_open_to_all(mode, parent)?;
     match nix::sys::stat::mkdirat(AT_FDCWD, path, mode) {
         Err(Errno::EEXIST) => return Ok(()),
         made => made.map_err(failed)?,
