@@ -80,7 +80,12 @@ impl Running {
         let mut of_terminal = None;
         loop {
             if let Some(status) = self.ended()? {
-                let of_terminal = of_terminal.filter(|came| status.terminating_signal() == Some(*came as i32));
+                // What ended it may have come to us as well, and not been looked at yet.
+                let last = std::iter::from_fn(|| signals.next()).filter(|came| came.from_terminal).last();
+                let of_terminal = last
+                    .map(|came| came.signal)
+                    .or(of_terminal)
+                    .filter(|came| status.terminating_signal() == Some(*came as i32));
                 let told = self.told().or(told);
                 return Ok(Ended { told, exit: exit_of(&status), of_terminal, stopped });
             }

@@ -101,14 +101,12 @@ on_every_store! {
         }
         // A command that reads might yet swallow what is typed after the wrapper alone is seen to have stopped.
         play(sandbox, &[
-            ("ready> ", "csalock run x dash -c 'echo beg''un; exec sleep 60'\\n"),
+            ("ready> ", "csalock run x dash -c 'echo beg''un; while [ ! -e go ]; do sleep 0.02; done; exit 5'\\n"),
             ("begun", "\\x1a"),
             ("Stopped", ""),
-            ("ready> ", "csalock status x >/dev/null; echo held=$?\\n"),
-            ("held=0", "fg\\n"),
-            ("csalock run x", "\\x03"),
-            ("ready> ", "echo status=$?\\n"),
-            ("status=130", "exit\\n"),
+            ("ready> ", "touch go; csalock status x >/dev/null; echo held=$?\\n"),
+            ("held=0", "fg; echo status=$?\\n"),
+            ("status=5", "exit\\n"),
         ]);
     }
 
