@@ -70,9 +70,9 @@ on_every_store! {
         assert!(table(&done.stdout).starts_with(&format!("{HEADER}permanent|held|PID|HOST|USER|AGE|forever|[for good]")), "{}", done.stdout);
         let done = sandbox.csalock(["status", "abandoned"]).capture();
         assert_eq!(done.code, Some(81));
-        assert!(table(&done.stdout).starts_with(&format!("{HEADER}abandoned|dead|PID|HOST|USER|AGE|alive|dash -c")), "{}", done.stdout);
+        assert!(table(&done.stdout).starts_with(&format!("{HEADER}abandoned|dead|PID|HOST|USER|AGE|over|dash -c")), "{}", done.stdout);
         let done = sandbox.csalock(["status", "expired"]).capture();
-        assert!(table(&done.stdout).starts_with(&format!("{HEADER}expired|expired|PID|HOST|USER|AGE|0ms|")), "{}", done.stdout);
+        assert!(table(&done.stdout).starts_with(&format!("{HEADER}expired|expired|PID|HOST|USER|AGE|over|")), "{}", done.stdout);
         let done = sandbox.csalock(["status"]).capture();
         assert!(done.code == Some(0) && done.stdout.lines().all(|line| line.chars().count() <= 80), "{}", done.stdout);
         assert_eq!(done.stdout.matches("NAME").count(), 1);
