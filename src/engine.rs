@@ -15,11 +15,15 @@ pub use sight::Sight;
 pub use taking::{Applicant, Taken};
 
 use crate::error::{Error, Result};
+use crate::exit::Exit;
 use crate::host::Host;
 use crate::lock::{
     self, Ask, Claimant, Facts, Grant, Handle, Outcome, Process, Proof, Record, Step, Tenure, Wanted, decide,
 };
 use crate::store::{Store, Stored, Swap, Version};
+
+/// So often somebody may be faster than we are, one time after the other, before we say that something is wrong.
+const MOST_CONFLICTS: usize = 50_000;
 
 /// A store and the host it is used from.
 pub struct Engine {
@@ -62,7 +66,7 @@ impl Engine {
     /// When the store cannot be asked or told.
     pub fn settle(&self, name: &[u8], ask: &Ask) -> Result<Outcome> {
         let mut ask = ask.clone();
-        loop {
+        for _ in 0..MOST_CONFLICTS {
             let (version, record) = self.read(name)?;
             match self.decide(&record, &ask)? {
                 Step::Done(outcome) => return Ok(outcome),
@@ -78,6 +82,13 @@ impl Engine {
                 Step::Wait { .. } => return Ok(Outcome::Busy(record.holders)),
             }
         }
+        Err(self.overtaken(name))
+    }
+
+    /// Somebody was always faster; more often than anybody could have been.
+    fn overtaken(&self, name: &[u8]) -> Error {
+        let what = format!("{} changes faster than it can be followed", self.store.place(name));
+        Error::new(Exit::System, what, "see what else is at work there, then try again")
     }
 
     /// Somebody on this host who says that a grant is theirs.

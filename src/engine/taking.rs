@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::patience::Clock;
-use super::{Engine, Patience, with_token};
+use super::{Engine, MOST_CONFLICTS, Patience, with_token};
 use crate::error::Result;
 use crate::host::{Vigil, Woken};
 use crate::lock::{
@@ -74,6 +74,7 @@ impl Engine {
         let mut vigil: Option<Box<dyn Vigil + '_>> = None;
         let mut current = None;
         let mut told = false;
+        let mut conflicts = 0;
         loop {
             application.tenure = self.begin(&applicant.tenure)?;
             self.keep_waiters_lease(&mut application)?;
@@ -92,10 +93,12 @@ impl Engine {
                     match (stored, outcome) {
                         (Some(version), Some(outcome)) => return Ok(Taken::Answer(with_token(outcome, &version))),
                         (Some(version), None) => current = Some((Some(version), record)),
-                        (None, _) => {}
+                        (None, _) if conflicts == MOST_CONFLICTS => return Err(self.overtaken(name)),
+                        (None, _) => conflicts += 1,
                     }
                 }
                 Step::Wait { processes, leases, ahead } => {
+                    conflicts = 0;
                     if !std::mem::replace(&mut told, true) {
                         waiting(&record);
                     }

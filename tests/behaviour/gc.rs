@@ -1,5 +1,10 @@
 //! `csalock gc`: removes what the dead left, and nothing else.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sandbox::{proc, wait_until};
+
 const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
                     dead; :, who died without giving it back\n";
 
@@ -31,9 +36,19 @@ on_every_store! {
     }
 
     fn it_hands_over_what_it_frees(sandbox: &Sandbox) {
-        sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
-        sandbox.csalock(["gc"]).capture();
-        assert_eq!(sandbox.state("x"), "free");
+        let mut holder = sandbox.call("sleep", ["600"]).spawn();
+        sandbox.csalock(["lock", "--pid", &holder.pid().to_string(), "x"]).stdout("HANDLE\n").run();
+        let waiter = sandbox.waiter("x", "echo ran");
+        let waits = sandbox.waiters("x")[0];
+        // Stopped, so that it cannot see for itself that the holder is dead.
+        kill(Pid::from_raw(waits), Signal::SIGSTOP).unwrap();
+        wait_until("it is stopped", || matches!(proc::stat(waits), Some(('T', _))));
+        holder.kill();
+        assert_eq!(sandbox.state("x"), "abandoned");
+        assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(0));
+        assert_eq!((sandbox.holders("x"), sandbox.state("x").as_str()), (vec![waits], "held"));
+        kill(Pid::from_raw(waits), Signal::SIGCONT).unwrap();
+        assert_eq!(waiter.wait().stdout, "ran\n");
     }
 
     fn its_json_lists_what_was_removed(sandbox: &Sandbox) {

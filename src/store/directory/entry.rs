@@ -14,6 +14,7 @@ use super::root::Root;
 use super::sys;
 pub(super) use super::sys::os;
 use crate::error::{Error, Result};
+use crate::exit::Exit;
 use crate::store::Reach;
 
 /// The longest escaped name that is used as a file name; beyond it a hash takes its place. NAME_MAX is 255.
@@ -149,12 +150,42 @@ impl<'a> Entry<'a> {
                 let _ = sys::remove_directory(drafts, OsStr::new(&draft));
                 match errno {
                     // Something is there, or the reply to our own rename was lost and this was its repetition.
-                    Errno::EEXIST | Errno::ENOTEMPTY => Ok(Some(None)),
+                    Errno::EEXIST | Errno::ENOTEMPTY => self.refuse_strangers().map(|()| Some(None)),
                     Errno::ENOENT | Errno::ESTALE if self.root.is_gone() => Ok(None),
                     Errno::ENOENT | Errno::ESTALE => Ok(Some(None)),
                     errno => Err(failed(errno)),
                 }
             }
+        }
+    }
+}
+
+impl Entry<'_> {
+    /// Something is where a record is to be born. If that is no record and nothing of ours, it will not go away by itself.
+    fn refuse_strangers(&self) -> Result<()> {
+        let Ok(directory) = sys::open_directory(&self.root.directory, self.file_name.as_os_str()) else {
+            return Ok(());
+        };
+        let (mut ours, mut stranger) = (false, None);
+        let listed = sys::each_name::<Errno>(&directory, &mut |name| {
+            match Name::parse(name) {
+                Some(_) => ours = true,
+                // NFS clients keep removed files under such names while they are open.
+                None if name.starts_with(b".nfs") => {}
+                None => stranger = Some(crate::name::shown(name)),
+            }
+            Ok(())
+        });
+        match stranger {
+            Some(stranger) if listed.is_ok() && !ours => {
+                let path = crate::name::shown_path(&self.path());
+                Err(Error::new(
+                    Exit::Corrupt,
+                    format!("{path} has {stranger} in it, which is no record"),
+                    "move it away",
+                ))
+            }
+            _ => Ok(()),
         }
     }
 }
