@@ -214,3 +214,19 @@ on_every_store! {
         assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", &store).capture().code, Some(0));
     }
 }
+
+#[test]
+fn a_stranger_where_a_record_belongs_is_named_and_left_alone() {
+    let sandbox = crate::sandbox::Sandbox::new("dir:");
+    sandbox.csalock(["run", "other", "true"]).run();
+    std::fs::create_dir(sandbox.path("store/x")).unwrap();
+    sandbox.file("store/x/stranger", "mine");
+    let done = sandbox.csalock(["run", "-w", "inf", "x", "true"]).capture();
+    assert_eq!(done.code, Some(65));
+    assert!(
+        done.stderr.ends_with("/store/x has stranger in it, which is no record; move it away\n"),
+        "{}",
+        done.stderr
+    );
+    assert!(sandbox.path("store/x/stranger").exists());
+}
