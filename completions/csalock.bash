@@ -19,6 +19,9 @@ _csalock() {
             csalock,gc)
                 cmd="csalock__subcmd__gc"
                 ;;
+            csalock,history)
+                cmd="csalock__subcmd__history"
+                ;;
             csalock,list)
                 cmd="csalock__subcmd__status"
                 ;;
@@ -47,7 +50,7 @@ _csalock() {
 
     case "${cmd}" in
         csalock)
-            opts="-h -V --help --version lock unlock run-with-lock run status list renew gc"
+            opts="-h -V --help --version lock unlock run-with-lock run status list history renew gc"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -78,8 +81,47 @@ _csalock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        csalock__subcmd__history)
+            opts="-q -v -n -h --store --json --quiet --verbose --since --lines --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --since)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --lines)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -n)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         csalock__subcmd__lock)
-            opts="-q -v -w -n -x -E -h --store --json --quiet --verbose --wait --timeout --nonblock --exclusive --ttl --forever --fail-on-stale --backoff --attempts --label --conflict-exit-code --pid --help"
+            opts="-q -v -w -n -x -s -j -E -h --store --json --quiet --verbose --wait --timeout --nonblock --exclusive --shared --slots --ttl --forever --fail-on-stale --backoff --attempts --label --conflict-exit-code --pid --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -104,6 +146,20 @@ _csalock() {
                     return 0
                     ;;
                 -w)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --slots)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -j)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -199,7 +255,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run__subcmd__with__subcmd__lock)
-            opts="-q -v -w -n -x -E -F -c -h --store --json --quiet --verbose --wait --timeout --nonblock --exclusive --ttl --forever --fail-on-stale --backoff --attempts --label --conflict-exit-code --no-fork --command --max-hold --kill-after --on-lost --help"
+            opts="-q -v -w -n -x -s -j -E -F -c -h --store --json --quiet --verbose --wait --timeout --nonblock --exclusive --shared --slots --ttl --forever --fail-on-stale --backoff --attempts --label --conflict-exit-code --no-fork --flock --command --max-hold --kill-after --on-lost --also --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -224,6 +280,20 @@ _csalock() {
                     return 0
                     ;;
                 -w)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --slots)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -j)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -304,6 +374,13 @@ _csalock() {
                     COMPREPLY=($(compgen -W "kill warn" -- "${cur}"))
                     return 0
                     ;;
+                --also)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -312,7 +389,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__status)
-            opts="-q -v -1 -h --store --json --quiet --verbose --names-only --help"
+            opts="-q -v -1 -W -h --store --json --quiet --verbose --names-only --watch --interval --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -320,6 +397,13 @@ _csalock() {
             case "${prev}" in
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --interval)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 *)
@@ -403,7 +487,7 @@ _csalock_offer() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0
-    local valued=" --attempts --backoff --command --conflict-exit-code --handle --kill-after --label --max-hold --on-lost --pid --store --timeout --ttl --wait -E -c -w "
+    local valued=" --also --attempts --backoff --command --conflict-exit-code --handle --interval --kill-after --label --lines --max-hold --on-lost --pid --since --slots --store --timeout --ttl --wait -E -c -j -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))
@@ -432,7 +516,7 @@ _csalock_or_live() {
         operand=$last
     fi
     case "$command,$((operand > 0 && operand <= last))" in
-        unlock,1 | status,1 | list,1 | renew,1)
+        unlock,1 | status,1 | list,1 | history,1 | renew,1)
             _csalock_offer "$1" "$2"
             ;;
         run-with-lock,1 | run,1)

@@ -32,10 +32,12 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "run-with-lock" -d '
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Take a lock, run a command, give the lock back'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "status" -d 'Show who holds, since when, until when, and who waits; changes nothing'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "list" -d 'Show who holds, since when, until when, and who waits; changes nothing'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "history" -d 'Show who held what, from when to when, and how it ended'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "renew" -d 'Let locks that are held last a new time from now'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove what dead holders and waiters left behind'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Take one of N places: so many may hold it at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Hold it at most this long' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -47,6 +49,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s q -l quiet -d '
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s x -l exclusive -d 'Take it for oneself alone; the default'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s s -l shared -d 'Take it together with all others who share it'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -55,11 +58,12 @@ complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Th
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Say on stderr what happens'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Give back everything that the caller owns in this store; the locks of files must be named'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Give back everything that the caller owns: in the store, in the current directory, and beside the files named'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock, whoever holds it, and say whose it was'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l slots -d 'Take one of N places: so many may hold it at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Hold it at most this long' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -70,17 +74,21 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-ho
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that was asked to end and did not, after this time' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'What to do with the command when --ttl is about to be over' -r -f -a "kill\t'It is ended before'
 warn\t'It goes on; a warning is printed'"
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Take this lock as well: all or none. It may also stand after the name' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s x -l exclusive -d 'Take it for oneself alone; the default'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s s -l shared -d 'Take it together with all others who share it'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with it'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) as well, as flock(1) does; for names that are paths'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s j -l slots -d 'Take one of N places: so many may hold it at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Hold it at most this long' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -91,27 +99,41 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l max-hold -d 'End
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'Kill a command that was asked to end and did not, after this time' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'What to do with the command when --ttl is about to be over' -r -f -a "kill\t'It is ended before'
 warn\t'It goes on; a warning is printed'"
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Take this lock as well: all or none. It may also stand after the name' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s x -l exclusive -d 'Take it for oneself alone; the default'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s s -l shared -d 'Take it together with all others who share it'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with it'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l flock -d 'Lock the file itself with flock(2) as well, as flock(1) does; for names that are paths'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'How often --watch looks again' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s 1 -l names-only -d 'Print the names only, one a line'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d 'Go on showing it, as top(1) does, until q or Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l interval -d 'How often --watch looks again' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s 1 -l names-only -d 'Print the names only, one a line'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s W -l watch -d 'Go on showing it, as top(1) does, until q or Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l since -d 'Show only what ended within this time: 12h, 7d' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand history" -s n -l lines -d 'Show the last N; without it 50, or all with --json' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand history" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Hold it at most this long from now on' -r -f
@@ -128,7 +150,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Pri
 
 # The words before the cursor that come after the options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --attempts --backoff --command --conflict-exit-code --handle --kill-after --label --max-hold --on-lost --pid --store --timeout --ttl --wait -E -c -w
+    set -l valued --also --attempts --backoff --command --conflict-exit-code --handle --interval --kill-after --label --lines --max-hold --on-lost --pid --since --slots --store --timeout --ttl --wait -E -c -j -w
     set -l words (commandline -opc)
     set -e words[1..2]
     while set -q words[1]
@@ -166,7 +188,7 @@ function __fish_csalock_job
     complete -C (string join ' ' -- (string escape -- $words) (commandline -ct))
 end
 
-for command in unlock status list renew
+for command in unlock status list history renew
     complete -c csalock -n "__fish_csalock_using_subcommand $command" -f -a '(__fish_csalock_live)'
 end
 for command in run-with-lock run

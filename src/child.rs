@@ -28,6 +28,7 @@ use nix::sched::{CloneFlags, clone};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
+use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
 pub use running::{Ended, Limits, Running, Stop};
@@ -68,7 +69,7 @@ pub enum AtOnce {
     Running(Running),
     /// It did nothing, for the lock is not to be had at once, or something is wrong. Do it the long way.
     No,
-    /// It had the lock and could not become the command; this is the exit code.
+    /// It had the lock and could not become the command, or was killed; this is the exit code.
     Failed(Exit),
 }
 
@@ -145,8 +146,13 @@ impl Plan {
         if came == Progress::GRANTED {
             return Ok(AtOnce::Running(Running::new(pid, None)));
         }
-        let _ = nix::sys::wait::waitpid(pid, None);
-        Ok(if came == 0 { AtOnce::No } else { AtOnce::Failed(Exit::Chosen((came >> 8) as u8)) })
+        let ended = nix::sys::wait::waitpid(pid, None);
+        Ok(match ended {
+            _ if came != 0 => AtOnce::Failed(Exit::Chosen((came >> 8) as u8)),
+            // The job itself, though not yet the command. What it left half-done in our memory is not to be trusted.
+            Ok(WaitStatus::Signaled(_, signal, _)) => AtOnce::Failed(Exit::signalled(signal as i32)),
+            _ => AtOnce::No,
+        })
     }
 
     /// Forks the child that is to become the command.
@@ -165,9 +171,19 @@ impl Plan {
         }
     }
 
-    /// Becomes the command at once. Returns only if that fails.
-    pub fn execute(&self, variables: &[(&str, OsString)], signals: &Signals, inherited: Inherited) -> Error {
-        let _ = set_pdeathsig(None);
+    /// Becomes the command at once; one that is killed when this guardian ends. Returns only if that fails.
+    pub fn execute(
+        &self,
+        variables: &[(&str, OsString)],
+        signals: &Signals,
+        inherited: Inherited,
+        killed_with: Option<Pid>,
+    ) -> Error {
+        let _ = set_pdeathsig(killed_with.map(|_| Signal::SIGKILL));
+        if killed_with.is_some_and(|guardian| getppid() != guardian) {
+            // It was gone before we asked to be told.
+            die_of(Signal::SIGKILL);
+        }
         signals.restore(inherited);
         close_again(inherited);
         let environment = Environment::block(variables);

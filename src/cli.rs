@@ -48,6 +48,8 @@ pub enum Command {
     /// Show who holds, since when, until when, and who waits; changes nothing
     #[command(visible_alias = "list")]
     Status(Status),
+    /// Show who held what, from when to when, and how it ended
+    History(History),
     /// Let locks that are held last a new time from now
     Renew(Renew),
     /// Remove what dead holders and waiters left behind
@@ -84,8 +86,17 @@ pub struct Taking {
     #[arg(short, long, aliases = ["nb", "nonblocking"], overrides_with = "timeout")]
     pub nonblock: bool,
     /// Take it for oneself alone; the default
-    #[arg(short = 'x', short_alias = 'e', long)]
+    #[arg(short = 'x', short_alias = 'e', long, overrides_with = "shared")]
     pub exclusive: bool,
+    /// Take it together with all others who share it
+    #[arg(short, long, overrides_with = "exclusive")]
+    pub shared: bool,
+    /// Take one of N places: so many may hold it at once
+    #[arg(
+        short = 'j', long, value_name = "N", conflicts_with_all = ["exclusive", "shared"],
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
+    pub slots: Option<u32>,
     /// Hold it at most this long
     #[arg(long, value_name = "DURATION", value_parser = parse_span)]
     pub ttl: Option<Duration>,
@@ -117,9 +128,10 @@ pub struct Limit(pub Option<Duration>);
 /// Take a lock for the calling script; prints the handle that proves it
 ///
 /// The lock belongs to the shell that runs the script, also when it is taken inside $( ), a pipeline or a function. It
-/// ends when the script gives it back, when the script dies, or with --ttl.
+/// ends when the script gives it back, when the script dies, or with --ttl. Of several names all are taken or none; one
+/// handle proves them all.
 ///
-/// Options go before the name.
+/// Options go before the names.
 #[derive(Debug, Args)]
 pub struct Lock {
     /// Options of every command.
@@ -131,7 +143,7 @@ pub struct Lock {
     /// The lock belongs to this process instead of the script that calls
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
-    /// A name, or a path: then it is that file's lock
+    /// Names, or paths: those are the locks of files
     #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
     pub names: Vec<OsString>,
 }
@@ -148,8 +160,8 @@ pub struct Unlock {
     /// The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]
     #[arg(long, value_name = "HANDLE", conflicts_with = "force")]
     pub handle: Option<String>,
-    /// Give back everything that the caller owns in this store; the locks of files must be named
-    #[arg(long, conflicts_with_all = ["names", "force"])]
+    /// Give back everything that the caller owns: in the store, in the current directory, and beside the files named
+    #[arg(long, conflicts_with = "force")]
     pub all: bool,
     /// Break the lock, whoever holds it, and say whose it was
     #[arg(long)]
@@ -177,6 +189,9 @@ pub struct RunWithLock {
     /// Become the command instead of waiting for it; the lock ends with it
     #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "ttl", "forever"])]
     pub no_fork: bool,
+    /// Lock the file itself with flock(2) as well, as flock(1) does; for names that are paths
+    #[arg(long)]
+    pub flock: bool,
     /// Run STRING with /bin/sh -c
     #[arg(short = 'c', long = "command", value_name = "STRING")]
     pub shell: Option<OsString>,
@@ -189,8 +204,11 @@ pub struct RunWithLock {
     /// What to do with the command when --ttl is about to be over
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill")]
     pub on_lost: OnLost,
+    /// Take this lock as well: all or none. It may also stand after the name
+    #[arg(long, value_name = "NAME")]
+    pub also: Vec<OsString>,
     /// The name, then the command and its arguments
-    #[arg(value_name = "NAME [--] COMMAND", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "NAME [--also NAME]... [--] COMMAND", required = true, trailing_var_arg = true)]
     pub words: Vec<OsString>,
 }
 
@@ -215,7 +233,34 @@ pub struct Status {
     /// Print the names only, one a line
     #[arg(short = '1', long, conflicts_with = "json")]
     pub names_only: bool,
+    /// Go on showing it, as top(1) does, until q or Ctrl-C
+    #[arg(short = 'W', long, conflicts_with_all = ["json", "names_only"])]
+    pub watch: bool,
+    /// How often --watch looks again
+    #[arg(long, value_name = "DURATION", value_parser = parse_span, default_value = "1s", requires = "watch")]
+    pub interval: Duration,
     /// Names, paths, or patterns with * ? [ ]; without any, all locks of the store
+    #[arg(value_name = "NAME", trailing_var_arg = true)]
+    pub names: Vec<OsString>,
+}
+
+/// Show who held what, from when to when, and how it ended
+///
+/// One row for each time that a lock was held, in the order in which they ended; what is held now comes last. A store
+/// remembers 1 MiB of them, and none that ended more than 30 days ago; CSALOCK_HISTORY_SIZE and CSALOCK_HISTORY_AGE say
+/// otherwise, and CSALOCK_HISTORY=0 keeps none. The locks of files that are kept beside them have no history.
+#[derive(Debug, Args)]
+pub struct History {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Show only what ended within this time: 12h, 7d
+    #[arg(long, value_name = "DURATION", value_parser = parse_span)]
+    pub since: Option<Duration>,
+    /// Show the last N; without it 50, or all with --json
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub lines: Option<u32>,
+    /// Names, or patterns with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME", trailing_var_arg = true)]
     pub names: Vec<OsString>,
 }

@@ -1,10 +1,13 @@
 //! From what was typed to an exit code: one file per command, and what they share.
 
 mod gc;
+mod history;
 mod lock;
+mod onlooker;
 mod renew;
 mod run;
 mod status;
+mod targets;
 mod unlock;
 mod world;
 
@@ -21,17 +24,23 @@ use world::World;
 
 /// Runs the program: reads the arguments, does what they say, prints the result.
 pub fn run() -> Exit {
+    signals::ignore_file_size_signal();
     let plain = cli::plain::read(std::env::args_os());
     let cli = match plain.map_or_else(Cli::try_parse, Ok) {
         Ok(cli) => cli,
         Err(error) => return tell_usage(&error),
     };
+    if let Err(error) = options_stand_first(&cli.command) {
+        world::say(&error.to_string());
+        return error.exit();
+    }
     let world = World::of_this_process();
     let done = match cli.command {
         Command::Lock(asked) => lock::run(&world, &asked),
         Command::Unlock(asked) => unlock::run(&world, &asked),
         Command::RunWithLock(asked) => run::run(&world, &asked),
         Command::Status(asked) => status::run(&world, &asked).or_else(end_with_reader),
+        Command::History(asked) => history::run(&world, &asked).or_else(end_with_reader),
         Command::Renew(asked) => renew::run(&world, &asked),
         Command::Gc(asked) => gc::run(&world, &asked),
     };
@@ -45,6 +54,29 @@ pub fn run() -> Exit {
         signals::die_of(signal);
     }
     exit
+}
+
+/// What begins with a dash and stands behind a name was meant as an option, unless `--` stands before all names.
+fn options_stand_first(command: &Command) -> crate::error::Result<()> {
+    let names = match command {
+        Command::Lock(asked) => &asked.names,
+        Command::Unlock(asked) => &asked.names,
+        Command::Status(asked) => &asked.names,
+        Command::History(asked) => &asked.names,
+        Command::Renew(asked) => &asked.names,
+        Command::RunWithLock(_) | Command::Gc(_) => return Ok(()),
+    };
+    let Some(option) = names.iter().find(|name| name.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
+    // The names are the last arguments.
+    let before = std::env::args_os().len().checked_sub(names.len() + 1);
+    if before.and_then(|at| std::env::args_os().nth(at)).is_some_and(|word| word == "--") {
+        return Ok(());
+    }
+    let what = format!(
+        "{} stands behind a name, where options are taken for names",
+        crate::name::quoted(option.as_encoded_bytes())
+    );
+    Err(Error::new(Exit::Usage, what, "put options before the names, or -- before names that begin with a dash"))
 }
 
 /// Whoever reads a listing may have seen enough (`csalock status | head -1`): then we end as any program would.

@@ -16,6 +16,7 @@ const LONGEST: Duration = Duration::from_secs(10_000_000_000);
 pub fn parse_span(text: &str) -> Result<Duration, String> {
     match parse(text)? {
         Duration::ZERO => Err("must be more than 0".to_string()),
+        span if span < Duration::from_millis(1) => Err("must be at least 1ms".to_string()),
         span => Ok(span),
     }
 }

@@ -3,7 +3,12 @@
 //! Nothing above the engine touches a store, nothing below it knows what a lock is. It decides nothing itself: all
 //! rules are in [`crate::lock::decide`].
 
+mod circle;
+mod history;
+mod leftovers;
+mod pages;
 mod patience;
+mod several;
 mod sight;
 mod taking;
 
@@ -11,14 +16,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use patience::{Backoff, Patience};
+pub use several::{AllTaken, Onlooker, Wish, take_all};
 pub use sight::Sight;
-pub use taking::{Applicant, Taken};
+pub use taking::{Applicant, Taken, Waiting};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::Host;
+use crate::history::Limits;
+use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Process, Proof, Record, Step, Tenure, Wanted, decide,
+    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Tenure, Waiter, Wanted,
+    decide,
 };
 use crate::store::{Store, Stored, Swap, Version};
 
@@ -29,6 +37,7 @@ const MOST_CONFLICTS: usize = 50_000;
 pub struct Engine {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
+    remembers: Limits,
 }
 
 /// One look at a record.
@@ -37,7 +46,12 @@ type Current = (Option<Version>, Record);
 impl Engine {
     /// An engine for this store.
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
-        Engine { store, host }
+        Engine { store, host, remembers: Limits::default() }
+    }
+
+    /// The same, that keeps so much history.
+    pub fn remembering(self, limits: Limits) -> Engine {
+        Engine { remembers: limits, ..self }
     }
 
     /// Its store.
@@ -65,21 +79,37 @@ impl Engine {
     ///
     /// When the store cannot be asked or told.
     pub fn settle(&self, name: &[u8], ask: &Ask) -> Result<Outcome> {
+        self.settle_for(name, ask, None)
+    }
+
+    /// Ends these grants, whoever holds them, and remembers who did so.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::settle`].
+    pub fn break_grants(&self, name: &[u8], proofs: Vec<Proof>, by: Option<&Party>) -> Result<Outcome> {
+        self.settle_for(name, &Ask::Break(proofs), by)
+    }
+
+    fn settle_for(&self, name: &[u8], ask: &Ask, by: Option<&Party>) -> Result<Outcome> {
         let mut ask = ask.clone();
         for _ in 0..MOST_CONFLICTS {
             let (version, record) = self.read(name)?;
-            match self.decide(&record, &ask)? {
+            match self.decide(&record, &ask, None)? {
                 Step::Done(outcome) => return Ok(outcome),
-                Step::Write { record, outcome, wake } => {
-                    let stored = self.swap(name, version.as_ref(), &record, &wake)?;
+                Step::Write { record: next, outcome, wake } => {
+                    let stored = self.swap(version.as_ref(), &record, &next, &wake, by)?;
                     if let (Some(version), Some(outcome)) = (stored, outcome) {
+                        if let Outcome::Renewed(grant) = &outcome {
+                            self.host.ring(Listener::Guardian(&grant.proof));
+                        }
                         return Ok(with_token(outcome, &version));
                     }
                     if let Ask::Release(claimant) | Ask::Renew(claimant, _) = &mut ask {
                         claimant.repeated = true;
                     }
                 }
-                Step::Wait { .. } => return Ok(Outcome::Busy(record.holders)),
+                Step::Join(_) | Step::Wait { .. } => return Ok(Outcome::Busy(record.holders)),
             }
         }
         Err(self.overtaken(name))
@@ -119,7 +149,7 @@ impl Engine {
     /// When the store cannot be asked.
     pub fn sight(&self, name: &[u8]) -> Result<Sight> {
         let (_, record) = self.read(name)?;
-        Sight::of(record, |record, wanted| self.learn(record, wanted))
+        Sight::of(self.whole(record)?, |facts, wanted| self.learn(name, facts, wanted, None))
     }
 
     /// Everything about every name, one after the other. `visit` gets an `Err` for a record that is unreadable.
@@ -129,8 +159,11 @@ impl Engine {
     /// When the store cannot be asked, and what `visit` returns.
     pub fn each_sight(&self, visit: &mut dyn FnMut(Result<Sight>) -> Result<()>) -> Result<()> {
         self.store.scan(&mut |place, stored| {
-            let record = stored.and_then(|stored| decode(&stored, place));
-            visit(record.and_then(|record| Sight::of(record, |facts, wanted| self.learn(facts, wanted))))
+            if stored.as_ref().is_ok_and(|stored| lock::is_internal(&stored.body)) {
+                return Ok(());
+            }
+            let record = stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.whole(record));
+            visit(record.and_then(|record| Sight::of(record, |facts, wanted| self.learn(b"", facts, wanted, None))))
         })
     }
 
@@ -140,11 +173,12 @@ impl Engine {
     ///
     /// When the store cannot be asked or told.
     pub fn remove_unreadable(&self, name: &[u8]) -> Result<bool> {
-        let Some(stored) = self.store.read(name)? else { return Ok(false) };
-        if decode(&stored, "").is_ok() {
-            return Ok(false);
+        match self.read(name) {
+            Err(error) if error.exit() == Exit::Corrupt => {}
+            readable => return readable.map(|_| false),
         }
-        Ok(matches!(self.store.swap(name, Some(&stored.version), None)?, Swap::Stored(_)))
+        let version = self.store.version(name)?;
+        Ok(matches!(self.store.swap(name, version.as_ref(), None)?, Swap::Stored(_)))
     }
 
     fn read(&self, name: &[u8]) -> Result<Current> {
@@ -160,18 +194,24 @@ impl Engine {
         Ok((Some(stored.version), record))
     }
 
-    fn decide(&self, record: &Record, ask: &Ask) -> Result<Step> {
+    /// Decides for somebody who is willing to wait so long.
+    fn decide(&self, record: &Record, ask: &Ask, patience: Option<Duration>) -> Result<Step> {
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => return Ok(step),
-                Err(wanted) => self.learn(&mut facts, wanted)?,
+                Err(wanted) => self.learn(&record.name, &mut facts, wanted, patience)?,
             }
         }
     }
 
-    fn learn(&self, facts: &mut Facts, wanted: Wanted) -> Result<()> {
+    fn learn(&self, name: &[u8], facts: &mut Facts, wanted: Wanted, patience: Option<Duration>) -> Result<()> {
         match wanted {
+            Wanted::Outlasts(lease) => {
+                let remaining = self.store.remaining(&lease)?;
+                facts.learn_outlasts(lease, patience.is_some_and(|patience| remaining > patience));
+            }
+            Wanted::Page(number) => facts.learn_page(number, self.seal(name, number)?),
             Wanted::Fate(home, process) => {
                 let fate = self.host.fate(&home, &process, self.store.reach());
                 facts.learn_fate(home, process, fate);
@@ -184,16 +224,41 @@ impl Engine {
         Ok(())
     }
 
-    /// Stores a record and wakes those it concerns. `None`: somebody was faster.
-    fn swap(&self, name: &[u8], expect: Option<&Version>, record: &Record, wake: &[Proof]) -> Result<Option<Version>> {
+    /// Stores a record, wakes those it concerns, and writes down what ended; what was broken, by whom. `None`: somebody was
+    /// faster.
+    fn swap(
+        &self,
+        expect: Option<&Version>,
+        before: &Record,
+        record: &Record,
+        wake: &[Proof],
+        by: Option<&Party>,
+    ) -> Result<Option<Version>> {
         let body = (!record.is_vacant()).then(|| lock::encode(record));
-        match self.store.swap(name, expect, body.as_deref())? {
+        match self.store.swap(&record.name, expect, body.as_deref())? {
             Swap::Conflict => Ok(None),
             Swap::Stored(version) => {
-                wake.iter().for_each(|proof| self.host.ring(proof));
+                for proof in wake {
+                    self.host.ring(Listener::Waiter(proof));
+                }
+                // What is left behind if this fails misleads nobody, and the record is as it is.
+                let _ = self.tidy_up(before, record);
+                self.remember(before, record, by);
                 Ok(Some(version))
             }
         }
+    }
+
+    /// Removes what was kept beside a record for waiters who wait no more.
+    fn tidy_up(&self, before: &Record, now: &Record) -> Result<()> {
+        let fetched = self.remove_pages(before, now)?;
+        // Who was granted what he waited for takes his notes away himself.
+        let is_there = |waiter: &&Waiter| {
+            now.waiters.iter().any(|other| other.proof == waiter.proof)
+                || now.holders.iter().any(|grant| grant.proof == waiter.proof)
+        };
+        let gone = before.waiters.iter().chain(&fetched).filter(|waiter| !is_there(waiter));
+        gone.into_iter().try_for_each(|waiter| self.forget(&now.name, waiter))
     }
 }
 

@@ -1,13 +1,16 @@
 //! What the process was given beside its arguments: the one place that reads the environment.
 
 use std::ffi::{CString, OsString};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use nix::unistd::{Uid, User};
 
+use crate::duration::parse_span;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
+use crate::history::{Limits, parse_size};
+use crate::name::shown;
 use crate::store::{Layout, Location};
 
 /// Variables, current directory and user, as they were at the start.
@@ -17,9 +20,13 @@ pub struct Environment {
     pub store: Option<OsString>,
     /// `CSALOCK_HANDLE`
     pub handle: Option<OsString>,
+    /// `CSALOCK_OUTER`: the proofs of the grants around the one of that handle
+    pub outer: Option<OsString>,
+    /// `CSALOCK_HISTORY`, `CSALOCK_HISTORY_SIZE`, `CSALOCK_HISTORY_AGE`
+    history: [Option<OsString>; 3],
     /// Where the default store of this user is, or would be.
     state: Option<PathBuf>,
-    /// The current directory.
+    /// The current directory; empty when it was removed.
     pub current: PathBuf,
 }
 
@@ -39,8 +46,10 @@ impl Environment {
         Environment {
             store: set("CSALOCK_STORE"),
             handle: set("CSALOCK_HANDLE"),
+            outer: set("CSALOCK_OUTER"),
+            history: ["CSALOCK_HISTORY", "CSALOCK_HISTORY_SIZE", "CSALOCK_HISTORY_AGE"].map(set),
             state,
-            current: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+            current: std::env::current_dir().unwrap_or_default(),
         }
     }
 
@@ -60,6 +69,29 @@ impl Environment {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
+    /// How much history is kept.
+    ///
+    /// # Errors
+    ///
+    /// A usage error that names the variable which says it wrongly.
+    pub fn history(&self) -> Result<Limits> {
+        let [kept, size, age] = &self.history;
+        let mut limits = Limits::default();
+        let wrong = |name: &str, text: &OsString, why: String| {
+            let what = format!("{name} is \"{}\", which {why}", shown(text.as_bytes()));
+            Error::new(Exit::Usage, what, "set it right, or unset it")
+        };
+        if let Some(text) = size {
+            let parsed = parse_size(&text.to_string_lossy());
+            limits.size = parsed.map_err(|why| wrong("CSALOCK_HISTORY_SIZE", text, why))?;
+        }
+        if let Some(text) = age {
+            let parsed = parse_span(&text.to_string_lossy());
+            limits.age = parsed.map_err(|why| wrong("CSALOCK_HISTORY_AGE", text, why))?;
+        }
+        Ok(if kept.as_ref().is_some_and(|kept| kept == "0") { limits.off() } else { limits })
+    }
+
     /// The store for bare names where none was chosen.
     ///
     /// # Errors
@@ -77,4 +109,10 @@ impl Environment {
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
+/// Whether the terminal can only print: then nothing is drawn on it.
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+pub fn is_dumb_terminal() -> bool {
+    std::env::var_os("TERM").is_none_or(|kind| kind.is_empty() || kind == "dumb")
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::{Applicant, Engine, Patience, Taken};
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Host, Unix};
@@ -33,8 +34,10 @@ impl Locks {
     /// When the URL is none, or the store cannot be used.
     pub fn open(url: &str) -> Result<Locks> {
         let host: Arc<dyn Host> = Arc::new(Unix::new());
-        let location = Location::parse(url.as_ref(), &crate::environment::Environment::of_this_process().current)?;
-        Ok(Locks { engine: Engine::new(store::open(&location, host.clone())?, host) })
+        let environment = Environment::of_this_process();
+        let location = Location::parse(url.as_ref(), &environment.current)?;
+        let engine = Engine::new(store::open(&location, host.clone())?, host);
+        Ok(Locks { engine: engine.remembering(environment.history().unwrap_or_default()) })
     }
 
     /// Takes a lock for this process, waiting for it at most so long. `None`: somebody else has it.
@@ -64,10 +67,12 @@ impl Locks {
             tenure: Tenure::OwnerLives,
             slots: None,
             refuse_stale: false,
-            carried: None,
+            tentative: false,
+            under: Vec::new(),
+            called: None,
         };
         let patience = Patience { limit: Some(at_most), attempts: None, backoff: None };
-        match self.engine.take(name.as_bytes(), &applicant, &patience, None, &mut |_| {})? {
+        match self.engine.take(name.as_bytes(), &applicant, &patience, None, &mut |_| None)? {
             Taken::Answer(Outcome::Granted(Grant { token, .. }, _)) => Ok(Some(Guard {
                 engine: &self.engine,
                 name: name.as_bytes().to_vec(),

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 pub use fake::Fake;
 pub use inherited::Inherited;
-pub use owner::{Caller, caller, command_of};
+pub use owner::{Called, Caller, caller, command_of};
 pub use unix::Unix;
+pub use vigil::{Bell, Listener};
 
 use crate::error::Result;
 use crate::lock::{Fate, Home, Process, Proof};
@@ -46,6 +47,10 @@ pub trait Host: Send + Sync {
     /// The process with this pid, or `None` if there is none.
     fn process(&self, pid: i32) -> Result<Option<Process>>;
 
+    /// The processes that go on only when this one ends, innermost first, as far as that can be seen: `some_time_later` it
+    /// can be seen better.
+    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> Vec<Process>;
+
     /// What is known of a process that lived at `home`, for a store that reaches so far.
     fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate;
 
@@ -56,8 +61,9 @@ pub trait Host: Send + Sync {
     /// becomes readable.
     fn vigil<'a>(&self, proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>>;
 
-    /// Wakes whoever keeps a vigil under this proof, if it is in reach. Nobody may rely on it: a ring can be lost.
-    fn ring(&self, proof: &Proof);
+    /// Wakes whoever listens there, if it is in reach, and says whether anybody does. Nobody may rely on it: a ring can be
+    /// lost.
+    fn ring(&self, listener: Listener<'_>) -> bool;
 }
 
 /// One waiter's ears. What happened before a wait, but after the vigil began, ends that wait at once.
@@ -65,6 +71,10 @@ pub trait Vigil {
     /// Waits until somebody rings, one of the `processes` ends, something changes in `doorway`, the interrupt comes, or
     /// `at_most` is over.
     fn wait(&mut self, processes: &[Process], doorway: Option<&Path>, at_most: Duration) -> Result<Woken>;
+
+    /// From now on, a ring for [`Listener::OnBehalf`] of one of these keys ends a wait as well. `false`: somebody else
+    /// hears those for one of them.
+    fn answer(&mut self, keys: &[Vec<u8>]) -> bool;
 }
 
 /// Why a wait ended.
@@ -74,6 +84,8 @@ pub enum Woken {
     LookAgain,
     /// The interrupt came.
     Interrupted,
+    /// Somebody wants to know what we wait for.
+    Asked,
     /// The time was over.
     TimeOver,
 }

@@ -19,7 +19,8 @@
 //! ```text
 //! argv -> cli -> command -> engine -> lock (record, rules) -> report -> exit
 //!                   |          |-> store   directory, sqlite, memory
-//!                   '-> child  '-> host    unix, fake
+//!                   |-> child  '-> host    unix, fake
+//!                   '-> flock
 //! ```
 //!
 //! [`lock`] is pure: what a record is and every rule of locking. [`engine`] is the one loop that reads, learns, decides
@@ -35,13 +36,16 @@ pub mod engine;
 pub mod environment;
 pub mod error;
 pub mod exit;
+pub mod flock;
 pub mod glob;
 mod guard;
+pub mod history;
 pub mod host;
 pub mod lock;
 pub mod name;
 pub mod report;
 pub mod signals;
 pub mod store;
+pub mod terminal;
 
 pub use guard::{Guard, Locks};

@@ -4,17 +4,24 @@
 //! [`decide`] is every rule there is, [`Facts`] is what the engine found out for it.
 
 mod ask;
-mod codec;
+pub(crate) mod codec;
+mod cycle;
 mod facts;
 mod handle;
+mod page;
 mod protocol;
 mod queue;
 mod record;
+mod waits;
 
-pub use ask::{Application, Ask, Claimant, Outcome, Step};
+pub use ask::{Application, Ask, Claimant, Link, Outcome, Place, Step};
 pub(crate) use codec::MOST_BYTES;
-pub use codec::{decode, encode};
+pub use codec::{decode, encode, is_internal};
+pub(crate) use codec::{decode_page, decode_waits, encode_page, encode_waits, name_of_internal};
+pub use cycle::{Circle, Wait, circle};
 pub use facts::{Facts, Fate, Wanted};
 pub use handle::{Handle, Proof};
+pub use page::{Joined, Page};
 pub use protocol::{decide, standing};
-pub use record::{Ended, Ending, Grant, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter};
+pub use record::{Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter};
+pub use waits::Waits;

@@ -37,6 +37,20 @@ pub fn is_path(name: &[u8]) -> bool {
     name.contains(&b'/')
 }
 
+/// A path that starts at `current` if it does not start at the root.
+///
+/// # Errors
+///
+/// When there is no current directory any more: `current` is empty then.
+pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
+    let path = current.join(path);
+    if !path.is_absolute() {
+        let what = format!("{} is in the current directory, which was removed", shown_path(&path));
+        return Err(Error::new(Exit::Unreachable, what, "cd to one that exists"));
+    }
+    Ok(path)
+}
+
 /// The one absolute path, without symbolic links, that every spelling of a file comes to. The file need not exist, its
 /// directory must.
 ///
@@ -44,7 +58,7 @@ pub fn is_path(name: &[u8]) -> bool {
 ///
 /// When the directory cannot be found or looked into.
 pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
-    let mut path = current.join(OsStr::from_bytes(name));
+    let mut path = absolute(OsStr::from_bytes(name), current)?;
     for _ in 0..MOST_LINKS {
         match fs::canonicalize(&path) {
             Ok(found) => return Ok(found),

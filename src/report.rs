@@ -1,12 +1,16 @@
 //! All wording: what a person reads, and what a program parses.
 
 mod json;
+mod past;
 mod table;
+mod timeline;
 
 use std::time::Duration;
 
 pub use json::{Evicted, HolderJson, LockJson, SightJson, UnlockJson};
-pub use table::{Colour, table};
+pub use past::PastJson;
+pub use table::{HEADER, Paper, WIDTH, table};
+pub use timeline::timeline;
 
 use nix::unistd::{Uid, User};
 

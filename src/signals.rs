@@ -33,6 +33,7 @@ pub struct Came {
 /// From its creation on signals are queued here instead of doing what they do.
 pub struct Signals {
     descriptor: SignalFd,
+    interrupt: SignalFd,
     before: SigSet,
 }
 
@@ -43,18 +44,39 @@ impl Signals {
     ///
     /// When the system has no descriptors left.
     pub fn listen(inherited: Inherited) -> Result<Signals> {
-        let failed = |errno: Errno| Error::new(Exit::System, format!("cannot wait for signals: {}", errno.desc()), "");
-        let mut mask = SigSet::empty();
-        FORWARDED.into_iter().filter(|signal| !inherited.ignored(*signal)).for_each(|signal| mask.add(signal));
-        mask.add(Signal::SIGCHLD);
-        let mut before = SigSet::empty();
-        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
+        let signals = Signals::listen_also(inherited, &[Signal::SIGCHLD])?;
         // A child that stops is none of our business; and were SIGCHLD ignored, no child could be waited for.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
         // SAFETY: the default disposition runs no code of ours.
         unsafe { sigaction(Signal::SIGCHLD, &action) }.map_err(failed)?;
-        let descriptor = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(failed)?;
-        Ok(Signals { descriptor, before })
+        Ok(signals)
+    }
+
+    /// Begins to queue [`FORWARDED`], and these.
+    ///
+    /// # Errors
+    ///
+    /// As [`Signals::listen`].
+    pub fn listen_also(inherited: Inherited, others: &[Signal]) -> Result<Signals> {
+        let mut ending = SigSet::empty();
+        FORWARDED.into_iter().filter(|signal| !inherited.ignored(*signal)).for_each(|signal| ending.add(signal));
+        let mut mask = ending;
+        others.iter().for_each(|signal| mask.add(*signal));
+        let mut before = SigSet::empty();
+        sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
+        let open = |mask| SignalFd::with_flags(mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(failed);
+        Ok(Signals { descriptor: open(&mask)?, interrupt: open(&ending)?, before })
+    }
+
+    /// Becomes readable when a signal came that ends a wait. (The end of a child does not: with `exec csalock` a script
+    /// leaves us its own.)
+    pub fn interrupt(&self) -> BorrowedFd<'_> {
+        self.interrupt.as_fd()
+    }
+
+    /// The signal that ended a wait.
+    pub fn interrupted_by(&self) -> Option<Signal> {
+        std::iter::from_fn(|| self.next()).map(|came| came.signal).find(|signal| FORWARDED.contains(signal))
     }
 
     /// The next one that came, if any did.
@@ -67,7 +89,7 @@ impl Signals {
 
     /// Gives back to what is about to be executed the mask and dispositions that we were started with.
     pub fn restore(&self, inherited: Inherited) {
-        for signal in [Signal::SIGPIPE, Signal::SIGCHLD] {
+        for signal in [Signal::SIGPIPE, Signal::SIGCHLD, Signal::SIGXFSZ] {
             let handler = if inherited.ignored(signal) { SigHandler::SigIgn } else { SigHandler::SigDfl };
             // SAFETY: neither disposition runs code of ours.
             let _ = unsafe { sigaction(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty())) };
@@ -80,6 +102,56 @@ impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
+}
+
+fn failed(errno: Errno) -> Error {
+    Error::new(Exit::System, format!("cannot wait for signals: {}", errno.desc()), "")
+}
+
+/// While it lives, this is called when Ctrl-Z is typed; to stop is then its business, by [`stop`].
+#[derive(Debug)]
+pub struct BeforeStop(SigAction);
+
+impl BeforeStop {
+    /// `None` where Ctrl-Z is ignored. What is called may do only what signal-safety(7) allows.
+    pub fn call(handler: extern "C" fn(libc::c_int)) -> Option<BeforeStop> {
+        let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
+        // SAFETY: the handler promises to be one.
+        let before = unsafe { sigaction(Signal::SIGTSTP, &action) }.ok()?;
+        let ignored = matches!(before.handler(), SigHandler::SigIgn);
+        let caught = BeforeStop(before);
+        (!ignored).then_some(caught)
+    }
+}
+
+impl Drop for BeforeStop {
+    fn drop(&mut self) {
+        // SAFETY: what was there before is as good as it was.
+        let _ = unsafe { sigaction(Signal::SIGTSTP, &self.0) };
+    }
+}
+
+/// Stops this process as Ctrl-Z does, unless that is ignored. Returns when it goes on. Safe in a signal handler.
+pub fn stop() {
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: the default disposition runs no code of ours.
+    let Ok(action) = (unsafe { sigaction(Signal::SIGTSTP, &default) }) else { return };
+    if !matches!(action.handler(), SigHandler::SigIgn) {
+        let (mut mask, mut before) = (SigSet::empty(), SigSet::empty());
+        mask.add(Signal::SIGTSTP);
+        let _ = raise(Signal::SIGTSTP);
+        let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&mask), Some(&mut before));
+        let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&before), None);
+    }
+    // SAFETY: what was there before is as good as it was.
+    let _ = unsafe { sigaction(Signal::SIGTSTP, &action) };
+}
+
+/// A limit on the size of files is an error that can be told, not a death without a word.
+pub fn ignore_file_size_signal() {
+    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+    // SAFETY: ignoring runs no code of ours.
+    let _ = unsafe { sigaction(Signal::SIGXFSZ, &ignore) };
 }
 
 /// Ends this process by a signal, so that whoever waits for it sees what happened. Returns if the signal does not do so.

@@ -7,8 +7,9 @@
 //! - A version's number is a fencing token: under one name it only grows, also after the record was removed and
 //!   came back. (No two versions are equal, so there is no ABA.)
 //! - A process that dies at any instruction leaves either the old record or the new one.
-//! - Nothing but `swap` and `sweep` changes anything. Asking a store that does not exist yet finds nothing in it.
+//! - Nothing but `swap`, `sweep` and `note` changes anything. Asking a store that does not exist yet finds nothing in it.
 
+mod chronicle;
 mod directory;
 mod file_system;
 mod memory;
@@ -25,6 +26,7 @@ pub use sqlite::Sqlite;
 pub use url::{Layout, Location};
 
 use crate::error::Result;
+use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::Lease;
 
@@ -75,6 +77,11 @@ pub trait Store: Send + Sync {
     /// The record under `name`, or `None` where there is none.
     fn read(&self, name: &[u8]) -> Result<Option<Stored>>;
 
+    /// Which version stands under `name`, also where it cannot be read.
+    fn version(&self, name: &[u8]) -> Result<Option<Version>> {
+        Ok(self.read(name)?.map(|stored| stored.version))
+    }
+
     /// Replaces the record under `name` by `body`, or removes it if that is `None`, provided that its version is still
     /// `expect` (`None`: that there is none).
     fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap>;
@@ -100,6 +107,12 @@ pub trait Store: Send + Sync {
 
     /// Removes leftovers of processes that died half-way, and says how many there were.
     fn sweep(&self, dry_run: bool) -> Result<u64>;
+
+    /// Keeps a line of history, its newline included, as far as the limits allow. It may be lost, and nothing is waited for.
+    fn remember(&self, line: &[u8], limits: &Limits);
+
+    /// Visits the lines of history, in the order in which they came. `false`: this store keeps none.
+    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
 }
 
 /// Opens the store at a location. Creates nothing: the first swap does.

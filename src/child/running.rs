@@ -13,7 +13,8 @@ use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 use super::Report;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::Host;
+use crate::host::{Bell, Host, Listener};
+use crate::lock::Proof;
 use crate::signals::{FORWARDED, Signals};
 
 /// The command, in a process of its own.
@@ -62,8 +63,9 @@ impl Running {
         Running { pid, hear }
     }
 
-    /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached. The limits, if there are
-    /// to be any, are asked for when the lock is taken, and again when one of them is reached, for it may have moved.
+    /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached. The limits are asked for
+    /// when the lock is taken (if it is `limited` from the beginning), when one of them is reached, for it may have moved,
+    /// and when the bell of the grant with this proof rings.
     ///
     /// # Errors
     ///
@@ -71,9 +73,13 @@ impl Running {
     pub fn watch(
         self,
         signals: &Signals,
-        ask_limits: Option<&dyn Fn() -> Vec<Limits>>,
+        limited: bool,
+        ask: &dyn Fn() -> Vec<Limits>,
+        proof: &Proof,
         host: &dyn Host,
     ) -> Result<Ended> {
+        let bell = Bell::new(Listener::Guardian(proof));
+
         let mut limits: Vec<Limits> = Vec::new();
         let mut told = None;
         let mut stopped = None;
@@ -89,17 +95,17 @@ impl Running {
                 let told = self.told().or(told);
                 return Ok(Ended { told, exit: exit_of(&status), of_terminal, stopped });
             }
-            if let Some(ask) = ask_limits
-                && told.is_none()
-            {
+            if limited && told.is_none() {
                 told = self.told();
                 limits = if told.is_some() { ask() } else { Vec::new() };
             }
             let mut now = host.boottime();
-            if let Some(ask) = ask_limits
-                && stopped.is_none()
-                && limits.iter().any(|limit| limit.term <= now)
-            {
+            let rang = bell.as_ref().is_some_and(Bell::rang);
+            if rang && told.is_none() {
+                told = self.told();
+            }
+            // What rings before the command runs is its own taking of the locks.
+            if told.is_some() && stopped.is_none() && (rang || limits.iter().any(|limit| limit.term <= now)) {
                 limits = ask();
                 now = host.boottime();
             }
@@ -115,8 +121,9 @@ impl Running {
                 due.term = Duration::MAX;
             }
             let next = limits.iter().flat_map(|limit| [limit.term, limit.kill]).min();
-            let hear = self.hear.as_ref().filter(|_| ask_limits.is_some() && told.is_none()).map(AsFd::as_fd);
-            wait(signals, hear, next.map(|next| next.saturating_sub(now)))?;
+            let hear = self.hear.as_ref().filter(|_| limited && told.is_none()).map(AsFd::as_fd);
+            let bell = bell.as_ref().map(AsFd::as_fd);
+            wait([Some(signals.as_fd()), hear, bell], next.map(|next| next.saturating_sub(now)))?;
             while let Some(came) = signals.next() {
                 if came.from_terminal {
                     of_terminal = Some(came.signal);
@@ -156,9 +163,9 @@ impl Running {
     }
 }
 
-fn wait(signals: &Signals, hear: Option<BorrowedFd<'_>>, at_most: Option<Duration>) -> Result<()> {
-    let heard = [Some(signals.as_fd()), hear].into_iter().flatten();
-    let mut polled: Vec<PollFd<'_>> = heard.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+fn wait(heard: [Option<BorrowedFd<'_>>; 3], at_most: Option<Duration>) -> Result<()> {
+    let mut polled: Vec<PollFd<'_>> =
+        heard.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     // Beyond a day the kernel's and libc's limits would have to be known.
     let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
     match ppoll(&mut polled, at_most, None) {

@@ -23,6 +23,8 @@ pub fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Cli> {
         timeout: Limit(Some(Duration::from_secs(30))),
         nonblock: false,
         exclusive: false,
+        shared: false,
+        slots: None,
         ttl: None,
         forever: false,
         fail_on_stale: false,
@@ -35,10 +37,12 @@ pub fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Cli> {
         common,
         taking,
         no_fork: false,
+        flock: false,
         shell: None,
         max_hold: None,
         kill_after: Duration::from_secs(10),
         on_lost: OnLost::Kill,
+        also: Vec::new(),
         words,
     };
     Some(Cli { command: Command::RunWithLock(run) })

@@ -12,7 +12,6 @@ use crate::report::{Reporter, UnlockJson};
 pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
     let engine = world.engine(&world.store(&asked.common)?)?;
     let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
-    let swept = engine.store().sweep(asked.dry_run)?;
     let mut removed: Vec<(Vec<u8>, Vec<Ending>)> = Vec::new();
     let mut unreadable: Option<Error> = None;
     engine.each_sight(&mut |sight| {
@@ -38,6 +37,8 @@ pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
         }
         Ok(())
     })?;
+    // Last, for records that were collected just now may have needed some of it.
+    let swept = engine.sweep(asked.dry_run)?;
     if asked.common.json {
         let grants = |endings: &[Ending]| endings.iter().map(|ending| ending.grant.clone()).collect::<Vec<Grant>>();
         let document =

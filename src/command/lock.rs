@@ -1,82 +1,96 @@
 //! `csalock lock`
 
-use super::world::{Target, World, print, print_json, refusal};
+use nix::sys::signal::Signal;
+
+use super::onlooker::Teller;
+use super::targets::{Opened, Targets};
+use super::world::{World, print, print_json, refusal};
 use crate::cli::{Common, Lock};
-use crate::engine::{Applicant, Engine, Taken};
-use crate::error::Error;
+use crate::engine::{AllTaken, Applicant};
+use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Caller, caller};
-use crate::lock::{Ask, Ending, Grant, Handle, Outcome, Share};
+use crate::host::{Called, Caller, caller};
+use crate::lock::{Ending, Grant, Handle};
 use crate::name::shown;
-use crate::report::{LockJson, Reporter};
+use crate::report::LockJson;
 use crate::signals::Signals;
 
 pub(super) fn run(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
-    let [typed] = asked.names.as_slice() else {
-        let what = "lock takes one name at a time, and options go before it";
-        return Err(Error::new(Exit::Usage, what, "see `csalock lock --help`").into());
-    };
-    let target = world.target(&asked.common, typed)?;
-    let applicant = applicant(world, asked)?;
-    let engine = world.engine(&target.location)?;
-    let applicant = Applicant { handle: engine.new_handle()?, ..applicant };
-    let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
+    let targets = Targets::new(world, &asked.common, &asked.names)?;
+    if world.inherited.closed(1) {
+        let what = "stdout is closed, so nobody would get the handle";
+        return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
+    }
+    let handle = Handle::new(world.host.random()?);
+    let applicant = applicant(world, asked, &handle)?;
+    let opened = targets.open(world)?;
     let signals = Signals::listen(world.inherited)?;
-    let taken = engine.take(
-        &target.name,
-        &applicant,
-        &asked.taking.patience(),
-        Some(std::os::fd::AsFd::as_fd(&signals)),
-        &mut |record| asked.common.tell_waiting(&target, record, &reporter),
-    )?;
+    let mut teller = Teller::new(&asked.common);
+    let taken = opened.take(&applicant, &asked.taking.patience(), Some(signals.interrupt()), &mut |at, waiting| {
+        teller.look(&targets.all[at], &opened.reporter(at), waiting)
+    })?;
+    drop(teller);
     match taken {
-        Taken::Interrupted => Ok(signals.next().map_or(Exit::System, |came| Exit::Raised(came.signal as i32))),
-        Taken::Answer(Outcome::Granted(grant, evicted)) => {
-            told(&asked.common, &target, &reporter, &grant, evicted.as_ref());
-            hand_over(asked, &target, &engine, &applicant.handle, &grant, evicted.as_ref(), &reporter)
+        AllTaken::Interrupted => {
+            Ok(signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)))
         }
-        Taken::Answer(outcome) => {
-            let (text, exit) = refusal(&outcome, &target, &reporter, asked.taking.conflict_exit_code);
+        AllTaken::Granted(grants, evicted) => {
+            told(&asked.common, &targets, &opened, &grants, evicted.as_ref());
+            let printed = if asked.common.json {
+                print_json(&document(&targets, &opened, &handle, &grants, evicted.as_ref()))
+            } else {
+                print(&format!("{handle}\n"))
+            };
+            // A handle that cannot be printed is of use to nobody.
+            if let Err(error) = printed {
+                opened.give_back(handle.proof()).into_iter().collect::<Result<Vec<_>>>()?;
+                let names = targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ");
+                return Err(error.context(format!("lock {names} was given back")));
+            }
+            Ok(Exit::Done)
+        }
+        AllTaken::Refused(at, outcome) => {
+            let busy = asked.taking.conflict_exit_code;
+            let (text, exit) = refusal(&outcome, &targets.all[at], &opened.reporter(at), busy);
             asked.common.tell(&text);
             Ok(exit)
         }
     }
 }
 
-/// Prints the handle. A handle that cannot be printed is of use to nobody: then the lock is given back.
-fn hand_over(
-    asked: &Lock,
-    target: &Target,
-    engine: &Engine,
+fn document(
+    targets: &Targets,
+    opened: &Opened<'_>,
     handle: &Handle,
-    grant: &Grant,
-    evicted: Option<&Ending>,
-    reporter: &Reporter<'_>,
-) -> anyhow::Result<Exit> {
-    let printed = if asked.common.json {
-        print_json(&LockJson::new(&target.known_as, handle, grant, evicted, reporter))
-    } else {
-        print(&format!("{handle}\n"))
-    };
-    if let Err(error) = printed {
-        let claimant = engine.claimant(Some(handle.proof()), Vec::new())?;
-        engine.settle(&target.name, &Ask::Release(claimant))?;
-        return Err(error.context(format!("lock {} was given back", shown(&target.known_as))));
-    }
-    Ok(Exit::Done)
+    grants: &[Grant],
+    evicted: Option<&(usize, Ending)>,
+) -> LockJson {
+    let names: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
+    let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
+    LockJson::new(&names, handle, grants, ending, &opened.reporter(at))
 }
 
-/// Says from whom the lock was taken, if that one had not given it back.
-pub(super) fn told(common: &Common, target: &Target, reporter: &Reporter<'_>, grant: &Grant, evicted: Option<&Ending>) {
-    let name = shown(&target.known_as);
-    if let Some(ending) = evicted {
-        common.tell(&format!("lock {name} was taken over from {}", reporter.ending(ending)));
-    } else if common.verbose {
-        common.tell(&format!("lock {name} is taken, token {}", grant.token.unwrap_or_default()));
+/// Says from whom a lock was taken, if that one had not given it back.
+pub(super) fn told(
+    common: &Common,
+    targets: &Targets,
+    opened: &Opened<'_>,
+    grants: &[Grant],
+    evicted: Option<&(usize, Ending)>,
+) {
+    if let Some((at, ending)) = evicted {
+        let (name, ending) = (shown(&targets.all[*at].known_as), opened.reporter(*at).ending(ending));
+        common.tell(&format!("lock {name} was taken over from {ending}"));
+    }
+    for (at, (target, grant)) in targets.all.iter().zip(grants).enumerate() {
+        if common.verbose && evicted.is_none_or(|(evicted, _)| *evicted != at) {
+            let name = shown(&target.known_as);
+            common.tell(&format!("lock {name} is taken, token {}", grant.token.unwrap_or_default()));
+        }
     }
 }
 
-fn applicant(world: &World, asked: &Lock) -> anyhow::Result<Applicant> {
+fn applicant(world: &World, asked: &Lock, handle: &Handle) -> anyhow::Result<Applicant> {
     let process = world.host.this_process()?;
     let tenure = asked.taking.tenure();
     let Caller { owners, command } = match asked.pid {
@@ -90,16 +104,18 @@ fn applicant(world: &World, asked: &Lock) -> anyhow::Result<Applicant> {
         },
     };
     Ok(Applicant {
-        handle: Handle::new([0; 16]),
-        share: Share::Exclusive,
+        handle: handle.clone(),
+        share: asked.taking.share(),
         party: world.party(owners, command, asked.taking.label.as_ref())?,
         process,
         outlived: true,
         yields: false,
         tenure,
-        slots: None,
+        slots: asked.taking.slots,
         refuse_stale: asked.taking.fail_on_stale,
-        carried: world.carried(),
+        tentative: false,
+        under: world.under(),
+        called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
     })
 }
 

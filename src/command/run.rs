@@ -1,12 +1,16 @@
 //! `csalock run-with-lock`: who does what is said in [`crate::child`].
 
 mod guard;
+mod old_flock;
 mod take;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 
 use self::guard::Guard;
+use self::old_flock::OldFlock;
 use self::take::Take;
+use super::targets::Targets;
 use super::world::{World, say};
 use crate::child::{AtOnce, Forked, Plan};
 use crate::cli::RunWithLock;
@@ -16,26 +20,36 @@ use crate::lock::Handle;
 use crate::signals::Signals;
 
 pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
-    let (typed, plan) = plan(asked)?;
-    let target = world.target(&asked.common, &typed)?;
+    if asked.common.json {
+        let what = "run-with-lock has no result of its own that could be JSON";
+        return Err(Error::new(Exit::Usage, what, "leave --json out").into());
+    }
+    let (names, plan) = plan(asked)?;
+    let targets = Targets::new(world, &asked.common, &names)?;
+    let old_flock = OldFlock::of(asked, &targets)?;
+    let old_flock = old_flock.as_ref();
     let handle = Handle::new(world.host.random()?);
     let signals = Signals::listen(world.inherited)?;
-    let take = Take { world, asked, target: &target, plan: &plan, signals: &signals, handle: &handle };
+    let guardian = (!asked.no_fork).then(nix::unistd::Pid::this);
+    let take =
+        Take { world, asked, targets: &targets, plan: &plan, signals: &signals, handle: &handle, guardian, old_flock };
     if asked.no_fork {
         return take.and_become(None);
     }
-    // The child opens the store for itself: neither descriptors nor SQLite's connections may be shared.
-    let engine = world.engine(&target.location);
-    let is_taken =
-        engine.as_ref().is_ok_and(|engine| engine.store().read(&target.name).is_ok_and(|found| found.is_some()));
+    // The child opens the stores for itself: neither descriptors nor SQLite's connections may be shared.
+    let opened = targets.open(world);
+    let is_taken = opened.as_ref().is_ok_and(|opened| {
+        opened.each().any(|(target, engine)| engine.store().read(&target.name).is_ok_and(|found| found.is_some()))
+    });
     let guard = |running| {
-        let guard = Guard { world, asked, target: &target, handle: &handle, engine };
+        let guard = Guard { world, asked, targets: &targets, handle: &handle, opened, old_flock };
         let exit = guard.until_the_end(running, &signals);
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(guard);
         exit
     };
-    if !is_taken {
+    // A file may have to be waited for, which a child that shares our memory must not do.
+    if !is_taken && old_flock.is_none() {
         match plan.at_once(&|progress| take.at_once(progress))? {
             AtOnce::Running(running) => return guard(running),
             AtOnce::Failed(exit) => return Ok(exit),
@@ -54,11 +68,22 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     }
 }
 
-/// The name, and what is to be run: `NAME COMMAND...`, `NAME -- COMMAND...`, `NAME -c STRING`.
-fn plan(asked: &RunWithLock) -> Result<(OsString, Plan)> {
+/// The names, and what is to be run: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...`, `NAME -c STRING`.
+fn plan(asked: &RunWithLock) -> Result<(Vec<OsString>, Plan)> {
     let usage = |what: &str| Error::new(Exit::Usage, what, "say: csalock run-with-lock NAME COMMAND [ARGUMENT]...");
     let (typed, mut words) = asked.words.split_first().ok_or_else(|| usage("the name is missing"))?;
+    let mut names = [std::slice::from_ref(typed), &asked.also].concat();
     let mut shell = asked.shell.clone();
+    while let [option, rest @ ..] = words {
+        let (name, rest) = match (option.as_bytes().strip_prefix(b"--also"), rest) {
+            (Some(b""), [name, rest @ ..]) => (name.clone(), rest),
+            (Some(b""), []) => return Err(usage("--also needs a name")),
+            (Some([b'=', name @ ..]), rest) => (OsStr::from_bytes(name).to_os_string(), rest),
+            _ => break,
+        };
+        names.push(name);
+        words = rest;
+    }
     match words {
         [dashes, rest @ ..] if dashes == "--" => words = rest,
         // As flock(1) has it: after the name.
@@ -68,11 +93,12 @@ fn plan(asked: &RunWithLock) -> Result<(OsString, Plan)> {
         }
         _ => {}
     }
-    match (shell, words) {
-        (Some(_), [_, ..]) => Err(usage("-c STRING and a command cannot both be run")),
-        (Some(string), []) => Ok((typed.clone(), Plan::new(["/bin/sh".into(), "-c".into(), string]))),
-        (None, []) => Err(usage("the command is missing")),
-        (None, [program, ..]) if program.is_empty() => Err(usage("the command's name is empty")),
-        (None, words) => Ok((typed.clone(), Plan::new(words.iter().cloned()))),
-    }
+    let plan = match (shell, words) {
+        (Some(_), [_, ..]) => return Err(usage("-c STRING and a command cannot both be run")),
+        (Some(string), []) => Plan::new(["/bin/sh".into(), "-c".into(), string]),
+        (None, []) => return Err(usage("the command is missing")),
+        (None, [program, ..]) if program.is_empty() => return Err(usage("the command's name is empty")),
+        (None, words) => Plan::new(words.iter().cloned()),
+    };
+    Ok((names, plan))
 }

@@ -1,20 +1,21 @@
 //! What every command starts from: where we are, which store is meant, who is asking; and how answers are told.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use nix::sys::signal::Signal;
 
 use crate::cli::{Common, Taking};
 use crate::engine::{Engine, Patience};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Host, Inherited, Unix, caller};
-use crate::lock::{Claimant, Grant, Handle, Outcome, Party, Process, Proof, Record, Tenure};
+use crate::host::{Called, Host, Inherited, Unix, caller};
+use crate::lock::{Claimant, Grant, Handle, Link, Outcome, Party, Process, Proof, Share, Tenure};
 use crate::name::{self, shown};
 use crate::report::Reporter;
 use crate::store::{self, Layout, Location};
@@ -36,6 +37,8 @@ pub(super) struct Target {
     pub(super) name: Vec<u8>,
     /// As people know it: the name, or the file's whole path.
     pub(super) known_as: Vec<u8>,
+    /// What has to be typed to mean it, in the shell: its store, where that was named, and the name.
+    pub(super) to_type: String,
 }
 
 impl World {
@@ -71,27 +74,38 @@ impl World {
         let chosen = self.chosen_store(common)?;
         if !name::is_path(typed) {
             let location = chosen.map_or_else(|| self.environment.default_store(), Ok)?;
-            return Ok(Target { location, name: typed.to_vec(), known_as: typed.to_vec() });
+            let to_type = to_type(common, typed);
+            return Ok(Target { location, name: typed.to_vec(), known_as: typed.to_vec(), to_type });
         }
         let file = name::file_of(typed, &self.environment.current)?;
         let known_as = file.as_os_str().as_bytes().to_vec();
+        let to_type = to_type(common, &known_as);
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         match chosen {
-            Some(location) if location != beside => Ok(Target { location, name: known_as.clone(), known_as }),
+            Some(location) if location != beside => Ok(Target { location, name: known_as.clone(), known_as, to_type }),
             _ => {
                 let name = file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec();
-                Ok(Target { location: beside, name, known_as })
+                Ok(Target { location: beside, name, known_as, to_type })
             }
         }
     }
 
     pub(super) fn engine(&self, location: &Location) -> Result<Engine> {
-        Ok(Engine::new(store::open(location, self.host.clone())?, self.host.clone()))
+        let engine = Engine::new(store::open(location, self.host.clone())?, self.host.clone());
+        // What is said wrongly there costs nobody a lock; `csalock history` says what is wrong.
+        Ok(engine.remembering(self.environment.history().unwrap_or_default()))
     }
 
     /// A party on this host.
     pub(super) fn party(&self, owners: Vec<Process>, command: Vec<u8>, label: Option<&OsString>) -> Result<Party> {
-        let bounded = |bytes: &[u8]| bytes[..bytes.len().min(MOST_SHOWN)].to_vec();
+        let bounded = |bytes: &[u8]| {
+            let start = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_SHOWN)]);
+            match bytes.len() > MOST_SHOWN {
+                // What is cut is seen to be, and no character is cut in two.
+                true => format!("{}...", start.trim_end_matches(char::REPLACEMENT_CHARACTER)).into_bytes(),
+                false => bytes.to_vec(),
+            }
+        };
         Ok(Party {
             home: self.host.home()?,
             owners,
@@ -121,12 +135,45 @@ impl World {
         Handle::parse(text.trim()).map(|handle| handle.proof())
     }
 
+    /// All grants that we run under, the innermost first.
+    pub(super) fn under(&self) -> Vec<Proof> {
+        let outer = self.environment.outer.as_deref().and_then(OsStr::to_str).unwrap_or("");
+        let outer = outer.split(',').filter_map(Proof::parse);
+        self.carried().into_iter().flat_map(|carried| std::iter::once(carried).chain(outer.clone())).take(16).collect()
+    }
+
+    /// This process and those of the calling script that are the caller: of a subshell in the background, not the script
+    /// around it.
+    pub(super) fn script(&self) -> Result<Vec<Process>> {
+        let this = self.host.this_process()?;
+        let called = Called { pid: this.pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) };
+        let above = self.ancestors()?.into_iter().skip(1);
+        let waiting = self.host.waiting_caller(&called, true);
+        Ok(std::iter::once(this)
+            .chain(above.enumerate().filter(|(at, owner)| *at == 0 || waiting.contains(owner)).map(|(_, owner)| owner))
+            .collect())
+    }
+
     /// The processes of the calling script. A shell may have become this very process for its last command, so it is one
     /// of them.
-    fn ancestors(&self) -> Result<Vec<Process>> {
+    pub(super) fn ancestors(&self) -> Result<Vec<Process>> {
         let this = self.host.this_process()?;
         let above = caller(this.pid).map(|caller| caller.owners).unwrap_or_default();
         Ok([vec![this], above].concat())
+    }
+}
+
+fn to_type(common: &Common, name: &[u8]) -> String {
+    let store = common.store.as_ref().map(|url| format!("--store {} ", name::quoted(url.as_bytes())));
+    let dashes = if name.starts_with(b"-") { "-- " } else { "" };
+    format!("{}{dashes}{}", store.unwrap_or_default(), name::quoted(name))
+}
+
+impl Target {
+    /// What another name in the same store is known as.
+    fn known_as_beside(&self, name: &[u8]) -> String {
+        let directory = self.known_as.len() - self.name.len();
+        shown(&[&self.known_as[..directory], name].concat())
     }
 }
 
@@ -136,6 +183,14 @@ impl Taking {
             return Patience::NONE;
         }
         Patience { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
+    }
+
+    pub(super) fn share(&self) -> Share {
+        match self.slots {
+            Some(_) => Share::Slot,
+            None if self.shared => Share::Shared,
+            None => Share::Exclusive,
+        }
     }
 
     pub(super) fn tenure(&self) -> Tenure {
@@ -154,19 +209,11 @@ impl Common {
             say(text);
         }
     }
-
-    /// Says that a wait begins, to whoever is there to read it.
-    pub(super) fn tell_waiting(&self, target: &Target, record: &Record, reporter: &Reporter<'_>) {
-        if self.verbose || (!self.quiet && std::io::stderr().is_terminal()) {
-            let who = record.holders.first().map_or("others are before us".to_string(), |grant| reporter.holder(grant));
-            say(&format!("waiting for lock {}: {who}", shown(&target.known_as)));
-        }
-    }
 }
 
 /// What to say, and how to exit, when a lock was not got.
 pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_>, busy: Option<u8>) -> (String, Exit) {
-    let (name, typed) = (shown(&target.known_as), name::quoted(&target.known_as));
+    let (name, typed) = (shown(&target.known_as), &target.to_type);
     let holders = |grants: &[Grant]| match grants {
         [] => "nobody holds it, but others came before".to_string(),
         _ => {
@@ -186,13 +233,30 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
             ),
             Exit::Stale,
         ),
-        Outcome::Deadlock(grant) => (
+        Outcome::Deadlock(links) if links.len() == 1 => (
             format!(
                 "lock {name}: waiting would never end, for the one who asks holds it: {}; give it back first with \
                  `csalock unlock {typed}`",
-                reporter.holder(grant)
+                reporter.holder(&links[0].grant)
             ),
             Exit::Deadlock,
+        ),
+        Outcome::Deadlock(links) => {
+            let known_as = |name: &[u8]| target.known_as_beside(name);
+            let held =
+                |link: &Link| format!("lock {} is held by {}", known_as(&link.name), reporter.holder(&link.grant));
+            let circle = links.iter().map(held).collect::<Vec<_>>().join(", who waits: ");
+            (
+                format!(
+                    "lock {name}: waiting would never end: {circle}, the one who asks; give back what you hold and try \
+                     again, or take all of them at once"
+                ),
+                Exit::Deadlock,
+            )
+        }
+        Outcome::OtherSlots(has) => (
+            format!("lock {name} has {has} slots, as others who hold it or wait for it say; say -j {has}"),
+            Exit::Usage,
         ),
         Outcome::NotHeld(ending) => (
             match ending {
@@ -223,7 +287,7 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
 /// Prints a line for people.
 pub(super) fn say(text: &str) {
     // There is nowhere left to say that stderr is gone.
-    let _ = writeln!(std::io::stderr(), "csalock: {text}");
+    let _ = std::io::stderr().write_all(format!("csalock: {text}\n").as_bytes());
 }
 
 /// Prints a result.

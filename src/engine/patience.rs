@@ -47,6 +47,7 @@ impl Patience {
             looks_left: self.attempts,
             pause: backoff.min,
             longest: backoff.max,
+            seldom: backoff == SELDOM,
         }
     }
 }
@@ -57,12 +58,20 @@ pub(super) struct Clock {
     looks_left: Option<u32>,
     pause: Duration,
     longest: Duration,
+    /// Whether a look is only there because a ring could be lost.
+    seldom: bool,
 }
 
 impl Clock {
-    /// How long to wait before the next look; `None`: patience is over.
-    pub(super) fn next_pause(&mut self, now: Duration) -> Option<Duration> {
-        let left = self.deadline.map(|deadline| deadline.saturating_sub(now));
+    /// What is left of it; `None`: it has no end.
+    pub(super) fn left(&self, now: Duration) -> Option<Duration> {
+        self.deadline.map(|deadline| deadline.saturating_sub(now))
+    }
+
+    /// How long to wait before the next look, with so many ahead; `None`: patience is over. Where a look is only for the
+    /// case that a ring was lost, those far behind look less often: together they look as often as a few.
+    pub(super) fn next_pause(&mut self, now: Duration, ahead: usize) -> Option<Duration> {
+        let left = self.left(now);
         if left == Some(Duration::ZERO) {
             return None;
         }
@@ -77,6 +86,8 @@ impl Clock {
         let jitter = self.pause.mul_f64(0.25 * f64::from(now.subsec_nanos() % 1000) / 1000.0);
         let pause = self.pause.saturating_sub(jitter);
         self.pause = (self.pause * 2).min(self.longest);
+        let pause =
+            if self.seldom { pause.saturating_mul(u32::try_from(ahead + 1).unwrap_or(u32::MAX)) } else { pause };
         Some(left.map_or(pause, |left| left.min(pause)))
     }
 }
@@ -87,7 +98,7 @@ mod tests {
 
     fn pauses(patience: Patience, now: Duration) -> Vec<Option<Duration>> {
         let mut clock = patience.begin(Duration::ZERO, Reach::ThisHost);
-        (0..4).map(|_| clock.next_pause(now)).collect()
+        (0..4).map(|_| clock.next_pause(now, 0)).collect()
     }
 
     #[test]

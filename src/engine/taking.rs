@@ -6,14 +6,21 @@ use std::time::Duration;
 use super::patience::Clock;
 use super::{Engine, MOST_CONFLICTS, Patience, with_token};
 use crate::error::Result;
-use crate::host::{Vigil, Woken};
+use crate::host::{Called, Listener, Vigil, Woken};
 use crate::lock::{
-    Application, Ask, Handle, Home, Lease, Outcome, Party, Process, Proof, Record, Share, Step, Tenure, Waiter,
+    Application, Ask, Handle, Home, Lease, Link, Outcome, Party, Process, Proof, Record, Share, Step, Tenure, Waiter,
+    Waits,
 };
 use crate::store::Reach;
 
 /// On a store that other hosts may use, a waiter is taken for alive this long after it last said so.
 const WAITERS_LEASE: Duration = Duration::from_secs(60);
+
+/// A wait that is over so soon is in no circle.
+const SOON_OVER: Duration = Duration::from_millis(25);
+
+/// A wait that is so long leaves its note for those, too, who cannot ask: in another network namespace.
+const LONG: Duration = Duration::from_secs(1);
 
 /// A lease that is over by this much is over on every clock that rounds.
 const ROUNDING: Duration = Duration::from_millis(1);
@@ -39,8 +46,13 @@ pub struct Applicant {
     pub slots: Option<u32>,
     /// Refuse when the holder is gone without having given back.
     pub refuse_stale: bool,
-    /// The grant that the applicant already works under.
-    pub carried: Option<Proof>,
+    /// What is granted depends on the waiting process until it is asked for again without this.
+    pub tentative: bool,
+    /// The grants that do not end before this wait does: those that the applicant works under, and its own where it
+    /// takes several names one after the other.
+    pub under: Vec<Proof>,
+    /// The process whose caller waits for it: [`Waiter::within`] is found out when there is a wait.
+    pub called: Option<Called>,
 }
 
 /// How an attempt to take a lock ended.
@@ -52,9 +64,22 @@ pub enum Taken {
     Interrupted,
 }
 
+/// A wait, as its onlooker sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting<'a> {
+    /// The record as last looked at.
+    pub record: &'a Record,
+    /// How many stand before us in the queue.
+    pub ahead: usize,
+    /// How long we are willing to go on; `None`: for ever.
+    pub left: Option<Duration>,
+}
+
+/// Is shown a wait whenever it begins or goes on, and says how soon it wants to be shown it again at the latest.
+pub(super) type Onlooker<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
+
 impl Engine {
-    /// Takes a lock, waiting for it as long as `patience` lasts. `waiting` is told once, when the wait begins, who is in
-    /// the way.
+    /// Takes a lock, waiting for it as long as `patience` lasts.
     ///
     /// # Errors
     ///
@@ -66,93 +91,36 @@ impl Engine {
         applicant: &Applicant,
         patience: &Patience,
         interrupt: Option<BorrowedFd<'_>>,
-        waiting: &mut dyn FnMut(&Record),
+        onlooker: &mut Onlooker<'_>,
     ) -> Result<Taken> {
-        let me = applicant.handle.proof();
+        let mut attempt = Attempt {
+            engine: self,
+            name,
+            application: self.application(applicant, patience),
+            vigil: None,
+            interrupt,
+            called: applicant.called,
+            looked_for_caller: false,
+            look_around_at: None,
+            can_be_asked: false,
+            noted: None,
+        };
         let mut clock = patience.begin(self.host.boottime(), self.store.reach());
-        let mut application = self.application(applicant, patience);
-        let mut vigil: Option<Box<dyn Vigil + '_>> = None;
-        let mut current = None;
-        let mut told = false;
-        let mut conflicts = 0;
-        loop {
-            application.tenure = self.begin(&applicant.tenure)?;
-            self.keep_waiters_lease(&mut application)?;
-            let (version, record) = match current.take() {
-                Some(current) => current,
-                None => self.read(name)?,
-            };
-            match self.decide(&record, &Ask::Take(application.clone()))? {
-                Step::Done(outcome) => return Ok(Taken::Answer(outcome)),
-                Step::Write { record, outcome, wake } => {
-                    if outcome.is_none() && vigil.is_none() {
-                        // Who is in the queue can be rung, so we listen before we are.
-                        vigil = Some(self.host.vigil(&me, interrupt)?);
-                    }
-                    let stored = self.swap(name, version.as_ref(), &record, &wake)?;
-                    match (stored, outcome) {
-                        (Some(version), Some(outcome)) => return Ok(Taken::Answer(with_token(outcome, &version))),
-                        (Some(version), None) => current = Some((Some(version), record)),
-                        (None, _) if conflicts == MOST_CONFLICTS => return Err(self.overtaken(name)),
-                        (None, _) => conflicts += 1,
-                    }
-                }
-                Step::Wait { processes, leases, ahead } => {
-                    conflicts = 0;
-                    if !std::mem::replace(&mut told, true) {
-                        waiting(&record);
-                    }
-                    let Some(pause) = self.pause(&mut clock, &leases)? else {
-                        match self.settle(name, &Ask::Withdraw(me))? {
-                            Outcome::GrantedMeanwhile(_) => continue,
-                            _ => return Ok(Taken::Answer(Outcome::Busy(record.holders))),
-                        }
-                    };
-                    let vigil = match &mut vigil {
-                        Some(vigil) => vigil,
-                        none => none.insert(self.host.vigil(&me, interrupt)?),
-                    };
-                    if self.wait(name, vigil.as_mut(), &processes, ahead, pause)? == Woken::Interrupted {
-                        self.abandon(name, &me)?;
-                        return Ok(Taken::Interrupted);
-                    }
-                }
-            }
+        let taken = attempt.run(applicant, &mut clock, onlooker);
+        if attempt.noted.is_some() {
+            // A note that stays leads to a wait that is no more, and misleads nobody.
+            let _ = self.forget(name, &attempt.application.entry);
         }
+        taken
     }
 
-    /// How long to wait at most; `None` when patience is over.
-    fn pause(&self, clock: &mut Clock, leases: &[Lease]) -> Result<Option<Duration>> {
-        let Some(mut pause) = clock.next_pause(self.host.boottime()) else { return Ok(None) };
+    /// How long to wait at most with so many ahead; `None` when patience is over.
+    fn pause(&self, clock: &mut Clock, ahead: usize, leases: &[Lease]) -> Result<Option<Duration>> {
+        let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };
         for lease in leases {
             pause = pause.min(self.store.remaining(lease)? + ROUNDING);
         }
         Ok(Some(pause))
-    }
-
-    fn wait(
-        &self,
-        name: &[u8],
-        vigil: &mut dyn Vigil,
-        processes: &[(Home, Process)],
-        ahead: usize,
-        at_most: Duration,
-    ) -> Result<Woken> {
-        let here = self.host.home()?;
-        let visible = processes.iter().filter(|(home, _)| here.shares_pids_with(home));
-        let visible: Vec<Process> = visible.map(|(_, process)| *process).collect();
-        // Who runs in another network namespace cannot ring us, but we may see what it writes.
-        let deaf = ahead == 0 && processes.iter().any(|(home, _)| home.net != here.net);
-        let doorway = deaf.then(|| self.store.doorway(name)).flatten();
-        vigil.wait(&visible, doorway.as_deref(), at_most)
-    }
-
-    /// Leaves the queue, and gives back what was granted in the meantime.
-    fn abandon(&self, name: &[u8], me: &Proof) -> Result<()> {
-        if let Outcome::GrantedMeanwhile(_) = self.settle(name, &Ask::Withdraw(*me))? {
-            self.settle(name, &Ask::Release(self.claimant(Some(*me), Vec::new())?))?;
-        }
-        Ok(())
     }
 
     fn application(&self, applicant: &Applicant, patience: &Patience) -> Application {
@@ -165,6 +133,8 @@ impl Engine {
             tenure: applicant.tenure.clone(),
             confirms,
             yields: applicant.yields,
+            under: applicant.under.clone(),
+            within: Vec::new(),
             lease: None,
             since: self.host.wall().as_millis() as u64,
         };
@@ -174,7 +144,9 @@ impl Engine {
             slots: applicant.slots,
             queue: !patience.is_none(),
             refuse_stale: applicant.refuse_stale,
-            carried: applicant.carried,
+            tentative: applicant.tentative,
+            place: None,
+            full: None,
         }
     }
 
@@ -186,6 +158,214 @@ impl Engine {
         let has = |lease: &Lease| self.store.remaining(lease);
         if application.entry.lease.as_ref().map(has).transpose()?.unwrap_or_default() < WAITERS_LEASE / 2 {
             application.entry.lease = Some(self.store.lend(WAITERS_LEASE)?);
+        }
+        Ok(())
+    }
+}
+
+/// What comes after a wait.
+enum Next {
+    Look,
+    Interrupted,
+    /// This wait is part of this circle, and the one that is to end.
+    GiveUp(Vec<Link>),
+}
+
+/// One attempt to take a lock.
+struct Attempt<'a> {
+    engine: &'a Engine,
+    name: &'a [u8],
+    application: Application,
+    vigil: Option<Box<dyn Vigil + 'a>>,
+    interrupt: Option<BorrowedFd<'a>>,
+    /// The process whose caller waits, as long as more can be seen of that one later, and whether we have looked at all.
+    called: Option<Called>,
+    looked_for_caller: bool,
+    /// When to look around for a circle, on CLOCK_BOOTTIME.
+    look_around_at: Option<Duration>,
+    /// Whether we listen for those who want to know what we wait for.
+    can_be_asked: bool,
+    /// Whether others can find this wait by its notes: all of them, or not all; `None`: nobody needs to.
+    noted: Option<bool>,
+}
+
+impl<'a> Attempt<'a> {
+    fn run(&mut self, applicant: &Applicant, clock: &mut Clock, onlooker: &mut Onlooker<'_>) -> Result<Taken> {
+        let engine = self.engine;
+        let mut current = None;
+        let mut conflicts = 0;
+        loop {
+            self.application.tenure = engine.begin(&applicant.tenure)?;
+            engine.keep_waiters_lease(&mut self.application)?;
+            let (version, record) = match current.take() {
+                Some(current) => current,
+                None => engine.read(self.name)?,
+            };
+            let patience = clock.left(engine.host.boottime());
+            let step = engine.decide(&record, &Ask::Take(self.application.clone()), patience)?;
+            if !matches!(step, Step::Write { outcome: Some(Outcome::Granted(..)), .. })
+                && let Some(called) = self.called
+                && !std::mem::replace(&mut self.looked_for_caller, true)
+            {
+                self.application.entry.within = engine.host.waiting_caller(&called, false);
+                current = Some((version, record));
+                continue;
+            }
+            match step {
+                Step::Done(outcome) => return Ok(Taken::Answer(outcome)),
+                Step::Write { record: next, outcome, wake } => {
+                    if outcome.is_none() {
+                        // Who is in the queue can be rung, so we listen before we are.
+                        self.listen()?;
+                    }
+                    let stored = engine.swap(version.as_ref(), &record, &next, &wake, None)?;
+                    match (stored, outcome) {
+                        (Some(version), Some(outcome)) => return Ok(Taken::Answer(with_token(outcome, &version))),
+                        (Some(version), None) => current = Some((Some(version), next)),
+                        (None, _) if conflicts == MOST_CONFLICTS => return Err(engine.overtaken(self.name)),
+                        (None, _) => conflicts += 1,
+                    }
+                }
+                Step::Join(page) => {
+                    self.listen()?;
+                    if let Some(place) = self.application.place.take().filter(|place| place.page != page) {
+                        engine.leave(self.name, place.page, &self.application.entry.proof)?;
+                    }
+                    self.application.place = engine.join(self.name, page, &self.application.entry)?;
+                    self.application.full = self.application.place.is_none().then_some(page);
+                }
+                Step::Wait { processes, leases, ahead } => {
+                    conflicts = 0;
+                    let Some(pause) = engine.pause(clock, ahead, &leases)? else {
+                        match self.leave()? {
+                            Outcome::GrantedMeanwhile(_) => continue,
+                            _ => return Ok(Taken::Answer(Outcome::Busy(record.holders))),
+                        }
+                    };
+                    let end = engine.host.boottime() + pause;
+                    let mut show = || {
+                        let left = clock.left(engine.host.boottime());
+                        onlooker(&Waiting { record: &record, ahead, left })
+                    };
+                    match self.wait(&record, &processes, ahead, end, &mut show)? {
+                        Next::Look => {}
+                        Next::Interrupted => {
+                            self.abandon()?;
+                            return Ok(Taken::Interrupted);
+                        }
+                        Next::GiveUp(links) => match self.leave()? {
+                            Outcome::GrantedMeanwhile(_) => continue,
+                            _ => return Ok(Taken::Answer(Outcome::Deadlock(links))),
+                        },
+                    }
+                }
+            }
+        }
+    }
+
+    fn listen(&mut self) -> Result<&mut Box<dyn Vigil + 'a>> {
+        Ok(match &mut self.vigil {
+            Some(vigil) => vigil,
+            none => none.insert(self.engine.host.vigil(&self.application.entry.proof, self.interrupt)?),
+        })
+    }
+
+    fn wait(
+        &mut self,
+        record: &Record,
+        processes: &[(Home, Process)],
+        ahead: usize,
+        end: Duration,
+        show: &mut dyn FnMut() -> Option<Duration>,
+    ) -> Result<Next> {
+        let engine = self.engine;
+        let here = engine.host.home()?;
+        let visible = processes.iter().filter(|(home, _)| here.shares_pids_with(home));
+        let visible: Vec<Process> = visible.map(|(_, process)| *process).collect();
+        // Who runs in another network namespace cannot ring us, but we may see what it writes.
+        let deaf = ahead == 0 && processes.iter().any(|(home, _)| home.net != here.net);
+        let doorway = deaf.then(|| engine.store.doorway(self.name)).flatten();
+        let look_around_at = *self.look_around_at.get_or_insert_with(|| engine.host.boottime() + SOON_OVER);
+        let mut asked = false;
+        loop {
+            let now = engine.host.boottime();
+            if now >= look_around_at
+                && let Some(called) = self.called.take()
+            {
+                let within = engine.host.waiting_caller(&called, true);
+                if within != self.application.entry.within {
+                    self.application.entry.within = within;
+                    return Ok(Next::Look);
+                }
+            }
+            let may_be_in_circle = self.called.is_some() || !Waits::keys(&self.application.entry).is_empty();
+            if may_be_in_circle
+                && now >= look_around_at
+                && let Some(links) = self.look_around(record, asked || now >= look_around_at + LONG)?
+            {
+                return Ok(Next::GiveUp(links));
+            }
+            let to_look = (may_be_in_circle && now < look_around_at).then(|| look_around_at - now);
+            let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
+            match self.listen()?.wait(&visible, doorway.as_deref(), at_most)? {
+                Woken::Interrupted => return Ok(Next::Interrupted),
+                Woken::Asked => asked = true,
+                Woken::TimeOver if engine.host.boottime() < end => {}
+                Woken::LookAgain | Woken::TimeOver => return Ok(Next::Look),
+            }
+        }
+    }
+
+    /// The circle that this wait is part of, if it is the one who has to give up.
+    ///
+    /// Most waits are in none, so nothing is written down before there is a reason: somebody asks what we wait for, or
+    /// those wait who hold what we wait for. These are asked, and then they look around as well. Whoever comes last asks
+    /// those who were there before, so no circle is missed. Who cannot be asked, or not alone, leaves his note at once.
+    fn look_around(&mut self, record: &Record, note: bool) -> Result<Option<Vec<Link>>> {
+        let (engine, me) = (self.engine, self.application.entry.proof);
+        let own = Waits::keys(&self.application.entry);
+        let can_be_asked = std::mem::replace(&mut self.can_be_asked, true) || self.listen()?.answer(&own);
+        let mut note = note || !can_be_asked || engine.store.reach() == Reach::ManyHosts;
+        for key in record.holders.iter().flat_map(Waits::keys_of_holder) {
+            note |=
+                own.contains(&key) || engine.host.ring(Listener::OnBehalf(&key)) || engine.store.read(&key)?.is_some();
+        }
+        if (note && self.noted.is_none()) || self.noted == Some(false) {
+            self.noted = Some(false);
+            self.noted = Some(engine.note(self.name, &self.application.entry)?);
+        }
+        if self.noted != Some(true) {
+            return Ok(None);
+        }
+        let Some(circle) = engine.circle(self.name, &me)? else { return Ok(None) };
+        if circle.victim != me {
+            engine.host.ring(Listener::Waiter(&circle.victim));
+            return Ok(None);
+        }
+        // What is left may still be a circle.
+        for member in circle.members.iter().filter(|member| **member != me) {
+            engine.host.ring(Listener::Waiter(member));
+        }
+        Ok(Some(circle.links))
+    }
+
+    /// Leaves the queue.
+    fn leave(&self) -> Result<Outcome> {
+        let me = self.application.entry.proof;
+        let page = self.application.place.as_ref().map(|place| place.page);
+        if let Some(page) = page
+            && self.engine.leave(self.name, page, &me)?
+        {
+            return Ok(Outcome::Withdrawn);
+        }
+        self.engine.settle(self.name, &Ask::Withdraw(me, page))
+    }
+
+    /// Leaves the queue, and gives back what was granted in the meantime.
+    fn abandon(&self) -> Result<()> {
+        if let Outcome::GrantedMeanwhile(_) = self.leave()? {
+            let claimant = self.engine.claimant(Some(self.application.entry.proof), Vec::new())?;
+            self.engine.settle(self.name, &Ask::Release(claimant))?;
         }
         Ok(())
     }

@@ -27,12 +27,14 @@ fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
         tenure,
         slots: None,
         refuse_stale: false,
-        carried: None,
+        tentative: false,
+        under: Vec::new(),
+        called: None,
     }
 }
 
 fn take(engine: &Engine, applicant: &Applicant, patience: Patience) -> Outcome {
-    match engine.take(b"x", applicant, &patience, None, &mut |_| {}).unwrap() {
+    match engine.take(b"x", applicant, &patience, None, &mut |_| None).unwrap() {
         Taken::Answer(outcome) => outcome,
         Taken::Interrupted => panic!("nobody interrupted"),
     }
@@ -107,4 +109,29 @@ fn tokens_grow_also_after_the_record_was_removed() {
     }
     assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
     assert_eq!(engine.sight(b"x").unwrap().record, Record::free(b"x"));
+}
+
+#[test]
+fn every_grant_that_ends_is_written_down_once_also_more_than_a_record_remembers() {
+    let (engine, host) = engine();
+    let take = |pid: i32| {
+        host.set_fate(pid, Fate::Alive);
+        let reader = Applicant { share: Share::Shared, ..applicant(&engine, pid, Tenure::OwnerLives) };
+        assert!(matches!(take(&engine, &reader, Patience::NONE), Outcome::Granted(..)));
+    };
+    (10..20).for_each(take);
+    (10..20).for_each(|pid| host.set_fate(pid, Fate::Dead));
+    let past = || {
+        let mut past = Vec::new();
+        assert!(engine.each_past(&Limits::default(), &mut |grant| past.push((grant.holder.pid, grant.how))).unwrap());
+        past
+    };
+    assert_eq!(past(), []);
+    take(20);
+    let died: Vec<_> = (10..20).map(|pid| (Some(pid), Some(Ended::Died))).collect();
+    assert_eq!(past(), died);
+    assert_eq!(engine.sight(b"x").unwrap().record.endings.len(), 4);
+    host.set_fate(20, Fate::Dead);
+    engine.settle(b"x", &Ask::Collect).unwrap();
+    assert_eq!(past(), [died, vec![(Some(20), Some(Ended::Died))]].concat());
 }

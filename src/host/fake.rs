@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Host, Vigil, Woken};
+use super::{Called, Host, Listener, Vigil, Woken};
 use crate::error::Result;
 use crate::lock::{Fate, Home, Process, Proof};
 use crate::store::Reach;
@@ -99,6 +99,10 @@ impl Host for Fake {
         Ok(lives.then_some(Process { pid, start: 1 }))
     }
 
+    fn waiting_caller(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
+        Vec::new()
+    }
+
     fn fate(&self, home: &Home, process: &Process, _reach: Reach) -> Fate {
         let state = self.state();
         if home.boot != state.boot {
@@ -117,12 +121,18 @@ impl Host for Fake {
         Ok(Box::new(self.clone()))
     }
 
-    fn ring(&self, _proof: &Proof) {}
+    fn ring(&self, _listener: Listener<'_>) -> bool {
+        false
+    }
 }
 
 impl Vigil for Fake {
     fn wait(&mut self, _processes: &[Process], _doorway: Option<&Path>, at_most: Duration) -> Result<Woken> {
         self.pass(at_most);
         Ok(Woken::TimeOver)
+    }
+
+    fn answer(&mut self, _keys: &[Vec<u8>]) -> bool {
+        true
     }
 }

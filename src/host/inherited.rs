@@ -51,6 +51,7 @@ extern "C" fn look() {
         libc::SIGUSR2,
         libc::SIGPIPE,
         libc::SIGCHLD,
+        libc::SIGXFSZ,
     ] {
         // SAFETY: a zeroed sigaction is a valid one to be overwritten, and a null new action changes nothing.
         unsafe {

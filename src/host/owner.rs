@@ -12,16 +12,18 @@
 
 use std::fs;
 
+use nix::sys::signal::Signal;
+
 use super::proc_stat::{self, ProcStat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::Process;
 
 /// Programs that run another program and end with it.
-const STARTERS: [&str; 27] = [
-    "busybox", "chpst", "chroot", "chrt", "doas", "env", "faketime", "find", "flock", "ionice", "ltrace", "nice",
-    "nohup", "nsenter", "prlimit", "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace", "sudo",
-    "taskset", "time", "timeout", "xargs",
+const STARTERS: [&str; 28] = [
+    "busybox", "chpst", "chroot", "chrt", "csalock", "doas", "env", "faketime", "find", "flock", "ionice", "ltrace",
+    "nice", "nohup", "nsenter", "prlimit", "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace",
+    "sudo", "taskset", "time", "timeout", "xargs",
 ];
 
 /// How far up we look for forks of one image.
@@ -37,6 +39,15 @@ pub struct Caller {
     pub owners: Vec<Process>,
     /// Its command line, the arguments separated by spaces.
     pub command: Vec<u8>,
+}
+
+/// A process that somebody called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Called {
+    /// Its pid.
+    pub pid: i32,
+    /// Whether it was made to ignore SIGINT.
+    pub ignores_interrupt: bool,
 }
 
 /// Finds out who called this process, whose pid is `pid`.
@@ -55,7 +66,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
         stat = look(at)?.ok_or_else(orphan)?;
     }
     // Init is the caller only where it is the script, as in a container; else it is what orphans are handed to.
-    if stat.program.starts_with(b"systemd") || (at == 1 && stat.session != us.session) {
+    if stat.program == b"systemd" || (at == 1 && stat.session != us.session) {
         return Err(orphan());
     }
     let command = command_of(at);
@@ -66,6 +77,53 @@ pub fn caller(pid: i32) -> Result<Caller> {
         stat = parent;
     }
     Ok(Caller { owners, command })
+}
+
+/// The processes of the script that called this process, as far as they go on only when it ends, innermost first.
+///
+/// Who runs in the background is not waited for. A shell with job control leaves the terminal to another process group. One
+/// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
+/// running in the background. Then nothing tells at once; but `some_time_later` a shell that went on has begun something
+/// else.
+pub(super) fn waiting_caller(called: &Called, some_time_later: bool) -> Vec<Process> {
+    let (Ok(Caller { owners, .. }), Ok(Some(mut below))) = (caller(called.pid), proc_stat::read(called.pid)) else {
+        return Vec::new();
+    };
+    let mut ignored_below = called.ignores_interrupt;
+    let mut waiting = Vec::new();
+    for owner in owners {
+        let Ok(Some(stat)) = proc_stat::read(owner.pid) else { break };
+        let ignored = ignored_below && ignores(owner.pid, Signal::SIGINT);
+        let in_background = if stat.group != below.group {
+            below.foreground > 0 && below.foreground != below.group
+        } else if ignored {
+            !some_time_later || has_gone_on(&owner, &below)
+        } else {
+            ignored_below
+        };
+        if in_background {
+            break;
+        }
+        waiting.push(owner);
+        (below, ignored_below) = (stat, ignores(owner.pid, Signal::SIGINT));
+    }
+    waiting
+}
+
+/// Whether a shell has begun something after what leads to this process.
+fn has_gone_on(shell: &Process, below: &ProcStat) -> bool {
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid)).unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|pid| proc_stat::read(pid.parse().ok()?).ok().flatten());
+    let age = |stat: &ProcStat| (stat.start, stat.pid);
+    // Between the two may be programs that only start others; they are no younger.
+    children.into_iter().any(|child| age(&child) > age(below))
+}
+
+/// Whether a process ignores a signal: SigIgn in proc_pid_status(5). Who cannot be seen is taken for somebody who does.
+fn ignores(pid: i32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_none_or(|mask| mask & (1 << (signal as u32 - 1)) != 0)
 }
 
 /// A process's command line, its arguments separated by spaces.
@@ -90,14 +148,15 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
 
 fn is_starter(pid: i32, stat: &ProcStat) -> bool {
     let is = |program: &[u8]| STARTERS.iter().any(|starter| starter.as_bytes() == program);
-    if stat.program != b"busybox" {
-        return is(&stat.program);
+    if !is(&stat.program) {
+        return false;
     }
-    // One program with many names: which one it is stands in its arguments.
+    // A script that is called like one of them has its interpreter as first argument, where a program has itself. Busybox
+    // is one program with many names: which one it is may stand in the next.
     let command = command_of(pid);
     let mut words = command.split(|byte| *byte == b' ').map(|word| word.rsplit(|byte| *byte == b'/').next());
     let applet = words.find(|word| *word != Some(&b"busybox"[..])).flatten();
-    applet.is_some_and(is)
+    applet.is_none_or(is)
 }
 
 fn orphan() -> Error {

@@ -14,6 +14,9 @@ pub(super) struct ProcStat {
     threads: u64,
     pub(super) parent: i32,
     pub(super) session: i32,
+    pub(super) group: i32,
+    /// The process group that has its terminal; -1 without one.
+    pub(super) foreground: i32,
     /// Clock ticks after boot.
     pub(super) start: u64,
     /// Where the stack and the arguments begin. Alike in parent and child: one is a fork of the other, without an
@@ -83,7 +86,9 @@ fn parse(line: &[u8]) -> Option<ProcStat> {
         program: line.get(open + 1..close)?.to_vec(),
         state: *field(3)?.as_bytes().first()?,
         parent: field(4)?.parse().ok()?,
+        group: field(5)?.parse().ok()?,
         session: field(6)?.parse().ok()?,
+        foreground: field(8)?.parse().ok()?,
         threads: number(20)?,
         start: number(22)?,
         image: (number(28).unwrap_or(0), number(48).unwrap_or(0)),

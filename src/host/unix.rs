@@ -18,7 +18,7 @@ use nix::unistd::{Pid, Uid};
 use sha2::{Digest, Sha256};
 
 use super::vigil::{self, Ears};
-use super::{Host, Vigil, proc_stat};
+use super::{Called, Host, Listener, Vigil, owner, proc_stat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{Fate, Home, Process, Proof};
@@ -88,6 +88,10 @@ impl Host for Unix {
         Ok(stat.filter(|stat| !stat.is_zombie()).map(|stat| Process { pid, start: stat.start }))
     }
 
+    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
+        owner::waiting_caller(called, some_time_later)
+    }
+
     fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {
         let Ok(here) = self.known_home() else { return Fate::Unknown };
         if here.shares_pids_with(home) {
@@ -110,8 +114,8 @@ impl Host for Unix {
         Ok(Box::new(Ears::new(proof, interrupt)))
     }
 
-    fn ring(&self, proof: &Proof) {
-        vigil::ring(proof);
+    fn ring(&self, listener: Listener<'_>) -> bool {
+        vigil::ring(listener)
     }
 }
 
@@ -135,7 +139,9 @@ fn fate_here(process: &Process) -> Fate {
 /// Whether a zombie's parent is our own wrapper, at work: then it saw the job end and is giving the lock back this
 /// moment. A wrapper that is stopped is not waited for.
 pub(super) fn is_being_given_back(parent: i32) -> bool {
-    matches!(proc_stat::read(parent), Ok(Some(stat)) if stat.program == b"csalock" && stat.is_running())
+    let ours =
+        |program: &[u8]| [&b"csalock"[..], b"csaLock", b"csaUnlock"].iter().any(|name| program.starts_with(name));
+    matches!(proc_stat::read(parent), Ok(Some(stat)) if stat.is_running() && ours(&stat.program))
 }
 
 /// `ID@NAME`: the ID is hashed, for machine-id(5) says that it is confidential; it is empty where there is none.

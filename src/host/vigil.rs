@@ -16,6 +16,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::time::TimeSpec;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sha2::{Digest, Sha256};
 
 use super::unix::is_being_given_back;
 use super::{Vigil, Woken, proc_stat};
@@ -26,22 +27,59 @@ use crate::lock::{Process, Proof};
 /// So long we let a wrapper that saw its command end give the lock back in good order.
 const LAST_WORDS: Duration = Duration::from_millis(4);
 
+/// Where somebody can be rung.
+#[derive(Debug)]
+pub struct Bell(UnixDatagram);
+
+/// Who it is that listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listener<'a> {
+    /// The waiter with this proof, until it is granted what it waits for.
+    Waiter(&'a Proof),
+    /// The guardian of the command that holds by this proof.
+    Guardian(&'a Proof),
+    /// Whoever waits on behalf of somebody: one of [`crate::lock::Waits::keys`].
+    OnBehalf(&'a [u8]),
+}
+
+impl Bell {
+    /// From now on, who rings is heard. `None` where that is not to be had: nobody relies on it.
+    pub fn new(listener: Listener<'_>) -> Option<Bell> {
+        let bell = address(listener).and_then(|address| UnixDatagram::bind_addr(&address)).ok()?;
+        bell.set_nonblocking(true).ok().map(|()| Bell(bell))
+    }
+
+    /// Whether it rang since it was last asked.
+    pub fn rang(&self) -> bool {
+        let mut buffer = [0; 8];
+        std::iter::from_fn(|| self.0.recv(&mut buffer).ok()).count() > 0
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 pub(super) struct Ears<'a> {
-    bell: Option<UnixDatagram>,
+    bell: Option<Bell>,
+    /// Those by which others ask what we wait for.
+    asked: Vec<Bell>,
     interrupt: Option<BorrowedFd<'a>>,
     watched: Option<(PathBuf, Inotify)>,
     pidfds: Vec<(Process, OwnedFd)>,
 }
 
-/// Wakes whoever listens under this proof.
-pub(super) fn ring(proof: &Proof) {
-    let Ok(address) = address(proof) else { return };
-    if let Ok(socket) = UnixDatagram::unbound()
-        && socket.set_nonblocking(true).is_ok()
-    {
-        // Nobody listens, or its queue is full, so that it will wake anyway.
-        let _ = socket.send_to_addr(b"!", &address);
-    }
+/// Wakes whoever listens there. Whether anybody does.
+pub(super) fn ring(listener: Listener<'_>) -> bool {
+    let rung = || -> std::io::Result<()> {
+        let socket = UnixDatagram::unbound()?;
+        socket.set_nonblocking(true)?;
+        socket.send_to_addr(b"!", &address(listener)?).map(drop)
+    };
+    // Whose queue is full will wake anyway.
+    rung().map_or_else(|error| error.kind() == std::io::ErrorKind::WouldBlock, |()| true)
 }
 
 fn has_last_words(process: &Process) -> bool {
@@ -49,15 +87,28 @@ fn has_last_words(process: &Process) -> bool {
     stat.is_some_and(|stat| stat.start == process.start && stat.is_zombie() && is_being_given_back(stat.parent))
 }
 
-fn address(proof: &Proof) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("csalock/{proof}"))
+fn address(listener: Listener<'_>) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(match listener {
+        Listener::Waiter(proof) => format!("csalock/{proof}"),
+        Listener::Guardian(proof) => format!("csalock/guardian/{proof}"),
+        // An address has room for a hundred bytes.
+        Listener::OnBehalf(key) => {
+            let hash = Sha256::digest(key);
+            let hash = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
+            format!("csalock/waits/{hash}")
+        }
+    })
 }
 
 impl<'a> Ears<'a> {
     pub(super) fn new(proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Ears<'a> {
-        let bell = address(proof).and_then(|address| UnixDatagram::bind_addr(&address));
-        let bell = bell.ok().filter(|bell| bell.set_nonblocking(true).is_ok());
-        Ears { bell, interrupt, watched: None, pidfds: Vec::new() }
+        Ears {
+            bell: Bell::new(Listener::Waiter(proof)),
+            asked: Vec::new(),
+            interrupt,
+            watched: None,
+            pidfds: Vec::new(),
+        }
     }
 
     /// Begins to watch these processes and no others. `false`: one of them has already ended.
@@ -101,23 +152,23 @@ impl<'a> Ears<'a> {
     }
 
     fn drain(&self) {
-        let mut buffer = [0; 8];
-        while self.bell.as_ref().is_some_and(|bell| bell.recv(&mut buffer).is_ok()) {}
+        let _ = self.bell.as_ref().map(Bell::rang);
         if let Some((_, inotify)) = &self.watched {
             while inotify.read_events().is_ok() {}
         }
     }
 
-    /// Which of bell, interrupt, directory and processes have something to say within `at_most`.
-    fn listen(&self, at_most: Duration) -> Result<[bool; 3]> {
+    /// Which of bell and directory, interrupt, processes and questions have something to say within `at_most`.
+    fn listen(&self, at_most: Duration) -> Result<[bool; 4]> {
         let bell = self.bell.as_ref().map(AsFd::as_fd);
         let directory = self.watched.as_ref().map(|(_, inotify)| inotify.as_fd());
         let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());
         let concerns = bell.map(|fd| (0, fd)).into_iter().chain(directory.map(|fd| (0, fd)));
         let concerns = concerns.chain(self.interrupt.map(|fd| (1, fd))).chain(processes.map(|fd| (2, fd)));
+        let concerns = concerns.chain(self.asked.iter().map(|bell| (3, bell.as_fd())));
         let (whose, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
             concerns.map(|(whose, fd)| (whose, PollFd::new(fd, PollFlags::POLLIN))).unzip();
-        let mut heard = [false; 3];
+        let mut heard = [false; 4];
         match ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => {
@@ -136,7 +187,7 @@ impl Vigil for Ears<'_> {
         if !self.watch_processes(processes) || !self.watch_directory(doorway) {
             return Ok(Woken::LookAgain);
         }
-        let [rung, interrupted, ended] = self.listen(at_most)?;
+        let [rung, interrupted, ended, asked] = self.listen(at_most)?;
         if interrupted {
             return Ok(Woken::Interrupted);
         }
@@ -146,7 +197,18 @@ impl Vigil for Ears<'_> {
                 self.listen(LAST_WORDS.min(at_most))?;
             }
         }
+        if asked && !rung && !ended {
+            self.asked.iter().for_each(|bell| {
+                let _ = bell.rang();
+            });
+            return Ok(Woken::Asked);
+        }
         self.drain();
         Ok(if rung || ended { Woken::LookAgain } else { Woken::TimeOver })
+    }
+
+    fn answer(&mut self, keys: &[Vec<u8>]) -> bool {
+        self.asked = keys.iter().filter_map(|key| Bell::new(Listener::OnBehalf(key))).collect();
+        self.asked.len() == keys.len()
     }
 }

@@ -8,8 +8,8 @@ use super::record::{Ending, Grant, Home, Lease, Process, Record, Tenure, Waiter}
 pub enum Ask {
     /// Take it, or queue for it.
     Take(Application),
-    /// Leave the queue.
-    Withdraw(Proof),
+    /// Leave the queue; of whom is known that he stood on that page.
+    Withdraw(Proof, Option<u64>),
     /// Give back what the claimant holds.
     Release(Claimant),
     /// Set a new tenure for what the claimant holds.
@@ -33,8 +33,34 @@ pub struct Application {
     pub queue: bool,
     /// Refuse when a holder is gone without having given back.
     pub refuse_stale: bool,
-    /// The proof of a grant that the asker already works under. Waiting for that one would never end.
-    pub carried: Option<Proof>,
+    /// Not for good yet: what is granted depends on the waiting process, until it asks again without this.
+    pub tentative: bool,
+    /// Where in the pages the entry stands.
+    pub place: Option<Place>,
+    /// This page takes no more.
+    pub full: Option<u64>,
+}
+
+/// Where on a page somebody waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The page.
+    pub page: u64,
+    /// How many stand before him on it.
+    pub ahead: usize,
+    /// Those, and those on the page before, the nearest first.
+    pub before: Vec<(Home, Process)>,
+    /// The entry as it stands there.
+    pub entry: Waiter,
+}
+
+/// One link of a circle of waits: who holds what the one before waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Link {
+    /// The lock.
+    pub name: Vec<u8>,
+    /// Its holder, who does not give it back before his own wait is over.
+    pub grant: Grant,
 }
 
 /// Somebody who says that a grant is theirs.
@@ -64,6 +90,8 @@ pub enum Step {
         /// Waiters that have something new to see.
         wake: Vec<Proof>,
     },
+    /// The queue is long: enter it on this page, then ask again.
+    Join(u64),
     /// In the queue: wait until one of these processes dies or one of these leases ends, or somebody wakes us.
     Wait {
         /// Processes whose end concerns us.
@@ -84,8 +112,9 @@ pub enum Outcome {
     Busy(Vec<Grant>),
     /// These are gone without having given back, and `refuse_stale` was set.
     Stale(Vec<Ending>),
-    /// The asker holds it already, by this grant.
-    Deadlock(Grant),
+    /// Waiting would never end: the asker waits for the first, whose holder waits for the second, and so on; the last is
+    /// the asker's own.
+    Deadlock(Vec<Link>),
     /// Other slots were asked for than the record has.
     OtherSlots(u32),
     /// Out of the queue.

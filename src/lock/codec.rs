@@ -13,7 +13,7 @@
 //! the SHA-256 of all before it, so that a torn or edited record is seen. In values every byte that is not plain
 //! printable ASCII, and space, `%`, `,`, `:`, `=`, `"` and `\`, is `%XX`.
 
-mod fields;
+pub(crate) mod fields;
 
 use std::fmt::Write as _;
 
@@ -21,13 +21,22 @@ use sha2::{Digest, Sha256};
 
 use self::fields::{Fields, escape, unescape};
 use super::handle::Proof;
-use super::record::{Ended, Ending, Grant, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter};
+use super::page::Page;
+use super::record::{
+    Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter,
+};
+use super::waits::Waits;
 use crate::error::{Error, Result};
 
 const FIRST_LINE: &str = "csalock 1\n";
+const FIRST_LINE_OF_PAGE: &str = "csalock-page 1\n";
+const FIRST_LINE_OF_WAITS: &str = "csalock-waits 1\n";
 
 /// The most that a record may weigh, in bytes: room for some ten thousand waiters.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
+
+/// The most pages that a queue may have.
+const MOST_PAGES: u64 = 10_000;
 
 /// The bytes of a record.
 pub fn encode(record: &Record) -> Vec<u8> {
@@ -39,6 +48,9 @@ pub fn encode(record: &Record) -> Vec<u8> {
     if let Some(slots) = record.slots {
         let _ = writeln!(text, "slots {slots}");
     }
+    if let Some(pages) = &record.pages {
+        let _ = writeln!(text, "pages {} {}", pages.first, pages.last);
+    }
     for grant in &record.holders {
         text.push_str("holder ");
         write_grant(&mut text, grant);
@@ -46,13 +58,55 @@ pub fn encode(record: &Record) -> Vec<u8> {
     for waiter in &record.waiters {
         write_waiter(&mut text, waiter);
     }
-    for ending in &record.endings {
+    for ending in record.remembered() {
         let _ = write!(text, "ending how={} ", ended_word(ending.how));
         write_grant(&mut text, &ending.grant);
     }
+    closed(text)
+}
+
+/// The bytes of a page that is stored under this name.
+pub(crate) fn encode_page(name: &[u8], page: &Page) -> Vec<u8> {
+    let mut text = internal(FIRST_LINE_OF_PAGE, name);
+    if page.sealed {
+        text.push_str("sealed yes\n");
+    }
+    page.waiters.iter().for_each(|waiter| write_waiter(&mut text, waiter));
+    closed(text)
+}
+
+/// The bytes of notes about waits that are stored under this name.
+pub(crate) fn encode_waits(name: &[u8], waits: &Waits) -> Vec<u8> {
+    let mut text = internal(FIRST_LINE_OF_WAITS, name);
+    for (name, proof) in &waits.waits {
+        let _ = write!(text, "wait proof={proof} name=");
+        escape(&mut text, name);
+        text.push('\n');
+    }
+    closed(text)
+}
+
+fn internal(first_line: &str, name: &[u8]) -> String {
+    let mut text = format!("{first_line}name ");
+    escape(&mut text, name);
+    text.push('\n');
+    text
+}
+
+/// The name that a page or notes are stored under.
+pub(crate) fn name_of_internal(bytes: &[u8]) -> Option<Vec<u8>> {
+    unescape(std::str::from_utf8(bytes).ok()?.lines().nth(1)?.strip_prefix("name ")?)
+}
+
+fn closed(mut text: String) -> Vec<u8> {
     let sum = checksum(text.as_bytes());
     let _ = writeln!(text, "sum {sum:016x}");
     text.into_bytes()
+}
+
+/// Whether these bytes are no record but something that the engine keeps beside the records.
+pub fn is_internal(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"csalock-")
 }
 
 /// Reads what [`encode`] wrote, stored as `version`: the token of every grant that was made in this very record.
@@ -64,9 +118,45 @@ pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
     read(bytes, version).map_err(|wrong| Error::corrupt(format!("a lock record is unreadable: {wrong}")))
 }
 
+/// Reads what [`encode_page`] wrote; `None` for anything else.
+pub(crate) fn decode_page(bytes: &[u8]) -> Option<Page> {
+    let mut page = Page::default();
+    for line in body(bytes, FIRST_LINE_OF_PAGE).ok()?.lines() {
+        match line.split_once(' ')? {
+            ("name", _) => {}
+            ("sealed", "yes") => page.sealed = true,
+            ("waiter", rest) => page.waiters.push(read_waiter(&Fields::of(rest)?)?),
+            _ => return None,
+        }
+    }
+    Some(page)
+}
+
+/// Reads what [`encode_waits`] wrote; `None` for anything else.
+pub(crate) fn decode_waits(bytes: &[u8]) -> Option<Waits> {
+    let wait = |line: &str| {
+        let fields = Fields::of(line.strip_prefix("wait ")?)?;
+        Some((unescape(fields.get("name")?)?, Proof::parse(fields.get("proof")?)?))
+    };
+    let lines = body(bytes, FIRST_LINE_OF_WAITS).ok()?.lines().filter(|line| !line.starts_with("name "));
+    Some(Waits { waits: lines.map(wait).collect::<Option<_>>()? })
+}
+
 fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
+    let mut record = Record::default();
+    for line in body(bytes, FIRST_LINE)?.lines() {
+        read_line(&mut record, line, version).ok_or_else(|| {
+            let start: String = line.chars().take(60).collect();
+            format!("line \"{}\" makes no sense", crate::name::shown(start.as_bytes()))
+        })?;
+    }
+    Ok(record)
+}
+
+/// The lines between the first, which must be this one, and the checksum, which must be right.
+fn body<'a>(bytes: &'a [u8], first_line: &str) -> std::result::Result<&'a str, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_string())?;
-    let Some(body) = text.strip_prefix(FIRST_LINE) else {
+    let Some(body) = text.strip_prefix(first_line) else {
         let first: String = text.lines().next().unwrap_or("").chars().take(40).collect();
         return Err(match first.strip_prefix("csalock ") {
             Some(format) => format!(
@@ -80,17 +170,10 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
     let lines_end = body.rfind("sum ").filter(|at| body[..*at].ends_with('\n')).ok_or("it is cut short")?;
     let sum = body[lines_end..].strip_prefix("sum ").and_then(|rest| rest.strip_suffix('\n'));
     let sum = sum.and_then(|hex| u64::from_str_radix(hex, 16).ok()).ok_or("it is cut short")?;
-    if sum != checksum(&bytes[..FIRST_LINE.len() + lines_end]) {
+    if sum != checksum(&bytes[..first_line.len() + lines_end]) {
         return Err("its checksum is wrong".to_string());
     }
-    let mut record = Record::default();
-    for line in body[..lines_end].lines() {
-        read_line(&mut record, line, version).ok_or_else(|| {
-            let start: String = line.chars().take(60).collect();
-            format!("line \"{}\" makes no sense", crate::name::shown(start.as_bytes()))
-        })?;
-    }
-    Ok(record)
+    Ok(&body[..lines_end])
 }
 
 fn read_line(record: &mut Record, line: &str, version: u64) -> Option<()> {
@@ -98,6 +181,12 @@ fn read_line(record: &mut Record, line: &str, version: u64) -> Option<()> {
     match word {
         "name" => record.name = unescape(rest)?,
         "slots" => record.slots = Some(rest.parse().ok().filter(|slots| *slots > 0)?),
+        "pages" => {
+            let (first, last) = rest.split_once(' ')?;
+            let pages = Pages { first: first.parse().ok()?, last: last.parse().ok()? };
+            record.pages = Some(pages);
+            pages.last.checked_sub(pages.first).filter(|count| *count < MOST_PAGES)?;
+        }
         "holder" => record.holders.push(read_grant(&Fields::of(rest)?, Some(version))?),
         "waiter" => record.waiters.push(read_waiter(&Fields::of(rest)?)?),
         "ending" => {
@@ -116,6 +205,9 @@ fn write_grant(text: &mut String, grant: &Grant) {
         let _ = write!(text, "token={token} ");
     }
     let _ = write!(text, "share={} slot={} since={} ", share_word(grant.share), grant.slot, grant.since);
+    if grant.waited > 0 {
+        let _ = write!(text, "waited={} ", grant.waited);
+    }
     write_tenure(text, &grant.tenure);
     if grant.yields {
         text.push_str("yields=yes ");
@@ -141,6 +233,7 @@ fn read_grant(fields: &Fields<'_>, this_version: Option<u64>) -> Option<Grant> {
         party: read_party(fields)?,
         tenure: read_tenure(fields.get("tenure")?)?,
         since: fields.number("since")?,
+        waited: fields.optional("waited", |word| word.parse().ok())?.unwrap_or(0),
         unconfirmed: fields.optional("unconfirmed", read_process)?,
         yields: fields.flag("yields")?,
     })
@@ -161,6 +254,13 @@ fn write_waiter(text: &mut String, waiter: &Waiter) {
         text.push_str(" lease=");
         write_lease(text, lease);
     }
+    for (at, process) in waiter.within.iter().enumerate() {
+        text.push_str(if at == 0 { " within=" } else { "," });
+        write_process(text, process);
+    }
+    for (at, proof) in waiter.under.iter().enumerate() {
+        let _ = write!(text, "{}{proof}", if at == 0 { " under=" } else { "," });
+    }
     text.push(' ');
     write_party(text, &waiter.party);
 }
@@ -174,6 +274,8 @@ fn read_waiter(fields: &Fields<'_>) -> Option<Waiter> {
         tenure: read_tenure(fields.get("tenure")?)?,
         confirms: fields.flag("confirms")?,
         yields: fields.flag("yields")?,
+        under: fields.optional("under", |word| word.split(',').map(Proof::parse).collect())?.unwrap_or_default(),
+        within: fields.optional("within", |word| word.split(',').map(read_process).collect())?.unwrap_or_default(),
         lease: fields.optional("lease", read_lease)?,
         since: fields.number("since")?,
     })
@@ -269,7 +371,7 @@ fn read_lease(word: &str) -> Option<Lease> {
     parts.next().is_none().then_some(Lease { clock, ends, wall })
 }
 
-fn share_word(share: Share) -> &'static str {
+pub(crate) fn share_word(share: Share) -> &'static str {
     match share {
         Share::Exclusive => "exclusive",
         Share::Shared => "shared",
@@ -277,11 +379,11 @@ fn share_word(share: Share) -> &'static str {
     }
 }
 
-fn share_of(word: &str) -> Option<Share> {
+pub(crate) fn share_of(word: &str) -> Option<Share> {
     [Share::Exclusive, Share::Shared, Share::Slot].into_iter().find(|share| share_word(*share) == word)
 }
 
-fn ended_word(how: Ended) -> &'static str {
+pub(crate) fn ended_word(how: Ended) -> &'static str {
     match how {
         Ended::Released => "released",
         Ended::Died => "died",
@@ -290,11 +392,12 @@ fn ended_word(how: Ended) -> &'static str {
     }
 }
 
-fn ended_of(word: &str) -> Option<Ended> {
+pub(crate) fn ended_of(word: &str) -> Option<Ended> {
     [Ended::Released, Ended::Died, Ended::Expired, Ended::Broken].into_iter().find(|how| ended_word(*how) == word)
 }
 
-fn checksum(bytes: &[u8]) -> u64 {
+/// The beginning of the SHA-256.
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     let digest = Sha256::digest(bytes);
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))
 }

@@ -1,6 +1,6 @@
 //! What the engine found out about the world, as data for [`super::decide`].
 
-use super::record::{Home, Lease, Process};
+use super::record::{Home, Lease, Process, Waiter};
 
 /// What is known of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,10 @@ pub enum Wanted {
     Fate(Home, Process),
     /// Is this lease over?
     Over(Lease),
+    /// Does this lease last longer than the asker is willing to wait?
+    Outlasts(Lease),
+    /// Who waits on this page of the queue? From now on, nobody may enter it.
+    Page(u64),
 }
 
 /// The answers so far. They hold for one look at the record; the next look starts afresh.
@@ -29,6 +33,8 @@ pub struct Facts {
     pub wall: u64,
     fates: Vec<(Home, Process, Fate)>,
     over: Vec<(Lease, bool)>,
+    outlasts: Vec<(Lease, bool)>,
+    pages: Vec<(u64, Vec<Waiter>)>,
 }
 
 impl Facts {
@@ -45,6 +51,26 @@ impl Facts {
     /// Writes down whether a lease is over.
     pub fn learn_over(&mut self, lease: Lease, over: bool) {
         self.over.push((lease, over));
+    }
+
+    /// Writes down whether a lease lasts longer than the asker is willing to wait.
+    pub fn learn_outlasts(&mut self, lease: Lease, outlasts: bool) {
+        self.outlasts.push((lease, outlasts));
+    }
+
+    pub(crate) fn outlasts(&self, lease: &Lease) -> Result<bool, Wanted> {
+        let known = self.outlasts.iter().find(|(known, _)| known == lease);
+        known.map(|(_, outlasts)| *outlasts).ok_or_else(|| Wanted::Outlasts(lease.clone()))
+    }
+
+    /// Writes down who waits on a page.
+    pub fn learn_page(&mut self, number: u64, waiters: Vec<Waiter>) {
+        self.pages.push((number, waiters));
+    }
+
+    pub(crate) fn page(&self, number: u64) -> Result<&[Waiter], Wanted> {
+        let known = self.pages.iter().find(|(known, _)| *known == number);
+        known.map(|(_, waiters)| waiters.as_slice()).ok_or(Wanted::Page(number))
     }
 
     pub(crate) fn fate(&self, home: &Home, process: &Process) -> Result<Fate, Wanted> {

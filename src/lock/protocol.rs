@@ -19,11 +19,13 @@
 //! The function never calls out. When it needs to know something it returns [`Wanted`]; the engine finds out, adds
 //! it to [`Facts`] and calls again.
 
-use super::ask::{Application, Ask, Claimant, Outcome, Step};
+use super::ask::{Application, Ask, Claimant, Link, Outcome, Place, Step};
+use super::cycle::{fits_beside, waits_within};
 use super::facts::{Facts, Fate, Wanted};
 use super::handle::Proof;
-use super::queue::{effective_owner, end, evict, is_gone, other_slots, serve, serve_as};
-use super::record::{Ended, Ending, Grant, Record, Tenure};
+use super::page::Page;
+use super::queue::{WINDOW, effective_owner, end, evict, fetch, is_gone, other_slots, serve, serve_as};
+use super::record::{Ended, Ending, Grant, Home, Pages, Process, Record, Tenure, Waiter};
 
 /// Decides about one ask. See the module's own words for the rules.
 ///
@@ -33,7 +35,7 @@ use super::record::{Ended, Ending, Grant, Record, Tenure};
 pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted> {
     match ask {
         Ask::Take(application) => take(record, application, facts),
-        Ask::Withdraw(proof) => withdraw(record, proof, facts),
+        Ask::Withdraw(proof, page) => withdraw(record, proof, *page, facts),
         Ask::Release(claimant) => match find(record, claimant, facts)? {
             Found::Mine(at) => {
                 let mut next = record.clone();
@@ -93,7 +95,7 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
 fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Step, Wanted> {
     let me = application.entry.proof;
     if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
-        return Ok(already_mine(record, at, application));
+        return already_mine(record, at, application, facts);
     }
     let mut next = record.clone();
     let ended = evict(&mut next, facts)?;
@@ -101,25 +103,33 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
     if application.refuse_stale && !evicted.is_empty() {
         return Ok(Step::Done(Outcome::Stale(evicted)));
     }
-    let queued = next.waiters.iter().any(|waiter| waiter.proof == me);
-    if !queued && let Some(has) = other_slots(&next, application) {
-        return Ok(Step::Done(Outcome::OtherSlots(has)));
-    }
-    if !queued {
-        next.waiters.push(application.entry.clone());
+    let in_record = next.waiters.iter().any(|waiter| waiter.proof == me);
+    let place = application.place.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
+    let mut wake = Vec::new();
+    if !in_record && place.is_none() {
+        if next.pages.is_some() {
+            wake = serve_as(&mut next, facts, None)?;
+        }
+        if let Some(has) = other_slots(&next, application, facts)? {
+            return Ok(Step::Done(Outcome::OtherSlots(has)));
+        }
         next.slots = application.slots.or(next.slots);
+        if next.pages.is_none() && (next.waiters.len() < WINDOW || !application.queue) {
+            next.waiters.push(Waiter { since: facts.wall, ..application.entry.clone() });
+        }
     }
     if let Some(entry) = next.waiters.iter_mut().find(|waiter| waiter.proof == me) {
-        entry.lease = application.entry.lease.clone();
+        entry.lease.clone_from(&application.entry.lease);
+        entry.within.clone_from(&application.entry.within);
     }
-    let mut wake = serve_as(&mut next, facts, Some(application))?;
+    wake.extend(serve_as(&mut next, facts, Some(application))?);
     wake.retain(|proof| *proof != me);
     if let Some(grant) = next.holders.iter().find(|grant| grant.proof == me) {
         let grant = grant.clone();
         return Ok(write(next, Outcome::Granted(grant, evicted.into_iter().next_back()), wake));
     }
-    if let Some(own) = waits_for_itself(&next, application, facts)? {
-        return Ok(Step::Done(Outcome::Deadlock(own)));
+    if let Some(own) = waits_for_itself(&next, &application.entry, facts)? {
+        return Ok(Step::Done(Outcome::Deadlock(vec![Link { name: next.name, grant: own }])));
     }
     if !application.queue {
         let busy = Outcome::Busy(next.holders.clone());
@@ -127,54 +137,104 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
         let changed = !ended.is_empty() || !wake.is_empty();
         return Ok(if changed { write(next, busy, wake) } else { Step::Done(busy) });
     }
-    if next == *record {
-        return wait(record, &me, facts);
+    if next != *record {
+        return Ok(Step::Write { record: next, outcome: None, wake });
     }
-    Ok(Step::Write { record: next, outcome: None, wake })
+    match place {
+        _ if in_record => wait(record, &me, facts),
+        Some(place) => wait_on_page(record, place, &application.entry, facts),
+        None => Ok(queue_on_page(next, application.full, facts)),
+    }
+}
+
+/// Where somebody enters a queue that the record has no room for.
+fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Step {
+    next.pages = match next.pages {
+        None => Some(Pages { first: facts.wall, last: facts.wall }),
+        Some(pages) if full == Some(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
+        Some(pages) => return Step::Join(pages.last),
+    };
+    Step::Write { record: next, outcome: None, wake: Vec::new() }
+}
+
+fn wait_on_page(record: &Record, place: &Place, entry: &Waiter, facts: &Facts) -> Result<Step, Wanted> {
+    if place.entry != *entry {
+        return Ok(Step::Join(place.page));
+    }
+    let first = record.pages.map_or(place.page, |pages| pages.first);
+    let in_record = record.waiters.iter().rev().map(Waiter::waits_where);
+    let ahead = record.waiters.len() + Page::before(first, place.page) + place.ahead;
+    wait_behind(record, place.before.iter().cloned().chain(in_record), ahead, facts)
 }
 
 /// The record bears my proof: somebody granted it to me, or an earlier try of mine did and its reply was lost.
-fn already_mine(record: &Record, at: usize, application: &Application) -> Step {
+fn already_mine(record: &Record, at: usize, application: &Application, facts: &Facts) -> Result<Step, Wanted> {
     let grant = &record.holders[at];
     let before = record.endings.last().filter(|ending| ending.how != Ended::Released).cloned();
-    if grant.unconfirmed.is_none() {
-        return Step::Done(Outcome::Granted(grant.clone(), before));
-    }
     let mut next = record.clone();
+    if let Some(stale) = before.clone().filter(|_| application.refuse_stale) {
+        // Whoever served the queue could not know that we refuse it.
+        end(&mut next, at, Ended::Released);
+        let wake = serve(&mut next, facts)?;
+        return Ok(write(next, Outcome::Stale(vec![stale]), wake));
+    }
+    if grant.unconfirmed.is_none() || application.tentative {
+        return Ok(Step::Done(Outcome::Granted(grant.clone(), before)));
+    }
     next.holders[at].unconfirmed = None;
     next.holders[at].tenure = application.tenure.clone();
     let grant = next.holders[at].clone();
-    write(next, Outcome::Granted(grant, before), Vec::new())
+    Ok(write(next, Outcome::Granted(grant, before), Vec::new()))
 }
 
 fn wait(record: &Record, me: &Proof, facts: &Facts) -> Result<Step, Wanted> {
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
+    let Step::Wait { processes, mut leases, ahead } =
+        wait_behind(record, record.waiters[..ahead].iter().rev().map(Waiter::waits_where), ahead, facts)?
+    else {
+        return Ok(Step::Wait { processes: Vec::new(), leases: Vec::new(), ahead });
+    };
+    leases.extend(ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.clone()));
+    Ok(Step::Wait { processes, leases, ahead })
+}
+
+/// To wait for the end of the nearest who lives of those before us, or else of those who hold.
+fn wait_behind(
+    record: &Record,
+    before: impl Iterator<Item = (Home, Process)>,
+    ahead: usize,
+    facts: &Facts,
+) -> Result<Step, Wanted> {
+    for (home, process) in before {
+        if facts.fate(&home, &process)? != Fate::Dead {
+            return Ok(Step::Wait { processes: vec![(home, process)], leases: Vec::new(), ahead });
+        }
+    }
     let (mut processes, mut leases) = (Vec::new(), Vec::new());
-    if let Some(before) = ahead.checked_sub(1).map(|at| &record.waiters[at]) {
-        processes.push((before.party.home.clone(), before.process));
-        leases.extend(before.lease.clone());
-    } else {
-        for grant in &record.holders {
-            let owner = effective_owner(&grant.party, facts)?.map(|(owner, _)| owner);
-            if let Some(process) = grant.unconfirmed.or(owner) {
-                processes.push((grant.party.home.clone(), process));
-            }
-            if let Tenure::Until(lease) = &grant.tenure {
-                leases.push(lease.clone());
-            }
+    for grant in &record.holders {
+        let owner = effective_owner(&grant.party, facts)?.map(|(owner, _)| owner);
+        if let Some(process) = grant.unconfirmed.or(owner) {
+            processes.push((grant.party.home.clone(), process));
+        }
+        if let Tenure::Until(lease) = &grant.tenure {
+            leases.push(lease.clone());
         }
     }
     Ok(Step::Wait { processes, leases, ahead })
 }
 
-fn withdraw(record: &Record, me: &Proof, facts: &Facts) -> Result<Step, Wanted> {
+fn withdraw(record: &Record, me: &Proof, page: Option<u64>, facts: &Facts) -> Result<Step, Wanted> {
     if let Some(grant) = record.holders.iter().find(|grant| grant.proof == *me) {
         return Ok(Step::Done(Outcome::GrantedMeanwhile(grant.clone())));
     }
-    if !record.waiters.iter().any(|waiter| waiter.proof == *me) {
+    let mut next = record.clone();
+    // From a page that is being fetched nobody can be removed: finish that, and remove him here.
+    while page.is_some_and(|page| next.pages.is_some_and(|pages| pages.has(page))) {
+        fetch(&mut next, facts)?;
+    }
+    if !next.waiters.iter().any(|waiter| waiter.proof == *me) {
         return Ok(Step::Done(Outcome::Withdrawn));
     }
-    let mut next = record.clone();
     next.waiters.retain(|waiter| waiter.proof != *me);
     let wake = serve(&mut next, facts)?;
     Ok(write(next, Outcome::Withdrawn, wake))
@@ -255,33 +315,34 @@ fn hear_of_break(record: &Record, ending: Ending, facts: &Facts) -> Result<Step,
 }
 
 fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Step, Wanted> {
-    let ending = match found {
+    let mut ending = match found {
         Found::Ended(ending) => Some(ending),
         _ => None,
     };
     let mut holders = Vec::new();
     for grant in &record.holders {
-        if standing(grant, facts)?.is_ok() {
-            holders.push(grant.clone());
+        match standing(grant, facts)? {
+            Ok(_) => holders.push(grant.clone()),
+            Err(Ended::Released) => {}
+            Err(how) => ending = ending.or_else(|| Some(Ending { grant: grant.clone(), how })),
         }
     }
     Ok(Step::Done(if holders.is_empty() { Outcome::NotHeld(ending) } else { Outcome::NotOwner(holders, ending) }))
 }
 
-/// The grant that the asker itself holds and would wait for, if there is one.
-fn waits_for_itself(record: &Record, application: &Application, facts: &Facts) -> Result<Option<Grant>, Wanted> {
-    let claimant = Claimant {
-        proof: application.carried,
-        owners: [&[application.entry.process], application.entry.party.owners.as_slice()].concat(),
-        home: application.entry.party.home.clone(),
-        repeated: false,
-    };
+/// The grant of the asker's own for which it would wait, if there is one: the shortest circle.
+fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Wanted> {
+    let mut own = Vec::new();
     for grant in &record.holders {
-        if is_mine(grant, &claimant, facts)? {
-            return Ok(Some(grant.clone()));
+        // A lease ends by itself; but who does not wait for that long waits in vain.
+        if waits_within(entry, grant, facts)?
+            && !matches!(&grant.tenure, Tenure::Until(lease) if !facts.outlasts(lease)?)
+        {
+            own.push(grant);
         }
     }
-    Ok(None)
+    let endless = !own.is_empty() && !fits_beside(&own, record, entry, facts)?;
+    Ok(own.first().filter(|_| endless).map(|grant| (*grant).clone()))
 }
 
 fn write(record: Record, outcome: Outcome, wake: Vec<Proof>) -> Step {

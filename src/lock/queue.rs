@@ -4,10 +4,13 @@ use super::ask::Application;
 use super::facts::{Facts, Fate, Wanted};
 use super::handle::Proof;
 use super::protocol::standing;
-use super::record::{Ended, Ending, Grant, Party, Process, Record, Share, Tenure, Waiter};
+use super::record::{Ended, Ending, Grant, Pages, Party, Process, Record, Share, Tenure, Waiter};
 
-/// How many past grants a record remembers.
-const ENDINGS_KEPT: usize = 4;
+/// How many waiters stand in the record itself before newcomers are sent to a page.
+pub(super) const WINDOW: usize = 16;
+
+/// With so few left in the record, the next page is fetched.
+const LOW_WATER: usize = 3;
 
 /// Ends the grants that no longer stand, and forgets of those that were broken whose holders will never ask.
 pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, Wanted> {
@@ -33,8 +36,6 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, W
 pub(super) fn end(record: &mut Record, at: usize, how: Ended) -> Grant {
     let grant = record.holders.remove(at);
     record.endings.push(Ending { grant: grant.clone(), how });
-    let surplus = record.endings.len().saturating_sub(ENDINGS_KEPT);
-    record.endings.drain(..surplus);
     grant
 }
 
@@ -46,7 +47,12 @@ pub(super) fn serve(record: &mut Record, facts: &Facts) -> Result<Vec<Proof>, Wa
 /// Walks the queue in order of arrival and grants to those who fit. Returns who has something new to see.
 pub(super) fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Application>) -> Result<Vec<Proof>, Wanted> {
     let mut wake = Vec::new();
-    while let Some(first) = record.waiters.first() {
+    loop {
+        if record.waiters.len() <= LOW_WATER && record.pages.is_some() {
+            wake.extend(fetch(record, facts)?);
+            continue;
+        }
+        let Some(first) = record.waiters.first() else { break };
         let myself = me.filter(|application| application.entry.proof == first.proof);
         if myself.is_none() && is_gone(first, facts)? {
             record.waiters.remove(0);
@@ -54,7 +60,7 @@ pub(super) fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Applicati
             wake.extend(record.waiters.first().map(|next| next.proof));
             continue;
         }
-        let Some(slot) = free_slot(record, first.share) else { break };
+        let Some(slot) = free_slot(&record.holders, record.slots, first.share) else { break };
         let waiter = record.waiters.remove(0);
         wake.push(waiter.proof);
         let leased = waiter.lease.is_some() || !matches!(waiter.tenure, Tenure::OwnerLives);
@@ -64,38 +70,79 @@ pub(super) fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Applicati
             wake.extend(record.waiters.first().map(|next| next.proof));
         }
     }
+    if !counts(record) {
+        record.slots = None;
+    }
     wake.dedup();
     Ok(wake)
 }
 
+/// Brings the waiters of the first page into the record. Returns the first of them: he could not see who stands before
+/// him until now.
+pub(super) fn fetch(record: &mut Record, facts: &Facts) -> Result<Option<Proof>, Wanted> {
+    let Some(pages) = record.pages else { return Ok(None) };
+    // Whoever had already been moved when somebody died half-way, or entered a page twice, stands once.
+    let has = |record: &Record, proof: Proof| {
+        record.holders.iter().any(|grant| grant.proof == proof)
+            || record.waiters.iter().any(|waiter| waiter.proof == proof)
+    };
+    let before = record.waiters.len();
+    for waiter in facts.page(pages.first)? {
+        if !has(record, waiter.proof) {
+            record.waiters.push(waiter.clone());
+        }
+    }
+    record.pages = (pages.first < pages.last).then(|| Pages { first: pages.first + 1, ..pages });
+    Ok(record.waiters.get(before).map(|waiter| waiter.proof))
+}
+
 pub(super) fn promote(waiter: Waiter, slot: u32, myself: Option<&Application>, facts: &Facts) -> Grant {
-    let unconfirmed = (myself.is_none() && waiter.confirms).then_some(waiter.process);
+    let is_tentative = myself.map_or(waiter.confirms, |application| application.tentative);
+    let unconfirmed = is_tentative.then_some(waiter.process);
     let tenure = match (myself, unconfirmed, &waiter.lease) {
         (Some(application), ..) => application.tenure.clone(),
         (None, Some(_), Some(lease)) => Tenure::Until(lease.clone()),
         _ => waiter.tenure.clone(),
     };
+    let waited = facts.wall.saturating_sub(waiter.since);
     let Waiter { proof, share, party, yields, .. } = waiter;
-    Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, unconfirmed, yields }
+    Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, waited, unconfirmed, yields }
 }
 
 /// The lowest place that `share` would get beside those who hold, or `None` if it does not fit.
-pub(super) fn free_slot(record: &Record, share: Share) -> Option<u32> {
-    let alike = record.holders.iter().all(|grant| grant.share == share);
+pub(super) fn free_slot<'a>(
+    holders: impl IntoIterator<Item = &'a Grant, IntoIter: Clone>,
+    slots: Option<u32>,
+    share: Share,
+) -> Option<u32> {
+    let mut holders = holders.into_iter();
+    let alike = holders.clone().all(|grant| grant.share == share);
     match share {
-        Share::Exclusive => record.holders.is_empty().then_some(0),
+        Share::Exclusive => holders.next().is_none().then_some(0),
         Share::Shared => alike.then_some(0),
         Share::Slot if !alike => None,
-        Share::Slot => (0..record.slots?).find(|slot| record.holders.iter().all(|grant| grant.slot != *slot)),
+        Share::Slot => (0..slots?).find(|slot| holders.clone().all(|grant| grant.slot != *slot)),
     }
 }
 
-pub(super) fn other_slots(record: &Record, application: &Application) -> Option<u32> {
-    let counted = |share| share == Share::Slot;
-    let in_use = record.holders.iter().any(|grant| counted(grant.share))
-        || record.waiters.iter().any(|waiter| counted(waiter.share));
-    let has = record.slots.filter(|_| in_use)?;
-    application.slots.is_some_and(|wants| wants != has).then_some(has)
+/// Whether anybody has or wants a place of several, as far as the record tells.
+fn counts(record: &Record) -> bool {
+    record.holders.iter().any(|grant| grant.share == Share::Slot)
+        || record.waiters.iter().any(|waiter| waiter.share == Share::Slot)
+        || record.pages.is_some()
+}
+
+/// The number of places that the record has, where another one is asked for and somebody relies on it.
+pub(super) fn other_slots(record: &Record, application: &Application, facts: &Facts) -> Result<Option<u32>, Wanted> {
+    let (Some(has), Some(wants)) = (record.slots, application.slots) else { return Ok(None) };
+    if has == wants {
+        return Ok(None);
+    }
+    let mut in_use = record.pages.is_some() || record.holders.iter().any(|grant| grant.share == Share::Slot);
+    for waiter in record.waiters.iter().filter(|waiter| waiter.share == Share::Slot) {
+        in_use = in_use || !is_gone(waiter, facts)?;
+    }
+    Ok(in_use.then_some(has))
 }
 
 pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Wanted> {

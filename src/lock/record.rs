@@ -3,10 +3,14 @@
 //! Invariants, kept by [`super::decide`]:
 //! - `holders` fit together: one exclusive, or any number of shared, or at most `slots` with distinct slots;
 //! - `waiters` stand in order of arrival, and the first of them does not fit beside `holders`;
+//! - who came when `waiters` was full stands in one of the `pages` ([`super::Page`]), behind all of `waiters`;
 //! - a proof stands once, in one of the two lists;
 //! - tokens rise in the order of granting.
 
 use super::handle::Proof;
+
+/// How many past grants a record remembers.
+const ENDINGS_KEPT: usize = 4;
 
 /// Everything that is known under one name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -17,11 +21,23 @@ pub struct Record {
     pub slots: Option<u32>,
     /// Those who hold, in order of granting.
     pub holders: Vec<Grant>,
-    /// Those who wait, in order of arrival.
+    /// Those who wait, in order of arrival: the first of them.
     pub waiters: Vec<Waiter>,
+    /// Where the others wait.
+    pub pages: Option<Pages>,
     /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told. One that was broken
-    /// stays until its holder has heard of it, or died.
+    /// stays until its holder has heard of it, or died. Of a record that was decided about just now they are all that
+    /// ended thereby; of these only the last few are written.
     pub endings: Vec<Ending>,
+}
+
+/// The pages that the end of a long queue is on, by their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pages {
+    /// The one that is served next.
+    pub first: u64,
+    /// The one that newcomers go to.
+    pub last: u64,
 }
 
 /// How much of the lock somebody wants.
@@ -52,6 +68,8 @@ pub struct Grant {
     pub tenure: Tenure,
     /// When it was granted: milliseconds since 1970 on the clock of whoever wrote it. To be shown, never compared.
     pub since: u64,
+    /// How long it was waited for, in milliseconds, by the same clock. To be shown.
+    pub waited: u64,
     /// Granted on behalf of this process, which has not yet said that it knows. Till then its life is the grant's.
     pub unconfirmed: Option<Process>,
     /// Its owner's end gives it back, and is no loss.
@@ -75,6 +93,10 @@ pub struct Waiter {
     pub confirms: bool,
     /// As [`Grant::yields`].
     pub yields: bool,
+    /// The grants that the waiter already works under, here or under other names: they do not end before this wait does.
+    pub under: Vec<Proof>,
+    /// The processes, innermost first, that go on only when this wait is over: the script that waits.
+    pub within: Vec<Process>,
     /// Where others cannot see its process: until when it is taken for alive.
     pub lease: Option<Lease>,
     /// When it came, as [`Grant::since`].
@@ -131,6 +153,20 @@ pub struct Home {
     pub pids: String,
     /// Which network namespace: only within one can a waiter be rung.
     pub net: u64,
+}
+
+impl Waiter {
+    /// The process that waits, and where it runs.
+    pub fn waits_where(&self) -> (Home, Process) {
+        (self.party.home.clone(), self.process)
+    }
+}
+
+impl Pages {
+    /// Whether a page with this number is one of them.
+    pub fn has(&self, number: u64) -> bool {
+        (self.first..=self.last).contains(&number)
+    }
 }
 
 impl Home {
@@ -190,11 +226,16 @@ impl Record {
 
     /// Whether nobody holds and nobody waits.
     pub fn is_free(&self) -> bool {
-        self.holders.is_empty() && self.waiters.is_empty()
+        self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()
+    }
+
+    /// The endings that are kept when it is written.
+    pub(super) fn remembered(&self) -> &[Ending] {
+        &self.endings[self.endings.len().saturating_sub(ENDINGS_KEPT)..]
     }
 
     /// Whether nothing in it needs keeping: it is free, and nobody is yet to be told that his grant was broken.
     pub fn is_vacant(&self) -> bool {
-        self.is_free() && self.endings.iter().all(|ending| ending.how != Ended::Broken)
+        self.is_free() && self.remembered().iter().all(|ending| ending.how != Ended::Broken)
     }
 }

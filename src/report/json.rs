@@ -32,14 +32,29 @@ pub struct HolderJson {
     expires: Option<String>,
     token: Option<u64>,
     alive: &'static str,
+    /// Unless it is `exclusive`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot: Option<u32>,
 }
 
 /// What `lock --json` prints.
 #[derive(Debug, Serialize)]
 pub struct LockJson {
-    name: String,
+    /// Where it is one,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// and where they are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    names: Option<Vec<String>>,
     handle: String,
+    /// Of several: the highest.
     token: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<Vec<Option<u64>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot: Option<u32>,
     expires: Option<String>,
     took_over: Option<Evicted>,
 }
@@ -108,14 +123,21 @@ pub(super) fn mode(share: Share) -> &'static str {
     }
 }
 
+fn not_alone(share: Share) -> Option<&'static str> {
+    (share != Share::Exclusive).then(|| mode(share))
+}
+
 impl HolderJson {
     /// One holder.
     pub fn of_grant(grant: &Grant, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
-        HolderJson { token: grant.token, ..HolderJson::new(&grant.party, grant.since, &grant.tenure, alive, reporter) }
+        let slot = (grant.share == Share::Slot).then_some(grant.slot);
+        let shown = HolderJson::new(&grant.party, grant.since, &grant.tenure, alive, reporter);
+        HolderJson { token: grant.token, mode: not_alone(grant.share), slot, ..shown }
     }
 
     fn of_waiter(waiter: &Waiter, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
-        HolderJson::new(&waiter.party, waiter.since, &Tenure::OwnerLives, alive, reporter)
+        let shown = HolderJson::new(&waiter.party, waiter.since, &Tenure::OwnerLives, alive, reporter);
+        HolderJson { mode: not_alone(waiter.share), ..shown }
     }
 
     fn new(party: &Party, since: u64, tenure: &Tenure, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
@@ -134,6 +156,8 @@ impl HolderJson {
                 Fate::Dead => "no",
                 Fate::Unknown => "unknown",
             },
+            mode: None,
+            slot: None,
         }
     }
 }
@@ -146,19 +170,25 @@ fn expires(tenure: &Tenure) -> Option<String> {
 }
 
 impl LockJson {
-    /// What was taken, under the name that was typed.
+    /// What was taken: the names, each with its grant.
     pub fn new(
-        name: &[u8],
+        names: &[&[u8]],
         handle: &Handle,
-        grant: &Grant,
+        grants: &[Grant],
         evicted: Option<&Ending>,
         reporter: &Reporter<'_>,
     ) -> LockJson {
+        let mut all = names.iter().map(|name| String::from_utf8_lossy(name).into_owned());
+        let several = grants.len() > 1;
+        let slot = grants.first().filter(|grant| grant.share == Share::Slot).map(|grant| grant.slot);
         LockJson {
-            name: String::from_utf8_lossy(name).into_owned(),
+            name: if several { None } else { all.next() },
+            names: several.then(|| all.collect()),
             handle: handle.to_string(),
-            token: grant.token,
-            expires: expires(&grant.tenure),
+            token: grants.iter().filter_map(|grant| grant.token).max(),
+            tokens: several.then(|| grants.iter().map(|grant| grant.token).collect()),
+            slot: slot.filter(|_| !several),
+            expires: grants.iter().filter_map(|grant| expires(&grant.tenure)).min(),
             took_over: evicted.map(|ending| Evicted::new(ending, reporter)),
         }
     }

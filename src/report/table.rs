@@ -5,52 +5,48 @@ use std::time::Duration;
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::json::{mode, state};
+use super::json::state;
 use super::{Reporter, user};
 use crate::duration::shown as span;
 use crate::engine::Sight;
-use crate::lock::{Ended, Fate, Party, Tenure};
+use crate::lock::{Ended, Fate, Grant, Party, Share, Tenure};
 use crate::name::shown;
 
-/// Whether the terminal is to see colours.
+/// What the table is shown on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Colour {
-    /// It is a terminal.
-    Yes,
-    /// It is a file, a pipe, or somebody who set NO_COLOR.
-    No,
+pub struct Paper {
+    /// Whether it is a terminal that is to see colours: not a file, a pipe, or somebody who set NO_COLOR.
+    pub colour: bool,
+    /// How many columns it has.
+    pub width: usize,
 }
 
 /// As wide as any terminal is.
-const WIDTH: usize = 80;
+pub const WIDTH: usize = 80;
 
-const HEADER: &str = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
+/// The names of the columns.
+pub const HEADER: &str = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
 
-/// The lines for one lock, each with its newline. The header is part of them for the first one.
-pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, colour: Colour, first: bool) -> String {
+/// The lines for one lock, each with its newline, in so many columns.
+pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, paper: Paper) -> String {
     let mut text = String::new();
-    if first {
-        let _ = writeln!(text, "{HEADER}");
-    }
     let mut shown_name = shown(name);
-    if !fits(&shown_name, 14) && (!sight.record.holders.is_empty() || !sight.record.waiters.is_empty()) {
-        let _ = writeln!(text, "{}", clip(&shown_name, WIDTH));
+    if !fits(&shown_name, 14) {
+        let _ = writeln!(text, "{}", clip(&shown_name, paper.width));
         shown_name = String::new();
     }
     // Whose end gave the lock back is no holder any more.
     let holders = sight.record.holders.iter().zip(&sight.holders);
     let holders: Vec<_> = holders.filter(|(_, standing)| **standing != Err(Ended::Released)).collect();
     if holders.is_empty() {
-        line(&mut text, &shown_name, state(sight), colour, ["", "", "", "", "", ""]);
+        line(&mut text, &shown_name, state(sight), paper, ["", "", "", "", "", ""]);
         shown_name.clear();
     }
     for (grant, standing) in holders {
         let state = match standing {
-            Ok(Fate::Dead | Fate::Alive) if grant.share != crate::lock::Share::Exclusive => mode(grant.share),
-            Ok(Fate::Unknown) => "held?",
-            Ok(_) => "held",
-            Err(Ended::Expired) => "expired",
-            Err(_) => "dead",
+            Ok(fate) => held_as(grant, *fate, sight.record.slots),
+            Err(Ended::Expired) => "expired".to_string(),
+            Err(_) => "dead".to_string(),
         };
         let until = match &grant.tenure {
             _ if standing.is_err() => "over".to_string(),
@@ -59,14 +55,35 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, colour: Colour
             Tenure::AtMost(most) => span(Duration::from_millis(*most)),
             Tenure::Until(lease) => span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall())),
         };
-        row(&mut text, &shown_name, state, colour, &grant.party, grant.since, &until, reporter);
+        row(&mut text, &shown_name, &state, paper, &grant.party, grant.since, &until, reporter);
         shown_name.clear();
     }
+    if let Some(slots) = sight.record.slots {
+        let free = (slots as usize).saturating_sub(sight.holders.iter().filter(|standing| standing.is_ok()).count());
+        if free > 0 {
+            let _ = writeln!(text, "{} {free} of {slots} slots free", cell("", 14));
+        }
+    }
     for (waiter, fate) in sight.record.waiters.iter().zip(&sight.waiters) {
-        let state = if *fate == Fate::Dead { "wait,dead" } else { "waiting" };
-        row(&mut text, &shown_name, state, colour, &waiter.party, waiter.since, "-", reporter);
+        let state = match (fate, waiter.share) {
+            (Fate::Dead, _) => "wait,dead",
+            (_, Share::Exclusive) => "waiting",
+            (_, Share::Shared) => "waiting s",
+            (_, Share::Slot) => "waiting j",
+        };
+        row(&mut text, &shown_name, state, paper, &waiter.party, waiter.since, "-", reporter);
     }
     text
+}
+
+/// How somebody holds it: `held`, `shared`, `slot 0/3`; with a question mark where it cannot be seen whether he lives.
+fn held_as(grant: &Grant, fate: Fate, slots: Option<u32>) -> String {
+    let how = match grant.share {
+        Share::Exclusive => "held".to_string(),
+        Share::Shared => "shared".to_string(),
+        Share::Slot => format!("slot {}/{}", grant.slot, slots.unwrap_or_default()),
+    };
+    if fate == Fate::Unknown { format!("{how}?") } else { how }
 }
 
 #[expect(clippy::too_many_arguments, reason = "one for each column")]
@@ -74,7 +91,7 @@ fn row(
     text: &mut String,
     name: &str,
     state: &str,
-    colour: Colour,
+    paper: Paper,
     party: &Party,
     since: u64,
     until: &str,
@@ -86,15 +103,15 @@ fn row(
     if let Some(label) = &party.label {
         what = format!("[{}] {what}", shown(label));
     }
-    line(text, name, state, colour, [&pid, &shown(party.host.as_bytes()), &user(party.uid), &age, until, &what]);
+    line(text, name, state, paper, [&pid, &shown(party.host.as_bytes()), &user(party.uid), &age, until, &what]);
 }
 
-fn line(text: &mut String, name: &str, state: &str, colour: Colour, rest: [&str; 6]) {
+fn line(text: &mut String, name: &str, state: &str, paper: Paper, rest: [&str; 6]) {
     let [pid, host, user, since, until, what] = rest;
-    let paint = match (colour, state) {
-        (Colour::No, _) => "",
+    let paint = match (paper.colour, state) {
+        (false, _) => "",
         (_, "dead" | "expired" | "abandoned" | "wait,dead") => "\x1b[31m",
-        (_, "waiting") => "\x1b[33m",
+        (_, "waiting" | "waiting s" | "waiting j") => "\x1b[33m",
         (_, "free") => "\x1b[32m",
         _ => "\x1b[1m",
     };
@@ -108,24 +125,24 @@ fn line(text: &mut String, name: &str, state: &str, colour: Colour, rest: [&str;
         cell(user, 8),
         cell(since, 6),
         cell(until, 7),
-        clip(what, WIDTH - HEADER.find("COMMAND").unwrap_or(0)),
+        clip(what, paper.width.max(WIDTH) - HEADER.find("COMMAND").unwrap_or(0)),
     );
     let _ = writeln!(text, "{}", row.trim_end());
 }
 
-fn fits(text: &str, width: usize) -> bool {
+pub(super) fn fits(text: &str, width: usize) -> bool {
     text.width() <= width
 }
 
 /// Exactly so wide.
-fn cell(text: &str, width: usize) -> String {
+pub(super) fn cell(text: &str, width: usize) -> String {
     let clipped = clip(text, width);
     let rest = width.saturating_sub(clipped.width());
     format!("{clipped}{:rest$}", "")
 }
 
 /// At most so wide.
-fn clip(text: &str, width: usize) -> String {
+pub(super) fn clip(text: &str, width: usize) -> String {
     if fits(text, width) {
         return text.to_string();
     }

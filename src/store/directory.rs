@@ -10,6 +10,7 @@
 //! STORE/.work/token.17              the highest version number of any record that was removed
 //! STORE/.work/.new.IDENT/           a record about to be born
 //! STORE/.work/rest.nightly          the record of "nightly" may rest where it is
+//! STORE/.work/history               how past grants ended ([`super::chronicle`])
 //! ```
 //!
 //! **Swap.** Write `rec.NEW`, rename `cur.17.OLD` to `cur.18.NEW`, remove `rec.OLD`. ENOENT: somebody was faster, or the
@@ -36,6 +37,7 @@
 //! system that tells them apart (else the second is refused, for a record bears its name).
 
 mod entry;
+mod history;
 mod lease;
 mod pointer;
 mod rest;
@@ -55,6 +57,7 @@ use self::rest::Rest;
 use self::root::Root;
 use super::{Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
+use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::Lease;
 use crate::name::shown_path;
@@ -130,8 +133,7 @@ impl Directory {
         for _ in 0..MOST_LOOKS {
             let Some(look) = entry.look()? else { return Ok(None) };
             // An embryo has no version number yet: whoever wants to swap will help it along and look again.
-            let in_use = |pointer: &Pointer| matches!(pointer.stage, Stage::Born | Stage::Cur);
-            let Some(pointer) = look.pointer.filter(in_use) else { return Ok(None) };
+            let Some(pointer) = look.pointer.filter(Pointer::is_in_use) else { return Ok(None) };
             if let Some(body) = look.body(&pointer)? {
                 let version = pointer.version();
                 let this_boot = pointer::boot_tag(&self.host.home()?.boot) == pointer.ident.boot;
@@ -293,6 +295,12 @@ impl Store for Directory {
         Err(Error::os(Errno::ENOENT, "read from", &self.path))
     }
 
+    fn version(&self, name: &[u8]) -> Result<Option<Version>> {
+        let Some(root) = self.existing()? else { return Ok(None) };
+        let pointer = self.entry(&root, name).look()?.and_then(|look| look.pointer);
+        Ok(pointer.filter(Pointer::is_in_use).map(|pointer| pointer.version()))
+    }
+
     fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
         for _ in 0..MOST_LOOKS {
             let root = match (expect, body) {
@@ -395,5 +403,20 @@ impl Store for Directory {
             root.remove_if_empty(&self.path);
         }
         Ok(swept)
+    }
+
+    fn remember(&self, line: &[u8], limits: &Limits) {
+        if let Ok(Some(root)) = self.existing() {
+            let _ = history::note(&root, line, limits, self.host.wall());
+        }
+    }
+
+    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        // It would have to go with the last record.
+        if self.layout == Layout::Beside {
+            return Ok(false);
+        }
+        let Some(root) = self.existing()? else { return Ok(true) };
+        history::read(&root, &self.path, visit).map(|()| true)
     }
 }

@@ -21,6 +21,11 @@
 //! who uses it needs write permission on both, for the journal stands beside the database. So root's cron and www-data
 //! share one like this: a directory of a common group with mode 2770, and umask 002 for the first who comes.
 //!
+//! **Notes** of who waits for what ([`crate::lock::Waits`]) stand in a directory beside the database, `locks.db-waits`,
+//! that is there only while somebody has waited for more than a moment.
+//!
+//! **History** is a file beside the database ([`super::chronicle`]): a row would cost a transaction more.
+//!
 //! **Limits.** One host: network file systems are refused, since their POSIX locks and caches are not to be trusted.
 //! Wait for a lock in the queue of its record, never in the database: SQLite's own waiting is short and unfair. In a
 //! directory that others may write, sticky or not, they can plant a journal. Who opens the file by other means in the
@@ -33,6 +38,8 @@ mod schema;
 mod tests;
 mod wrong;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -41,8 +48,10 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
 use self::wrong::Cause;
-use super::{Reach, Store, Stored, Swap, Version, Visit};
+use super::chronicle::Chronicle;
+use super::{Directory, Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
+use crate::history::Limits;
 use crate::host::{Host, boot_lease};
 use crate::lock::Lease;
 use crate::name::{shown, shown_path};
@@ -143,12 +152,28 @@ impl Sqlite {
         })
     }
 
+    /// The notes of who waits for what, which are only there while somebody waits and would cost a sync each in the
+    /// database: a directory beside it.
+    fn notes(&self) -> Result<Directory> {
+        let path = [self.path.as_os_str().as_bytes(), b"-waits"].concat();
+        Directory::open(Path::new(OsStr::from_bytes(&path)), Layout::Beside, self.host.clone())
+    }
+
     /// The connection, which an error ends.
     fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
         match database {
             Some(database) => Ok(database),
             None => Ok(database.insert(Database { connection: connect(&self.path)?, tuned: false })),
         }
+    }
+
+    /// Beside the database, and for the same users.
+    fn chronicle<T>(&self, work: impl FnOnce(&Chronicle<'_>, &Path) -> T) -> T {
+        let mut path = self.path.clone().into_os_string();
+        path.push("-history");
+        let path = PathBuf::from(path);
+        let like = || nix::sys::stat::lstat(&self.path);
+        work(&Chronicle { at: nix::fcntl::AT_FDCWD, name: path.clone(), like: &like }, &path)
     }
 
     /// Records behind `after` in the order of names, as many as are good to have in memory at once.
@@ -183,6 +208,9 @@ impl Sqlite {
 
 impl Store for Sqlite {
     fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+        if is_note(name) {
+            return self.notes()?.read(name);
+        }
         let found = self.reading(|connection| {
             Ok(connection.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?)
         });
@@ -190,6 +218,9 @@ impl Store for Sqlite {
     }
 
     fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
+        if is_note(name) {
+            return self.notes()?.swap(name, expect, body);
+        }
         let expect = match expect {
             None => None,
             Some(Version { number, mark: 0 }) if *number <= i64::MAX as u64 => Some(*number as i64),
@@ -220,7 +251,7 @@ impl Store for Sqlite {
         loop {
             // Nothing is locked while `visit` runs, since that may write.
             let page = self.page(&after)?;
-            let Some((last, _)) = page.last() else { return Ok(()) };
+            let Some((last, _)) = page.last() else { return self.notes()?.scan(visit) };
             after.clone_from(last);
             for (name, stored) in page {
                 visit(&self.place(&name), stored)?;
@@ -248,9 +279,22 @@ impl Store for Sqlite {
         None
     }
 
-    fn sweep(&self, _dry_run: bool) -> Result<u64> {
-        Ok(0)
+    fn sweep(&self, dry_run: bool) -> Result<u64> {
+        self.notes()?.sweep(dry_run)
     }
+
+    fn remember(&self, line: &[u8], limits: &Limits) {
+        let _ = self.chronicle(|chronicle, _| chronicle.append(line, limits, self.host.wall()));
+    }
+
+    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.chronicle(|chronicle, path| chronicle.read(path, visit)).map(|()| true)
+    }
+}
+
+/// Whether this is the name of a note, and of no record.
+fn is_note(name: &[u8]) -> bool {
+    name.first() == Some(&0)
 }
 
 /// Opens a database that exists. No link is followed, neither by us nor by SQLite.

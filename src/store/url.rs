@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::name::shown;
+use crate::name::{absolute, shown};
 
 /// The name of the store beside the files that it locks.
 const BESIDE: &str = ".csalock";
@@ -68,7 +68,7 @@ impl Location {
         if path.contains(&0) {
             return Err(wrong("a path cannot contain NUL"));
         }
-        let path = current.join(OsStr::from_bytes(path));
+        let path = absolute(OsStr::from_bytes(path), current)?;
         match scheme {
             b"dir" if path.ends_with(BESIDE) => Ok(Location::Directory { path, layout: Layout::Beside }),
             b"dir" => Ok(Location::Directory { path, layout: Layout::Own }),

@@ -153,7 +153,9 @@ on_every_store! {
         let mount = Mount::new(sandbox, "size=4m");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
-        let handle = call(&["lock", "--forever", "held"]).line();
+        // Somebody else's, for whoever holds it himself is told so at once.
+        let other = sandbox.call("cat", [""; 0]).spawn();
+        let handle = call(&["lock", "--forever", "--pid", &other.pid().to_string(), "held"]).line();
         mount.again(sandbox, "ro");
         let before = sandbox.listing("files");
         for words in [&["lock", "x"][..], &["run", "x", "touch", "ran"], &["run", "-F", "x", "touch", "ran"],
@@ -161,7 +163,7 @@ on_every_store! {
             refused(sandbox, &call(words), &[73], &sandbox.path("files/mount/store"));
         }
         assert_eq!(call(&["status", "-1"]).line(), "held");
-        assert_eq!(call(&["lock", "-n", "held"]).code, Some(84));
+        assert_eq!(call(&["lock", "-n", "held"]).code, Some(75));
         assert_eq!(sandbox.listing("files"), before);
         mount.again(sandbox, "rw");
         assert_eq!(call(&["unlock", "--handle", &handle, "held"]).code, Some(0));
@@ -171,6 +173,24 @@ on_every_store! {
         refused(sandbox, &done, &[73], &sandbox.path("files/mount/other"));
     }
 
+    fn a_limit_on_the_size_of_files_is_told(sandbox: &Sandbox) {
+        for words in ["run x touch ran", "run -F x touch ran", "lock x"] {
+            let done = sandbox.script("bash", &format!("(ulimit -f 0; csalock {words}; echo $?) 2>&1 | cat")).capture();
+            assert!(done.stdout.ends_with("\n74\n") && done.stdout.starts_with("csalock: "), "{words}: {done:?}");
+        }
+        assert!(!sandbox.path("files/ran").exists());
+        // And is the command's as it was.
+        sandbox.csalock(["run", "x", "bash", "-c", "ulimit -f 0; trap - XFSZ; echo big > big; :"]).status(153).run();
+    }
+
+    fn a_current_directory_that_was_removed_is_none(sandbox: &Sandbox) {
+        let script = "mkdir gone; cd gone; rmdir ../gone; csalock run ./x touch /tmp/csalock-test-ran; echo $?; \
+                      csalock run --store dir:rel x true; echo $?; csalock run bare echo fine";
+        let said = "csalock: ./x is in the current directory, which was removed; cd to one that exists\n\
+                    csalock: rel is in the current directory, which was removed; cd to one that exists\n";
+        sandbox.script("bash", script).stdout("69\n69\nfine\n").stderr(said).run();
+    }
+
     fn a_full_store_loses_nothing_and_grants_nothing(sandbox: &Sandbox) {
         if !is_root("a mount") {
             return;
@@ -178,7 +198,9 @@ on_every_store! {
         let _mount = Mount::new(sandbox, "size=256k");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
-        let handle = call(&["lock", "--forever", "held"]).line();
+        // Somebody else's, for whoever holds it himself is told so at once.
+        let other = sandbox.call("cat", [""; 0]).spawn();
+        let handle = call(&["lock", "--forever", "--pid", &other.pid().to_string(), "held"]).line();
         let filler = sandbox.path("files/mount/filler");
         sandbox.script("dash", "cat /dev/zero > mount/filler 2>/dev/null; :").run();
         for words in [&["lock", "x"][..], &["run", "x", "touch", "ran"], &["run", "-F", "x", "touch", "ran"]] {

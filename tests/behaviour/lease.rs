@@ -144,6 +144,58 @@ on_every_store! {
         sandbox.csalock(["run", "--ttl", "500ms", "x", "-c", script]).stdout("done\n").run();
     }
 
+    fn a_command_that_shortens_its_own_lease_is_ended_before_it_is_over(sandbox: &Sandbox) {
+        let script = "trap 'exit 9' TERM; csalock renew --ttl 400ms x; while :; do sleep 0.01; done";
+        let said = "csalock: the command was ended before the --ttl of lock x was over\n";
+        for options in [&["--ttl", "1h"][..], &["--forever"], &["-q"]] {
+            let words = [&["run"], options, &["x", "bash", "-c", script]].concat();
+            let said = if options == ["-q"] { "" } else { said };
+            sandbox.csalock(words).status(85).stderr(said).run();
+            assert_eq!(sandbox.state("x"), "free", "{options:?}");
+        }
+    }
+
+    fn a_command_that_gave_back_its_lock_is_left_alone(sandbox: &Sandbox) {
+        let script = "csalock unlock x; sleep 0.5; exit 3";
+        sandbox.csalock(["run", "--ttl", "300ms", "x", "-c", script]).status(3).run();
+    }
+
+    fn a_leased_command_does_not_outlive_its_wrapper(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", "--ttl", "1h", "x", "cat"]).spawn();
+        wait_until("it holds", || sandbox.state("x") == "held");
+        let command = sandbox.holders("x")[0];
+        job.kill();
+        wait_until("the command is gone as well", || !crate::sandbox::proc::lives(command));
+        sandbox.csalock(["run", "-nq", "x", "true"]).run();
+        // Without a lease it holds its lock for as long as it runs.
+        let mut job = sandbox.csalock(["run", "x", "sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"]).spawn();
+        wait_until("it holds", || sandbox.state("x") == "held");
+        job.kill();
+        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        sandbox.file("files/go", "");
+        sandbox.csalock(["run", "-q", "x", "true"]).run();
+    }
+
+    fn staleness_is_refused_also_where_another_served_the_queue(sandbox: &Sandbox) {
+        let mut holder = sandbox.csalock(["run", "x", "sleep", "60"]).spawn();
+        wait_until("it holds", || sandbox.state("x") == "held");
+        let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
+        let waiter = sandbox.csalock(["lock", "--fail-on-stale", "x"]).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        waiter.send(nix::sys::signal::Signal::SIGSTOP);
+        holder.kill();
+        nix::sys::signal::kill(command, nix::sys::signal::Signal::SIGKILL).unwrap();
+        wait_until("it is granted to the waiter", || {
+            sandbox.csalock(["gc"]).capture();
+            sandbox.waiters("x").is_empty()
+        });
+        waiter.send(nix::sys::signal::Signal::SIGCONT);
+        let done = waiter.wait();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(80), ""), "{done:?}");
+        assert!(done.stderr.contains("lock x is stale: it was left by pid "), "{}", done.stderr);
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
     fn a_command_may_outlive_its_lease_and_that_is_told(sandbox: &Sandbox) {
         let script = "while [ ! -e go ]; do sleep 0.01; done; echo done; exit 3";
         let job = sandbox.csalock(["run", "--ttl", "100ms", "--on-lost", "warn", "x", "-c", script]).spawn();

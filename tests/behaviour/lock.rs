@@ -131,9 +131,15 @@ on_every_store! {
         assert!(!sandbox.store_path().exists());
     }
 
+    fn with_stdout_closed_nothing_is_taken(sandbox: &Sandbox) {
+        let said = "csalock: stdout is closed, so nobody would get the handle; send it to /dev/null if nobody needs it\n";
+        sandbox.script("dash", "csalock lock --forever x >&-").status(74).stderr(said).run();
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
     fn options_that_contradict_are_usage_errors(sandbox: &Sandbox) {
         for words in [&["lock", "--ttl", "1s", "--forever", "x"][..], &["lock", "-q", "-v", "x"], &["lock"],
-                      &["run", "-F", "--ttl", "1s", "x", "true"], &["unlock"], &["unlock", "--all", "x"],
+                      &["run", "-F", "--ttl", "1s", "x", "true"], &["unlock"],
                       &["renew", "x"], &["lock", "--no-such", "x"], &["lock", "-Z", "x"], &["run", "-Z", "x", "true"],
                       &["no-such"], &[], &["unlock", "--force", "--handle", "00", "x"]] {
             let done = sandbox.csalock(words).capture();

@@ -21,24 +21,30 @@ macro_rules! on_every_store {
 }
 
 mod broken;
+mod crowd;
+mod deadlock;
 mod descriptors;
 mod exit_codes;
 mod gc;
+mod history;
 mod identity;
 mod lease;
 mod leftovers;
 mod lock;
+mod modes;
 mod names;
+mod old_flock;
 mod owner;
 mod queue;
 mod records;
 mod referee;
 mod run;
+mod screen;
+mod several;
 mod shells;
 mod signals;
 mod status;
 mod store_as_it_was;
 mod storm;
 mod terminal;
-mod tty;
 mod unlock;

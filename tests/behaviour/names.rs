@@ -72,6 +72,40 @@ fn words<'a>(before: &[&'a str], name: &'a [u8]) -> Vec<&'a OsStr> {
 }
 
 on_every_store! {
+    fn what_looks_like_an_option_behind_a_name_is_refused(sandbox: &Sandbox) {
+        for words in [
+            &["lock", "job", "--ttl", "5m"][..],
+            &["lock", "job", "-n"],
+            &["lock", "job", "--"],
+            &["unlock", "job", "--force"],
+            &["status", "job", "-q"],
+            &["history", "job", "-n", "1"],
+            &["renew", "--ttl", "1s", "job", "--json"],
+        ] {
+            let option = words.iter().rfind(|word| word.starts_with('-')).unwrap();
+            let said = format!(
+                "csalock: {option} stands behind a name, where options are taken for names; put options before the names, \
+                 or -- before names that begin with a dash\n"
+            );
+            sandbox.csalock(words).status(64).stderr(said).run();
+        }
+        sandbox.csalock(["run", "-n", "job", "true"]).run();
+        // Who means it says so.
+        let script = "csalock lock -- job --ttl > /dev/null; csalock status -1 -- --ttl; csalock lock -n -- --ttl";
+        let done = sandbox.script("dash", script).capture();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(84), "--ttl\n"), "{done:?}");
+        assert!(done.stderr.contains("`csalock unlock -- --ttl`"), "{}", done.stderr);
+    }
+
+    fn hints_name_the_store_that_was_named(sandbox: &Sandbox) {
+        let store = sandbox.store_at("files/other");
+        let call = |words: &[&str]| sandbox.csalock([&[words[0], "--store", &store], &words[1..]].concat()).capture();
+        let _holder = sandbox.csalock(["run", "--store", &store, "x", "cat"]).spawn();
+        crate::sandbox::wait_until("it holds", || call(&["status", "-q", "x"]).code == Some(0));
+        let said = call(&["lock", "-n", "x"]).stderr;
+        assert!(said.contains(&format!("see `csalock status --store {store} x`")), "{said}");
+    }
+
     fn no_two_names_are_one_lock(sandbox: &Sandbox) {
         let names = odd_names();
         for name in &names {

@@ -79,6 +79,15 @@ on_every_store! {
         sandbox.script("dash", &format!("find . -maxdepth 0 -exec csalock lock x ';' >/dev/null; {HELD_AND_MINE}")).stdout("0\n0\n").run();
     }
 
+    fn a_script_that_is_called_like_a_starter_is_a_script(sandbox: &Sandbox) {
+        for name in ["find", "env", "script", "timeout", "systemd-backup"] {
+            sandbox.program(&format!("files/{name}"), "#!/bin/sh\ncsalock lock x > /dev/null\nkill -9 $$\n");
+            sandbox.script("bash", &format!("./{name}; :")).capture();
+            assert_eq!(sandbox.state("x"), "abandoned", "{name}");
+            sandbox.csalock(["run", "-q", "x", "true"]).run();
+        }
+    }
+
     fn sudo_is_stepped_over(sandbox: &Sandbox) {
         if !has("sudo") {
             return;

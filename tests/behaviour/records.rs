@@ -87,4 +87,29 @@ on_every_store! {
             assert_eq!(done.code, Some(65), "{done:?}");
         }
     }
+
+    fn force_removes_whatever_is_in_a_records_place(sandbox: &Sandbox) {
+        if !sandbox.is_directory() {
+            return;
+        }
+        for (number, spoil) in [
+            "mv $r $STORE/$x/cur.5.6c5a0748d58b4039c56de127",
+            "truncate -s 5M $r",
+            "rm $r; mkdir $r",
+            "csalock lock --forever other > /dev/null; cp $STORE/other/born* $r",
+            "rm $r; mkfifo $r",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let name = format!("x{number}");
+            let script = format!("STORE=$0 x=$1; csalock lock --forever $x > /dev/null; r=$(echo $STORE/$x/born*); {spoil}");
+            let store = sandbox.store_path().display().to_string();
+            sandbox.call("bash", ["-c", &script, &store, &name]).run();
+            assert_eq!(sandbox.csalock(["run", "-n", &name, "true"]).capture().code, Some(65), "{spoil}");
+            let said = format!("{name}: its record was unreadable\n");
+            sandbox.csalock(["unlock", "--force", &name]).stdout(said).run();
+            sandbox.csalock(["run", "-n", &name, "true"]).run();
+        }
+    }
 }

@@ -4,6 +4,7 @@ mod call;
 mod job;
 mod plain;
 pub(crate) mod proc;
+mod screen;
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -20,6 +21,7 @@ use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
 pub(crate) use job::Job;
+pub(crate) use screen::{PROMPT, Screen};
 
 /// The program that is tested.
 pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
@@ -65,6 +67,12 @@ impl Sandbox {
     /// Where the store is.
     pub(crate) fn store_path(&self) -> PathBuf {
         self.path("store")
+    }
+
+    /// Where its history is, and its older generation.
+    pub(crate) fn history_paths(&self) -> [PathBuf; 2] {
+        let below = if self.is_directory() { "store/.work/history" } else { "store-history" };
+        [self.path(below), self.path(format!("{below}.1"))]
     }
 
     pub(crate) fn is_directory(&self) -> bool {
@@ -159,6 +167,16 @@ impl Sandbox {
     /// The pids of those who wait.
     pub(crate) fn waiters(&self, name: &str) -> Vec<i32> {
         pids(&self.sight(name)["waiters"])
+    }
+
+    /// Whether nothing is left beside records, and no record is left but of those who live.
+    pub(crate) fn is_tidy(&self) -> bool {
+        self.csalock(["gc"]).capture();
+        let mut internal = 0;
+        let mut count =
+            |stored: csalock::store::Stored| internal += usize::from(csalock::lock::is_internal(&stored.body));
+        self.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
+        internal == 0 && self.csalock(["status", "-1"]).capture().stdout.is_empty()
     }
 
     /// Everything under a place: path, kind, mode, size, content, and the time of its last change.

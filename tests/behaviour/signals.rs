@@ -14,6 +14,19 @@ const FORWARDED: [(Signal, &str); 6] = [
 ];
 
 on_every_store! {
+    fn a_child_of_the_caller_that_ends_ends_no_wait(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let waiter = sandbox.script("dash", "sh -c 'read line < pipe; :' & exec csalock run -F -w inf x echo mine");
+        nix::unistd::mkfifo(&sandbox.path("files/pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let waiter = waiter.spawn();
+        crate::sandbox::wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        sandbox.file("files/pipe", "go\n");
+        assert_eq!(sandbox.csalock(["run", "-w", "200ms", "x", "true"]).capture().code, Some(75));
+        holder.release();
+        let done = waiter.wait();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "mine\n"), "{done:?}");
+    }
+
     fn signals_reach_the_command_and_we_wait_for_it(sandbox: &Sandbox) {
         for (signal, name) in FORWARDED {
             let script = format!("trap 'kill $!; echo {name}; exit 3' {name}; sleep 60 & echo ready; wait");

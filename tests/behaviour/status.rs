@@ -89,6 +89,13 @@ on_every_store! {
 
     fn it_changes_nothing_ever(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
+        // A wait that lasts leaves a note.
+        let mut notes = 0;
+        wait_until("there is one", || {
+            let mut count = |stored: csalock::store::Stored| notes += usize::from(csalock::lock::is_internal(&stored.body));
+            sandbox.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
+            notes > 0
+        });
         let before = sandbox.listing("store");
         for words in [&[][..], &["--json"], &["-1"], &["held"], &["none"], &["*"], &["--json", "held", "none", "abandoned"]] {
             sandbox.csalock(["status"].iter().chain(words)).capture();

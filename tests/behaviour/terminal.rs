@@ -125,7 +125,7 @@ on_every_store! {
             let command = sandbox.holders("x")[0];
             shell.tell(CTRL_Z);
             shows(&mut shell, "Stopped");
-            assert!(matches!(proc::stat(command), Some(('T', _))), "the command is stopped as well");
+            wait_until("the command is stopped as well", || matches!(proc::stat(command), Some(('T', _))));
             assert_eq!(status(&mut shell), "148");
             // Stopped is not ended.
             assert_eq!((sandbox.state("x").as_str(), sandbox.holders("x")), ("held", vec![command]));
@@ -152,6 +152,19 @@ on_every_store! {
         sandbox.file("files/go", "");
         shows(&mut shell, "ended\r\n");
         assert_eq!(waiter.wait().stdout, "next\n");
+    }
+
+    fn in_the_background_it_runs_and_can_be_brought_back(sandbox: &Sandbox) {
+        let Some(mut shell) = bash(sandbox) else { return };
+        shell.tell("csalock run x dash -c 'read line; echo got: $line; exit 6' &");
+        wait_until("it is held", || sandbox.state("x") == "held");
+        let command = sandbox.holders("x")[0];
+        wait_until("it is stopped, for it reads", || matches!(proc::stat(command), Some(('T', _))));
+        shell.tell("while ! jobs -l | grep -q Stopped; do sleep 0.01; done; fg");
+        wait_until("it goes on", || matches!(proc::stat(command), Some(('S' | 'R', _))));
+        shell.tell("wo''rd");
+        shows(&mut shell, "got: wo''rd\r\n");
+        assert_eq!(status(&mut shell), "6");
     }
 
     fn a_wait_can_be_stopped_and_goes_on(sandbox: &Sandbox) {
@@ -191,7 +204,8 @@ on_every_store! {
             let Some(mut shell) = bash(sandbox) else { return };
             let look = "test -t 0 && test -t 1 && test -t 2 && read -r line && echo go''t \"$line\"; \
                         read -r line < /dev/tty; echo an''d \"$line\"; \
-                        set -- $(ps -o pgid=,tpgid= -p $$); test $1 = $2 && echo in fro''nt";
+                        set -- $(ps -o pgid=,tpgid= -p $$); test $1 = $2 && echo in fro''nt; \
+                        stty -a | grep -qw isig && echo signals from k''eys";
             shell.tell(&format!("csalock {run} x dash -c '{look}'"));
             wait_until("it runs", || sandbox.state("x") == "held");
             shell.tell("typed words");
@@ -199,6 +213,7 @@ on_every_store! {
             shell.tell("more");
             shows(&mut shell, "and more\r\n");
             shows(&mut shell, "in front\r\n");
+            shows(&mut shell, "signals from keys\r\n");
             assert_eq!(status(&mut shell), "0", "{run}");
         }
     }

@@ -11,6 +11,14 @@ fn holding(sandbox: &Sandbox) -> (crate::sandbox::Job, String) {
 }
 
 on_every_store! {
+    fn a_stranger_is_told_who_died_with_it(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock x > /dev/null; kill -9 $$").capture();
+        let said = sandbox.csalock(["unlock", "x"]).capture();
+        assert_eq!(said.code, Some(81));
+        let start = "csalock: lock x is not held any more: it was held by pid ";
+        assert!(said.stderr.starts_with(start) && said.stderr.contains("who died without giving it back"), "{said:?}");
+    }
+
     fn the_owner_may(sandbox: &Sandbox) {
         let script = "csalock lock x >/dev/null && csalock unlock x && csalock status --json x";
         let free = "[{\"name\":\"x\",\"state\":\"free\",\"mode\":null,\"slots\":null,\"token\":null,\"holders\":[],\

@@ -47,16 +47,23 @@ fn live(shell: &str) -> String {
     text.replace("@VALUED@", &valued().join(" "))
 }
 
-/// The options that take a value, of whatever command: what follows one is no name.
+/// The options that take a value, of whatever command: what follows one is no name. But for letters that another command
+/// has as a flag: what follows may be a name then.
 fn valued() -> Vec<String> {
     let root = definition();
     let mut options: Vec<String> = Vec::new();
+    let flags: Vec<char> = root
+        .get_subcommands()
+        .flat_map(Command::get_arguments)
+        .filter(|argument| !argument.get_action().takes_values())
+        .filter_map(clap::Arg::get_short)
+        .collect();
     for argument in root.get_subcommands().flat_map(Command::get_opts) {
-        assert!(matches!(argument.get_action(), ArgAction::Set), "{argument}");
+        assert!(matches!(argument.get_action(), ArgAction::Set | ArgAction::Append), "{argument}");
         let longs = argument.get_long_and_visible_aliases().unwrap_or_default();
         let shorts = argument.get_short_and_visible_aliases().unwrap_or_default();
         options.extend(longs.iter().map(|long| format!("--{long}")));
-        options.extend(shorts.iter().map(|short| format!("-{short}")));
+        options.extend(shorts.iter().filter(|short| !flags.contains(short)).map(|short| format!("-{short}")));
     }
     options.sort();
     options.dedup();
@@ -77,7 +84,7 @@ fn made_by_clap(shell: Shell) -> String {
 
 fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
-        "unlock" | "status" | "renew" => ValueHint::Hostname,
+        "unlock" | "status" | "history" | "renew" => ValueHint::Hostname,
         "run-with-lock" => ValueHint::Username,
         _ => ValueHint::AnyPath,
     };

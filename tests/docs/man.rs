@@ -154,7 +154,17 @@ fn every_variable_and_command_that_the_manual_shows_exists() {
     for command in definition().get_subcommands() {
         assert!(page.contains(&format!("{}(1)", page_name(command).replace('-', "\\-"))), "{}", command.get_name());
     }
-    for name in ["CSALOCK_STORE", "CSALOCK_HANDLE", "CSALOCK_NAME", "CSALOCK_TOKEN", "XDG_STATE_HOME", "NO_COLOR"] {
+    for name in [
+        "CSALOCK_STORE",
+        "CSALOCK_HANDLE",
+        "CSALOCK_NAME",
+        "CSALOCK_TOKEN",
+        "CSALOCK_HISTORY",
+        "CSALOCK_HISTORY_SIZE",
+        "CSALOCK_HISTORY_AGE",
+        "XDG_STATE_HOME",
+        "NO_COLOR",
+    ] {
         assert!(page.contains(name), "{name}");
     }
 }
@@ -176,7 +186,12 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         process.arg(command).arg("--json").arg(format!("--store=dir:{}/store", folder.path().display()));
         String::from_utf8(process.args(arguments).output().unwrap().stdout).unwrap()
     };
-    let printed = [run("lock", &["name"]), run("status", &["name"]), run("unlock", &["name"])];
+    let printed = [
+        run("lock", &["--forever", "name"]),
+        run("status", &["name"]),
+        run("unlock", &["--force", "name"]),
+        run("history", &["name"]),
+    ];
     let mut real = BTreeSet::new();
     for document in printed {
         fields(&serde_json::from_str(&document).unwrap(), &mut real);

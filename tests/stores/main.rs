@@ -46,6 +46,7 @@ mod every_store {
         a_lease_does_not_care_for_the_wall_clock
         a_lease_that_is_over_stays_over
         the_place_of_a_record_shows_its_name_escaped
+        lines_of_history_come_back_in_order
     } }
 }
 

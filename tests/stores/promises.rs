@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use csalock::error::Error;
 use csalock::exit::Exit;
+use csalock::history::Limits;
 use csalock::store::{Stored, Swap, Version};
 
 use crate::rig::{Kind, Rig, stored};
@@ -360,4 +361,23 @@ pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
     if rig.kind != Kind::Memory {
         assert!(place.contains("nightly") && place.contains(rig.around().to_str().unwrap()), "{place:?}");
     }
+}
+
+/// History is kept in the order in which it came, or not at all; it is no record.
+pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
+    let store = &rig.store;
+    let lines = || {
+        let mut lines = Vec::new();
+        let kept = store.remembered(&mut |line| lines.push(line.to_vec())).unwrap();
+        (kept, lines)
+    };
+    let keeps = rig.kind != Kind::Beside;
+    assert_eq!(lines(), (keeps, Vec::new()));
+    let version = rig.put(b"x", None, b"one");
+    let wanted: Vec<Vec<u8>> = (0..10).map(|number| format!("line {number}\n").into_bytes()).collect();
+    wanted.iter().for_each(|line| rig.again().remember(line, &Limits::default()));
+    assert_eq!(lines(), (keeps, if keeps { wanted } else { Vec::new() }));
+    assert_eq!(rig.bodies(), [b"one"]);
+    rig.remove(b"x", &version);
+    assert_eq!(rig.kind == Kind::Beside, !rig.path().exists() && rig.kind != Kind::Memory);
 }

@@ -3,25 +3,38 @@
 use std::cell::{Cell, OnceCell};
 use std::time::Duration;
 
+use super::old_flock::OldFlock;
 use crate::child::{Ended, Limits, Report, Running, Stop};
 use crate::cli::{OnLost, RunWithLock};
-use crate::command::world::{Target, World};
-use crate::engine::Engine;
-use crate::error::Result;
+use crate::command::targets::{Opened, Targets};
+use crate::command::world::World;
+use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::lock::{self, Ask, Handle, Outcome, Tenure};
+use crate::lock::{self, Ask, Grant, Handle, Outcome, Tenure};
 use crate::name::shown;
-use crate::report::Reporter;
 use crate::signals::Signals;
+
+/// Two looks at one lease may differ by this much.
+const ROUNDING: Duration = Duration::from_millis(5);
 
 /// Everything that it needs.
 pub(super) struct Guard<'a> {
     pub(super) world: &'a World,
     pub(super) asked: &'a RunWithLock,
-    pub(super) target: &'a Target,
+    pub(super) targets: &'a Targets,
     pub(super) handle: &'a Handle,
-    /// Should it not be possible to open the store, the child says so as well.
-    pub(super) engine: Result<Engine>,
+    /// Should it not be possible to open a store, the child says so as well.
+    pub(super) opened: Result<Opened<'a>>,
+    pub(super) old_flock: Option<&'a OldFlock>,
+}
+
+/// The lease of what is held, as last seen.
+#[derive(Clone, Copy)]
+struct Lease {
+    /// When it ends, on CLOCK_BOOTTIME.
+    ends: Duration,
+    /// How long it was when it was last begun.
+    span: Duration,
 }
 
 impl Guard<'_> {
@@ -29,19 +42,24 @@ impl Guard<'_> {
         // Asked now, while the command runs, so that giving back need not wait for it.
         let _ = self.world.host.home();
         let began = OnceCell::new();
-        let lease_ends = Cell::new(None);
+        let lease: Cell<Option<Lease>> = Cell::new(None);
         let limits = || {
-            let (now, left) = (self.world.host.boottime(), self.lease_left());
-            lease_ends.set(self.asked.taking.ttl.map(|_| now + left));
-            self.limits(began.get_or_init(|| (now, left)), now + left)
+            let now = self.world.host.boottime();
+            let ends = self.lease_left().map(|left| now + left);
+            let same = |known: &Lease, ends: Duration| known.ends.abs_diff(ends) < ROUNDING;
+            lease.set(ends.map(|ends| match lease.get() {
+                Some(known) if same(&known, ends) => known,
+                _ => Lease { ends, span: ends - now },
+            }));
+            self.limits(*began.get_or_init(|| now), lease.get())
         };
         let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some();
-        let limits = limited.then_some(&limits as &dyn Fn() -> Vec<Limits>);
-        let ended = running.watch(signals, limits, self.world.host.as_ref())?;
+        let ended = running.watch(signals, limited, &limits, &self.handle.proof(), self.world.host.as_ref())?;
+        self.old_flock.inspect(|old_flock| old_flock.end());
         if let Some(Report::Exit(code)) = ended.told {
             return Ok(Exit::Chosen(code));
         }
-        let lost = ended.told.is_some() && self.give_back(lease_ends.get());
+        let lost = ended.told.is_some() && self.give_back(lease.get().map(|lease| lease.ends));
         if ended.told.is_none() {
             // It was killed while it waited, or just as it was granted the lock.
             self.clean_up()?;
@@ -49,54 +67,67 @@ impl Guard<'_> {
         Ok(self.exit(&ended, lost))
     }
 
-    /// Gives the lock back, whose lease, if it had one, was to end there. Whether it was lost while the command ran.
+    /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command ran.
     fn give_back(&self, lease_ends: Option<Duration>) -> bool {
         let over = lease_ends.is_some_and(|ends| ends <= self.world.host.boottime());
-        let released = self.release();
-        let text = match &released {
-            Ok((Outcome::Released(_), _)) => return false,
-            // The command gave it back itself, or somebody saw its end before we did.
-            Ok((Outcome::NotHeld(None), _)) if !over => return false,
-            Ok((Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)), _))
-                if matches!(ending.how, lock::Ended::Died | lock::Ended::Released) =>
-            {
-                return false;
-            }
-            Ok((Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)), engine)) => {
-                let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
-                format!("it was held by {}", reporter.ending(ending))
-            }
-            Ok(_) => "its time ran out, or it was broken".to_string(),
+        let opened = match &self.opened {
+            Ok(opened) => opened,
             Err(error) => {
-                // The command's own status counts; the next one finds a lock whose owner is dead.
-                let name = shown(&self.target.known_as);
-                self.asked.common.tell(&format!("lock {name} could not be given back: {error}"));
+                self.tell_kept(&self.names(), error);
                 return false;
             }
         };
-        let name = shown(&self.target.known_as);
-        self.asked.common.tell(&format!(
-            "lost while the command ran: lock {name}: {text}; what the command did after that was not guarded"
-        ));
-        true
+        let mut lost = false;
+        for (at, released) in opened.give_back(self.handle.proof()).into_iter().enumerate() {
+            let name = shown(&self.targets.all[at].known_as);
+            let text = match released {
+                Ok(Outcome::Released(_)) => continue,
+                // The command gave it back itself, or somebody saw its end before we did.
+                Ok(Outcome::NotHeld(None)) if !over => continue,
+                Ok(Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)))
+                    if matches!(ending.how, lock::Ended::Died | lock::Ended::Released) =>
+                {
+                    continue;
+                }
+                Ok(Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending))) => {
+                    format!("it was held by {}", opened.reporter(at).ending(&ending))
+                }
+                Ok(_) => "its time ran out, or it was broken".to_string(),
+                Err(error) => {
+                    self.tell_kept(&name, &error);
+                    continue;
+                }
+            };
+            self.asked.common.tell(&format!(
+                "lost while the command ran: lock {name}: {text}; what the command did after that was not guarded"
+            ));
+            lost = true;
+        }
+        lost
     }
 
-    fn release(&self) -> Result<(Outcome, &Engine)> {
-        let engine = self.engine.as_ref().map_err(Clone::clone)?;
-        let claimant = engine.claimant(Some(self.handle.proof()), Vec::new())?;
-        Ok((engine.settle(&self.target.name, &Ask::Release(claimant))?, engine))
+    /// The command's own status counts; the next one finds a lock whose owner is dead.
+    fn tell_kept(&self, name: &str, error: &Error) {
+        self.asked.common.tell(&format!("lock {name} could not be given back: {error}"));
     }
 
     fn clean_up(&self) -> Result<()> {
-        let engine = self.engine.as_ref().map_err(Clone::clone)?;
-        if let Outcome::GrantedMeanwhile(_) = engine.settle(&self.target.name, &Ask::Withdraw(self.handle.proof()))? {
-            self.release()?;
+        let opened = self.opened.as_ref().map_err(Clone::clone)?;
+        let proof = self.handle.proof();
+        for (target, engine) in opened.each() {
+            if let Outcome::GrantedMeanwhile(_) = engine.settle(&target.name, &Ask::Withdraw(proof, None))? {
+                engine.settle(&target.name, &Ask::Release(engine.claimant(Some(proof), Vec::new())?))?;
+            }
         }
         Ok(())
     }
 
+    fn names(&self) -> String {
+        self.targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ")
+    }
+
     fn exit(&self, ended: &Ended, lost: bool) -> Exit {
-        let name = shown(&self.target.known_as);
+        let name = self.names();
         if let Some(signal) = ended.of_terminal {
             return Exit::Raised(signal as i32);
         }
@@ -114,31 +145,40 @@ impl Guard<'_> {
         }
     }
 
-    /// When a command is to be ended that began then, with so much of its lease left, and whose lease now ends there.
-    fn limits(&self, (began, lease): &(Duration, Duration), lease_ends: Duration) -> Vec<Limits> {
+    /// When a command is to be ended that began then and has this lease.
+    fn limits(&self, began: Duration, lease: Option<Lease>) -> Vec<Limits> {
         let mut limits = Vec::new();
         if let Some(span) = self.asked.max_hold {
             let term = began.saturating_add(span);
             limits.push(Limits { term, kill: term.saturating_add(self.asked.kill_after), why: Stop::MaxHold });
         }
-        if self.asked.taking.ttl.is_some() && self.asked.on_lost == OnLost::Kill {
+        if let Some(Lease { ends, span }) = lease
+            && self.asked.on_lost == OnLost::Kill
+        {
             // Dead before the lease is over: killed a tenth of it before, asked to end before that.
-            let kill = lease_ends.saturating_sub(*lease / 10);
-            let grace = self.asked.kill_after.min(*lease * 9 / 20);
+            let kill = ends.saturating_sub(span / 10);
+            let grace = self.asked.kill_after.min(span / 5);
             limits.push(Limits { term: kill.saturating_sub(grace), kill, why: Stop::Lease });
         }
         limits
     }
 
-    /// What is left of the lease; nothing if it is over, or we could not find out.
-    fn lease_left(&self) -> Duration {
-        let mine = |engine: &Engine| {
-            let holders = engine.sight(&self.target.name)?.record.holders;
-            match holders.into_iter().find(|grant| grant.proof == self.handle.proof()).map(|grant| grant.tenure) {
-                Some(Tenure::Until(lease)) => engine.store().remaining(&lease),
-                _ => Ok(Duration::ZERO),
+    /// What is left of the shortest lease: nothing if it is over, or we could not find out. `None`: there is none, or the
+    /// command gave back what had one.
+    fn lease_left(&self) -> Option<Duration> {
+        let Ok(opened) = &self.opened else { return Some(Duration::ZERO) };
+        let lefts = opened.each().map(|(target, engine)| {
+            let mine = |grant: &Grant| grant.proof == self.handle.proof();
+            let Ok(sight) = engine.sight(&target.name) else { return Some(Duration::ZERO) };
+            match sight.record.holders.into_iter().find(mine).map(|grant| grant.tenure) {
+                Some(Tenure::Until(lease)) => Some(engine.store().remaining(&lease).unwrap_or_default()),
+                Some(_) => None,
+                None => {
+                    let ending = sight.record.endings.into_iter().find(|ending| mine(&ending.grant));
+                    ending.filter(|ending| ending.how != lock::Ended::Released).map(|_| Duration::ZERO)
+                }
             }
-        };
-        self.engine.as_ref().map_or(Duration::ZERO, |engine| mine(engine).unwrap_or_default())
+        });
+        lefts.flatten().min()
     }
 }

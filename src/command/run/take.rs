@@ -1,86 +1,108 @@
 //! The process that takes the lock for itself and becomes the command.
 
 use std::ffi::OsString;
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use super::old_flock::OldFlock;
 use crate::child::{Becoming, Plan, Progress, Report};
-use crate::cli::RunWithLock;
+use crate::cli::{OnLost, RunWithLock};
 use crate::command::lock::told;
-use crate::command::world::{Target, World, refusal, say};
-use crate::engine::{Applicant, Patience, Taken};
-use crate::error::Result;
+use crate::command::onlooker::Teller;
+use crate::command::targets::{Opened, Targets};
+use crate::command::world::{World, refusal, say};
+use crate::engine::{AllTaken, Applicant, Patience};
+use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::lock::{Ask, Grant, Handle, Outcome, Share};
-use crate::report::Reporter;
+use crate::host::Called;
+use crate::lock::{Grant, Handle, Share};
 use crate::signals::Signals;
 
 /// Everything that it needs.
 pub(super) struct Take<'a> {
     pub(super) world: &'a World,
     pub(super) asked: &'a RunWithLock,
-    pub(super) target: &'a Target,
+    pub(super) targets: &'a Targets,
     pub(super) plan: &'a Plan,
     pub(super) signals: &'a Signals,
     pub(super) handle: &'a Handle,
+    /// The process that stays behind; `None` with `-F`.
+    pub(super) guardian: Option<Pid>,
+    pub(super) old_flock: Option<&'a OldFlock>,
 }
 
 impl Take<'_> {
-    /// Takes the lock and becomes the command. Returns only without having become it. Without a guardian (`-F`) the lock
-    /// ends with the command.
+    /// Takes the locks and becomes the command. Returns only without having become it. Without a guardian (`-F`) they end
+    /// with the command.
     pub(super) fn and_become(&self, becoming: Option<&Becoming>) -> anyhow::Result<Exit> {
-        let engine = self.world.engine(&self.target.location)?;
-        let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
+        let opened = self.targets.open(self.world)?;
         let common = &self.asked.common;
-        let taken = engine.take(
-            &self.target.name,
-            &self.applicant(becoming.is_none())?,
-            &self.asked.taking.patience(),
-            Some(self.signals.as_fd()),
-            &mut |record| {
+        let applicant = self.applicant(becoming.is_none())?;
+        let patience = self.asked.taking.patience();
+        let until = patience.limit.map(|limit| self.world.host.boottime().saturating_add(limit));
+        let (mut waits, mut teller) = (false, Teller::new(common));
+        let taken = opened.take(&applicant, &patience, Some(self.signals.interrupt()), &mut |at, waiting| {
+            if !std::mem::replace(&mut waits, true) {
                 becoming.inspect(|becoming| becoming.depend_on_guardian(self.world.inherited));
-                common.tell_waiting(self.target, record, &reporter);
-            },
-        )?;
+            }
+            teller.look(&self.targets.all[at], &opened.reporter(at), waiting)
+        })?;
+        drop(teller);
         match taken {
-            Taken::Answer(Outcome::Granted(grant, evicted)) => {
-                told(common, self.target, &reporter, &grant, evicted.as_ref());
+            AllTaken::Granted(grants, evicted) => {
+                let files = self.old_flock.map(|old| old.take(self, &opened, applicant.share, until, becoming));
+                if let Some(refused) = files.and_then(Result::transpose) {
+                    self.give_back(&opened)?;
+                    return Ok(refused?);
+                }
+                told(common, self.targets, &opened, &grants, evicted.as_ref());
                 becoming.inspect(|becoming| becoming.tell(Report::Granted));
-                let error = self.plan.execute(&self.variables(&grant), self.signals, self.world.inherited);
-                self.give_back()?;
+                let error = self.execute(&grants);
+                self.give_back(&opened)?;
                 Err(error.into())
             }
-            Taken::Answer(outcome) => {
+            AllTaken::Refused(at, outcome) => {
                 let busy = self.asked.taking.conflict_exit_code;
-                let (text, exit) = refusal(&outcome, self.target, &reporter, busy);
+                let (text, exit) = refusal(&outcome, &self.targets.all[at], &opened.reporter(at), busy);
                 common.tell(&text);
                 Ok(exit)
             }
-            Taken::Interrupted => {
-                let signal = std::iter::from_fn(|| self.signals.next()).next();
-                Ok(signal.map_or(Exit::System, |came| Exit::Raised(came.signal as i32)))
+            AllTaken::Interrupted => {
+                Ok(self.signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)))
             }
         }
     }
 
-    /// Takes the lock if it is free and becomes the command. Whatever stands in the way is looked at again, and
+    /// Takes the locks if they are free and becomes the command. Whatever stands in the way is looked at again, and
     /// told, by the long way.
     pub(super) fn at_once(&self, progress: &Progress) {
-        let Ok(engine) = self.world.engine(&self.target.location) else { return };
+        let Ok(opened) = self.targets.open(self.world) else { return };
         let Ok(applicant) = self.applicant(false) else { return };
-        let taken = engine.take(&self.target.name, &applicant, &Patience::NONE, None, &mut |_| {});
-        let Ok(Taken::Answer(Outcome::Granted(grant, evicted))) = taken else { return };
-        let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
-        told(&self.asked.common, self.target, &reporter, &grant, evicted.as_ref());
+        let taken = opened.take(&applicant, &Patience::NONE, None, &mut |_, _| None);
+        let Ok(AllTaken::Granted(grants, evicted)) = taken else { return };
+        told(&self.asked.common, self.targets, &opened, &grants, evicted.as_ref());
         // What it has open is not our guardian's, though its memory is.
-        drop(engine);
+        drop(opened);
         progress.granted();
-        let error = self.plan.execute(&self.variables(&grant), self.signals, self.world.inherited);
+        let error = self.execute(&grants);
         progress.failed(error.exit());
         say(&error.to_string());
-        if let Err(error) = self.give_back() {
+        if let Err(error) = self.targets.open(self.world).and_then(|opened| self.give_back(&opened)) {
             say(&error.to_string());
         }
+    }
+
+    fn execute(&self, grants: &[Grant]) -> Error {
+        // Nobody but its guardian ends a command before its lease is over.
+        let dependent = self.asked.taking.ttl.is_some() && self.asked.on_lost == OnLost::Kill;
+        self.plan.execute(
+            &self.variables(grants),
+            self.signals,
+            self.world.inherited,
+            self.guardian.filter(|_| dependent),
+        )
     }
 
     fn applicant(&self, yields: bool) -> Result<Applicant> {
@@ -88,31 +110,43 @@ impl Take<'_> {
         let taking = &self.asked.taking;
         Ok(Applicant {
             handle: self.handle.clone(),
-            share: Share::Exclusive,
+            share: taking.share(),
             party: self.world.party(vec![process], self.plan.line(), taking.label.as_ref())?,
             process,
             outlived: false,
             yields,
             tenure: taking.tenure(),
-            slots: None,
+            slots: taking.slots,
             refuse_stale: taking.fail_on_stale,
-            carried: self.world.carried(),
+            tentative: false,
+            under: self.world.under(),
+            called: Some(Called {
+                pid: self.guardian.unwrap_or_else(Pid::this).as_raw(),
+                ignores_interrupt: self.world.inherited.ignored(Signal::SIGINT),
+            }),
         })
     }
 
-    /// What tells the command of its lock.
-    fn variables(&self, grant: &Grant) -> Vec<(&'static str, OsString)> {
-        vec![
-            ("CSALOCK_NAME", OsString::from_vec(self.target.known_as.clone())),
-            ("CSALOCK_STORE", self.target.location.url()),
+    /// What tells the command of its locks.
+    fn variables(&self, grants: &[Grant]) -> Vec<(&'static str, OsString)> {
+        let (first, grant) = (self.targets.first(), &grants[self.targets.first_at()]);
+        let mut variables = vec![
+            ("CSALOCK_NAME", OsString::from_vec(first.known_as.clone())),
+            ("CSALOCK_STORE", first.location.url()),
             ("CSALOCK_HANDLE", self.handle.to_string().into()),
             ("CSALOCK_TOKEN", grant.token.unwrap_or_default().to_string().into()),
-        ]
+        ];
+        if grant.share == Share::Slot {
+            variables.push(("CSALOCK_SLOT", grant.slot.to_string().into()));
+        }
+        let outer: Vec<String> = self.world.under().iter().map(ToString::to_string).collect();
+        if !outer.is_empty() {
+            variables.push(("CSALOCK_OUTER", outer.join(",").into()));
+        }
+        variables
     }
 
-    fn give_back(&self) -> Result<Outcome> {
-        let engine = self.world.engine(&self.target.location)?;
-        let claimant = engine.claimant(Some(self.handle.proof()), Vec::new())?;
-        engine.settle(&self.target.name, &Ask::Release(claimant))
+    fn give_back(&self, opened: &Opened<'_>) -> Result<()> {
+        opened.give_back(self.handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))
     }
 }

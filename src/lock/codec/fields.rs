@@ -1,35 +1,35 @@
-//! The words of a record's line: `key=value`, and how values are escaped.
+//! The words of a line: `key=value`, and how values are escaped.
 
 use std::fmt::Write as _;
 
 /// The `key=value` words of one line.
-pub(super) struct Fields<'a>(Vec<(&'a str, &'a str)>);
+pub(crate) struct Fields<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Fields<'a> {
-    pub(super) fn of(line: &'a str) -> Option<Fields<'a>> {
+    pub(crate) fn of(line: &'a str) -> Option<Fields<'a>> {
         line.split(' ').map(|word| word.split_once('=')).collect::<Option<_>>().map(Fields)
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&'a str> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a str> {
         self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
     }
 
-    pub(super) fn number<N: std::str::FromStr>(&self, key: &str) -> Option<N> {
+    pub(crate) fn number<N: std::str::FromStr>(&self, key: &str) -> Option<N> {
         self.get(key)?.parse().ok()
     }
 
     /// Whether it is there; `None`: it is there and wrong.
-    pub(super) fn flag(&self, key: &str) -> Option<bool> {
+    pub(crate) fn flag(&self, key: &str) -> Option<bool> {
         self.optional(key, |word| (word == "yes").then_some(())).map(|found| found.is_some())
     }
 
     /// `None`: it is there and wrong. `Some(None)`: it is not there.
-    pub(super) fn optional<T>(&self, key: &str, read: impl Fn(&'a str) -> Option<T>) -> Option<Option<T>> {
+    pub(crate) fn optional<T>(&self, key: &str, read: impl Fn(&'a str) -> Option<T>) -> Option<Option<T>> {
         self.get(key).map_or(Some(None), |word| read(word).map(Some))
     }
 }
 
-pub(super) fn escape(text: &mut String, bytes: &[u8]) {
+pub(crate) fn escape(text: &mut String, bytes: &[u8]) {
     for byte in bytes {
         match byte {
             b'!'..=b'~' if !b"%,:=\"\\".contains(byte) => text.push(*byte as char),
@@ -40,7 +40,7 @@ pub(super) fn escape(text: &mut String, bytes: &[u8]) {
     }
 }
 
-pub(super) fn unescape(word: &str) -> Option<Vec<u8>> {
+pub(crate) fn unescape(word: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word.bytes();
     while let Some(byte) = rest.next() {

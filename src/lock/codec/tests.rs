@@ -20,6 +20,7 @@ fn full() -> Record {
         party: party.clone(),
         tenure: Tenure::Until(lease.clone()),
         since: 8,
+        waited: 15,
         unconfirmed: Some(Process { pid: 9, start: 10 }),
         yields: true,
     };
@@ -31,12 +32,15 @@ fn full() -> Record {
         tenure: Tenure::AtMost(13),
         confirms: true,
         yields: false,
+        under: vec![grant.proof],
+        within: vec![Process { pid: 15, start: 16 }],
         lease: Some(Lease { clock: LeaseClock::FileSystem, ..lease }),
         since: 14,
     };
     Record {
         name: b"a\nb".to_vec(),
         slots: Some(3),
+        pages: Some(Pages { first: 5, last: 7 }),
         holders: vec![grant.clone()],
         waiters: vec![waiter],
         endings: vec![Ending { grant: Grant { tenure: Tenure::Forever, ..grant }, how: Ended::Broken }],

@@ -35,11 +35,22 @@ fn wants(pid: i32, share: Share) -> Application {
         tenure: Tenure::OwnerLives,
         confirms: false,
         yields: false,
+        under: Vec::new(),
+        within: Vec::new(),
         lease: None,
         since: 0,
     };
     let slots = (share == Share::Slot).then_some(2);
-    Application { entry, tenure: Tenure::OwnerLives, slots, queue: true, refuse_stale: false, carried: None }
+    Application {
+        entry,
+        tenure: Tenure::OwnerLives,
+        slots,
+        queue: true,
+        refuse_stale: false,
+        tentative: false,
+        place: None,
+        full: None,
+    }
 }
 
 /// A world in which these pids are dead, all others live, and leases that end at 0 are over.
@@ -52,6 +63,8 @@ fn settle(record: &Record, ask: &Ask, dead: &[i32]) -> Step {
                 let fate = if dead.contains(&process.pid) { Fate::Dead } else { Fate::Alive };
                 facts.learn_fate(home, process, fate);
             }
+            Err(Wanted::Outlasts(lease)) => facts.learn_outlasts(lease, true),
+            Err(Wanted::Page(page)) => facts.learn_page(page, Vec::new()),
             Err(Wanted::Over(lease)) => {
                 let over = lease.ends == 0;
                 facts.learn_over(lease, over);
@@ -68,7 +81,7 @@ fn apply(record: &mut Record, version: u64, ask: Ask, dead: &[i32]) -> (Option<O
             *record = decode(&encode(&next), version).unwrap();
             (outcome, wake)
         }
-        Step::Wait { .. } => (None, Vec::new()),
+        Step::Wait { .. } | Step::Join(_) => (None, Vec::new()),
     }
 }
 
@@ -217,10 +230,10 @@ fn the_owner_is_the_first_of_the_chain_that_lives() {
 fn waiting_for_oneself_is_a_deadlock() {
     let record = queue(&[Share::Exclusive]);
     let mut application = wants(2, Share::Exclusive);
-    application.carried = Some(proof(1));
+    application.entry.under = vec![proof(1)];
     assert!(matches!(settle(&record, &Ask::Take(application), &[]), Step::Done(Outcome::Deadlock(_))));
     let mut application = wants(2, Share::Exclusive);
-    application.entry.party = party(&[1]);
+    application.entry.within = vec![process(1)];
     assert!(matches!(settle(&record, &Ask::Take(application), &[]), Step::Done(Outcome::Deadlock(_))));
 }
 
@@ -300,9 +313,9 @@ fn a_broken_grant_is_remembered_until_its_holder_hears_of_it_or_dies() {
 #[test]
 fn withdrawing_lets_those_behind_pass() {
     let mut record = queue(&[Share::Shared, Share::Exclusive, Share::Shared]);
-    let (outcome, wake) = apply(&mut record, 9, Ask::Withdraw(proof(2)), &[]);
+    let (outcome, wake) = apply(&mut record, 9, Ask::Withdraw(proof(2), None), &[]);
     assert_eq!((outcome, wake, holders(&record)), (Some(Outcome::Withdrawn), vec![proof(3)], vec![1, 3]));
-    let late = apply(&mut record, 10, Ask::Withdraw(proof(3)), &[]).0;
+    let late = apply(&mut record, 10, Ask::Withdraw(proof(3), None), &[]).0;
     assert!(matches!(late, Some(Outcome::GrantedMeanwhile(_))));
 }
 
@@ -322,4 +335,87 @@ fn a_waiter_watches_the_one_before_it_and_the_first_one_the_holder() {
         let Step::Wait { processes, ahead, .. } = step else { panic!("{step:?}") };
         assert_eq!((processes, ahead), (vec![(home(), process(watched))], pid as usize - 2));
     }
+}
+
+/// As [`settle`] for somebody who wants it alone, with these pages.
+fn ask_with_pages(record: &Record, ask: &Ask, pages: &[(u64, Vec<Waiter>)]) -> Step {
+    let mut facts = Facts::at(7);
+    loop {
+        match decide(record, ask, &facts) {
+            Ok(step) => return step,
+            Err(Wanted::Fate(home, process)) => facts.learn_fate(home, process, Fate::Alive),
+            Err(Wanted::Page(number)) => {
+                let (_, waiters) = pages.iter().find(|(known, _)| *known == number).unwrap();
+                facts.learn_page(number, waiters.clone());
+            }
+            Err(wanted) => panic!("{wanted:?}"),
+        }
+    }
+}
+
+/// Who waits, in order.
+fn waiters(record: &Record) -> Vec<i32> {
+    record.waiters.iter().map(|waiter| waiter.process.pid).collect()
+}
+
+/// A record with a holder, `count` waiters behind it and a page.
+fn crowded(count: usize) -> Record {
+    let mut record = queue(&vec![Share::Exclusive; count + 1]);
+    record.pages = Some(Pages { first: 3, last: 3 });
+    record
+}
+
+#[test]
+fn who_finds_the_record_full_goes_to_a_page() {
+    let full = queue(&[Share::Exclusive; WINDOW + 1]);
+    let Step::Write { record, outcome: None, .. } = settle(&full, &Ask::Take(wants(99, Share::Exclusive)), &[]) else {
+        panic!()
+    };
+    assert_eq!((record.pages, record.waiters.len()), (Some(Pages { first: 7, last: 7 }), WINDOW));
+    let late = wants(99, Share::Exclusive);
+    assert!(matches!(settle(&record, &Ask::Take(late.clone()), &[]), Step::Join(7)));
+    let full = Application { full: Some(7), ..late.clone() };
+    let Step::Write { record: longer, .. } = settle(&record, &Ask::Take(full), &[]) else { panic!() };
+    assert_eq!(longer.pages, Some(Pages { first: 7, last: 8 }));
+    let place = Some(Place { page: 7, ahead: 2, before: Vec::new(), entry: late.entry.clone() });
+    let placed = Application { place, ..late };
+    assert!(
+        matches!(settle(&record, &Ask::Take(placed.clone()), &[]), Step::Wait { ahead, .. } if ahead == WINDOW + 2)
+    );
+    // A page that is none of the record's any more is no place.
+    let moved_on = Record { pages: Some(Pages { first: 8, last: 9 }), ..record };
+    assert!(matches!(settle(&moved_on, &Ask::Take(placed), &[]), Step::Join(9)));
+}
+
+#[test]
+fn a_page_is_fetched_when_few_are_left_and_its_first_is_woken() {
+    let record = crowded(4);
+    let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Share::Exclusive).entry).collect();
+    let step = ask_with_pages(&record, &Ask::Release(handle_of(1)), &[(3, page)]);
+    let Step::Write { record, wake, .. } = step else { panic!() };
+    assert_eq!((holders(&record), waiters(&record), record.pages), (vec![2], vec![3, 4, 5, 50, 51], None));
+    assert_eq!(wake, vec![proof(2), proof(50)]);
+}
+
+#[test]
+fn who_is_fetched_twice_stands_once() {
+    let record = crowded(2);
+    let page: Vec<Waiter> = [1, 3, 50].iter().map(|pid| wants(*pid, Share::Exclusive).entry).collect();
+    let Step::Write { record, .. } = ask_with_pages(&record, &Ask::Release(handle_of(1)), &[(3, page)]) else {
+        panic!()
+    };
+    // (1, who just gave back, may want it again.)
+    assert_eq!((holders(&record), waiters(&record)), (vec![2], vec![3, 1, 50]));
+}
+
+#[test]
+fn from_a_page_that_is_being_fetched_one_leaves_by_the_record() {
+    let record = crowded(WINDOW);
+    let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Share::Exclusive).entry).collect();
+    let Step::Write { record, outcome, .. } = ask_with_pages(&record, &Ask::Withdraw(proof(50), Some(3)), &[(3, page)])
+    else {
+        panic!()
+    };
+    assert_eq!(outcome, Some(Outcome::Withdrawn));
+    assert_eq!((record.pages, waiters(&record).last(), record.waiters.len()), (None, Some(&51), WINDOW + 1));
 }

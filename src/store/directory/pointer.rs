@@ -70,6 +70,11 @@ impl Stage {
 }
 
 impl Pointer {
+    /// Whether it points to a record that counts.
+    pub(super) fn is_in_use(&self) -> bool {
+        matches!(self.stage, Stage::Born | Stage::Cur)
+    }
+
     pub(super) fn version(&self) -> Version {
         Version { number: self.number, mark: self.ident.mark }
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -23,7 +24,7 @@ use crate::store::file_system::network;
 use crate::store::{Layout, Reach};
 
 /// Drafts and tokens are in here. No record's directory begins with a dot.
-const WORK: &str = ".work";
+pub(super) const WORK: &str = ".work";
 
 /// What a draft is renamed to that is being removed.
 const DEAD: &[u8] = b".dead";
@@ -41,7 +42,7 @@ pub(super) struct Root {
     /// Only owners may remove directories in it.
     pub(super) sticky: bool,
     pub(super) owner: u32,
-    layout: Layout,
+    pub(super) layout: Layout,
     work: OnceLock<OwnedFd>,
 }
 
@@ -138,7 +139,9 @@ impl Root {
 
     /// Whether this record may stay as a tombstone when it is removed. Only where nobody else's listing can be stale.
     pub(super) fn may_rest(&self, entry: &Entry<'_>, now: Duration, path: &Path) -> Result<Rest> {
-        if self.layout == Layout::Beside || self.reach == Reach::ManyHosts {
+        // What is kept beside records has a name with a NUL in it, and is seldom needed twice.
+        let is_record = !entry.file_name().as_bytes().windows(3).any(|three| three == b"%00");
+        if self.layout == Layout::Beside || self.reach == Reach::ManyHosts || !is_record {
             return Ok(Rest::No);
         }
         self.in_work(path, |work| rest::may_rest(work, entry.file_name(), now, self.file_mode))

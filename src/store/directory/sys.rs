@@ -83,9 +83,11 @@ pub(super) fn rename(from: impl AsFd, old: &str, to: impl AsFd, new: &OsStr) -> 
 
 /// Removes a file. `false`: it was not there, or on NFS not even its directory.
 pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
-    match nix::unistd::unlinkat(at, name, UnlinkatFlags::NoRemoveDir) {
+    match nix::unistd::unlinkat(&at, name, UnlinkatFlags::NoRemoveDir) {
         Ok(()) => Ok(true),
         Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
+        // Whoever put a directory in a file's place: an empty one goes.
+        Err(Errno::EISDIR) => nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir).map(|()| true),
         Err(errno) => Err(errno),
     }
 }

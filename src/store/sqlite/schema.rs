@@ -6,6 +6,9 @@
 //! - `holders`: name, pid, host, uid, command, label, since, expires, share, token
 //! - `waiters`: name, pid, host, uid, command, label, since, share; those of one name in order of arrival
 //!
+//! Rows whose name has a NUL in it are the ends of long queues (NAME NUL PAGE) and notes of who waits (NUL ...), of
+//! which the views show the former.
+//!
 //! `pid` is the first of the owners. `since` and `expires` are UTC, as SQLite's own functions have them; `expires` is
 //! NULL for what ends with its owner or not at all. Names are as they are, also where a terminal would obey them; in
 //! commands and labels only the space is decoded, other bytes stay `%XX` as in the record. An unreadable record has no
@@ -36,7 +39,8 @@ PRAGMA user_version = 1;
 CREATE TABLE records_1(name BLOB PRIMARY KEY, version INTEGER NOT NULL, body BLOB) WITHOUT ROWID;
 INSERT INTO records_1 VALUES (x'', 0, NULL);
 CREATE VIEW entries AS
-SELECT json_extract(j, '$.entry') AS entry, CAST(name AS TEXT) AS name,
+SELECT json_extract(j, '$.entry') AS entry,
+ CAST(CASE instr(name, x'00') WHEN 0 THEN name ELSE substr(name, 1, instr(name, x'00') - 1) END AS TEXT) AS name,
  nullif(json_extract(j, '$.owners') + 0, 0) AS pid, json_extract(j, '$.host') AS host,
  json_extract(j, '$.uid') + 0 AS uid, json_extract(j, '$.command') AS command, json_extract(j, '$.label') AS label,
  datetime(json_extract(j, '$.since') / 1000, 'unixepoch') AS since,
@@ -47,7 +51,7 @@ FROM (
  SELECT name, version,
   '{"entry":"' || replace(replace(replace(value, '=', '":"'), ' ', '","'), '%20', ' ') || '"}' AS j
  FROM (SELECT name, version, '["' || replace(CAST(body AS TEXT), char(10), '","') || '"]' AS lines
-  FROM records_1 WHERE name > x''), json_each(lines)
+  FROM records_1 WHERE name >= x'01'), json_each(lines)
  WHERE json_valid(lines) AND (value LIKE 'holder %' OR value LIKE 'waiter %'));
 CREATE VIEW holders AS
 SELECT name, pid, host, uid, command, label, since, expires, share, token FROM entries WHERE entry = 'holder';

@@ -173,6 +173,7 @@ fn the_views_show_what_the_records_say() {
         party,
         tenure,
         since: 1_795_408_000_123,
+        waited: 250,
         unconfirmed: None,
         yields: false,
     };
@@ -182,6 +183,8 @@ fn the_views_show_what_the_records_say() {
             grant(2, None, party(13, nasty, None), Tenure::Until(lease.clone())),
         ],
         waiters: vec![Waiter {
+            under: Vec::new(),
+            within: Vec::new(),
             proof: Handle::new([3; 16]).proof(),
             share: Share::Exclusive,
             party: party(14, b"wait", None),

@@ -1,0 +1,143 @@
+//! `csalock history`
+
+use std::time::Duration;
+
+use super::world::{World, print, print_json};
+use crate::cli::History;
+use crate::engine::{Engine, Sight};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::glob;
+use crate::history::Past;
+use crate::lock::{Ended, Tenure};
+use crate::name::shown;
+use crate::report::{PastJson, timeline};
+use crate::store::{Layout, Location};
+
+/// So many grants are good to look at.
+const LINES: usize = 50;
+
+/// What is asked for: names, and patterns of names.
+#[derive(Default)]
+struct Wanted {
+    names: Vec<Vec<u8>>,
+    patterns: Vec<Vec<u8>>,
+}
+
+pub(super) fn run(world: &World, asked: &History) -> anyhow::Result<Exit> {
+    let limits = world.environment.history()?;
+    let location = world.store(&asked.common)?;
+    let wanted = Wanted::of(world, asked)?;
+    let engine = world.engine(&location)?;
+    let mut unreadable: Option<Error> = None;
+    // Looked at first: what ends while we look stands in both, never in neither.
+    let held = wanted.held(&engine, &mut |error| {
+        asked.common.tell(&error.to_string());
+        unreadable = Some(error);
+    })?;
+    let mut found = Vec::new();
+    if !engine.each_past(&limits, &mut |past| found.push(past))? {
+        return Err(none_beside_files(&format!("store {}", shown(location.url().as_encoded_bytes()))).into());
+    }
+    for past in held {
+        if !found.iter().any(|ended| past.is_same_grant(ended)) {
+            found.push(past);
+        }
+    }
+    let now = world.host.wall();
+    let begin = asked.since.map_or(0, |span| now.saturating_sub(span).as_millis() as u64);
+    let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(|pattern| is_a_name(pattern, &found)).collect();
+    found.retain(|past| past.to.is_none_or(|to| to >= begin) && wanted.has(&past.name, &exact));
+    found.sort_by_key(|past| (past.to.unwrap_or(u64::MAX), past.from));
+    let all = asked.common.json || asked.since.is_some();
+    let most = asked.lines.map_or(if all { usize::MAX } else { LINES }, |lines| lines as usize);
+    let left_out = found.len().saturating_sub(most);
+    found.drain(..left_out);
+    if left_out > 0 && asked.lines.is_none() {
+        asked.common.tell(&format!("{left_out} earlier ones are left out; say -n or --since to see them"));
+    }
+    if asked.common.json {
+        print_json(&found.iter().map(PastJson::new).collect::<Vec<_>>())?;
+    } else {
+        let colour = super::status::colour();
+        print(&timeline(&found, Duration::from_millis(begin), now, &world.host.name(), colour))?;
+    }
+    Ok(unreadable.map_or(Exit::Done, |error| error.exit()))
+}
+
+impl Wanted {
+    fn of(world: &World, asked: &History) -> Result<Wanted> {
+        let mut wanted = Wanted::default();
+        for typed in &asked.names {
+            let bytes = typed.as_encoded_bytes();
+            if glob::is_pattern(bytes) {
+                wanted.patterns.push(bytes.to_vec());
+                continue;
+            }
+            let target = world.target(&asked.common, typed)?;
+            if matches!(target.location, Location::Directory { layout: Layout::Beside, .. }) {
+                return Err(none_beside_files(&format!("lock {}", shown(&target.known_as))));
+            }
+            wanted.names.push(target.name);
+        }
+        Ok(wanted)
+    }
+
+    fn is_everything(&self) -> bool {
+        self.names.is_empty() && self.patterns.is_empty()
+    }
+
+    /// Whether this name is asked for. A pattern that is the `exact` name of a lock means that lock and no other.
+    fn has(&self, name: &Vec<u8>, exact: &[&Vec<u8>]) -> bool {
+        let fits = |pattern: &Vec<u8>| pattern == name || (!exact.contains(&pattern) && glob::matches(pattern, name));
+        self.is_everything() || self.names.contains(name) || self.patterns.iter().any(fits)
+    }
+
+    /// The grants that stand in records: they are held, or nobody has noticed their end yet.
+    fn held(&self, engine: &Engine, unreadable: &mut dyn FnMut(Error)) -> Result<Vec<Past>> {
+        let mut held = Vec::new();
+        if self.is_everything() || !self.patterns.is_empty() {
+            engine.each_sight(&mut |sight| {
+                match sight {
+                    Ok(sight) => held.extend(standing(engine, &sight)),
+                    Err(error) => unreadable(error),
+                }
+                Ok(())
+            })?;
+            return Ok(held);
+        }
+        for name in &self.names {
+            match engine.sight(name) {
+                Ok(sight) => held.extend(standing(engine, &sight)),
+                Err(error) if error.exit() == Exit::Corrupt => unreadable(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(held)
+    }
+}
+
+fn standing(engine: &Engine, sight: &Sight) -> Vec<Past> {
+    let grants = sight.record.holders.iter().zip(&sight.holders);
+    let past = |(grant, standing): (&crate::lock::Grant, &std::result::Result<_, Ended>)| {
+        let past = Past::held(&sight.record.name, grant, engine.pid(&grant.party));
+        let to = match (&grant.tenure, standing) {
+            (Tenure::Until(lease), Err(Ended::Expired)) => Some(lease.wall),
+            _ => None,
+        };
+        Past { how: standing.err(), to, ..past }
+    };
+    grants.map(past).collect()
+}
+
+fn is_a_name(pattern: &[u8], found: &[Past]) -> bool {
+    found.iter().any(|past| past.name == pattern)
+}
+
+fn none_beside_files(what: &str) -> Error {
+    Error::new(
+        Exit::Usage,
+        format!("{what} has no history: what is kept beside files goes away with the last lock"),
+        "keep locks in a store of their own to have one: --store dir:PATH or CSALOCK_STORE",
+    )
+}

@@ -1,0 +1,159 @@
+//! The whole screen, for `status --watch`: borrowed from the terminal, and given back as it was on every way out, a panic
+//! included.
+
+use std::io::{IsTerminal, Write};
+use std::sync::{Mutex, Once, TryLockError};
+
+use anyhow::Context;
+use rustix::termios::{Action, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcflow, tcgetattr, tcsetattr};
+
+use crate::terminal;
+
+/// The other screen, without a cursor; and back. (The first one stays as it is, with all that was printed.)
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// What must be given back. Where a panic finds it, and whoever else is in a hurry.
+static BORROWED: Mutex<Option<Borrowed>> = Mutex::new(None);
+
+struct Borrowed {
+    /// How the keyboard was; `None` if stdin is no terminal.
+    keyboard: Option<Termios>,
+}
+
+/// While it lives, the screen is ours.
+pub(super) struct Screen(());
+
+impl Screen {
+    pub(super) fn enter() -> anyhow::Result<Screen> {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let report = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                give_back();
+                report(panic);
+            }));
+        });
+        let screen = Screen(());
+        screen.borrow()?;
+        Ok(screen)
+    }
+
+    /// Takes the screen, or what somebody changed of it in the meantime: keys come at once and unseen, but Ctrl-C and
+    /// Ctrl-Z remain what they are. In the background this stops us until we are brought to the front.
+    pub(super) fn borrow(&self) -> anyhow::Result<()> {
+        let (stdin, mut stdout) = (std::io::stdin(), std::io::stdout());
+        let keyboard = stdin.is_terminal().then(|| tcgetattr(&stdin)).transpose().context("cannot use the terminal")?;
+        if let Some(mut modes) = keyboard.clone() {
+            modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+            modes.special_codes[SpecialCodeIndex::VMIN] = 1;
+            modes.special_codes[SpecialCodeIndex::VTIME] = 0;
+            tcsetattr(&stdin, OptionalActions::Now, &modes).context("cannot use the terminal")?;
+        }
+        let mut borrowed = BORROWED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if borrowed.is_none() {
+            *borrowed = Some(Borrowed { keyboard });
+            drop(borrowed);
+            stdout.write_all(ENTER.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")?;
+        }
+        Ok(())
+    }
+
+    /// Gives it back for a while.
+    pub(super) fn lend(&self) {
+        give_back();
+    }
+
+    /// Puts these lines on it, as many and as much of them as fit. Nothing else stays.
+    pub(super) fn draw(&self, lines: &[String]) -> anyhow::Result<()> {
+        let mut stdout = std::io::stdout();
+        let (rows, columns) = terminal::size(&stdout);
+        // After Ctrl-S it would take nothing, and we no signal.
+        if !terminal::takes_more(&stdout) {
+            return Ok(());
+        }
+        // In place of what was there, so that nothing flickers.
+        let lines: Vec<String> = lines.iter().take(rows).map(|line| clip(line, columns) + "\x1b[K").collect();
+        let text = format!("\x1b[H{}\x1b[J", lines.join("\r\n"));
+        stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+fn give_back() {
+    let borrowed = match BORROWED.try_lock() {
+        Ok(mut borrowed) => borrowed.take(),
+        Err(TryLockError::Poisoned(borrowed)) => borrowed.into_inner().take(),
+        Err(TryLockError::WouldBlock) => None,
+    };
+    let Some(Borrowed { keyboard }) = borrowed else { return };
+    let mut stdout = std::io::stdout();
+    if !terminal::takes_more(&stdout) {
+        // As if Ctrl-Q were typed.
+        let _ = tcflow(&stdout, Action::OOn);
+    }
+    let _ = stdout.write_all(LEAVE.as_bytes()).and_then(|()| stdout.flush());
+    if let Some(modes) = keyboard {
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &modes);
+    }
+}
+
+/// At most so many columns of a line that may have colours in it.
+fn clip(line: &str, width: usize) -> String {
+    use unicode_width::UnicodeWidthChar;
+    let (mut clipped, mut used, mut in_escape) = (String::new(), 0, false);
+    for char in line.chars() {
+        in_escape |= char == '\x1b';
+        if !in_escape {
+            used += char.width().unwrap_or(0);
+        }
+        // What is cut off may end a colour.
+        if used <= width || in_escape {
+            clipped.push(char);
+        }
+        in_escape &= char != 'm';
+    }
+    clipped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_ends_its_colour() {
+        assert_eq!(clip("\x1b[1mheld\x1b[0m by", 7), "\x1b[1mheld\x1b[0m by");
+        assert_eq!(clip("\x1b[1mheld\x1b[0m by", 2), "\x1b[1mhe\x1b[0m");
+        assert_eq!(clip("日本語", 5), "日本");
+    }
+
+    /// Run by the next one, on a terminal.
+    #[test]
+    #[ignore = "it fails, as it should"]
+    fn panic_on_the_screen() {
+        std::mem::forget(Screen::enter().unwrap());
+        panic!("said on the screen that stays");
+    }
+
+    #[test]
+    fn a_panic_gives_the_screen_back() {
+        let this = std::env::current_exe().unwrap();
+        let this = format!("{} --ignored --exact {}::panic_on_the_screen", this.display(), module_path!());
+        let test = this.replace("csalock::command", "command");
+        let command = format!("stty -a > before; {test} --nocapture; stty -a > after");
+        let folder = tempfile::tempdir().unwrap();
+        let mut script = std::process::Command::new("script");
+        script.args(["-q", "-c", &command, "/dev/null"]).current_dir(&folder).env("TERM", "xterm");
+        let Ok(done) = script.output() else { return };
+        let printed = String::from_utf8_lossy(&done.stdout).into_owned();
+        let (on_screen, after) = printed.split_once(LEAVE).expect(&printed);
+        assert!(on_screen.contains(ENTER) && after.contains("said on the screen that stays"), "{printed:?}");
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!(read("before"), read("after"));
+    }
+}

@@ -1,0 +1,213 @@
+//! `status --watch`: the table, drawn anew every so often, as top(1) does.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use anyhow::Context;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::signal::Signal;
+use nix::sys::time::TimeSpec;
+use unicode_width::UnicodeWidthStr;
+
+use super::screen::Screen;
+use super::survey::survey;
+use crate::cli::Status;
+use crate::command::world::World;
+use crate::duration::rfc3339;
+use crate::engine::Sight;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::lock::Ended;
+use crate::name::{is_path, shown};
+use crate::report::{HEADER, Paper, table};
+use crate::signals::{self, Signals};
+use crate::terminal;
+
+/// Beyond a day the kernel's and libc's limits would have to be known.
+const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
+
+/// Why it is drawn again, or not any more.
+enum Event {
+    /// It is time to, or somebody asked for it.
+    Look,
+    /// Ctrl-Z.
+    Stop,
+    /// Somebody has seen enough.
+    End(Exit),
+}
+
+pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
+    if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
+        let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
+        return Err(Error::new(Exit::Usage, what, "say: while sleep 1; do csalock status; done").into());
+    }
+    let others = [Signal::SIGTSTP, Signal::SIGCONT, Signal::SIGWINCH];
+    let signals = Signals::listen_also(world.inherited, &others)?;
+    // What was typed wrongly is said before anything is drawn.
+    let mut view = View::of(world, asked)?;
+    let screen = Screen::enter()?;
+    loop {
+        screen.draw(&view.lines(world, asked))?;
+        match next_event(&signals, asked.interval)? {
+            Event::Look => screen.borrow()?,
+            Event::Stop => {
+                screen.lend();
+                signals::stop();
+                screen.borrow()?;
+            }
+            Event::End(exit) => return Ok(exit),
+        }
+        view = View::of(world, asked)?;
+    }
+}
+
+fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
+    let stdin = std::io::stdin();
+    let keyboard = stdin.is_terminal();
+    let (heard, typed) = {
+        let watched = std::iter::once(signals.as_fd()).chain(keyboard.then_some(stdin.as_fd()));
+        let mut polled: Vec<PollFd<'_>> = watched.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        match ppoll(&mut polled, Some(TimeSpec::from_duration(pause.min(LONGEST_PAUSE))), None) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno).context("cannot wait for the terminal"),
+        }
+        let came = |at: usize| polled.get(at).is_some_and(|polled| polled.any().unwrap_or(false));
+        (came(0), came(1))
+    };
+    if heard && let Some(came) = signals.next() {
+        return Ok(match came.signal {
+            Signal::SIGTSTP => Event::Stop,
+            Signal::SIGCONT | Signal::SIGWINCH => Event::Look,
+            signal => Event::End(Exit::Raised(signal as i32)),
+        });
+    }
+    if typed {
+        let mut keys = [0; 64];
+        match nix::unistd::read(&stdin, &mut keys) {
+            Ok(length) if keys[..length].iter().any(|key| matches!(key, b'q' | b'Q')) => {
+                return Ok(Event::End(Exit::Done));
+            }
+            Ok(1..) | Err(Errno::EAGAIN | Errno::EINTR) => {}
+            // The terminal is gone.
+            _ => return Ok(Event::End(Exit::Raised(Signal::SIGHUP as i32))),
+        }
+    }
+    Ok(Event::Look)
+}
+
+/// The locks, as they were at one moment.
+#[derive(Default)]
+struct View {
+    /// Those that may fit on the screen. Who is waited for comes first; then by name, so that they keep their places.
+    rows: BTreeMap<(bool, Vec<u8>), Row>,
+    locks: usize,
+    holders: usize,
+    waiters: usize,
+    /// How many lines there are to be shown in all, but for names that need a line of their own.
+    entries: usize,
+    /// A record that is unreadable, or why there is nothing to be seen at all.
+    trouble: Option<String>,
+    failed: bool,
+}
+
+struct Row {
+    lines: Vec<String>,
+    entries: usize,
+}
+
+impl View {
+    /// Looks. Trouble with the store may pass, so it is shown like anything else.
+    fn of(world: &World, asked: &Status) -> anyhow::Result<View> {
+        let (height, width) = terminal::size(std::io::stdout());
+        let paper = Paper { colour: super::colour(), width };
+        let mut view = View::default();
+        let looked = survey(world, asked, &mut |seen| {
+            match seen {
+                Err(unreadable) => view.trouble = Some(unreadable.to_string()),
+                Ok((name, sight, reporter)) => {
+                    let row = |entries| {
+                        let lines = table(name, sight, reporter, paper).lines().map(str::to_string).collect();
+                        Row { lines, entries }
+                    };
+                    view.add(name, sight, height, row);
+                }
+            }
+            Ok(())
+        });
+        match looked {
+            Err(error) if crate::command::exit_of(&error) == Exit::Usage => Err(error),
+            Err(error) => Ok(View { trouble: Some(format!("{error:#}")), failed: true, ..View::default() }),
+            Ok(_) => Ok(view),
+        }
+    }
+
+    fn add(&mut self, name: &[u8], sight: &Sight, most: usize, row: impl FnOnce(usize) -> Row) {
+        let holders = sight.holders.iter().filter(|standing| **standing != Err(Ended::Released)).count();
+        let waiters = sight.record.waiters.len();
+        let entries = holders.max(1) + waiters;
+        self.locks += 1;
+        self.holders += holders;
+        self.waiters += waiters;
+        self.entries += entries;
+        let key = (waiters == 0, name.to_vec());
+        if self.rows.len() < most || self.rows.last_key_value().is_some_and(|(last, _)| key < *last) {
+            self.rows.insert(key, row(entries));
+        }
+        if self.rows.len() > most {
+            self.rows.pop_last();
+        }
+    }
+
+    /// All that is drawn.
+    fn lines(&self, world: &World, asked: &Status) -> Vec<String> {
+        let (height, width) = terminal::size(std::io::stdout());
+        let mut lines = vec![self.headline(world, asked)];
+        lines.extend(self.trouble.iter().flat_map(|trouble| fold(trouble, width)));
+        lines.push(if super::colour() { format!("\x1b[7m{HEADER}\x1b[0m") } else { HEADER.to_string() });
+        let room = height.saturating_sub(lines.len());
+        // Which of the lines of a lock are entries: all but a name that needs a line of its own.
+        let of_row = |row: &'_ Row| {
+            let names = row.lines.len().saturating_sub(row.entries);
+            let entries = row.lines.iter().enumerate().map(move |(at, line)| (line.clone(), at >= names));
+            entries.collect::<Vec<_>>()
+        };
+        let mut body: Vec<(String, bool)> = self.rows.values().flat_map(of_row).take(room + 1).collect();
+        let entries = |body: &[(String, bool)]| body.iter().filter(|(_, is_entry)| *is_entry).count();
+        if body.len() > room || entries(&body) < self.entries {
+            body.truncate(room.saturating_sub(1));
+            let more = self.entries - entries(&body);
+            body.push((format!("... and {more} more"), false));
+        }
+        lines.extend(body.into_iter().map(|(line, _)| line));
+        lines
+    }
+
+    fn headline(&self, world: &World, asked: &Status) -> String {
+        let now = rfc3339(world.host.wall());
+        let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+        let known = [count(self.locks, "lock"), count(self.holders, "holder"), count(self.waiters, "waiter")];
+        let counts = if self.failed { "nothing to be seen".to_string() } else { known.join(", ") };
+        let only_files = !asked.names.is_empty() && asked.names.iter().all(|name| is_path(name.as_bytes()));
+        let store = world.store(&asked.common).ok().filter(|_| !only_files);
+        let store = store.map_or(String::new(), |store| shown(store.url().as_bytes()));
+        format!("{now}  {counts}  {store}")
+    }
+}
+
+/// A text in lines of so many columns.
+fn fold(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last().map_or(0, |line| line.width());
+        match lines.last_mut() {
+            Some(line) if last == 0 => line.push_str(word),
+            Some(line) if last + 1 + word.width() <= width => *line = format!("{line} {word}"),
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines
+}

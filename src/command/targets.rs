@@ -1,0 +1,102 @@
+//! The locks that one call is about: which they are, in which order they are taken, and the stores that they are in.
+
+use std::ffi::OsString;
+
+use super::world::{Target, World};
+use crate::cli::Common;
+use crate::engine::{AllTaken, Applicant, Engine, Onlooker, Patience, Wish, take_all};
+use crate::error::Result;
+use crate::lock::{Ask, Outcome, Proof};
+use crate::report::Reporter;
+
+/// Locks that are taken together.
+#[derive(Debug)]
+pub(super) struct Targets {
+    /// Each once, in the order in which everybody takes them.
+    pub(super) all: Vec<Target>,
+    /// Which of them was named first.
+    first: usize,
+}
+
+/// The same, with their stores open.
+pub(super) struct Opened<'a> {
+    targets: &'a Targets,
+    engines: Vec<Engine>,
+    /// For each target, which engine.
+    of: Vec<usize>,
+}
+
+impl Targets {
+    pub(super) fn new(world: &World, common: &Common, typed: &[OsString]) -> Result<Targets> {
+        let mut all = typed.iter().map(|name| world.target(common, name)).collect::<Result<Vec<_>>>()?;
+        let named_first = all.first().cloned();
+        let key = |target: &Target| (target.location.url(), target.name.clone());
+        if all.len() > 1 {
+            all.sort_by_cached_key(key);
+            all.dedup_by_key(|target| key(target));
+        }
+        let is_first = |target: &Target| named_first.as_ref().is_some_and(|first| key(first) == key(target));
+        let first = all.iter().position(is_first).unwrap_or(0);
+        Ok(Targets { all, first })
+    }
+
+    /// The one that was named first.
+    pub(super) fn first(&self) -> &Target {
+        &self.all[self.first]
+    }
+
+    /// Where the one that was named first stands.
+    pub(super) fn first_at(&self) -> usize {
+        self.first
+    }
+
+    /// Opens their stores, each once.
+    pub(super) fn open(&self, world: &World) -> Result<Opened<'_>> {
+        let mut opened = Opened { targets: self, engines: Vec::new(), of: Vec::new() };
+        for (at, target) in self.all.iter().enumerate() {
+            // They are sorted by store.
+            if at == 0 || self.all[at - 1].location != target.location {
+                opened.engines.push(world.engine(&target.location)?);
+            }
+            opened.of.push(opened.engines.len() - 1);
+        }
+        Ok(opened)
+    }
+}
+
+impl Opened<'_> {
+    pub(super) fn engine(&self, at: usize) -> &Engine {
+        &self.engines[self.of[at]]
+    }
+
+    pub(super) fn reporter(&self, at: usize) -> Reporter<'_> {
+        Reporter { host: self.engine(at).host(), reach: self.engine(at).store().reach() }
+    }
+
+    /// Each target with its engine.
+    pub(super) fn each(&self) -> impl DoubleEndedIterator<Item = (&Target, &Engine)> {
+        self.targets.all.iter().enumerate().map(|(at, target)| (target, self.engine(at)))
+    }
+
+    /// Takes all of them or none.
+    pub(super) fn take(
+        &self,
+        applicant: &Applicant,
+        patience: &Patience,
+        interrupt: Option<std::os::fd::BorrowedFd<'_>>,
+        onlooker: &mut Onlooker<'_>,
+    ) -> Result<AllTaken> {
+        let wishes: Vec<Wish<'_>> = self.each().map(|(target, engine)| Wish { engine, name: &target.name }).collect();
+        take_all(&wishes, applicant, patience, interrupt, onlooker)
+    }
+
+    /// Gives back what this handle proves: one answer for each target, as far as it could be found out.
+    pub(super) fn give_back(&self, proof: Proof) -> Vec<Result<Outcome>> {
+        let release = |(target, engine): (&Target, &Engine)| {
+            engine.settle(&target.name, &Ask::Release(engine.claimant(Some(proof), Vec::new())?))
+        };
+        let mut answers: Vec<_> = self.each().rev().map(release).collect();
+        answers.reverse();
+        answers
+    }
+}

@@ -1,0 +1,136 @@
+//! Seeing a circle of waits: leaving a note of each wait that others may depend on, and following the notes.
+
+use super::{Engine, MOST_CONFLICTS};
+use crate::error::Result;
+use crate::lock::{self, Circle, Facts, Fate, Proof, Record, Wait, Waiter, Waits, circle};
+
+/// So many waits are followed at most.
+const MOST_WAITS: usize = 2000;
+
+/// Of the waits of one script for one lock so many are noted. If one of them is stuck, all behind it are as well: more
+/// would only be more to read and write, for a thousand of them at every step of each.
+const MOST_OF_A_LOCK: usize = 4;
+
+/// So often two looks at the same waits may differ before we leave it to the next one who looks.
+const MOST_LOOKS: usize = 20;
+
+impl Engine {
+    /// Leaves a note of this wait wherever others will look for it. `false`: somewhere there are enough of those who wait
+    /// for the same; when they do not any more, it is to be tried again.
+    pub(super) fn note(&self, name: &[u8], waiter: &Waiter) -> Result<bool> {
+        let wait = (name.to_vec(), waiter.proof);
+        let mut everywhere = true;
+        for key in Waits::keys(waiter) {
+            let noted = self.waits(&key)?.waits;
+            if noted.contains(&wait) {
+                continue;
+            }
+            let alike: Vec<Proof> = noted.into_iter().filter(|(of, _)| of == name).map(|(_, proof)| proof).collect();
+            let mut gone = Vec::new();
+            if alike.len() >= MOST_OF_A_LOCK {
+                for proof in alike {
+                    if !self.is_waiting(name, &proof)? {
+                        gone.push(proof);
+                    }
+                }
+                if gone.is_empty() {
+                    everywhere = false;
+                    continue;
+                }
+            }
+            self.change_waits(&key, &|notes| {
+                notes.waits.retain(|(of, proof)| of != name || !gone.contains(proof));
+                if !notes.waits.contains(&wait) {
+                    notes.waits.push(wait.clone());
+                }
+            })?;
+        }
+        Ok(everywhere)
+    }
+
+    fn waits(&self, key: &[u8]) -> Result<Waits> {
+        Ok(self.store.read(key)?.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default())
+    }
+
+    /// Whether this waiter is in the queue, and not known to be dead.
+    fn is_waiting(&self, name: &[u8], proof: &Proof) -> Result<bool> {
+        let (_, record) = self.read(name)?;
+        let Some((_, waiter)) = self.entry(record, proof)? else { return Ok(false) };
+        Ok(self.host.fate(&waiter.party.home, &waiter.process, self.store.reach()) != Fate::Dead)
+    }
+
+    /// Takes the notes of a wait away.
+    pub(super) fn forget(&self, name: &[u8], waiter: &Waiter) -> Result<()> {
+        Waits::keys(waiter).iter().try_for_each(|key| {
+            self.change_waits(key, &|notes| notes.waits.retain(|(of, proof)| *proof != waiter.proof || of != name))
+        })
+    }
+
+    pub(super) fn change_waits(&self, key: &[u8], change: &dyn Fn(&mut Waits)) -> Result<()> {
+        for _ in 0..MOST_CONFLICTS {
+            let stored = self.store.read(key)?;
+            let found = stored.as_ref().and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
+            let mut next = found.clone();
+            change(&mut next);
+            if next == found && (stored.is_none() || !next.waits.is_empty()) {
+                return Ok(());
+            }
+            let body = (!next.waits.is_empty()).then(|| lock::encode_waits(key, &next));
+            self.store.swap(key, stored.as_ref().map(|stored| &stored.version), body.as_deref())?;
+        }
+        Err(self.overtaken(key))
+    }
+
+    /// The circle that this wait closes, if it does. All of it was there at one moment.
+    pub(super) fn circle(&self, name: &[u8], me: &Proof) -> Result<Option<Circle>> {
+        let mut before = None;
+        for _ in 0..MOST_LOOKS {
+            let found = self.look_for_circle(name, me)?;
+            if found.is_none() || found == before {
+                return Ok(found);
+            }
+            before = found;
+        }
+        Ok(None)
+    }
+
+    fn look_for_circle(&self, name: &[u8], me: &Proof) -> Result<Option<Circle>> {
+        let mut waits: Vec<Wait> = Vec::new();
+        let mut to_look_at = vec![(name.to_vec(), *me)];
+        let mut looked_at = std::collections::HashSet::new();
+        while let Some((name, proof)) = to_look_at.pop() {
+            if waits.len() >= MOST_WAITS || !looked_at.insert((name.clone(), proof)) {
+                continue;
+            }
+            let (_, record) = self.read(&name)?;
+            let Some((record, waiter)) = self.entry(record, &proof)? else { continue };
+            for key in record.holders.iter().flat_map(Waits::keys_of_holder) {
+                to_look_at.extend(self.waits(&key)?.waits);
+            }
+            waits.push(Wait { name, record, waiter });
+        }
+        if waits.first().is_none_or(|first| first.waiter.proof != *me) {
+            return Ok(None);
+        }
+        let mut facts = Facts::default();
+        loop {
+            match circle(&waits, &facts) {
+                Ok(found) => return Ok(found),
+                Err(wanted) => self.learn(b"", &mut facts, wanted, None)?,
+            }
+        }
+    }
+
+    /// A waiter's entry, wherever in the queue it is.
+    pub(super) fn entry(&self, record: Record, proof: &Proof) -> Result<Option<(Record, Waiter)>> {
+        let of = |record: &Record| record.waiters.iter().find(|waiter| waiter.proof == *proof).cloned();
+        if let Some(waiter) = of(&record) {
+            return Ok(Some((record, waiter)));
+        }
+        if record.pages.is_none() {
+            return Ok(None);
+        }
+        let whole = self.whole(record)?;
+        Ok(of(&whole).map(|waiter| (whole, waiter)))
+    }
+}

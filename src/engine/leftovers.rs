@@ -1,0 +1,71 @@
+//! What the killed left beside the records: pages that were fetched, and notes of waits that are no more. Nobody is misled
+//! by them; `gc` clears them away.
+
+use super::Engine;
+use crate::error::Result;
+use crate::lock::{self, Fate, Page, Proof};
+use crate::store::Swap;
+
+impl Engine {
+    /// Removes them, and says how many there were.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be asked or told.
+    pub fn sweep(&self, dry_run: bool) -> Result<u64> {
+        let mut keys = Vec::new();
+        self.store.scan(&mut |_, stored| {
+            keys.extend(stored.ok().filter(|stored| lock::is_internal(&stored.body)).map(|stored| stored.body));
+            Ok(())
+        })?;
+        let mut swept = self.store.sweep(dry_run)?;
+        for key in keys.iter().filter_map(|body| lock::name_of_internal(body)) {
+            let is_left = match Page::of_key(&key) {
+                Some((name, number)) => self.is_left_page(name, number)?,
+                None => self.is_left_note(&key)?,
+            };
+            swept += u64::from(is_left);
+            if !is_left || dry_run {
+                continue;
+            }
+            if Page::of_key(&key).is_some() {
+                while let Some(stored) = self.store.read(&key)? {
+                    if let Swap::Stored(_) = self.store.swap(&key, Some(&stored.version), None)? {
+                        break;
+                    }
+                }
+            } else {
+                let gone = self.gone(&key)?;
+                self.change_waits(&key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;
+            }
+        }
+        Ok(swept)
+    }
+
+    fn is_left_page(&self, name: &[u8], number: u64) -> Result<bool> {
+        // A record that cannot be read may still need it.
+        let Ok((_, record)) = self.read(name) else { return Ok(false) };
+        Ok(record.pages.is_none_or(|pages| !pages.has(number)))
+    }
+
+    fn is_left_note(&self, key: &[u8]) -> Result<bool> {
+        Ok(!self.gone(key)?.is_empty())
+    }
+
+    /// Those of the waits noted there that are no more.
+    fn gone(&self, key: &[u8]) -> Result<Vec<(Vec<u8>, Proof)>> {
+        let stored = self.store.read(key)?;
+        let notes = stored.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
+        let mut gone = Vec::new();
+        for (name, proof) in notes.waits {
+            let waits = self.read(&name).and_then(|(_, record)| self.entry(record, &proof))?;
+            let lives = waits.is_some_and(|(_, waiter)| {
+                self.host.fate(&waiter.party.home, &waiter.process, self.store.reach()) != Fate::Dead
+            });
+            if !lives {
+                gone.push((name, proof));
+            }
+        }
+        Ok(gone)
+    }
+}

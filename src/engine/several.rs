@@ -1,0 +1,192 @@
+//! Taking several names: all of them or none.
+//!
+//! Whoever waits for one name should not keep the others from those who could use them meanwhile. So one name is waited
+//! for with nothing else in hand, then the others are tried; if one of them is taken, everything is given back and that
+//! one is waited for. As long as this goes on nobody waits while he holds, so these calls cannot stand in a circle.
+//!
+//! Others might always be faster, though. After [`MOST_ROUNDS`] rounds the names are taken in their fixed order, each
+//! kept while the next is waited for. Every call has the same order, so there is no circle among them then either, and
+//! each queue is first come, first served: everybody gets all names in the end.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use super::{Applicant, Engine, Patience, Taken, Waiting};
+use crate::error::Result;
+use crate::lock::{Ask, Ending, Grant, Outcome};
+
+/// So often everything is given back because one name was taken.
+const MOST_ROUNDS: usize = 3;
+
+/// One of several names, in the store that it is in.
+#[derive(Clone, Copy)]
+pub struct Wish<'a> {
+    /// The store.
+    pub engine: &'a Engine,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+/// How an attempt to take several names ended.
+#[derive(Debug)]
+pub enum AllTaken {
+    /// All are taken: the grants in the order of the wishes; and from whom, if somebody had not given back.
+    Granted(Vec<Grant>, Option<(usize, Ending)>),
+    /// None is taken, because of this one.
+    Refused(usize, Outcome),
+    /// None is taken: the interrupt came.
+    Interrupted,
+}
+
+/// As [`super::Onlooker`], with the wish that is waited for.
+pub type Onlooker<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
+
+/// Takes all wishes, which stand in an order that is the same for everybody, or none.
+///
+/// # Errors
+///
+/// When a store cannot be asked or told. Nothing is held then that can still be given back; the rest dies with the
+/// applicant.
+pub fn take_all(
+    wishes: &[Wish<'_>],
+    applicant: &Applicant,
+    patience: &Patience,
+    interrupt: Option<BorrowedFd<'_>>,
+    onlooker: &mut Onlooker<'_>,
+) -> Result<AllTaken> {
+    let mut several = Several {
+        wishes,
+        alone: applicant.clone(),
+        keeping: applicant.clone(),
+        patience: *patience,
+        interrupt,
+        onlooker,
+        held: wishes.iter().map(|_| None).collect(),
+        evicted: None,
+    };
+    several.alone.tentative = wishes.len() > 1;
+    several.keeping.tentative = wishes.len() > 1;
+    several.keeping.under.push(applicant.handle.proof());
+    let taken = several.run();
+    if !matches!(taken, Ok(AllTaken::Granted(..))) {
+        several.give_back()?;
+    }
+    taken
+}
+
+struct Several<'a, 'b> {
+    wishes: &'a [Wish<'a>],
+    /// The applicant while it holds nothing of this, and while it does.
+    alone: Applicant,
+    keeping: Applicant,
+    patience: Patience,
+    interrupt: Option<BorrowedFd<'a>>,
+    onlooker: &'a mut Onlooker<'b>,
+    held: Vec<Option<Grant>>,
+    evicted: Option<(usize, Ending)>,
+}
+
+/// Why not all could be taken.
+enum Not {
+    Refused(usize, Outcome),
+    Interrupted,
+}
+
+impl Several<'_, '_> {
+    fn run(&mut self) -> Result<AllTaken> {
+        let host = self.wishes[0].engine.host();
+        let began = host.boottime();
+        let mut first = 0;
+        for round in 0.. {
+            let spent = host.boottime().saturating_sub(began);
+            let rest =
+                Patience { limit: self.patience.limit.map(|limit| limit.saturating_sub(spent)), ..self.patience };
+            let in_order = round >= MOST_ROUNDS;
+            let not = if in_order { self.keep_and_wait(began)? } else { self.wait_for_one(first, &rest)? };
+            match not {
+                None if self.confirm()? => {
+                    let grants = self.held.iter_mut().filter_map(Option::take).collect();
+                    return Ok(AllTaken::Granted(grants, self.evicted.take()));
+                }
+                None => {}
+                Some(Not::Interrupted) => return Ok(AllTaken::Interrupted),
+                Some(Not::Refused(at, outcome)) => {
+                    let was_tried = !in_order && at != first && !rest.is_none();
+                    if !was_tried || !matches!(outcome, Outcome::Busy(_)) {
+                        return Ok(AllTaken::Refused(at, outcome));
+                    }
+                    first = at;
+                }
+            }
+            self.give_back()?;
+        }
+        unreachable!("the rounds have no end")
+    }
+
+    /// Waits for one with nothing else in hand, then tries the others.
+    fn wait_for_one(&mut self, first: usize, patience: &Patience) -> Result<Option<Not>> {
+        let others = (0..self.wishes.len()).filter(|at| *at != first);
+        for at in std::iter::once(first).chain(others) {
+            let patience = if at == first { *patience } else { Patience::NONE };
+            if let Some(not) = self.take(at, &patience, at != first)? {
+                return Ok(Some(not));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for each in order, keeping those before.
+    fn keep_and_wait(&mut self, began: Duration) -> Result<Option<Not>> {
+        for at in 0..self.wishes.len() {
+            let spent = self.wishes[0].engine.host().boottime().saturating_sub(began);
+            let rest =
+                Patience { limit: self.patience.limit.map(|limit| limit.saturating_sub(spent)), ..self.patience };
+            if let Some(not) = self.take(at, &rest, at > 0)? {
+                return Ok(Some(not));
+            }
+        }
+        Ok(None)
+    }
+
+    fn take(&mut self, at: usize, patience: &Patience, keeping: bool) -> Result<Option<Not>> {
+        let Wish { engine, name } = self.wishes[at];
+        let applicant = if keeping { &self.keeping } else { &self.alone };
+        let onlooker = &mut *self.onlooker;
+        match engine.take(name, applicant, patience, self.interrupt, &mut |waiting| onlooker(at, waiting))? {
+            Taken::Interrupted => Ok(Some(Not::Interrupted)),
+            Taken::Answer(Outcome::Granted(grant, evicted)) => {
+                self.held[at] = Some(grant);
+                self.evicted = evicted.map(|ending| (at, ending)).or(self.evicted.take());
+                Ok(None)
+            }
+            Taken::Answer(outcome) => Ok(Some(Not::Refused(at, outcome))),
+        }
+    }
+
+    /// For good: until now each grant depended on the waiting process, so that none outlives it alone; and a wait for the
+    /// last does not eat the lease of the first. `false`: one was lost meanwhile.
+    fn confirm(&mut self) -> Result<bool> {
+        if self.wishes.len() == 1 {
+            return Ok(true);
+        }
+        let for_good = Applicant { tentative: false, refuse_stale: false, called: None, ..self.alone.clone() };
+        for (Wish { engine, name }, held) in self.wishes.iter().zip(&mut self.held) {
+            match engine.take(name, &for_good, &Patience::NONE, None, &mut |_| None)? {
+                Taken::Answer(Outcome::Granted(grant, _)) => *held = Some(grant),
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn give_back(&mut self) -> Result<()> {
+        let mut done = Ok(());
+        for (Wish { engine, name }, held) in self.wishes.iter().zip(&mut self.held).rev() {
+            if held.take().is_some() {
+                let claimant = engine.claimant(Some(self.alone.handle.proof()), Vec::new())?;
+                done = done.and(engine.settle(name, &Ask::Release(claimant)).map(drop));
+            }
+        }
+        done
+    }
+}

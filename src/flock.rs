@@ -1,0 +1,343 @@
+//! flock(2) on a file: what flock(1) takes, for those who must agree with its users.
+//!
+//! The lock is that of the *open file*: every process that has a descriptor of it holds the lock, and each of them can end
+//! it for all. flock(2) waits for ever or not at all. So a helper, a child that shares the open file, blocks in it,
+//! while we wait for its end, a signal or the end of our patience, whatever comes first. Nobody polls, and who waits
+//! stands in the kernel's own queue.
+
+#![expect(unsafe_code, reason = "fork")]
+
+mod handover;
+mod holders;
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::sys::time::TimeSpec;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, getppid};
+
+pub use handover::Handover;
+pub use holders::holders;
+
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::host::Host;
+use crate::lock::Share;
+use crate::name::shown_path;
+use crate::signals::{FORWARDED, Signals};
+
+/// How often a file may be replaced under our hands before we give up.
+const MOST_REPLACED: u32 = 100;
+
+/// Descriptors that a command inherits begin here, where scripts that count their own do not come; lower ones are for
+/// those whose `ulimit -n` is not even so much.
+const NUMBERS: [i32; 3] = [200, 10, 3];
+
+/// A file that is locked. The lock ends when the last process has closed it.
+#[derive(Debug)]
+pub struct Flock {
+    file: File,
+    path: PathBuf,
+}
+
+/// How an attempt to lock a file ended.
+#[derive(Debug)]
+pub enum Flocked {
+    /// It is locked.
+    Held(Flock),
+    /// Somebody else has it, and had it until patience was over.
+    Busy,
+    /// This signal came while we waited.
+    Interrupted(Signal),
+}
+
+/// A wait, for those who are willing to.
+pub struct Wait<'a> {
+    /// Whose clock counts.
+    pub host: &'a dyn Host,
+    /// What else may come.
+    pub signals: &'a Signals,
+    /// When it is over, on CLOCK_BOOTTIME; `None`: never.
+    pub until: Option<Duration>,
+    /// Is called when the wait begins and goes on; says when it wants to be called again at the latest. Its error ends the
+    /// wait.
+    pub look: &'a mut dyn FnMut() -> Result<Option<Duration>>,
+}
+
+impl Flock {
+    /// Locks a file, which is made if it is missing. Without `wait` it is tried once. Alone, or with others who share.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be opened, or its file system knows no such locks.
+    pub fn take(path: &Path, share: Share, mut wait: Option<&mut Wait<'_>>) -> Result<Flocked> {
+        let mut access = OFlag::O_RDONLY;
+        for _ in 0..MOST_REPLACED {
+            let file = open(path, access)?;
+            match attempt(&file, share) {
+                Ok(()) => {}
+                // On NFS it is a lock for writing, and wants a file that may be written.
+                Err(Errno::EBADF | Errno::EIO) if access == OFlag::O_RDONLY && share == Share::Exclusive => {
+                    access = OFlag::O_RDWR;
+                    continue;
+                }
+                Err(Errno::EWOULDBLOCK) => match &mut wait {
+                    None => return Ok(Flocked::Busy),
+                    Some(wait) => match wait.begin(path, &file, share)? {
+                        Waited::Locked => {}
+                        Waited::TimeOver => return Ok(Flocked::Busy),
+                        Waited::Interrupted(signal) => return Ok(Flocked::Interrupted(signal)),
+                    },
+                },
+                Err(errno) => return Err(Error::os(errno, "lock", path)),
+            }
+            if is_still(&file, path)? {
+                return Ok(Flocked::Held(Flock { file, path: path.to_path_buf() }));
+            }
+        }
+        let what = format!("file {} was replaced whenever it was locked", shown_path(path));
+        Err(Error::new(Exit::System, what, "lock a file that stays, beside it"))
+    }
+
+    /// Whether this is that file, under whatever name.
+    pub fn is_of(&self, path: &Path) -> bool {
+        is_still(&self.file, path).unwrap_or(false)
+    }
+
+    /// What this process executes will have the file open, and so hold the lock for as long.
+    ///
+    /// # Errors
+    ///
+    /// When no descriptor is left.
+    pub fn to_be_inherited(&self) -> Result<()> {
+        let numbers = NUMBERS.into_iter().map(|from| fcntl(&self.file, FcntlArg::F_DUPFD(from)));
+        let mut tried = numbers.skip_while(|tried| matches!(tried, Err(Errno::EINVAL | Errno::EMFILE)));
+        match tried.next().unwrap_or(Err(Errno::EMFILE)) {
+            Ok(_) => Ok(()),
+            Err(errno) => Err(Error::os(errno, "keep open", &self.path)),
+        }
+    }
+}
+
+/// Opens it as flock(1) does, and never to wait for the other end of a pipe. The path has been resolved, so a link at its
+/// end is another file than the one that was meant.
+fn open(path: &Path, access: OFlag) -> Result<File> {
+    let flags = access | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let opened = match nix::fcntl::open(path, flags, Mode::empty()) {
+        // Only then: in a directory like /tmp nobody may open for creation what somebody else has created.
+        Err(Errno::ENOENT) => nix::fcntl::open(path, flags | OFlag::O_CREAT, Mode::from_bits_truncate(0o666)),
+        // Somebody has a lease on it (fcntl(2)) and is asked to let go of it only if we wait.
+        Err(Errno::EWOULDBLOCK) => nix::fcntl::open(path, flags & !OFlag::O_NONBLOCK, Mode::empty()),
+        opened => opened,
+    };
+    opened.map(File::from).map_err(|errno| {
+        let error = Error::os(errno, "open", path);
+        let cure = match errno {
+            Errno::EACCES | Errno::EPERM if access == OFlag::O_RDWR => {
+                "flock(2) on this file system must be able to write to it; ask its owner, or leave out --flock"
+            }
+            Errno::EACCES | Errno::EPERM => "flock(2) must be able to read it; ask its owner, or leave out --flock",
+            Errno::EROFS => "it is not there and its file system is mounted read-only; name another file",
+            _ => return error,
+        };
+        Error::new(error.exit(), format!("cannot open {}: {}", shown_path(path), errno.desc()), cure)
+    })
+}
+
+fn attempt(file: &File, share: Share) -> nix::Result<()> {
+    let tried = match share {
+        Share::Exclusive => fs2::FileExt::try_lock_exclusive(file),
+        _ => fs2::FileExt::try_lock_shared(file),
+    };
+    tried.map_err(|error| errno_of(&error))
+}
+
+fn block(file: &File, share: Share) -> nix::Result<()> {
+    loop {
+        let locked = match share {
+            Share::Exclusive => fs2::FileExt::lock_exclusive(file),
+            _ => fs2::FileExt::lock_shared(file),
+        };
+        match locked.map_err(|error| errno_of(&error)) {
+            Err(Errno::EINTR) => {}
+            locked => return locked,
+        }
+    }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(0))
+}
+
+/// Whether the file still has that path.
+fn is_still(file: &File, path: &Path) -> Result<bool> {
+    let failed = |error: std::io::Error| Error::os(errno_of(&error), "look at", path);
+    let open = file.metadata().map_err(failed)?;
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok((found.dev(), found.ino()) == (open.dev(), open.ino())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// How a wait ended.
+enum Waited {
+    Locked,
+    TimeOver,
+    Interrupted(Signal),
+}
+
+impl Wait<'_> {
+    fn begin(&mut self, path: &Path, file: &File, share: Share) -> Result<Waited> {
+        let failed = |errno| Error::os(errno, "lock", path);
+        let helper = Helper::start(file, share).map_err(failed)?;
+        let mut look_at = Some(self.host.boottime());
+        loop {
+            if let Some(locked) = helper.ended() {
+                return locked.map(|()| Waited::Locked).map_err(failed);
+            }
+            // The end of children is a signal as well: the helper's is seen above, and others are not ours.
+            let came = std::iter::from_fn(|| self.signals.next()).find(|came| FORWARDED.contains(&came.signal));
+            if let Some(came) = came {
+                return Ok(Waited::Interrupted(came.signal));
+            }
+            let now = self.host.boottime();
+            if self.until.is_some_and(|until| until <= now) {
+                // It may have got it just now.
+                return Ok(if helper.stop() { Waited::Locked } else { Waited::TimeOver });
+            }
+            if look_at.is_some_and(|at| at <= now) {
+                look_at = (self.look)()?.map(|span| now.saturating_add(span));
+            }
+            let next = self.until.into_iter().chain(look_at).min();
+            self.sleep(next.map(|next| next.saturating_sub(now)))?;
+        }
+    }
+
+    /// Until a signal comes, the helper's end among them, or the time is over.
+    fn sleep(&self, at_most: Option<Duration>) -> Result<()> {
+        let mut polled = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        // Beyond a day the kernel's and libc's limits would have to be known.
+        let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
+        match ppoll(&mut polled, at_most, None) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(Error::new(Exit::System, format!("cannot wait: {}", errno.desc()), "try again")),
+        }
+    }
+}
+
+/// The process that blocks in flock(2) in our place. It ends with us, whatever becomes of us, and when it is dropped.
+struct Helper {
+    pid: Pid,
+    /// How it ended, once that has been asked for: from then on its pid may be somebody else's.
+    ended: Cell<Option<nix::Result<()>>>,
+}
+
+impl Helper {
+    fn start(file: &File, share: Share) -> nix::Result<Helper> {
+        let parent = Pid::this();
+        // SAFETY: the child makes system calls and nothing else; it takes no lock and allocates nothing.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(Helper { pid: child, ended: Cell::new(None) }),
+            ForkResult::Child => {
+                // The signals that end a wait are blocked here as they are there, so it ends when we say so.
+                let locked = set_pdeathsig(Signal::SIGKILL).and_then(|()| match getppid() == parent {
+                    true => block(file, share),
+                    false => Err(Errno::ESRCH),
+                });
+                // SAFETY: ends the process at once; nothing that our parent began is finished here a second time.
+                unsafe { nix::libc::_exit(locked.err().map_or(0, |errno| errno as i32)) }
+            }
+        }
+    }
+
+    /// Whether it got the lock; `None` while it tries.
+    fn ended(&self) -> Option<nix::Result<()>> {
+        self.reap(Some(WaitPidFlag::WNOHANG))
+    }
+
+    /// Ends it. Whether it had got the lock before.
+    fn stop(&self) -> bool {
+        if self.ended.get().is_none() {
+            let _ = kill(self.pid, Signal::SIGKILL);
+        }
+        self.reap(None) == Some(Ok(()))
+    }
+
+    fn reap(&self, how: Option<WaitPidFlag>) -> Option<nix::Result<()>> {
+        while self.ended.get().is_none() {
+            self.ended.set(match waitpid(self.pid, how) {
+                Err(Errno::EINTR) => continue,
+                Ok(WaitStatus::StillAlive) => return None,
+                Ok(WaitStatus::Exited(_, 0)) => Some(Ok(())),
+                Ok(WaitStatus::Exited(_, errno)) => Some(Err(Errno::from_raw(errno))),
+                // Somebody killed it.
+                Ok(_) | Err(_) => Some(Err(Errno::EINTR)),
+            });
+        }
+        self.ended.get()
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_share_it_and_one_has_it_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(dir.path()).unwrap().join("file");
+        let take = |share| match Flock::take(&path, share, None) {
+            Ok(Flocked::Held(flock)) => Some(flock),
+            Ok(Flocked::Busy) => None,
+            other => panic!("{other:?}"),
+        };
+        let (one, two) = (take(Share::Shared).unwrap(), take(Share::Slot).unwrap());
+        assert!(take(Share::Exclusive).is_none());
+        drop((one, two));
+        let alone = take(Share::Exclusive).unwrap();
+        assert!(take(Share::Shared).is_none());
+        drop(alone);
+        assert!(take(Share::Exclusive).is_some());
+    }
+
+    #[test]
+    fn two_names_of_one_file_are_known_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, other, none] = ["file", "other", "none"].map(|name| dir.path().join(name));
+        let Ok(Flocked::Held(flock)) = Flock::take(&path, Share::Exclusive, None) else { panic!() };
+        fs::hard_link(&path, &other).unwrap();
+        assert!(flock.is_of(&path) && flock.is_of(&other) && !flock.is_of(&none));
+        fs::remove_file(&path).unwrap();
+        assert!(!flock.is_of(&path) && flock.is_of(&other));
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_told_with_its_exit_code() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
+        let exit = |name: &str| match Flock::take(&dir.path().join(name), Share::Exclusive, None) {
+            Err(error) => error.exit(),
+            other => panic!("{name}: {other:?}"),
+        };
+        assert_eq!(exit("none/file"), Exit::Unreachable);
+        assert_eq!(exit("link"), Exit::Permission);
+    }
+}

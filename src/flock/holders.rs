@@ -1,0 +1,79 @@
+//! Who holds flock(2) on a file: what /proc shows of it.
+//!
+//! /proc/locks knows the process that called flock(2), and in a script (`exec 9>FILE; flock 9`) that one has long ended. So
+//! we look for those who have the locked file open; /proc/locks is for processes that we may not look into.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// So often the kernel's list is read before nobody is in it.
+const LOOKS: usize = 10;
+
+/// The pids of those who can be seen from here, in rising order.
+pub fn holders(path: &Path) -> Vec<i32> {
+    let Ok(file) = fs::metadata(path) else { return Vec::new() };
+    let is_it = |found: &fs::Metadata| (found.dev(), found.ino()) == (file.dev(), file.ino());
+    let mut pids: Vec<i32> = numbers("/proc").filter(|pid| has_it_locked(*pid, path, &is_it)).collect();
+    if pids.is_empty() {
+        // The kernel's list is read piece by piece, and where others lock and unlock meanwhile a line can be missed.
+        pids = (0..LOOKS).map(|_| callers(&file)).find(|pids| !pids.is_empty()).unwrap_or_default();
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    pids
+}
+
+fn has_it_locked(pid: i32, path: &Path, is_it: &dyn Fn(&fs::Metadata) -> bool) -> bool {
+    let descriptors = format!("/proc/{pid}/fd");
+    numbers(&descriptors).any(|number| {
+        let link = format!("{descriptors}/{number}");
+        // The link first: to look at whatever others have open might never return.
+        fs::read_link(&link).is_ok_and(|to| to == path)
+            && fs::metadata(&link).is_ok_and(|found| is_it(&found))
+            && fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"))
+                .is_ok_and(|info| info.lines().any(|line| line.starts_with("lock:") && line.contains(" FLOCK ")))
+    })
+}
+
+/// Those who called flock(2) and still live. One line: `1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF`; those who wait
+/// have `->` behind the number.
+fn callers(file: &fs::Metadata) -> Vec<i32> {
+    let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
+    let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
+    let text = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let holder = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        [_, "FLOCK", _, _, pid, place, ..] if place == wanted => pid.parse().ok(),
+        _ => None,
+    };
+    let pids = text.lines().filter_map(holder).filter(|pid| fs::exists(format!("/proc/{pid}")).unwrap_or(false));
+    // Of a list that changes meanwhile a line may come twice.
+    pids.collect::<BTreeSet<i32>>().into_iter().collect()
+}
+
+/// The entries of a directory that are numbers.
+fn numbers(directory: &str) -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a test")]
+    fn whoever_has_it_open_and_locked_and_nobody_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fs::canonicalize(dir.path()).unwrap().join("file");
+        let (file, other) = (fs::File::create(&path).unwrap(), fs::File::open(&path).unwrap());
+        assert!(holders(&path).is_empty());
+        fs2::FileExt::lock_shared(&file).unwrap();
+        assert_eq!(holders(&path), [std::process::id() as i32]);
+        assert_eq!(callers(&fs::metadata(&path).unwrap()), [std::process::id() as i32]);
+        drop(file);
+        assert!(holders(&path).is_empty());
+        drop(other);
+    }
+}

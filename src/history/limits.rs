@@ -1,0 +1,73 @@
+//! How much history is kept, and for how long.
+
+use std::time::Duration;
+
+/// More than this is read by nobody.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// What bounds the history of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The most that it may weigh, in bytes. 0: none is written.
+    pub size: u64,
+    /// What ended longer ago is not shown, and goes.
+    pub age: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { size: 1 << 20, age: Duration::from_secs(30 * 24 * 3600) }
+    }
+}
+
+impl Limits {
+    /// The same, but nothing more is written.
+    pub fn off(self) -> Limits {
+        Limits { size: 0, ..self }
+    }
+
+    /// Whether nothing is written.
+    pub fn are_off(&self) -> bool {
+        self.size == 0
+    }
+}
+
+/// A size in bytes: `500000`, `512K`, `1M`, `1G`.
+///
+/// # Errors
+///
+/// Says what is wrong with anything else.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|char: char| !char.is_ascii_digit());
+    let unit = match &text[digits.len()..] {
+        "" => Some(1),
+        "k" | "K" | "KiB" => Some(1 << 10),
+        "M" | "MiB" => Some(1 << 20),
+        "G" | "GiB" => Some(1 << 30),
+        _ => None,
+    };
+    let number = Some(digits).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    let number = number.and_then(|digits| digits.parse::<u64>().ok());
+    match number.zip(unit).map(|(number, unit)| number.saturating_mul(unit)) {
+        Some(size) if size <= MOST_BYTES => Ok(size),
+        Some(_) => Err("is more than 1G".to_string()),
+        None => Err("is no size; say for example 500000, 512K or 1M".to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_a_size() {
+        for (text, size) in [("0", 0), ("1", 1), ("512K", 512 << 10), ("2k", 2048), ("1M", 1 << 20), ("1GiB", 1 << 30)]
+        {
+            assert_eq!(parse_size(text), Ok(size), "{text}");
+        }
+        let far_too_much = format!("{}G", u64::MAX);
+        for text in ["", "M", "-1", "+1", "1.5M", "1 M", "1T", "2G", "x1", "99999999999999999999", &far_too_much] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Circles, drawn by hand. Everybody lives; process N holds and waits under its own proof.
+
+use super::*;
+use crate::lock::record::{Home, Lease, LeaseClock, Party, Process, Share};
+use crate::lock::{Fate, Handle};
+
+fn proof(pid: i32) -> Proof {
+    Handle::new([pid as u8; 16]).proof()
+}
+
+fn party(pid: i32) -> Party {
+    let home = Home { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 };
+    let owners = vec![Process { pid, start: 1 }];
+    Party { home, owners, host: "h".into(), uid: 0, command: Vec::new(), label: None }
+}
+
+fn holds(pid: i32, share: Share, slot: u32) -> Grant {
+    Grant {
+        proof: proof(pid),
+        token: Some(1),
+        share,
+        slot,
+        party: party(pid),
+        tenure: Tenure::OwnerLives,
+        since: 0,
+        waited: 0,
+        unconfirmed: None,
+        yields: false,
+    }
+}
+
+/// A script waits by a process of its own, which bears the pid 100 higher.
+fn waits(pid: i32, share: Share) -> Waiter {
+    Waiter {
+        proof: proof(pid + 100),
+        share,
+        party: party(pid),
+        process: Process { pid: pid + 100, start: 1 },
+        tenure: Tenure::OwnerLives,
+        confirms: true,
+        yields: false,
+        under: Vec::new(),
+        within: vec![Process { pid, start: 1 }],
+        lease: None,
+        since: pid as u64,
+    }
+}
+
+fn record(name: &str, holders: Vec<Grant>, waiters: Vec<Waiter>) -> Record {
+    let slots = holders.iter().any(|grant| grant.share == Share::Slot).then_some(2);
+    Record { slots, holders, waiters, ..Record::free(name.as_bytes()) }
+}
+
+/// The circle that the wait of `pid` is part of, among all waits of these records; its locks, and who has to give up.
+fn found(pid: i32, records: &[Record]) -> Option<(Vec<String>, i32)> {
+    let mut all: Vec<Wait> = Vec::new();
+    for record in records {
+        for waiter in &record.waiters {
+            let wait = Wait { name: record.name.clone(), record: record.clone(), waiter: waiter.clone() };
+            let at = if waiter.party.owners[0].pid == pid { 0 } else { all.len() };
+            all.insert(at, wait);
+        }
+    }
+    let mut facts = Facts::default();
+    let circle = loop {
+        match circle(&all, &facts) {
+            Ok(found) => break found?,
+            Err(Wanted::Fate(home, process)) => facts.learn_fate(home, process, Fate::Alive),
+            Err(wanted) => panic!("{wanted:?}"),
+        }
+    };
+    let names = circle.links.iter().map(|link| String::from_utf8(link.name.clone()).unwrap()).collect();
+    let victim = all.iter().find(|wait| wait.waiter.proof == circle.victim).unwrap();
+    Some((names, victim.waiter.party.owners[0].pid))
+}
+
+const ALONE: Share = Share::Exclusive;
+
+fn names(names: &str) -> Vec<String> {
+    names.chars().map(|name| name.to_string()).collect()
+}
+
+#[test]
+fn two_who_wait_for_each_other_agree_who_gives_up() {
+    let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE)]);
+    let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
+    assert_eq!(found(1, &[a.clone(), b.clone()]), Some((names("ba"), 2)));
+    assert_eq!(found(2, &[a.clone(), b]), Some((names("ab"), 2)));
+    assert_eq!(found(2, &[a]), None);
+}
+
+#[test]
+fn a_long_way_round() {
+    let ring: Vec<Record> = (1..=5)
+        .map(|pid| {
+            record(
+                &"abcde"[pid as usize - 1..pid as usize],
+                vec![holds(pid, ALONE, 0)],
+                vec![waits(pid % 5 + 1, ALONE)],
+            )
+        })
+        .collect();
+    for pid in 1..=5 {
+        let (links, victim) = found(pid, &ring).unwrap();
+        assert_eq!((links.len(), victim), (5, 5), "{pid}");
+    }
+    assert_eq!(found(1, &ring[1..]), None);
+}
+
+#[test]
+fn who_stands_behind_a_circle_is_not_in_it() {
+    let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE), waits(9, ALONE)]);
+    let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
+    assert_eq!(found(9, &[a.clone(), b.clone()]), None);
+    assert_eq!(found(1, &[a, b]).unwrap().1, 2);
+}
+
+#[test]
+fn a_place_that_somebody_may_give_back_is_no_circle() {
+    let stuck = |other: i32| {
+        let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE)]);
+        let b = record("b", vec![holds(2, Share::Slot, 0), holds(other, Share::Slot, 1)], vec![waits(1, Share::Slot)]);
+        let c = record("c", vec![holds(1, ALONE, 0)], vec![waits(3, ALONE)]);
+        found(1, &[a, b, c])
+    };
+    assert_eq!(stuck(4), None);
+    assert!(stuck(3).is_some());
+}
+
+#[test]
+fn readers_are_held_up_by_the_writer_before_them() {
+    let a = |before: Vec<Waiter>| {
+        let waiters = [before, vec![waits(2, Share::Shared)]].concat();
+        record("a", vec![holds(1, Share::Shared, 0)], waiters)
+    };
+    let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
+    assert_eq!(found(1, &[a(Vec::new()), b.clone()]), None);
+    assert!(found(1, &[a(vec![waits(3, ALONE)]), b]).is_some());
+}
+
+#[test]
+fn one_stuck_reader_blocks_a_writer() {
+    let a = record("a", vec![holds(1, Share::Shared, 0), holds(3, Share::Shared, 0)], vec![waits(2, ALONE)]);
+    let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
+    assert!(found(1, &[a, b]).is_some());
+}
+
+#[test]
+fn a_lease_ends_by_itself() {
+    let lease = Lease { clock: LeaseClock::FileSystem, ends: 5, wall: 5 };
+    let grant = Grant { tenure: Tenure::Until(lease), ..holds(1, ALONE, 0) };
+    let a = record("a", vec![grant], vec![waits(2, ALONE)]);
+    let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
+    assert_eq!(found(1, &[a, b]), None);
+}
+
+#[test]
+fn by_the_grants_that_one_works_under() {
+    let under = Waiter { under: vec![proof(1)], ..waits(7, ALONE) };
+    let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE)]);
+    let b = record("b", vec![holds(2, ALONE, 0)], vec![under.clone()]);
+    assert_eq!(found(7, &[a.clone(), b]), Some((names("ba"), 7)));
+    let own = record("a", vec![holds(1, ALONE, 0)], vec![under]);
+    assert_eq!(found(7, &[own]), Some((names("a"), 7)));
+}

@@ -1,0 +1,40 @@
+//! Where a directory store keeps its history: `.work/history`. None in a `.csalock`, which would have to go with its last
+//! record and take the history along.
+
+use std::path::Path;
+use std::time::Duration;
+
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+use nix::sys::stat::fstat;
+
+use super::root::{Root, WORK};
+use super::sys;
+use crate::error::{Error, Result};
+use crate::history::Limits;
+use crate::store::Layout;
+use crate::store::chronicle::Chronicle;
+
+const NAME: &str = "history";
+
+/// Appends a line. An error means that it is lost.
+pub(super) fn note(root: &Root, line: &[u8], limits: &Limits, now: Duration) -> nix::Result<()> {
+    if root.layout == Layout::Beside {
+        return Ok(());
+    }
+    let like = || fstat(&root.directory);
+    let chronicle = Chronicle { at: root.drafts()?.as_fd(), name: NAME.into(), like: &like };
+    chronicle.append(line, limits, now)
+}
+
+/// Visits the lines of the store at this path, and changes nothing.
+pub(super) fn read(root: &Root, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+    let path = path.join(WORK).join(NAME);
+    let work = match sys::open_directory(&root.directory, WORK) {
+        Err(Errno::ENOENT) => return Ok(()),
+        opened => opened.map_err(|errno| Error::os(errno, "read the history", &path))?,
+    };
+    let like = || fstat(&root.directory);
+    Chronicle { at: work.as_fd(), name: NAME.into(), like: &like }.read(&path, visit)
+}

@@ -1,0 +1,200 @@
+//! More waiters than a record takes: the end of the queue is on pages of its own, and nobody notices.
+
+use nix::sys::signal::Signal;
+
+use crate::sandbox::{Job, Sandbox, wait_until};
+
+/// Enough for the record itself and two pages.
+const CROWD: usize = 60;
+
+/// Waiters that stand in the queue one behind the other, each of which adds its number to a file when it is its turn.
+fn crowd(sandbox: &Sandbox, count: usize) -> Vec<Job> {
+    (0..count).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect()
+}
+
+fn order(sandbox: &Sandbox) -> Vec<usize> {
+    sandbox.read("files/order").lines().map(|line| line.parse().unwrap()).collect()
+}
+
+on_every_store! {
+    fn everybody_is_served_in_order_of_arrival(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let waiters = crowd(sandbox, CROWD);
+        let sight = sandbox.sight("x");
+        let pids: Vec<i32> = sandbox.waiters("x");
+        assert_eq!((pids.len(), sight["state"].as_str()), (CROWD, Some("held")));
+        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        holder.release();
+        for waiter in waiters {
+            let done = waiter.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        }
+        assert_eq!(order(sandbox), (0..CROWD).collect::<Vec<_>>());
+        assert_eq!(sandbox.state("x"), "free");
+        assert!(sandbox.is_tidy());
+    }
+
+    fn the_dead_and_those_who_give_up_leave_no_gap(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut waiters = crowd(sandbox, CROWD);
+        // Of every three one is killed, one is asked to end, and one stays: in the record and on the pages.
+        for (number, waiter) in waiters.iter_mut().enumerate() {
+            match number % 3 {
+                0 => waiter.kill(),
+                1 => waiter.send(Signal::SIGTERM),
+                _ => {}
+            }
+        }
+        wait_until("both kinds are gone", || sandbox.waiters("x").len() == CROWD / 3);
+        let late = crowd(sandbox, 2);
+        holder.release();
+        for (number, waiter) in waiters.into_iter().enumerate() {
+            let done = waiter.wait();
+            if number % 3 == 2 {
+                assert_eq!(done.code, Some(0));
+            }
+        }
+        let stayed: Vec<usize> = (0..CROWD).filter(|number| number % 3 == 2).chain([0, 1]).collect();
+        for waiter in late {
+            assert_eq!(waiter.wait().code, Some(0));
+        }
+        assert_eq!(order(sandbox), stayed);
+        assert!(sandbox.is_tidy());
+    }
+
+    fn a_timeout_far_behind_is_a_timeout(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let waiters = crowd(sandbox, 25);
+        let done = sandbox.csalock(["run", "-w", "100ms", "x", "true"]).capture();
+        assert_eq!(done.code, Some(75), "{done:?}");
+        assert_eq!(sandbox.waiters("x").len(), 25);
+        holder.release();
+        for waiter in waiters {
+            assert_eq!(waiter.wait().code, Some(0));
+        }
+    }
+
+    fn the_holder_and_everybody_ahead_are_killed(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let mut waiters = crowd(sandbox, 50);
+        let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
+        let last = waiters.split_off(48);
+        waiters.iter_mut().for_each(Job::kill);
+        holder.kill();
+        let _ = nix::sys::signal::kill(command, Signal::SIGKILL);
+        for waiter in last {
+            assert_eq!(waiter.wait().code, Some(0));
+        }
+        assert_eq!(order(sandbox), [48, 49]);
+        assert!(sandbox.is_tidy());
+    }
+
+    fn the_first_of_a_page_sees_all_before_it_killed(sandbox: &Sandbox) {
+        let mut holder = sandbox.csalock(["run", "-F", "x", "cat"]).spawn();
+        wait_until("it holds", || sandbox.state("x") == "held");
+        let wait = |number: usize| {
+            let job = sandbox.csalock(["run", "-F", "-w", "inf", "x", "dash", "-c", &format!("echo {number} >> order")]).spawn();
+            wait_until("it waits", || sandbox.waiters("x").len() == number + 1);
+            job
+        };
+        let mut waiters: Vec<Job> = (0..50).map(wait).collect();
+        let last = waiters.split_off(48);
+        let begun = std::time::Instant::now();
+        waiters.iter_mut().for_each(Job::kill);
+        holder.kill();
+        for waiter in last {
+            assert_eq!(waiter.wait().code, Some(0));
+        }
+        assert!(begun.elapsed() < std::time::Duration::from_secs(5), "nobody waits for his next look: {:?}", begun.elapsed());
+        assert_eq!(order(sandbox), [48, 49]);
+    }
+
+    fn who_stands_behind_the_dead_sleeps(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        let mut waiters: Vec<Job> = Vec::new();
+        for number in 0..20 {
+            waiters.push(sandbox.csalock(["run", "-F", "-w", "inf", "x", "true"]).spawn());
+            wait_until("it waits", || sandbox.waiters("x").len() == number + 1);
+        }
+        // In the record, on the page, and not the first.
+        for dead in [5, 17] {
+            waiters[dead].kill();
+        }
+        let ticks = |job: &Job| {
+            let text = std::fs::read_to_string(format!("/proc/{}/stat", job.pid())).unwrap();
+            let fields: Vec<&str> = text.rsplit_once(") ").unwrap().1.split(' ').collect();
+            fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+        };
+        for behind in [6, 18] {
+            let before = ticks(&waiters[behind]);
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            let spent = ticks(&waiters[behind]) - before;
+            assert!(spent < 10, "{spent} hundredths of a second of half a one");
+        }
+        waiters.iter_mut().filter_map(|job| (!job.has_ended()).then_some(job)).for_each(Job::kill);
+    }
+
+    fn who_takes_several_keeps_its_place_on_a_page(sandbox: &Sandbox) {
+        // It was granted A and gave it back for B; then it stands on a page of A, as before by one proof.
+        let mut b = sandbox.holder("B");
+        let mut reader = sandbox.csalock(["run", "-s", "A", "cat"]).spawn();
+        wait_until("it reads", || sandbox.state("A") == "held");
+        let several = sandbox.csalock(["run", "-s", "-w", "inf", "A", "--also", "B", "--", "true"]).spawn();
+        wait_until("it waits for B", || sandbox.waiters("B").len() == 1);
+        let mut waiters: Vec<Job> = Vec::new();
+        for number in 0..17 {
+            waiters.push(sandbox.csalock(["run", "-F", "-w", "inf", "A", "true"]).spawn());
+            wait_until("it waits", || sandbox.waiters("A").len() == number + 1);
+        }
+        b.release();
+        wait_until("it waits for A", || sandbox.waiters("A").len() == 18);
+        let begun = std::time::Instant::now();
+        waiters.iter_mut().for_each(Job::kill);
+        assert_eq!(several.wait().code, Some(0));
+        assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+        reader.release();
+        assert_eq!(reader.wait().code, Some(0));
+    }
+
+    fn scripts_in_a_crowd_see_their_circle(sandbox: &Sandbox) {
+        let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo in; read line; csalock run -w 20s y true"]).spawn();
+        holder.lines(1);
+        let mut waiters = crowd(sandbox, 20);
+        let mut other = sandbox.script("dash", "csalock lock y > /dev/null; csalock lock -w 20s x > /dev/null").spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 21);
+        holder.tell("go");
+        let codes = [holder.wait().code.unwrap(), { waiters.drain(..).for_each(|waiter| drop(waiter.wait())); other.release(); other.wait().code.unwrap() }];
+        assert_eq!(codes, [84, 0]);
+    }
+
+    fn a_crowd_under_one_lock_sees_its_circle(sandbox: &Sandbox) {
+        let script = "echo in; read line; for n in 1 2 3 4 5 6 7 8; do csalock run -qw 60s x true & jobs=\"$jobs $!\"; done; \
+                      for job in $jobs; do wait $job; echo $?; done";
+        let mut crowd = sandbox.csalock(["run", "y", "dash", "-c", script]).spawn();
+        crowd.lines(1);
+        let other = "csalock lock x > /dev/null; echo in; csalock lock -w 60s y > /dev/null";
+        let mut other = sandbox.script("dash", other).spawn();
+        other.lines(1);
+        wait_until("it waits", || sandbox.waiters("y").len() == 1);
+        let begun = std::time::Instant::now();
+        crowd.tell("go");
+        assert_eq!(crowd.wait().stdout, format!("in\n{}", "84\n".repeat(8)));
+        assert_eq!(other.wait().code, Some(0));
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "nobody waits for the timeout");
+        assert!(sandbox.is_tidy());
+    }
+
+    fn a_crowd_that_is_all_over_the_place_loses_no_step(sandbox: &Sandbox) {
+        sandbox.file("files/counter", "0\n");
+        let script = "i=0; while [ $i -lt 6 ]; do i=$((i + 1)); \
+                      csalock run -w inf x dash -c 'read n < counter; echo $((n + 1)) > counter' || exit 1; done";
+        let jobs: Vec<Job> = (0..50).map(|_| sandbox.script("dash", script).spawn()).collect();
+        for job in jobs {
+            let done = job.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        }
+        assert_eq!(sandbox.read("files/counter"), "300\n");
+        assert_eq!(sandbox.state("x"), "free");
+        assert!(sandbox.is_tidy());
+    }
+}

@@ -1,0 +1,227 @@
+//! Waits that would never end: one of those in the circle is told so at once, by name, and the others go on.
+
+use std::time::{Duration, Instant};
+
+use crate::sandbox::{Job, Sandbox, wait_until};
+
+/// How long the storm without a circle lasts, in seconds, and the variable that says otherwise.
+const STORM: (u64, &str) = (5, "CSALOCK_TEST_STORM_SECONDS");
+
+/// Scripts that each hold one lock and then want the next one's, all at the same time. Returns the exit code of each, and
+/// what all of them said.
+fn circle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32>, String) {
+    let script =
+        format!("hold() {{ {hold}; }}; want() {{ {want}; }}; hold $0 || exit 1; echo holds; read line; want $1");
+    let next = |at: usize| names[(at + 1) % names.len()];
+    let mut jobs: Vec<Job> =
+        (0..names.len()).map(|at| sandbox.call("dash", ["-c", &script, names[at], next(at)]).spawn()).collect();
+    jobs.iter_mut().for_each(|job| drop(job.lines(1)));
+    jobs.iter_mut().for_each(|job| job.tell("go"));
+    let done: Vec<_> = jobs.into_iter().map(Job::wait).collect();
+    let said = done.iter().map(|done| done.stderr.clone()).collect();
+    (done.iter().map(|done| done.code.unwrap()).collect(), said)
+}
+
+const LOCK: &str = "csalock lock $1 > /dev/null";
+const RUN: &str = "csalock run $1 true";
+
+/// A circle breaks at one place, so one gets 84 and all others the lock that they wanted.
+fn one_gives_up(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> String {
+    let begun = Instant::now();
+    let (mut codes, said) = circle(sandbox, names, hold, want);
+    codes.sort_unstable();
+    let mut wanted = vec![0; names.len()];
+    *wanted.last_mut().unwrap() = 84;
+    assert_eq!(codes, wanted, "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "nobody waits for the timeout");
+    assert_eq!(said.matches("waiting would never end").count(), 1, "{said}");
+    for name in names {
+        assert!(said.contains(&format!("lock {name} is held by pid ")), "{name} is named: {said}");
+        assert!(sandbox.is_tidy(), "no note is left");
+    }
+    said
+}
+
+on_every_store! {
+    fn two_scripts_that_want_each_others_lock(sandbox: &Sandbox) {
+        for (hold, want) in [(LOCK, LOCK), (LOCK, RUN)] {
+            let said = one_gives_up(sandbox, &["a", "b"], hold, want);
+            let line = said.lines().find(|line| line.contains("never end")).unwrap();
+            let other = if line.starts_with("csalock: lock a:") { ("a", "b") } else { ("b", "a") };
+            let command = |name: &str, next: &str| {
+                format!("dash -c hold() {{ {hold}; }}; want() {{ {want}; }}; hold $0 || exit 1; echo holds; read line; want $1 {name} {next}")
+            };
+            assert_eq!(
+                sandbox.plain(line),
+                format!(
+                    "csalock: lock {0}: waiting would never end: lock {0} is held by pid PID on HOST (user USER) since TIME \
+                     (AGE ago), while it lives: {1}, who waits: lock {2} is held by pid PID on HOST (user USER) since TIME \
+                     (AGE ago), while it lives: {3}, the one who asks; give back what you hold and try again, or take all of \
+                     them at once",
+                    other.0, command(other.0, other.1), other.1, command(other.1, other.0)
+                )
+            );
+        }
+    }
+
+    fn the_scripts_may_be_commands_under_their_locks(sandbox: &Sandbox) {
+        let script = "csalock run $0 dash -c 'echo holds; read line; $2' - $1";
+        for want in ["csalock run $1 true", "csalock lock $1 > /dev/null"] {
+            let script = script.replace("$2", want);
+            let mut jobs = [["a", "b"], ["b", "a"]].map(|names| sandbox.call("dash", [&["-c", &script], &names[..]].concat()).spawn());
+            jobs.iter_mut().for_each(|job| drop(job.lines(1)));
+            jobs.iter_mut().for_each(|job| job.tell("go"));
+            let mut codes = jobs.map(|job| job.wait().code.unwrap());
+            codes.sort_unstable();
+            assert_eq!(codes, [0, 84], "{want}");
+        }
+    }
+
+    fn chains_of_three_and_five(sandbox: &Sandbox) {
+        one_gives_up(sandbox, &["a", "b", "c"], LOCK, LOCK);
+        one_gives_up(sandbox, &["a", "b", "c", "d", "e"], LOCK, LOCK);
+        one_gives_up(sandbox, &["a", "b", "c", "d", "e"], LOCK, RUN);
+    }
+
+    fn through_substitutions_and_locks_within_locks(sandbox: &Sandbox) {
+        one_gives_up(sandbox, &["a", "b"], "h=$(csalock lock $1)", "h=$(csalock lock $1)");
+        // What is run within waits for what is wanted in the innermost.
+        one_gives_up(sandbox, &["a", "b", "c"], LOCK, "csalock run inner-$1 csalock run $1 true");
+    }
+
+    fn among_shared_holders_and_places(sandbox: &Sandbox) {
+        one_gives_up(sandbox, &["a", "b"], "csalock lock -s $1 > /dev/null", LOCK);
+        one_gives_up(sandbox, &["a", "b"], LOCK, "csalock lock -s $1 > /dev/null");
+        one_gives_up(sandbox, &["a", "b"], "csalock lock -j 1 $1 > /dev/null", "csalock lock -j 1 $1 > /dev/null");
+        one_gives_up(sandbox, &["a", "b"], "csalock lock $1 $1-too > /dev/null", "csalock lock $1 $1-too > /dev/null");
+    }
+
+    fn a_place_that_may_become_free_is_worth_waiting_for(sandbox: &Sandbox) {
+        // Of the two who are in the way one waits for us, but the other one does not.
+        let mut free = sandbox.csalock(["run", "-j", "2", "b", "cat"]).spawn();
+        wait_until("it holds", || sandbox.holders("b").len() == 1);
+        let script = "csalock lock $3 $0 > /dev/null || exit 1; echo holds; read line; exec csalock lock -w 20s $4 $1 > /dev/null";
+        let with = |words: [&str; 5]| {
+            let script = script.replace("$3", words[2]).replace("$4", words[3]);
+            let mut job = sandbox.call("dash", ["-c", &script, words[0], words[1]]).spawn();
+            job.lines(1);
+            job
+        };
+        let mut first = with(["a", "b", "", "-j 2", ""]);
+        let mut second = with(["b", "a", "-j 2", "", ""]);
+        first.tell("go");
+        wait_until("it waits for a place", || sandbox.waiters("b").len() == 1);
+        second.tell("go");
+        wait_until("the other waits for it", || sandbox.waiters("a").len() == 1);
+        free.release();
+        assert_eq!(first.wait().code, Some(0));
+        assert_eq!(second.wait().code, Some(0));
+    }
+
+    fn what_one_holds_oneself_is_refused_at_once(sandbox: &Sandbox) {
+        for script in [
+            "csalock lock x > /dev/null; csalock lock -w 20s x",
+            "csalock lock x > /dev/null; csalock run -w 20s x true",
+            "csalock lock x > /dev/null; csalock run -w 20s y csalock run -w 20s x true",
+            "csalock run x csalock run -w 20s x true",
+            "csalock run x csalock run y csalock run z csalock run -w 20s x true",
+            "csalock run x dash -c 'csalock lock -w 20s x; exit'",
+            "csalock run -s x csalock run -w 20s x true",
+            "csalock run -j 1 x csalock run -w 20s -j 1 x true",
+            "csalock lock x y > /dev/null; csalock lock -w 20s y z",
+            "csalock run x --also y -- csalock run -w 20s z --also y -- true",
+        ] {
+            let begun = Instant::now();
+            let done = sandbox.script("dash", script).capture();
+            assert_eq!(done.code, Some(84), "{script}: {done:?}");
+            assert!(begun.elapsed() < Duration::from_secs(10), "{script}");
+            assert!(done.stderr.contains("waiting would never end, for the one who asks holds it: pid "), "{}", done.stderr);
+            assert!(sandbox.is_tidy(), "{script}");
+        }
+    }
+
+    fn what_goes_on_meanwhile_is_no_circle(sandbox: &Sandbox) {
+        // The script itself does not wait for what it started in the background.
+        let script = "csalock lock x > /dev/null; csalock run x touch done & \
+                      while [ \"$(csalock status --json x | grep -c '\"waiters\":\\[{')\" = 0 ]; do :; done; \
+                      csalock lock -w 50ms y > /dev/null; csalock unlock x y; wait; ls done";
+        sandbox.script("dash", script).stdout("done\n").run();
+        for job in ["(csalock run -w 20s a true; echo $? > code) &", "csalock lock -w 20s a > code; echo $? > code &",
+                    "(csalock lock -w 20s a; echo $? > code) > /dev/null &", "{ csalock run -w 20s a true; echo $? > code; } &"] {
+            let job = job.replace("csalock lock -w 20s a > code; echo $? > code &", "sh -c 'csalock lock -w 20s a; echo $? > code' > /dev/null &");
+            let script = format!("csalock lock a > /dev/null; {job} sleep 0.3; csalock unlock a; wait; cat code");
+            for start in ["dash -c \"$0\"", "dash -c \"$0\" & wait", "trap '' INT; dash -c \"$0\""] {
+                let done = sandbox.call("dash", ["-c", start, &script]).capture();
+                assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{start} {script} {}", done.stderr);
+            }
+        }
+        // Nor for a subshell in the background, which waits for somebody who waits for the script.
+        let script = "csalock lock a > /dev/null; ( csalock lock -w 20s b > /dev/null; echo $? > subshell ) & \
+                      while [ ! -e go ]; do sleep 0.01; done; csalock unlock a; wait; cat subshell";
+        let mut other = sandbox.script("dash", "csalock lock b > /dev/null; echo holds; read line; csalock lock -w 20s a").spawn();
+        other.lines(1);
+        let script = sandbox.script("dash", script).spawn();
+        wait_until("the subshell waits", || sandbox.waiters("b").len() == 1);
+        other.tell("go");
+        wait_until("and the other one as well", || sandbox.waiters("a").len() == 1);
+        std::thread::sleep(Duration::from_millis(300));
+        sandbox.file("files/go", "");
+        assert_eq!(other.wait().code, Some(0));
+        let done = script.wait();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{done:?}");
+        // Two readers of one script that do not stand in each other's way.
+        sandbox.script("dash", "csalock lock -s x > /dev/null; csalock run -s x true; csalock lock -j 2 y > /dev/null; csalock run -j 2 y true").run();
+    }
+
+    fn somebody_behind_a_circle_is_not_its_victim(sandbox: &Sandbox) {
+        let script = "csalock lock $0 > /dev/null; echo holds; read line; csalock lock -w 20s $1 > /dev/null; code=$?; read line; exit $code";
+        let mut jobs = [["a", "b"], ["b", "a"], ["c", "a"]].map(|names| {
+            let mut job = sandbox.call("dash", [&["-c", script], &names[..]].concat()).spawn();
+            job.lines(1);
+            job
+        });
+        // The innocent one waits first, so that it is not chosen for being the last; and then it is the last.
+        let [first, second, innocent] = &mut jobs;
+        first.tell("go");
+        wait_until("it waits", || sandbox.waiters("b").len() == 1);
+        innocent.tell("go");
+        wait_until("it waits", || sandbox.waiters("a").len() == 1);
+        second.tell("go");
+        wait_until("the circle is gone", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 2);
+        for job in &mut jobs {
+            job.tell("end");
+        }
+        let codes = jobs.map(|job| job.wait().code.unwrap());
+        assert_eq!(codes, [0, 84, 0]);
+    }
+
+    fn no_alarm_where_there_is_no_circle(sandbox: &Sandbox) {
+        // Everybody takes its names in one order, so nobody ever waits in a circle.
+        let seconds = std::env::var(STORM.1).ok().and_then(|text| text.parse().ok()).unwrap_or(STORM.0);
+        let script = "seed=$0; roll() { seed=$(( (seed * 1103515245 + 12345) % 2147483648 )); r=$(( seed / 65536 % $1 )); }
+            while [ ! -e done ]; do
+                roll 8; a=$r; roll 8; b=$r; roll 3; how=$r
+                [ $a -le $b ] || { c=$a; a=$b; b=$c; }
+                [ $a != $b ] || b=$((a + 8))
+                case $how in
+                0) csalock run n$a csalock run n$b true;;
+                1) csalock lock n$a > /dev/null && csalock run -s n$b true; code=$?; csalock unlock n$a; [ $code = 0 ];;
+                2) csalock run n$a --also n$b -- true;;
+                esac || { echo $? >> alarms; exit 1; }
+            done";
+        let jobs: Vec<Job> = (1..9).map(|seed: u32| sandbox.call("dash", ["-c", script, &seed.to_string()]).spawn()).collect();
+        let begun = Instant::now();
+        wait_until_long(begun, Duration::from_secs(seconds));
+        sandbox.file("files/done", "");
+        for job in jobs {
+            let done = job.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{}", sandbox.read("files/alarms"));
+        }
+    }
+}
+
+fn wait_until_long(begun: Instant, span: Duration) {
+    while begun.elapsed() < span {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,405 @@
+//! `csalock history`: what became of past grants; that it stays within its bounds; and that no lock depends on it.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use nix::sys::stat::Mode;
+use serde_json::{Value, json};
+
+use crate::sandbox::{Sandbox, wait_until};
+
+/// What `history --json` says.
+#[track_caller]
+fn past(sandbox: &Sandbox, words: &[&str]) -> Vec<Value> {
+    let text = sandbox.csalock(["history", "--json"].iter().chain(words)).capture().line();
+    serde_json::from_str::<Vec<Value>>(&text).unwrap()
+}
+
+/// Of each grant: its name, how it ended, and what ran.
+fn ends(grants: &[Value]) -> Vec<String> {
+    let word = |value: &Value| value.as_str().unwrap_or("held").to_string();
+    grants.iter().map(|past| ["name", "ended", "command"].map(|key| word(&past[key])).join(" ")).collect()
+}
+
+/// What is written of the history, in bytes.
+fn weight(sandbox: &Sandbox) -> u64 {
+    sandbox.history_paths().iter().filter_map(|path| fs::metadata(path).ok()).map(|found| found.len()).sum()
+}
+
+/// The timeline without what differs from run to run, its columns kept.
+fn table(text: &str) -> String {
+    let plain = |line: &str| {
+        let mut rest = line;
+        let mut cells = Vec::new();
+        for width in [13, 21, 12, 7, 7, 9, 11] {
+            let (cell, after) = rest.split_at(width.min(rest.len()));
+            cells.push(cell.trim_end().to_string());
+            rest = after;
+        }
+        if cells[0] != "NAME" {
+            let who: Vec<&str> = cells[1].splitn(3, ' ').collect();
+            cells[1] = who[2].to_string();
+            cells[2] = cells[2].chars().map(|char| if char.is_ascii_digit() { '0' } else { char }).collect();
+            cells[3] = if cells[3] == "?" { "?" } else { "SPAN" }.to_string();
+            cells[4] = if cells[4] == "-" { "-" } else { "SPAN" }.to_string();
+        }
+        cells[..6].join("|")
+    };
+    text.lines().map(|line| plain(line) + "\n").collect()
+}
+
+const HEADER: &str = "NAME|WHO|FROM (UTC)|HELD|WAITED|END\n";
+
+on_every_store! {
+    fn nothing_happened_yet_and_asking_makes_nothing(sandbox: &Sandbox) {
+        sandbox.csalock(["history"]).run();
+        sandbox.csalock(["history", "x", "y*"]).run();
+        sandbox.csalock(["history", "--json"]).stdout("[]\n").run();
+        assert!(!sandbox.store_path().exists());
+        assert!(sandbox.history_paths().iter().all(|path| !path.exists()));
+    }
+
+    fn the_json_of_what_was_given_back_is_exactly_this(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "--label", "a label", "x", "true"]).run();
+        sandbox.csalock(["history", "--json", "x"]).stdout(
+            "[{\"name\":\"x\",\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"true\",\"label\":\"a label\",\
+             \"mode\":\"exclusive\",\"slot\":null,\"token\":TOKEN,\"from\":\"TIME\",\"to\":\"TIME\",\"waited\":0.0,\
+             \"ended\":\"released\",\"broken_by\":null}]\n",
+        ).run();
+    }
+
+    fn the_pid_and_the_token_are_those_of_the_command(sandbox: &Sandbox) {
+        let told = sandbox.csalock(["run", "x", "dash", "-c", "echo $$ $CSALOCK_TOKEN"]).capture().line();
+        let past = &past(sandbox, &["x"])[0];
+        assert_eq!(format!("{} {}", past["pid"], past["token"]), told);
+    }
+
+    fn a_holder_that_was_killed_died_when_somebody_noticed(sandbox: &Sandbox) {
+        let mut script = sandbox.script("dash", "csalock lock x; read line").spawn();
+        script.lines(1);
+        assert_eq!(past(sandbox, &["x"])[0]["pid"], script.pid());
+        assert_eq!(ends(&past(sandbox, &[])), ["x held dash -c csalock lock x; read line"]);
+        script.kill();
+        let unnoticed = past(sandbox, &["x"]);
+        assert_eq!((&unnoticed[0]["ended"], &unnoticed[0]["to"]), (&json!("died"), &Value::Null));
+        sandbox.csalock(["run", "-q", "x", "true"]).run();
+        let noticed = past(sandbox, &["x"]);
+        assert_eq!(ends(&noticed), ["x died dash -c csalock lock x; read line", "x released true"]);
+        assert!(noticed[0]["to"].is_string() && noticed[0]["pid"] == script.pid());
+    }
+
+    fn gc_notices_as_well(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock x > /dev/null; :").run();
+        sandbox.csalock(["gc"]).capture();
+        assert_eq!(ends(&past(sandbox, &[])), ["x died dash -c csalock lock x > /dev/null; :"]);
+    }
+
+    fn the_command_that_a_wrapper_became_has_given_back(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "-F", "x", "true"]).run();
+        assert_eq!(ends(&past(sandbox, &[])), ["x released true"]);
+        sandbox.csalock(["run", "x", "true"]).run();
+        assert_eq!(ends(&past(sandbox, &[])), ["x released true", "x released true"]);
+    }
+
+    fn a_lease_that_is_over_ended_when_it_was_over(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "--ttl", "1ms", "x"]).stdout("HANDLE\n").run();
+        wait_until("it is over", || sandbox.state("x") == "abandoned");
+        assert_eq!(past(sandbox, &[])[0]["ended"], "expired");
+        std::thread::sleep(Duration::from_millis(1100));
+        sandbox.csalock(["run", "-q", "x", "true"]).run();
+        let grants = past(sandbox, &[]);
+        assert_eq!((&grants[0]["ended"], &grants[1]["ended"]), (&json!("expired"), &json!("released")));
+        assert!(grants[0]["to"].as_str() < grants[1]["from"].as_str(), "{grants:?}");
+    }
+
+    fn who_broke_it_is_named(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+        let script = "csalock unlock --force x > /dev/null; echo $$";
+        let breaker = sandbox.script("dash", script).capture().line();
+        let grants = past(sandbox, &["x"]);
+        assert_eq!((grants.len(), &grants[0]["ended"]), (1, &json!("broken")));
+        let by = &grants[0]["broken_by"];
+        assert_eq!((by["pid"].to_string(), &by["command"]), (breaker, &json!(format!("dash -c {script}"))));
+        assert_eq!(by["user"], grants[0]["user"]);
+        let shown = sandbox.csalock(["history"]).capture().line();
+        assert!(shown.lines().last().unwrap().starts_with(&format!("             broken by {} ", by["pid"])), "{shown}");
+    }
+
+    fn how_long_somebody_waited(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let waiter = sandbox.waiter("x", "true");
+        std::thread::sleep(Duration::from_millis(300));
+        holder.release();
+        assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
+        let grants = past(sandbox, &["x"]);
+        assert_eq!(ends(&grants), ["x released cat", "x released dash -c true"]);
+        assert_eq!(grants[0]["waited"], 0.0);
+        let waited = grants[1]["waited"].as_f64().unwrap();
+        assert!((0.3..60.0).contains(&waited), "{waited}");
+    }
+
+    fn what_is_held_comes_last(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        sandbox.csalock(["run", "y", "true"]).run();
+        assert_eq!(ends(&past(sandbox, &[])), ["y released true", "x held cat"]);
+        let held = &past(sandbox, &["-n", "1"])[0];
+        assert_eq!((&held["to"], &held["ended"]), (&Value::Null, &Value::Null));
+    }
+
+    fn the_timeline_fits_80_columns(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("held");
+        sandbox.csalock(["run", "a-name\x1b[2J-that-is-too-long", "true"]).run();
+        sandbox.csalock(["run", "x", "true"]).run();
+        let done = sandbox.csalock(["history", "x", "held"]).capture();
+        let wanted = format!("{HEADER}x|true|00-00 00:00|SPAN|-|released\nheld|cat|00-00 00:00|SPAN|-|held\n");
+        assert_eq!((done.code, done.stderr.as_str(), table(&done.stdout)), (Some(0), "", wanted), "{}", done.stdout);
+        let all = sandbox.csalock(["history"]).capture().stdout;
+        assert!(all.lines().all(|line| line.chars().count() <= 80) && !all.contains('\x1b'), "{all}");
+        assert_eq!(all.lines().nth(1), Some("a-name\\u{1b}[2J-that-is-too-long"));
+    }
+
+    fn colours_are_for_terminals(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        assert!(!sandbox.csalock(["history"]).capture().stdout.contains('\x1b'));
+        if crate::sandbox::has("script") {
+            let on_terminal = |env: &str| sandbox.script("dash", "script -qc 'csalock history' /dev/null").env("NO_COLOR", env).capture().stdout;
+            assert!(on_terminal("").contains("\x1b["));
+            assert!(!on_terminal("1").contains('\x1b'));
+        }
+    }
+
+    fn names_patterns_and_the_last_few(sandbox: &Sandbox) {
+        for name in ["one", "two", "three", "t*"] {
+            sandbox.csalock(["run", name, "true"]).run();
+        }
+        let names = |words: &[&str]| {
+            let grants = past(sandbox, words);
+            grants.iter().map(|past| past["name"].as_str().unwrap().to_string()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&[]), "one two three t*");
+        assert_eq!(names(&["two"]), "two");
+        assert_eq!(names(&["t[wh]*", "one"]), "one two three");
+        assert_eq!(names(&["t*"]), "t*");
+        assert_eq!(names(&["none", "z*"]), "");
+        assert_eq!(names(&["-n", "2"]), "three t*");
+        assert_eq!(names(&["--lines", "1", "?n*", "two"]), "two");
+        assert_eq!(names(&["--since", "1h"]), "one two three t*");
+        std::thread::sleep(Duration::from_millis(1100));
+        assert_eq!(names(&["--since", "1s"]), "");
+        sandbox.csalock(["history", "-n", "0"]).status(64).capture();
+        let fifty = "i=0; while [ $i -lt 51 ]; do i=$((i + 1)); csalock run x true; done; csalock history x | wc -l; csalock history -n 60 x | wc -l";
+        let said = "csalock: 1 earlier ones are left out; say -n or --since to see them\n";
+        sandbox.script("dash", fifty).stdout("51\n52\n").stderr(said).run();
+    }
+
+    fn locks_of_files_have_none(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "./data", "true"]).without("CSALOCK_STORE").run();
+        let why = "what is kept beside files goes away with the last lock; keep locks in a store of their own to have one: \
+                   --store dir:PATH or CSALOCK_STORE\n";
+        let call = sandbox.csalock(["history", "./data"]).without("CSALOCK_STORE").status(64);
+        call.stderr(format!("csalock: lock SANDBOX/files/data has no history: {why}")).run();
+        let store = format!("dir:{}", sandbox.path("files/.csalock").display());
+        let call = sandbox.csalock(["history", "--store", &store]).status(64);
+        call.stderr(format!("csalock: store dir:SANDBOX/files/.csalock has no history: {why}")).run();
+        assert!(!sandbox.path("files/.csalock").exists());
+        sandbox.csalock(["run", "./data", "true"]).run();
+        assert_eq!(past(sandbox, &["./data"])[0]["name"], sandbox.path("files/data").display().to_string());
+    }
+
+    fn its_size_is_bounded(sandbox: &Sandbox) {
+        let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run x true; done";
+        sandbox.script("dash", script).env("CSALOCK_HISTORY_SIZE", "4K").run();
+        let weight = weight(sandbox);
+        assert!(weight > 2048 && weight <= 4096, "{weight}");
+        let kept = past(sandbox, &[]);
+        assert!(kept.len() >= 6 && kept.len() < 60, "{}", kept.len());
+        let tokens: Vec<u64> = kept.iter().map(|past| past["token"].as_u64().unwrap()).collect();
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY_SIZE", "100").run();
+        assert_eq!(past(sandbox, &[]).len(), kept.len());
+    }
+
+    fn what_is_too_old_is_not_shown_and_goes(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        std::thread::sleep(Duration::from_millis(2100));
+        let young = |words: &[&str]| sandbox.csalock(["history"].iter().chain(words)).env("CSALOCK_HISTORY_AGE", "1s");
+        young(&[]).run();
+        young(&["--json"]).stdout("[]\n").run();
+        assert_eq!(ends(&past(sandbox, &[])), ["x released true"]);
+        sandbox.csalock(["run", "y", "true"]).env("CSALOCK_HISTORY_AGE", "1s").run();
+        assert_eq!(ends(&past(sandbox, &[])), ["y released true"]);
+    }
+
+    fn off_means_that_nothing_is_written(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY", "0").run();
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY_SIZE", "0").run();
+        assert!(sandbox.history_paths().iter().all(|path| !path.exists()));
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY", "1").run();
+        let before = sandbox.history_paths().map(|path| fs::read(path).ok());
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY", "0").run();
+        assert_eq!(sandbox.history_paths().map(|path| fs::read(path).ok()), before);
+        assert_eq!(past(sandbox, &[]).len(), 1);
+        assert!(sandbox.csalock(["history"]).env("CSALOCK_HISTORY", "0").capture().stdout.contains("released"));
+    }
+
+    fn what_is_said_wrongly_is_told_here_and_costs_nobody_a_lock(sandbox: &Sandbox) {
+        for (name, value, why) in [
+            ("CSALOCK_HISTORY_SIZE", "1X", "is no size; say for example 500000, 512K or 1M"),
+            ("CSALOCK_HISTORY_AGE", "old", "is no duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds"),
+        ] {
+            sandbox.csalock(["run", "x", "true"]).env(name, value).run();
+            let call = sandbox.csalock(["history"]).env(name, value).status(64);
+            call.stderr(format!("csalock: {name} is \"{value}\", which {why}; set it right, or unset it\n")).run();
+        }
+        assert_eq!(past(sandbox, &["x"]).len(), 2);
+    }
+
+    fn no_history_ever_costs_a_lock_or_a_wait(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let [place, _] = sandbox.history_paths();
+        let elsewhere = sandbox.file("elsewhere", "");
+        let plants: [&dyn Fn(); 5] = [
+            &|| std::os::unix::fs::symlink(&elsewhere, &place).unwrap(),
+            &|| fs::hard_link(&elsewhere, &place).unwrap(),
+            &|| nix::unistd::mkfifo(&place, Mode::S_IRWXU).unwrap(),
+            &|| fs::create_dir(&place).unwrap(),
+            &|| {
+                fs::write(&place, "").unwrap();
+                fs::set_permissions(&place, PermissionsExt::from_mode(0o000)).unwrap();
+            },
+        ];
+        for plant in plants {
+            let _ = fs::remove_file(&place).or_else(|_| fs::remove_dir(&place));
+            plant();
+            let began = Instant::now();
+            sandbox.csalock(["run", "x", "dash", "-c", "exit 7"]).status(7).run();
+            sandbox.csalock(["lock", "--forever", "y"]).stdout("HANDLE\n").run();
+            assert_eq!(sandbox.csalock(["unlock", "--force", "y"]).capture().code, Some(0));
+            assert!(began.elapsed() < Duration::from_secs(20));
+            assert_eq!(fs::read(&elsewhere).unwrap(), b"");
+        }
+    }
+
+    fn something_strange_in_its_place_is_named(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let [place, _] = sandbox.history_paths();
+        fs::remove_file(&place).unwrap();
+        nix::unistd::mkfifo(&place, Mode::S_IRWXU).unwrap();
+        let below = if sandbox.is_directory() { "STORE/.work/history" } else { "STORE-history" };
+        let what = format!("csalock: {below} or its older generation is no plain file, so no history; see who made it, and move it away\n");
+        sandbox.csalock(["history"]).status(65).stderr(what).run();
+    }
+
+    fn a_limit_of_file_sizes_does_not_end_the_process(sandbox: &Sandbox) {
+        let script = "i=0; while [ $i -lt 20 ]; do i=$((i + 1)); csalock run x dash -c 'exit 3'; [ $? = 3 ] || exit 1; done";
+        // The records, and SQLite's pages, are smaller.
+        let limit = if sandbox.is_directory() { "ulimit -f 4" } else { "ulimit -f 32" };
+        sandbox.script("dash", script).run();
+        let [place, _] = sandbox.history_paths();
+        let filled = if sandbox.is_directory() { 2048 } else { 32 * 512 };
+        let text = fs::read(&place).unwrap();
+        fs::write(&place, text.iter().cycle().take(filled).copied().collect::<Vec<u8>>()).unwrap();
+        sandbox.script("dash", &format!("{limit}; {script}")).run();
+        assert_eq!(fs::metadata(&place).unwrap().len(), filled as u64);
+    }
+
+    fn torn_lines_are_passed_by(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let [place, _] = sandbox.history_paths();
+        let line = fs::read(&place).unwrap();
+        fs::write(&place, [&line[..], b"\0\0\0\xff\n", &line[..40]].concat()).unwrap();
+        sandbox.csalock(["run", "y", "true"]).run();
+        assert_eq!(ends(&past(sandbox, &[])), ["x released true", "y released true"]);
+    }
+
+    fn eight_at_once_lose_nothing(sandbox: &Sandbox) {
+        let script = "i=0; while [ $i -lt 25 ]; do i=$((i + 1)); csalock run -w inf $0 true || exit; done";
+        let shell = |number: usize| sandbox.call("dash", ["-c", script, &format!("lock-{}", number % 5)]).spawn();
+        let shells: Vec<_> = (0..8).map(shell).collect();
+        for shell in shells {
+            let done = shell.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+        }
+        let grants = past(sandbox, &[]);
+        assert_eq!(grants.len(), 200);
+        assert!(grants.iter().all(|past| past["ended"] == "released"));
+        let mut which: Vec<String> = grants.iter().map(|past| format!("{} {}", past["name"], past["token"])).collect();
+        which.sort();
+        which.dedup();
+        assert_eq!(which.len(), 200);
+    }
+
+    fn eight_at_once_keep_to_the_bounds(sandbox: &Sandbox) {
+        let script = "i=0; while [ $i -lt 25 ]; do i=$((i + 1)); csalock run -w inf $0 true || exit; done";
+        let shell = |number: usize| {
+            let call = sandbox.call("dash", ["-c", script, &format!("lock-{number}")]);
+            call.env("CSALOCK_HISTORY_SIZE", "16K").spawn()
+        };
+        let shells: Vec<_> = (0..8).map(shell).collect();
+        shells.into_iter().for_each(|shell| assert_eq!(shell.wait().code, Some(0)));
+        let weight = weight(sandbox);
+        // One line of each may come late.
+        assert!(weight > 8 << 10 && weight <= (16 << 10) + 8 * 300, "{weight}");
+        assert!(past(sandbox, &[]).len() > 30);
+    }
+
+    fn looking_changes_nothing(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let _holder = sandbox.holder("y");
+        let before = sandbox.listing("");
+        for words in [&[][..], &["--json"], &["x"], &["y*"], &["-n", "1"]] {
+            sandbox.csalock(["history"].iter().chain(words)).capture().line();
+        }
+        let without_output = |lines: Vec<String>| lines.into_iter().skip(1).collect::<Vec<_>>();
+        assert_eq!(without_output(sandbox.listing("")), without_output(before));
+    }
+
+    fn other_users_of_a_store_write_to_it_as_well(sandbox: &Sandbox) {
+        if !crate::sandbox::is_root("what two users write") {
+            return;
+        }
+        let place = sandbox.path("shared");
+        fs::create_dir(&place).unwrap();
+        fs::set_permissions(&place, PermissionsExt::from_mode(0o1777)).unwrap();
+        if sandbox.is_directory() {
+            fs::create_dir(place.join("store")).unwrap();
+            fs::set_permissions(place.join("store"), PermissionsExt::from_mode(0o1777)).unwrap();
+        }
+        let store = sandbox.store_at("shared/store");
+        for (user, name) in [(1234, "x"), (5678, "y"), (0, "z")] {
+            let call = sandbox.call("dash", ["-c", "umask 000; exec csalock run $0 true", name]);
+            call.env("CSALOCK_STORE", &store).user(user).run();
+        }
+        let done = sandbox.csalock(["history", "--json"]).env("CSALOCK_STORE", &store).capture();
+        let grants: Vec<Value> = serde_json::from_str(&done.line()).unwrap();
+        assert_eq!(ends(&grants), ["x released true", "y released true", "z released true"]);
+    }
+}
+
+#[test]
+fn what_root_wrote_first_its_user_can_write_on() {
+    if !crate::sandbox::is_root("what root writes into another's store") {
+        return;
+    }
+    for scheme in ["dir:", "sqlite:"] {
+        let sandbox = Sandbox::new(scheme);
+        let place = sandbox.path("theirs");
+        fs::create_dir(&place).unwrap();
+        nix::unistd::chown(&place, Some(1234.into()), Some(1234.into())).unwrap();
+        let store = sandbox.store_at("theirs/store");
+        let run = |user| sandbox.csalock(["run", "x", "true"]).env("CSALOCK_STORE", &store).user(user).run();
+        run(1234);
+        let below = if sandbox.is_directory() { "theirs/store/.work/history" } else { "theirs/store-history" };
+        fs::remove_file(sandbox.path(below)).unwrap();
+        run(0);
+        if sandbox.is_directory() {
+            // What else root made in there is root's.
+            sandbox.csalock(["run", "y", "true"]).env("CSALOCK_STORE", &store).user(1234).run();
+        } else {
+            run(1234);
+        }
+        let done = sandbox.csalock(["history", "--json"]).env("CSALOCK_STORE", &store).capture();
+        assert_eq!(serde_json::from_str::<Vec<Value>>(&done.line()).unwrap().len(), 2, "{scheme}");
+    }
+}

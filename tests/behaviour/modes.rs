@@ -1,0 +1,166 @@
+//! Alone, together with others, or one of so many: one queue, and nobody passes who does not fit.
+
+use crate::referee;
+use crate::sandbox::{Job, Sandbox, wait_until};
+
+/// Somebody who holds it like that until told to end.
+fn holder(sandbox: &Sandbox, mode: &[&str]) -> Job {
+    let words = [&["run"], mode, &["x", "sh", "-c", "echo in $CSALOCK_SLOT; read line; :"]].concat();
+    sandbox.csalock(words).spawn()
+}
+
+/// The same, once it holds.
+fn holding(sandbox: &Sandbox, mode: &[&str]) -> Job {
+    let mut job = holder(sandbox, mode);
+    job.lines(1);
+    job
+}
+
+/// The same, once it is in the queue behind so many.
+fn waiting(sandbox: &Sandbox, mode: &[&str], before: usize) -> Job {
+    let job = holder(sandbox, mode);
+    wait_until("it waits", || sandbox.waiters("x").len() == before + 1);
+    job
+}
+
+fn is_in(job: &Job) -> bool {
+    !job.printed().is_empty()
+}
+
+on_every_store! {
+    fn readers_hold_it_together_and_a_writer_alone(sandbox: &Sandbox) {
+        let (mut first, mut second) = (holding(sandbox, &["-s"]), holding(sandbox, &["--shared"]));
+        assert_eq!(sandbox.holders("x").len(), 2);
+        assert_eq!(sandbox.sight("x")["mode"], "shared");
+        sandbox.csalock(["run", "-s", "-n", "x", "true"]).run();
+        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        let mut writer = waiting(sandbox, &["-x"], 0);
+        first.release();
+        wait_until("one reader is left", || sandbox.holders("x").len() == 1);
+        assert!(!is_in(&writer));
+        second.release();
+        writer.lines(1);
+        assert_eq!(sandbox.csalock(["run", "-s", "-n", "x", "true"]).capture().code, Some(75));
+        assert_eq!(sandbox.sight("x")["mode"], "exclusive");
+        writer.release();
+        assert_eq!(writer.wait().code, Some(0));
+    }
+
+    fn a_reader_never_passes_a_waiting_writer(sandbox: &Sandbox) {
+        let mut reader = holding(sandbox, &["-s"]);
+        let mut writer = waiting(sandbox, &[], 0);
+        let mut late: Vec<Job> = (1..4).map(|before| waiting(sandbox, &["-s"], before)).collect();
+        assert_eq!(sandbox.csalock(["run", "-s", "-n", "x", "true"]).capture().code, Some(75));
+        reader.release();
+        writer.lines(1);
+        assert!(late.iter().all(|job| !is_in(job)));
+        writer.release();
+        // And then all readers that stand in a row get in at once.
+        for job in &mut late {
+            job.lines(1);
+        }
+        assert_eq!(sandbox.holders("x").len(), 3);
+        for mut job in late {
+            job.release();
+            assert_eq!(job.wait().code, Some(0));
+        }
+    }
+
+    fn a_writer_that_gives_up_lets_the_readers_behind_it_in(sandbox: &Sandbox) {
+        let mut reader = holding(sandbox, &["-s"]);
+        let mut writer = waiting(sandbox, &[], 0);
+        let mut late = waiting(sandbox, &["-s"], 1);
+        writer.kill();
+        late.lines(1);
+        for mut job in [reader, late] {
+            job.release();
+            assert_eq!(job.wait().code, Some(0));
+        }
+        reader = holding(sandbox, &["-s"]);
+        reader.release();
+    }
+
+    fn so_many_hold_it_as_it_has_slots(sandbox: &Sandbox) {
+        let mut jobs: Vec<Job> = (0..3).map(|_| holding(sandbox, &["-j", "3"])).collect();
+        let told: Vec<String> = jobs.iter().map(Job::printed).collect();
+        assert_eq!(told, ["in 0\n", "in 1\n", "in 2\n"]);
+        assert_eq!(sandbox.csalock(["run", "-n", "--slots", "3", "x", "true"]).capture().code, Some(75));
+        // The lowest free one is given again.
+        let mut last = waiting(sandbox, &["-j", "3"], 0);
+        jobs[1].release();
+        assert_eq!(last.lines(1), ["in 1"]);
+        let sight = sandbox.sight("x");
+        assert_eq!((&sight["mode"], &sight["slots"]), (&"slots".into(), &3.into()));
+        let slots: Vec<_> = sight["holders"].as_array().unwrap().iter().map(|holder| holder["slot"].clone()).collect();
+        assert_eq!(slots, [0, 2, 1]);
+        jobs.push(last);
+        jobs.iter_mut().for_each(Job::release);
+    }
+
+    fn other_slots_than_it_has_are_a_usage_error_while_anybody_relies_on_them(sandbox: &Sandbox) {
+        let mut job = holding(sandbox, &["-j", "3"]);
+        let text = "csalock: lock x has 3 slots, as others who hold it or wait for it say; say -j 3\n";
+        for words in [&["run", "-j", "2", "x", "true"][..], &["run", "-n", "-j", "4", "x", "true"], &["lock", "-j", "4", "x"]] {
+            sandbox.csalock(words).status(64).stderr(text).run();
+        }
+        assert_eq!(sandbox.holders("x").len(), 1);
+        // Alone, or shared, one has to wait for them.
+        assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
+        assert_eq!(sandbox.csalock(["run", "-n", "-s", "x", "true"]).capture().code, Some(75));
+        job.release();
+        assert_eq!(job.wait().code, Some(0));
+        sandbox.csalock(["run", "-j", "2", "x", "true"]).run();
+    }
+
+    fn status_tells_modes_and_free_slots(sandbox: &Sandbox) {
+        let mut jobs: Vec<Job> = (0..2).map(|_| holding(sandbox, &["-j", "3"])).collect();
+        let mut writer = waiting(sandbox, &[], 0);
+        let mut reader = waiting(sandbox, &["-s"], 1);
+        let mut counter = waiting(sandbox, &["-j", "3"], 2);
+        let shown = sandbox.csalock(["status"]).capture().stdout;
+        let states: Vec<&str> = shown.lines().skip(1).map(|line| line[15..24].trim()).collect();
+        assert_eq!(states, ["slot 0/3", "slot 1/3", "1 of 3 sl", "waiting", "waiting s", "waiting j"], "{shown}");
+        assert!(shown.lines().nth(3).unwrap().ends_with(" 1 of 3 slots free"), "{shown}");
+        jobs.iter_mut().chain([&mut writer, &mut reader, &mut counter]).for_each(Job::kill);
+    }
+
+    fn modes_exclude_each_other_on_the_command_line(sandbox: &Sandbox) {
+        // As with flock(1), the last of -s and -x counts.
+        let mut job = holding(sandbox, &["-x", "-s"]);
+        sandbox.csalock(["run", "-n", "-x", "-s", "x", "true"]).run();
+        assert_eq!(sandbox.csalock(["run", "-n", "-s", "-e", "x", "true"]).capture().code, Some(75));
+        job.release();
+        for words in [["-s", "-j", "2"], ["-x", "-j", "2"], ["-n", "-j", "0"], ["-n", "-j", "x"], ["-n", "-j", "-1"]] {
+            let done = sandbox.csalock([&["run"], &words[..], &["x", "true"]].concat()).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?}");
+            assert!(done.stderr.starts_with("error: "), "{}", done.stderr);
+        }
+    }
+
+    fn slots_are_never_given_twice(sandbox: &Sandbox) {
+        let script = "i=0; while [ $i -lt 25 ]; do i=$((i + 1)); \
+                      csalock run -j 3 x dash -c 'mkdir slot.$CSALOCK_SLOT || echo twice >> broken; rmdir slot.$CSALOCK_SLOT' \
+                      || exit 1; done";
+        let jobs: Vec<Job> = (0..8).map(|_| sandbox.script("dash", script).spawn()).collect();
+        for job in jobs {
+            let done = job.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        }
+        assert_eq!(sandbox.read("files/broken"), "");
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn writers_among_readers_lose_no_step(sandbox: &Sandbox) {
+        let (name, place) = referee::place(sandbox);
+        let words = referee::command().join("' '");
+        let script = format!(
+            "i=0; while [ $i -lt 15 ]; do i=$((i + 1)); csalock run -s x sh -c '[ ! -e marker ]' || echo seen >> broken; \
+             csalock run x '{words}' > /dev/null || exit 1; done"
+        );
+        let jobs: Vec<Job> = (0..6).map(|_| sandbox.script("dash", &script).env(name, &place).spawn()).collect();
+        for job in jobs {
+            assert_eq!(job.wait().code, Some(0));
+        }
+        assert_eq!(referee::steps(sandbox).len(), 90);
+    }
+}

@@ -1,0 +1,387 @@
+//! `run-with-lock --flock`: users of flock(1) and ours exclude each other.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+
+use crate::sandbox::{Job, Sandbox, is_root, proc, wait_until};
+
+const BUSY: &str = "csalock: lock SANDBOX/files/f is busy: its file is locked with flock(2), as flock(1) does it, by pid \
+                    PID: cat; wait longer with -w, or see lslocks(8)\n";
+
+const SIGNALS: [Signal; 6] =
+    [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
+
+/// How many hold flock(2) on it, and how many wait for that. What changes while it is looked at may be missing.
+fn flocks(sandbox: &Sandbox, file: &str) -> (usize, usize) {
+    let inode = std::fs::metadata(sandbox.path("files").join(file)).map_or(0, |found| found.ino());
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    let ours = |line: &&str| line.contains(" FLOCK ") && line.contains(&format!(":{inode} "));
+    // Each only once: a line that moves while it is looked at comes again, under another number.
+    let lines = locks.lines().filter(ours).filter_map(|line| line.split_once(": ").map(|(_, lock)| lock));
+    let (waiting, holding): (BTreeSet<&str>, BTreeSet<&str>) = lines.partition(|line| line.contains("->"));
+    (holding.len(), waiting.len())
+}
+
+/// An old user, who holds the file until its stdin ends.
+fn old_holder(sandbox: &Sandbox, file: &str) -> Job {
+    let (before, _) = flocks(sandbox, file);
+    let job = sandbox.call("flock", ["-F", file, "cat"]).spawn();
+    wait_until("the old one holds", || flocks(sandbox, file).0 == before + 1);
+    job
+}
+
+/// One of ours, who holds `./f` with these options until its stdin ends.
+fn holder(sandbox: &Sandbox, options: &[&str]) -> Job {
+    let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "dash", "-c", "echo $$; cat"]);
+    let mut job = sandbox.csalock(words).spawn();
+    job.lines(1);
+    job
+}
+
+/// One of ours, who has the lock of `./f` and waits for the file.
+fn waiter(sandbox: &Sandbox, options: &[&str], command: &[&str]) -> Job {
+    let words = ["run", "--flock", "-w", "inf"].iter().chain(options).chain(&["./f"]).chain(command);
+    let job = sandbox.csalock(words).spawn();
+    wait_until("it waits for the file", || flocks(sandbox, "f").1 == 1);
+    job
+}
+
+/// Whether an old user gets the file at once.
+fn is_free(sandbox: &Sandbox, file: &str) -> bool {
+    let code = sandbox.call("flock", ["-n", file, "true"]).capture().code;
+    assert!(matches!(code, Some(0 | 1)), "{code:?}");
+    code == Some(0)
+}
+
+on_every_store! {
+    fn an_old_user_keeps_ours_out_until_it_ends(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        for options in [&["-n"][..], &["-w", "0"], &["-w", "10ms"], &["--attempts", "1"], &["-n", "-F"], &["-w", "10ms", "-F"]] {
+            let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "touch", "ran"]);
+            sandbox.csalock(words).status(75).stderr(BUSY).run();
+            assert_eq!(sandbox.state("./f"), "free");
+        }
+        sandbox.csalock(["run", "--flock", "-nq", "./f", "touch", "ran"]).status(75).run();
+        sandbox.csalock(["run", "--flock", "-n", "-E", "9", "./f", "touch", "ran"]).status(9).stderr(BUSY).run();
+        assert!(!sandbox.path("files/ran").exists());
+        let next = waiter(sandbox, &[], &["echo", "in"]);
+        assert_eq!(sandbox.state("./f"), "held");
+        old.release();
+        let done = next.wait();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "in\n", ""));
+        assert!(is_free(sandbox, "f"));
+    }
+
+    fn ours_keep_an_old_user_out_until_they_end(sandbox: &Sandbox) {
+        for options in [&[][..], &["-F"]] {
+            let mut job = holder(sandbox, options);
+            assert!(!is_free(sandbox, "f"));
+            sandbox.call("flock", ["-n", "-s", "f", "true"]).status(1).run();
+            let old = sandbox.call("flock", ["f", "echo", "in"]).spawn();
+            wait_until("the old one waits", || flocks(sandbox, "f").1 == 1);
+            job.release();
+            assert_eq!(old.wait().line(), "in");
+            assert_eq!(job.wait().code, Some(0));
+            assert!(is_free(sandbox, "f"));
+        }
+    }
+
+    fn ours_wait_for_each_other_in_their_own_queue(sandbox: &Sandbox) {
+        let mut job = holder(sandbox, &[]);
+        let words = ["run", "--flock", "-w", "inf", "./f", "echo", "in"];
+        let next = sandbox.csalock(words).spawn();
+        wait_until("the next one waits", || sandbox.waiters("./f").len() == 1);
+        wait_until("one holds and none waits for the file", || flocks(sandbox, "f") == (1, 0));
+        job.release();
+        assert_eq!(next.wait().line(), "in");
+    }
+
+    fn nobody_loses_a_count(sandbox: &Sandbox) {
+        sandbox.file("files/f", "0\n");
+        let count = "n=$(cat f); echo $((n + 1)) > f";
+        let each = |wrap: &str| {
+            let script = format!("i=0; while [ $i -lt 50 ]; do i=$((i + 1)); {wrap} dash -c '{count}' || exit; done");
+            sandbox.script("dash", &script).spawn()
+        };
+        let jobs: Vec<Job> = (0..4).flat_map(|_| [each("csalock run --flock -w inf ./f"), each("flock f")]).collect();
+        for job in jobs {
+            let done = job.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        }
+        assert_eq!(sandbox.read("files/f"), "400\n");
+        assert_eq!(sandbox.state("./f"), "free");
+    }
+
+    fn a_job_whose_wrapper_was_killed_keeps_old_users_out_until_it_ends(sandbox: &Sandbox) {
+        let mut job = holder(sandbox, &[]);
+        job.kill();
+        assert!(!is_free(sandbox, "f"));
+        assert_eq!(sandbox.csalock(["run", "-n", "./f", "true"]).capture().code, Some(75));
+        job.release();
+        wait_until("the file is free", || is_free(sandbox, "f"));
+        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+    }
+
+    fn the_file_is_free_when_everybody_is_killed(sandbox: &Sandbox) {
+        let mut job = holder(sandbox, &[]);
+        killpg(Pid::from_raw(job.pid()), Signal::SIGKILL).unwrap();
+        wait_until("the wrapper has ended", || job.has_ended());
+        wait_until("the file is free", || is_free(sandbox, "f"));
+        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+    }
+
+    fn what_the_command_leaves_in_the_background_keeps_nobody_out(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", "--flock", "./f", "dash", "-c", "sleep 60 & echo $!; exit 4"]).spawn();
+        let child: i32 = job.lines(1)[0].parse().unwrap();
+        wait_until("the command has ended", || job.has_ended());
+        assert!(proc::lives(child) && has_open(sandbox, child, "f"));
+        assert!(is_free(sandbox, "f"));
+        assert_eq!(job.wait().code, Some(4));
+    }
+
+    fn without_a_guardian_it_does(sandbox: &Sandbox) {
+        for options in [&["-F"][..], &["-w1"]] {
+            let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "dash", "-c", "sleep 60 & echo $!; cat"]);
+            let mut job = sandbox.csalock(words).spawn();
+            let child: i32 = job.lines(1)[0].parse().unwrap();
+            let command = sandbox.holders("./f")[0];
+            if options != ["-F"] {
+                job.kill();
+            }
+            job.release();
+            wait_until("the command has ended", || !proc::lives(command));
+            assert!(!is_free(sandbox, "f"));
+            let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
+            assert_eq!(done.code, Some(75));
+            assert!(done.stderr.contains(&format!(" by pid {child}: sleep 60; ")), "{done:?}");
+            kill(Pid::from_raw(child), Signal::SIGKILL).unwrap();
+            wait_until("the file is free", || is_free(sandbox, "f"));
+        }
+    }
+
+    fn a_signal_ends_the_wait_and_nothing_is_held(sandbox: &Sandbox) {
+        let _old = old_holder(sandbox, "f");
+        for signal in SIGNALS {
+            for options in [&[][..], &["-F"]] {
+                let options = options.join(" ");
+                let script = format!("ulimit -c 0; exec csalock run --flock {options} -w inf ./f touch ran");
+                let job = sandbox.script("dash", &script).spawn();
+                wait_until("it waits for the file", || flocks(sandbox, "f").1 == 1);
+                job.send(signal);
+                let done = job.wait();
+                let found = (done.seen_by_shell(), done.stdout.as_str(), done.stderr.as_str());
+                assert_eq!(found, (128 + signal as i32, "", ""), "{signal}");
+                assert_eq!(sandbox.state("./f"), "free", "{signal}");
+                wait_until("nobody waits for the file", || flocks(sandbox, "f") == (1, 0));
+            }
+        }
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
+    fn children_that_the_caller_had_before_do_not_end_the_wait(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        let script = "cat < pipe & exec csalock run --flock -F -w inf ./f echo in";
+        nix::unistd::mkfifo(&sandbox.path("files/pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let mut job = sandbox.script("dash", script).spawn();
+        wait_until("it waits for the file", || flocks(sandbox, "f").1 == 1);
+        std::fs::write(sandbox.path("files/pipe"), "").unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", job.pid());
+        let zombie = |child: &str| matches!(proc::stat(child.parse().unwrap()), Some(('Z', _)));
+        wait_until("the earlier child has ended", || std::fs::read_to_string(&children).unwrap().split_whitespace().any(zombie));
+        assert!(!job.has_ended());
+        old.release();
+        assert_eq!(job.wait().line(), "in");
+    }
+
+    fn a_waiter_that_is_killed_leaves_nothing(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        for (options, whom) in [(&[][..], "wrapper"), (&[], "command"), (&["-F"], "wrapper")] {
+            let mut job = waiter(sandbox, options, &["touch", "ran"]);
+            let pid = if whom == "command" { sandbox.holders("./f")[0] } else { job.pid() };
+            kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+            wait_until("it has ended", || job.has_ended());
+            wait_until("nobody waits", || flocks(sandbox, "f") == (1, 0));
+            wait_until("the lock is free", || sandbox.state("./f") != "held");
+        }
+        old.release();
+        assert_eq!(old.wait().code, Some(0));
+        assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
+    fn a_wait_for_the_file_eats_neither_lease_nor_max_hold(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        let next = waiter(sandbox, &["--ttl", "300ms", "--max-hold", "1s"], &["csalock", "status", "-1", "./f"]);
+        let until = || sandbox.sight("./f")["holders"][0]["expires"].to_string();
+        let renewed = || {
+            let before = until();
+            wait_until("the lease is renewed", || until() != before);
+        };
+        (0..3).for_each(|_| renewed());
+        old.release();
+        assert_eq!(next.wait().line(), sandbox.path("files/f").display().to_string());
+    }
+
+    fn a_lock_that_is_broken_while_its_file_is_waited_for_is_not_used(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        let next = waiter(sandbox, &[], &["touch", "ran"]);
+        assert_eq!(sandbox.csalock(["unlock", "--force", "./f"]).capture().code, Some(0));
+        old.release();
+        let done = next.wait();
+        assert!(done.code == Some(81) && done.stderr.contains(" is not held any more: "), "{done:?}");
+        assert!(!sandbox.path("files/ran").exists() && is_free(sandbox, "f"));
+    }
+
+    fn who_waits_is_told_for_whom(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        let next = waiter(sandbox, &["-v"], &["true"]);
+        let said = "csalock: waiting for lock SANDBOX/files/f: its file is locked with flock(2), as flock(1) does it, by pid \
+                    PID: cat\n";
+        wait_until("it is told", || sandbox.plain(&next.said()) == said);
+        old.release();
+        let done = next.wait();
+        assert_eq!(sandbox.plain(&done.stderr), format!("{said}csalock: lock SANDBOX/files/f is taken, token TOKEN\n"));
+    }
+
+    fn three_holders_are_named_and_the_others_counted(sandbox: &Sandbox) {
+        let script = "exec 9> f; flock 9; for i in 1 2 3 4; do sleep 60 & done; echo ready; cat";
+        let mut old = sandbox.script("dash", script).spawn();
+        old.lines(1);
+        let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).capture();
+        let said = sandbox.plain(&done.stderr);
+        assert!(done.code == Some(75) && said.contains("; and pid PID: sleep 60; and "), "{said}");
+        assert!(said.ends_with(" more; wait longer with -w, or see lslocks(8)\n"), "{said}");
+    }
+
+    fn a_holder_of_another_user_is_named_as_well(sandbox: &Sandbox) {
+        if !is_root("two users") {
+            return;
+        }
+        std::fs::set_permissions(sandbox.path("files"), PermissionsExt::from_mode(0o1777)).unwrap();
+        let _old = old_holder(sandbox, "f");
+        let done = sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).without("CSALOCK_STORE").user(1234).capture();
+        assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(75), BUSY));
+    }
+
+    fn a_file_that_is_missing_is_made_and_one_that_is_there_stays_as_it_is(sandbox: &Sandbox) {
+        sandbox.script("dash", "umask 027; csalock run --flock ./new true; csalock run --flock -F ./newer true").run();
+        for made in ["files/new", "files/newer"] {
+            let found = std::fs::metadata(sandbox.path(made)).unwrap();
+            assert_eq!((found.mode() & 0o7777, found.len()), (0o640, 0), "{made}");
+        }
+        sandbox.file("files/f", "content");
+        sandbox.csalock(["run", "--flock", "./f", "true"]).run();
+        assert_eq!(sandbox.read("files/f"), "content");
+    }
+
+    fn a_file_that_was_replaced_is_locked_anew(sandbox: &Sandbox) {
+        let mut first = old_holder(sandbox, "f");
+        let inside = waiter(sandbox, &[], &["dash", "-c", "flock -n f true; echo $?"]);
+        std::fs::rename(sandbox.file("files/new", "new"), sandbox.path("files/f")).unwrap();
+        let mut second = old_holder(sandbox, "f");
+        first.release();
+        wait_until("it waits for the new file", || flocks(sandbox, "f") == (1, 1));
+        std::fs::remove_file(sandbox.path("files/f")).unwrap();
+        second.release();
+        assert_eq!(inside.wait().line(), "1");
+        assert!(is_free(sandbox, "f"));
+    }
+
+    fn it_is_the_file_that_the_name_means(sandbox: &Sandbox) {
+        std::fs::create_dir(sandbox.path("files/real")).unwrap();
+        symlink("real/f", sandbox.path("files/link")).unwrap();
+        for (name, file) in [("./link", "real/f"), ("./link", "link"), ("real/../real//f", "real/f"), ("./real", "real")] {
+            let inside = format!("flock -n {file} true; echo $?");
+            sandbox.csalock(["run", "--flock", name, "-c", &inside]).stdout("1\n").run();
+        }
+    }
+
+    fn who_shares_the_lock_shares_the_file(sandbox: &Sandbox) {
+        let inside = "flock -n -s f true; echo $?; flock -n f true; echo $?";
+        for option in ["-s", "-j2"] {
+            sandbox.csalock(["run", "--flock", option, "./f", "-c", inside]).stdout("0\n1\n").run();
+        }
+        let mut old = sandbox.call("flock", ["-F", "-s", "f", "cat"]).spawn();
+        wait_until("the old one holds", || flocks(sandbox, "f").0 == 1);
+        sandbox.csalock(["run", "--flock", "-n", "-s", "./f", "true"]).run();
+        sandbox.csalock(["run", "--flock", "-n", "./f", "true"]).status(75).stderr(BUSY).run();
+        old.release();
+        assert_eq!(old.wait().code, Some(0));
+    }
+
+    fn of_several_names_those_that_are_files_are_locked(sandbox: &Sandbox) {
+        sandbox.file("files/f", "");
+        std::fs::hard_link(sandbox.path("files/f"), sandbox.path("files/too")).unwrap();
+        let inside = "for f in f g too; do flock -n $f true; echo $?; done";
+        let words = ["run", "--flock", "x", "--also", "./f", "--also", "./g", "--also", "./too", "--", "dash", "-c", inside];
+        sandbox.csalock(words).stdout("1\n1\n1\n").run();
+        let mut old = old_holder(sandbox, "g");
+        let words = ["run", "--flock", "-n", "x", "--also", "./f", "--also", "./g", "--", "true"];
+        sandbox.csalock(words).status(75).stderr(BUSY.replace("files/f", "files/g")).run();
+        assert!(is_free(sandbox, "f") && ["x", "./f", "./g"].iter().all(|name| sandbox.state(name) == "free"));
+        old.release();
+        assert_eq!(old.wait().code, Some(0));
+    }
+
+    fn a_pipe_is_not_waited_for(sandbox: &Sandbox) {
+        nix::unistd::mkfifo(&sandbox.path("files/f"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        sandbox.csalock(["run", "--flock", "./f", "echo", "in"]).stdout("in\n").run();
+    }
+
+    fn a_bare_name_has_no_file(sandbox: &Sandbox) {
+        let said = "csalock: --flock locks a file, and x is no path; say ./x, or leave out --flock\n";
+        sandbox.csalock(["run", "--flock", "x", "touch", "ran"]).status(64).stderr(said).run();
+        let said = "csalock: --flock locks a file, and a b is no path; say ./'a b', or leave out --flock\n";
+        sandbox.csalock(["run", "-F", "--flock", "a b", "touch", "ran"]).status(64).stderr(said).run();
+        assert!(!sandbox.path("files/ran").exists() && !sandbox.store_path().exists());
+    }
+
+    fn a_file_that_cannot_be_opened_is_an_error_and_the_lock_is_given_back(sandbox: &Sandbox) {
+        if !is_root("a file of another user") {
+            return;
+        }
+        std::fs::set_permissions(sandbox.path("files"), PermissionsExt::from_mode(0o1777)).unwrap();
+        let file = sandbox.file("files/f", "");
+        std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
+        let said = "csalock: cannot open SANDBOX/files/f: Permission denied; flock(2) must be able to read it; ask its owner, \
+                    or leave out --flock\n";
+        for options in [&[][..], &["-F"]] {
+            let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "true"]);
+            sandbox.csalock(words).without("CSALOCK_STORE").user(1234).status(77).stderr(said).run();
+        }
+        assert!(!sandbox.path("files/.csalock").exists());
+    }
+
+    fn a_command_that_cannot_be_run_leaves_the_file_free(sandbox: &Sandbox) {
+        let said = "csalock: cannot run no-such-command: No such file or directory; see its name and PATH\n";
+        for options in [&[][..], &["-F"]] {
+            let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "no-such-command"]);
+            sandbox.csalock(words).status(127).stderr(said).run();
+            assert!(sandbox.state("./f") == "free" && is_free(sandbox, "f"));
+        }
+    }
+
+    fn one_descriptor_is_inherited_and_out_of_the_way(sandbox: &Sandbox) {
+        let open = |limit: u32, words: &str| -> Vec<u32> {
+            let look = format!("ulimit -n {limit}; csalock run {words} dash -c 'ls /proc/$$/fd > open; :'");
+            sandbox.script("dash", &look).run();
+            sandbox.read("files/open").lines().map(|number| number.parse().unwrap()).collect()
+        };
+        for words in ["--flock ./f", "--flock -F ./f"] {
+            for (limit, least) in [(1000, 200), (100, 10)] {
+                let (usual, found) = (open(limit, "./f"), open(limit, words));
+                let more: Vec<&u32> = found.iter().filter(|number| !usual.contains(number)).collect();
+                assert!(matches!(more[..], [one] if *one >= least) && found.len() == usual.len() + 1, "{usual:?} {found:?}");
+            }
+        }
+    }
+}
+
+fn has_open(sandbox: &Sandbox, pid: i32, file: &str) -> bool {
+    let wanted = sandbox.path("files").join(file);
+    let mut descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| entry.unwrap().path());
+    descriptors.any(|link| std::fs::read_link(link).is_ok_and(|to| to == wanted))
+}

@@ -1,0 +1,106 @@
+//! A screen to look at: a bash in a tmux(1) of its own, which understands what is drawn.
+
+use super::{Sandbox, has, wait_until};
+
+pub(crate) struct Screen<'a> {
+    sandbox: &'a Sandbox,
+    socket: String,
+}
+
+/// What bash says when it has nothing to do.
+pub(crate) const PROMPT: &str = "ready>";
+
+impl<'a> Screen<'a> {
+    /// With so many columns and rows; `None`, and a word about it, where there is no tmux(1).
+    pub(crate) fn new(sandbox: &'a Sandbox, columns: u32, rows: u32) -> Option<Screen<'a>> {
+        if !has("tmux") {
+            return None;
+        }
+        let socket = sandbox.path(format!("screen-{}", sandbox.next_job())).display().to_string();
+        let screen = Screen { sandbox, socket };
+        let (columns, rows) = (columns.to_string(), rows.to_string());
+        let bash = "exec bash --norc --noprofile -i";
+        let begin = ["-f", "/dev/null", "new-session", "-d", "-x", &columns, "-y", &rows, bash];
+        let off = [";", "set-option", "status", "off", ";", "resize-window", "-x", &columns, "-y", &rows];
+        screen.tmux(&[&begin[..], &off[..]].concat());
+        screen.shows(PROMPT);
+        Some(screen)
+    }
+
+    fn tmux(&self, words: &[&str]) -> String {
+        let words: Vec<&str> = ["-S", &self.socket].iter().chain(words).copied().collect();
+        let call = self.sandbox.call("tmux", words).env("PS1", "ready> ").env("SHELL", "/bin/sh").without("LC_ALL");
+        call.env("LC_CTYPE", "C").capture().line()
+    }
+
+    /// Types a line.
+    pub(crate) fn line(&self, text: &str) {
+        self.tmux(&["send-keys", "-l", "--", text]);
+        self.keys("Enter");
+    }
+
+    /// Types a key, by tmux's name for it: `C-c`, `Enter`, `q`.
+    pub(crate) fn keys(&self, key: &str) {
+        self.tmux(&["send-keys", key]);
+    }
+
+    pub(crate) fn resize(&self, columns: u32, rows: u32) {
+        self.tmux(&["resize-window", "-x", &columns.to_string(), "-y", &rows.to_string()]);
+    }
+
+    /// All that is to be seen, without blanks at the ends of lines and empty lines at the end.
+    pub(crate) fn text(&self) -> String {
+        self.tmux(&["capture-pane", "-p"]).trim_end().to_string()
+    }
+
+    /// Waits until this is to be seen, and says what else is.
+    #[track_caller]
+    pub(crate) fn shows(&self, wanted: &str) -> String {
+        self.becomes(wanted, |text| text.contains(wanted))
+    }
+
+    /// Waits until what is to be seen is so.
+    #[track_caller]
+    pub(crate) fn becomes(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let mut text = String::new();
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            wait_until(&format!("the screen shows {what:?}"), || {
+                text = self.text();
+                is_so(&text)
+            });
+        }));
+        assert!(found.is_ok(), "the screen does not show {what:?}:\n{text}");
+        text
+    }
+
+    /// Waits until bash is done with the line that was typed last, and says all that is to be seen above its prompt.
+    #[track_caller]
+    pub(crate) fn done(&self) -> String {
+        let text = self.becomes(PROMPT, |text| text.lines().last() == Some(PROMPT) && text.lines().count() > 1);
+        text[..text.len() - PROMPT.len()].to_string()
+    }
+
+    /// Whether the other screen is shown, and whether the cursor is.
+    pub(crate) fn mode(&self) -> (bool, bool) {
+        let mode = self.tmux(&["display-message", "-p", "#{alternate_on} #{cursor_flag}"]);
+        (mode.starts_with('1'), mode.ends_with('1'))
+    }
+
+    /// The terminal's settings and the status of the last command, as bash sees them, on a screen that is empty then.
+    pub(crate) fn settings(&self) -> (String, String) {
+        let file = format!("settings-{}", self.sandbox.next_job());
+        self.line(&format!("echo $? > {file}; stty -a >> {file}; clear; echo > {file}.done"));
+        wait_until("stty is done", || self.sandbox.path(format!("files/{file}.done")).exists());
+        self.becomes("nothing but a prompt", |text| text == PROMPT);
+        let text = self.sandbox.read(&format!("files/{file}"));
+        let (status, settings) = text.split_once('\n').unwrap();
+        (status.to_string(), settings.to_string())
+    }
+}
+
+impl Drop for Screen<'_> {
+    fn drop(&mut self) {
+        let words = ["-S", &self.socket, "kill-server"];
+        let _ = self.sandbox.call("tmux", words).capture();
+    }
+}

@@ -1,0 +1,282 @@
+//! What a person sees on a screen: how a wait goes, and `status --watch`; and that nothing of it is left over.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sandbox::{PROMPT, Screen, has, wait_until};
+
+/// The row that shows how a wait goes, without what turns at its beginning.
+fn row(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix(['|', '/', '-', '\\']))
+}
+
+const TOLD: &str =
+    "csalock: waiting for lock x: pid PID on HOST (user USER) since TIME (AGE ago), while it lives: cat\n";
+
+on_every_store! {
+    fn a_wait_is_told_once_and_then_drawn_in_one_row(sandbox: &Sandbox) {
+        for words in ["run -w 50s x echo ran", "run -F -w 50s x echo ran", "lock -w 50s x > /dev/null; echo ran; csalock unlock x"] {
+            let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
+            let mut holder = sandbox.holder("x");
+            let mut before_us = sandbox.waiter("x", "true");
+            screen.line(&format!("csalock {words}"));
+            let text = screen.shows("; 2 of 2 in the queue; held ");
+            let drawn = row(&text).unwrap();
+            assert!(drawn.starts_with(" waited ") && drawn.contains("s, ") && drawn.contains("s left; "), "{text}");
+            let who = format!(" by pid {} on ", sandbox.holders("x")[0]);
+            assert!(drawn.contains(&who) && drawn.ends_with("): cat"), "{text}");
+            // What changes is drawn in place.
+            before_us.kill();
+            screen.shows("; 1 of 1 in the queue; held ");
+            let text = screen.becomes("more time", |text| row(text).is_some_and(|row| !row.starts_with(" waited 0s")));
+            assert_eq!(text.matches(" waited ").count(), 1, "{text}");
+            assert_eq!(screen.mode(), (false, true));
+            holder.release();
+            let text = sandbox.plain(&screen.done());
+            assert_eq!(text, format!("{PROMPT} csalock {words}\n{TOLD}ran\n"));
+            assert_eq!(holder.wait().code, Some(0));
+            wait_until("it is free", || sandbox.state("x") == "free");
+        }
+    }
+
+    fn a_wait_without_end_has_no_time_left(sandbox: &Sandbox) {
+        let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
+        let _holder = sandbox.holder("x");
+        screen.line("csalock run -w inf x true");
+        let text = screen.shows("s; 1 of 1 in the queue; held ");
+        assert!(!text.contains(" left"), "{text}");
+    }
+
+    fn the_row_fits_the_terminal_and_goes_when_that_becomes_narrower(sandbox: &Sandbox) {
+        let Some(screen) = Screen::new(sandbox, 70, 24) else { return };
+        let mut holder = sandbox.holder("x");
+        screen.line("csalock run -w inf x true");
+        screen.shows("s; 1 of 1 in the queue; ");
+        screen.resize(40, 24);
+        let text = screen.becomes("one short row", |text| row(text).is_some_and(|row| row.len() < 39));
+        assert_eq!(text.lines().last().and_then(row), row(&text), "{text}");
+        holder.release();
+        let text = screen.done();
+        assert!(!text.contains("waited") && text.trim_end().ends_with("cat"), "{text}");
+    }
+
+    fn nothing_is_left_of_it_when_the_wait_is_refused_or_interrupted(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        for words in ["run x true", "run -F x true", "lock x"] {
+            let Some(screen) = Screen::new(sandbox, 250, 24) else { return };
+            let (_, settings) = screen.settings();
+            screen.line(&format!("csalock {}", words.replacen(' ', " -w 3s ", 1)));
+            screen.shows("s left; ");
+            let text = sandbox.plain(&screen.done());
+            let busy = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it \
+                        lives: cat; wait longer with -w, or see `csalock status x`\n";
+            assert!(text.ends_with(&format!("x{}\n{TOLD}{busy}", &words[words.find('x').unwrap() + 1..])), "{text}");
+            assert_eq!(screen.settings(), ("75".to_string(), settings.clone()));
+            // What waits in `lock` is not the process that the record names.
+            let signals = [Some(Signal::SIGINT), Some(Signal::SIGTERM)].into_iter().filter(|_| !words.starts_with("lock"));
+            for signal in std::iter::once(None).chain(signals) {
+                let status = if signal == Some(Signal::SIGTERM) { "143" } else { "130" };
+                screen.line(&format!("csalock {}", words.replacen(' ', " -w inf ", 1)));
+                screen.shows(" waited ");
+                match signal {
+                    Some(signal) => kill(Pid::from_raw(sandbox.waiters("x")[0]), signal).unwrap(),
+                    None => screen.keys("C-c"),
+                }
+                let text = sandbox.plain(&screen.done());
+                let after = text.split_once(TOLD).unwrap().1.trim();
+                assert!(["", "Terminated"].contains(&after), "{words} {signal:?}: {text}");
+                assert_eq!(screen.mode(), (false, true));
+                assert_eq!(screen.settings(), (status.to_string(), settings.clone()), "{words} {signal:?}");
+            }
+        }
+    }
+
+    fn it_is_gone_while_the_wait_is_stopped(sandbox: &Sandbox) {
+        for words in ["run -F -w inf x echo ran", "lock -w inf x"] {
+            let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
+            let mut holder = sandbox.holder("x");
+            screen.line(&format!("csalock {words}"));
+            screen.shows(" waited ");
+            screen.keys("C-z");
+            let text = screen.shows("Stopped");
+            assert!(!text.contains(" waited "), "{text}");
+            // In the background it waits on and draws nothing.
+            screen.line("clear; bg; fg");
+            let text = screen.shows(" waited ");
+            assert_eq!((text.matches(" waited ").count(), text.matches("csalock: ").count()), (1, 0), "{text}");
+            holder.release();
+            let text = screen.done();
+            assert!(!text.contains(" waited "), "{text}");
+            assert_eq!(holder.wait().code, Some(0));
+            screen.line("csalock unlock -q x");
+            wait_until("it is free", || sandbox.state("x") == "free");
+        }
+    }
+
+    fn a_terminal_that_stops_background_writers_does_not_stop_a_waiter(sandbox: &Sandbox) {
+        let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
+        let mut holder = sandbox.holder("x");
+        screen.line("stty tostop; csalock run -w inf x touch ran &");
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        // Somebody in front is drawn long enough for the other one to have drawn as well.
+        screen.line("csalock run -w 1s x true");
+        screen.shows("is busy");
+        holder.release();
+        wait_until("it runs", || sandbox.path("files/ran").exists());
+    }
+
+    fn nothing_is_drawn_for_those_who_are_not_to_see_it(sandbox: &Sandbox) {
+        if !has("script") {
+            return;
+        }
+        let _holder = sandbox.holder("x");
+        let refused = |command: &str, kind: &str| {
+            let words = ["-q", "-e", "-c", command, "/dev/null"];
+            let done = sandbox.call("script", words).env("TERM", kind).capture();
+            assert_eq!(done.code, Some(75), "{done:?}");
+            done.stdout
+        };
+        let said = refused("csalock run -w 1s x true", "xterm");
+        assert!(said.contains(" waited ") && said.contains("\x1b["), "{said:?}");
+        for (command, kind) in [
+            ("csalock run -w 1s x true", "dumb"),
+            ("csalock run -w 1s x true", ""),
+            ("csalock run -q -w 1s x true", "xterm"),
+            ("csalock run -w 1s x true 2> said", "xterm"),
+            ("csalock run -v -w 1s x true 2> said", "xterm"),
+            // Its terminal is somebody else's.
+            ("setsid -w csalock run -w 1s x true", "xterm"),
+        ] {
+            let said = refused(command, kind) + &sandbox.read("files/said");
+            assert!(!said.contains(" waited ") && !said.contains('\x1b'), "{command} {kind}: {said:?}");
+        }
+    }
+
+    fn a_terminal_that_takes_nothing_holds_up_nobody(sandbox: &Sandbox) {
+        let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
+        let mut holder = sandbox.holder("x");
+        screen.line("csalock run -w inf x touch ran");
+        screen.shows(" waited ");
+        screen.keys("C-s");
+        holder.release();
+        wait_until("it runs", || sandbox.path("files/ran").exists());
+    }
+
+    fn watching_shows_who_holds_and_who_waits_as_it_changes(sandbox: &Sandbox) {
+        let Some(screen) = Screen::new(sandbox, 100, 12) else { return };
+        screen.line("csalock status --watch --interval 50ms");
+        let text = screen.shows("  0 locks, 0 holders, 0 waiters  ");
+        assert_eq!(text.lines().nth(1), Some("NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND"));
+        assert!(text.contains(&sandbox.store()), "{text}");
+        assert_eq!(screen.mode(), (true, false));
+        assert!(!sandbox.store_path().exists(), "watching makes no store");
+        let mut holder = sandbox.holder("x");
+        screen.shows("  1 lock, 1 holder, 0 waiters  ");
+        let mut waiter = sandbox.waiter("x", "cat");
+        let text = screen.shows("  1 lock, 1 holder, 1 waiter  ");
+        let rows: Vec<&str> = text.lines().skip(2).collect();
+        assert!(rows.len() == 2 && rows[0].starts_with("x              held "), "{text}");
+        assert!(rows[0].ends_with(" cat") && rows[1].starts_with("               waiting ") && rows[1].ends_with(" dash -c cat"), "{text}");
+        holder.release();
+        screen.becomes("the next holder", |text| text.contains("1 holder, 0 waiters") && text.contains("dash -c cat"));
+        waiter.release();
+        screen.shows("  0 locks, 0 holders, 0 waiters  ");
+        assert_eq!(holder.wait().code, Some(0));
+        // A store that fails is shown, and so is one that is there again.
+        std::fs::rename(sandbox.store_path(), sandbox.path("away")).unwrap();
+        let (wrong, word) = if sandbox.is_directory() { ("a file", "Not a directory") } else { ("no database", "not a database") };
+        std::fs::write(sandbox.store_path(), wrong.repeat(1000)).unwrap();
+        let text = screen.shows("  nothing to be seen  ");
+        assert!(text.contains(word), "{text}");
+        std::fs::remove_file(sandbox.store_path()).unwrap();
+        screen.shows("  0 locks, 0 holders, 0 waiters  ");
+    }
+
+    fn watching_leaves_the_terminal_as_it_was(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        for (end, status) in [("q", "0"), ("Q", "0"), ("C-c", "130"), ("C-\\", "131"), ("TERM", "143"), ("HUP", "129"), ("C-z", "0")] {
+            let Some(screen) = Screen::new(sandbox, 100, 12) else { return };
+            let (_, settings) = screen.settings();
+            screen.line("ulimit -c 0; sh -c 'echo $$ > pid; exec csalock status -W'");
+            screen.shows("  1 lock, 1 holder, 0 waiters  ");
+            assert_eq!(screen.mode(), (true, false));
+            match end {
+                "TERM" | "HUP" => {
+                    let signal = if end == "HUP" { Signal::SIGHUP } else { Signal::SIGTERM };
+                    let pid = sandbox.read("files/pid").trim().parse().unwrap();
+                    kill(Pid::from_raw(pid), signal).unwrap();
+                }
+                "C-z" => {
+                    screen.keys("C-z");
+                    let text = screen.shows("Stopped");
+                    assert!(text.contains("csalock status -W") && !text.contains("1 holder"), "{text}");
+                    assert_eq!(screen.mode(), (false, true));
+                    let (stopped, now) = screen.settings();
+                    assert_eq!((stopped.as_str(), &now), ("148", &settings));
+                    screen.line("fg");
+                    screen.shows("  1 lock, 1 holder, 0 waiters  ");
+                    screen.keys("q");
+                }
+                key => screen.keys(key),
+            }
+            let text = screen.done();
+            assert!(text.contains("csalock status -W") && !text.contains("1 holder"), "{end}: {text}");
+            assert_eq!(screen.mode(), (false, true), "{end}");
+            assert_eq!(screen.settings(), (status.to_string(), settings), "{end}");
+        }
+    }
+
+    fn watching_fits_the_terminal(sandbox: &Sandbox) {
+        let Some(screen) = Screen::new(sandbox, 60, 8) else { return };
+        for at in 0..9 {
+            sandbox.csalock(["lock", "--forever", &format!("lock-{at}")]).stdout("HANDLE\n").run();
+        }
+        let _holder = sandbox.holder("zz");
+        let _waiter = sandbox.waiter("zz", "true");
+        screen.line("csalock status -W --interval 1h");
+        let text = screen.shows("... and ");
+        let rows: Vec<&str> = text.lines().collect();
+        let first: Vec<&str> = rows.iter().map(|row| row.split_whitespace().next().unwrap()).collect();
+        // Who is waited for comes first.
+        assert_eq!(first[1..], ["NAME", "zz", "waiting", "lock-0", "lock-1", "lock-2", "..."], "{text}");
+        assert_eq!(rows[7], "... and 6 more");
+        screen.resize(90, 30);
+        let text = screen.shows("lock-8 ");
+        assert!(!text.contains("more") && text.lines().count() == 13, "{text}");
+        screen.resize(90, 4);
+        screen.shows("... and 10 more");
+        // Any key looks again at once.
+        sandbox.csalock(["unlock", "--force", "lock-8"]).capture().line();
+        screen.keys("Space");
+        screen.shows("... and 9 more");
+    }
+
+    fn what_cannot_be_watched_is_refused(sandbox: &Sandbox) {
+        let refusal = "csalock: --watch draws on a terminal, and stdout is none that can be drawn on; say: while sleep 1; do \
+                       csalock status; done\n";
+        for words in [&["status", "-W"][..], &["status", "--watch", "x"], &["list", "-W", "--interval", "2.5"]] {
+            sandbox.csalock(words).status(64).stderr(refusal).run();
+        }
+        let says = |words: &[&str]| {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{done:?}");
+            done.stderr.lines().next().unwrap_or_default().to_string()
+        };
+        assert_eq!(says(&["status", "-W", "--json"]), "error: the argument '--watch' cannot be used with '--json'");
+        assert_eq!(says(&["status", "-W", "-1"]), "error: the argument '--watch' cannot be used with '--names-only'");
+        assert_eq!(says(&["status", "-W", "--interval", "0"]), "error: invalid value '0' for '--interval <DURATION>': must be more than 0");
+        assert_eq!(says(&["status", "--interval", "1s"]), "error: the following required arguments were not provided:");
+        if has("script") {
+            let on_terminal = |command: &str, kind: &str| {
+                let words = ["-q", "-e", "-c", command, "/dev/null"];
+                sandbox.call("script", words).env("TERM", kind).capture()
+            };
+            let done = on_terminal("csalock status -W", "dumb");
+            assert_eq!((done.code, done.stdout.replace('\r', "").as_str()), (Some(64), refusal));
+            // What is typed wrongly is said on the screen that stays.
+            let done = on_terminal("csalock status -W ''", "xterm");
+            assert!(done.code == Some(64) && !done.stdout.contains('\x1b') && done.stdout.contains("the empty name"), "{done:?}");
+        }
+        assert!(!sandbox.store_path().exists());
+    }
+}

@@ -1,0 +1,204 @@
+//! Several names at once: all of them or none, whatever the order they are named in.
+
+use crate::sandbox::{Job, Sandbox, wait_until};
+
+/// Somebody who holds these until told to end.
+fn holder(sandbox: &Sandbox, names: &[&str]) -> Job {
+    let (first, others) = names.split_first().unwrap();
+    let mut words = vec!["run", *first];
+    others.iter().for_each(|name| words.extend(["--also", *name]));
+    words.extend(["--", "sh", "-c", "echo in; read line; :"]);
+    sandbox.csalock(words).spawn()
+}
+
+fn holding(sandbox: &Sandbox, names: &[&str]) -> Job {
+    let mut job = holder(sandbox, names);
+    job.lines(1);
+    job
+}
+
+fn states(sandbox: &Sandbox, names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| sandbox.state(name)).collect()
+}
+
+on_every_store! {
+    fn all_or_none(sandbox: &Sandbox) {
+        let mut other = holding(sandbox, &["b"]);
+        for words in [
+            &["lock", "-n", "a", "b", "c"][..],
+            &["lock", "-w", "50ms", "c", "b", "a"],
+            &["run", "-n", "a", "--also", "c", "--also=b", "true"],
+            &["run", "--also", "b", "-n", "a", "true"],
+        ] {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{words:?}");
+            assert!(done.stderr.starts_with("csalock: lock b is busy: held by pid "), "{}", done.stderr);
+            assert_eq!(states(sandbox, &["a", "b", "c"]), ["free", "held", "free"]);
+        }
+        other.release();
+        assert_eq!(other.wait().code, Some(0));
+        let script = "h=$(csalock lock c a b) && csalock status -1 | sort && csalock unlock --handle $h a b c && csalock status -1";
+        sandbox.script("dash", script).stdout("a\nb\nc\n").run();
+    }
+
+    fn one_handle_proves_them_all_and_some_may_be_given_back(sandbox: &Sandbox) {
+        let script = "h=$(csalock lock a b c)
+                      env - PATH=\"$PATH\" CSALOCK_STORE=\"$CSALOCK_STORE\" CSALOCK_HANDLE=$h setsid -w csalock unlock b
+                      csalock status -1 | sort; echo; csalock unlock a; csalock status -1; echo; csalock unlock --all; csalock status -1";
+        sandbox.script("dash", script).stdout("a\nc\n\nc\n\n").run();
+    }
+
+    fn what_is_named_twice_is_taken_once(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock a a b a > /dev/null; csalock status -1 | sort; csalock unlock a b").stdout("a\nb\n").run();
+        sandbox.csalock(["run", "a", "--also", "a", "--", "csalock", "status", "-1"]).stdout("a\n").run();
+    }
+
+    fn the_json_of_several_has_all_names(sandbox: &Sandbox) {
+        let said = sandbox.script("dash", "csalock lock --json b a").capture().stdout;
+        let json: serde_json::Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(json["names"], serde_json::json!(["a", "b"]));
+        assert!(json.get("name").is_none());
+        assert_eq!((&json["expires"], &json["took_over"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+        let tokens: Vec<u64> = json["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect();
+        assert_eq!(json["token"].as_u64(), tokens.iter().max().copied());
+        assert_eq!(json["handle"].as_str().unwrap().len(), 32);
+    }
+
+    fn the_command_is_told_of_the_first_that_was_named(sandbox: &Sandbox) {
+        let said = sandbox.csalock(["run", "z", "--also", "a", "--", "sh", "-c", "echo $CSALOCK_NAME; csalock unlock a z && csalock status -1"]);
+        said.stdout("z\n").run();
+    }
+
+    fn while_it_waits_for_one_it_keeps_no_other(sandbox: &Sandbox) {
+        for order in [["a", "b"], ["b", "a"]] {
+            let mut other = holding(sandbox, &["b"]);
+            let mut both = holder(sandbox, &order);
+            wait_until("it waits for b", || sandbox.waiters("b").len() == 1);
+            for _ in 0..5 {
+                sandbox.csalock(["run", "-n", "a", "true"]).run();
+            }
+            other.release();
+            both.lines(1);
+            assert_eq!(states(sandbox, &["a", "b"]), ["held", "held"]);
+            both.release();
+            assert_eq!(both.wait().code, Some(0));
+        }
+    }
+
+    fn it_gets_them_in_the_end_though_others_are_always_faster(sandbox: &Sandbox) {
+        // One of the two is nearly always taken.
+        let script = "while [ ! -e done ]; do csalock run $0 sleep 0.02; done";
+        let busy: Vec<Job> = ["a", "a", "b", "b"].iter().map(|name| {
+            sandbox.call("dash", ["-c", script, *name]).spawn()
+        }).collect();
+        for _ in 0..3 {
+            sandbox.csalock(["run", "-w", "20s", "b", "--also", "a", "true"]).run();
+        }
+        sandbox.file("files/done", "");
+        for job in busy {
+            assert_eq!(job.wait().code, Some(0));
+        }
+    }
+
+    fn opposite_orders_never_block_each_other(sandbox: &Sandbox) {
+        let script = "i=0; while [ $i -lt 100 ]; do i=$((i + 1)); h=$(csalock lock $0 $1) || exit; csalock unlock $0 $1 || exit; \
+                      csalock run $1 --also $0 true || exit; done";
+        let jobs: Vec<Job> = [["a", "b"], ["b", "a"]].iter().map(|order| {
+            sandbox.call("dash", [&["-c", script], &order[..]].concat()).spawn()
+        }).collect();
+        for job in jobs {
+            let done = job.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        }
+        assert_eq!(states(sandbox, &["a", "b"]), ["free", "free"]);
+    }
+
+    fn the_leases_begin_when_all_are_taken(sandbox: &Sandbox) {
+        let mut other = holding(sandbox, &["b"]);
+        let both = sandbox.csalock(["run", "--ttl", "2s", "a", "--also", "b", "--", "sh", "-c", "csalock status --json a b"]).spawn();
+        wait_until("it waits for b", || sandbox.waiters("b").len() == 1);
+        other.release();
+        let done = both.wait();
+        assert_eq!(done.code, Some(0), "{done:?}");
+        let sights: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        let ends = |at: usize| sights[at]["holders"][0]["expires"].as_str().unwrap()[..19].to_string();
+        assert!(!ends(0).is_empty() && !ends(1).is_empty());
+    }
+
+    fn who_is_killed_between_two_leaves_none_behind(sandbox: &Sandbox) {
+        let mut other = holding(sandbox, &["b"]);
+        let mut both = holder(sandbox, &["a", "b"]);
+        wait_until("it waits for b", || sandbox.waiters("b").len() == 1);
+        both.kill();
+        sandbox.csalock(["run", "-w", "5s", "a", "true"]).run();
+        other.release();
+        assert_eq!(other.wait().code, Some(0));
+        sandbox.csalock(["run", "-w", "5s", "b", "--also", "a", "true"]).run();
+    }
+
+    fn all_gives_back_what_the_caller_owns_wherever_it_is(sandbox: &Sandbox) {
+        let script = "csalock lock a b ./file > /dev/null
+                      mkdir -p other; csalock lock other/file > /dev/null
+                      csalock unlock --all
+                      csalock status -1; csalock status ./file > /dev/null; echo $?; csalock status other/file > /dev/null; echo $?
+                      csalock unlock --all other/file; csalock status other/file > /dev/null; echo $?";
+        // With a store chosen, the locks of files are in it as well.
+        sandbox.script("dash", script).stdout("81\n81\n81\n").run();
+        let home = sandbox.path("home").display().to_string();
+        sandbox.script("dash", script).without("CSALOCK_STORE").env("HOME", &home).env("XDG_STATE_HOME", &home)
+            .stdout("81\n0\n81\n").run();
+    }
+
+    fn all_leaves_the_lock_alone_that_the_script_was_started_under(sandbox: &Sandbox) {
+        sandbox.program("files/child", "#!/bin/sh\ncsalock lock inner > /dev/null\ncsalock unlock --all\n");
+        let script = "csalock run outer sh -c './child; csalock status -1; :'";
+        sandbox.script("dash", script).stdout("outer\n").run();
+    }
+
+    fn all_leaves_it_alone_also_where_the_script_is_the_command(sandbox: &Sandbox) {
+        for run in ["run outer --also other --", "run -F outer"] {
+            let script = format!("csalock {run} sh -c 'csalock lock inner > /dev/null; csalock unlock --all; csalock status -1 inner outer; :'");
+            let said = sandbox.script("dash", &script).capture();
+            assert_eq!(said.stdout, "inner\nouter\n", "{run}");
+            let script = format!("csalock {run} sh -c 'csalock lock inner > /dev/null; csalock unlock --all; csalock status inner > /dev/null; echo $?; csalock status outer > /dev/null; echo $?'");
+            let said = sandbox.script("dash", &script).capture();
+            assert_eq!(said.stdout, "81\n0\n", "{run}");
+        }
+    }
+
+    fn all_gives_back_every_grant_and_no_other_scripts(sandbox: &Sandbox) {
+        let script = "csalock lock -s r; csalock lock -s r; csalock lock -j 2 q; csalock lock -j 2 q; csalock unlock --all; csalock status -1";
+        let said = sandbox.script("dash", script).capture().stdout;
+        assert_eq!(said.lines().count(), 4, "{said}");
+        let script = "csalock lock a > /dev/null; (csalock lock b > /dev/null; csalock unlock --all; csalock status -1) & wait";
+        sandbox.script("dash", script).stdout("a\n").run();
+    }
+
+    fn who_is_killed_while_it_keeps_one_keeps_none(sandbox: &Sandbox) {
+        let busy = "while [ ! -e done ]; do csalock run -w inf $0 sleep 0.005; done";
+        let busy: Vec<Job> = ["a", "b", "a", "b"].iter().map(|name| sandbox.call("dash", ["-c", busy, *name]).spawn()).collect();
+        for round in 0..15 {
+            let script = "csalock lock -w inf a b > /dev/null & sleep $0; kill -9 $!; wait $!; echo $?; read line";
+            let mut job = sandbox.call("dash", ["-c", script, &format!("0.0{:02}", 7 * round % 100)]).spawn();
+            let code = job.lines(1)[0].clone();
+            let holds = |name: &str| sandbox.holders(name).contains(&job.pid());
+            if code == "137" {
+                wait_until("the script holds neither", || !holds("a") && !holds("b"));
+            }
+            drop(job);
+        }
+        sandbox.file("files/done", "");
+        for job in busy {
+            assert_eq!(job.wait().code, Some(0));
+        }
+    }
+
+    fn odd_ways_to_say_it_are_usage_errors(sandbox: &Sandbox) {
+        for words in [&["run", "a", "--also"][..], &["run", "a", "--also", "b"], &["run", "a", "--also", "", "true"], &["lock", "a", ""]] {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?}");
+            assert!(done.stderr.starts_with("csalock: "), "{words:?} {}", done.stderr);
+        }
+        assert_eq!(states(sandbox, &["a", "b"]), ["free", "free"]);
+    }
+}
