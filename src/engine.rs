@@ -4,6 +4,7 @@
 //! rules are in [`crate::lock::decide`].
 
 mod circle;
+mod decision;
 mod history;
 mod leftovers;
 mod pages;
@@ -200,6 +201,7 @@ impl Engine {
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => return Ok(step),
+                Err(Wanted::Decided(proof)) => facts.learn_decided(proof, self.has_decided_for_good(&proof)?),
                 Err(wanted) => self.learn(&record.name, &mut facts, wanted, patience)?,
             }
         }
@@ -211,6 +213,7 @@ impl Engine {
                 let remaining = self.store.remaining(&lease)?;
                 facts.learn_outlasts(lease, patience.is_some_and(|patience| remaining > patience));
             }
+            Wanted::Decided(proof) => facts.learn_decided(proof, self.has_decided(&proof)?),
             Wanted::Page(number) => facts.learn_page(number, self.seal(name, number)?),
             Wanted::Fate(home, process) => {
                 let fate = self.host.fate(&home, &process, self.store.reach());

@@ -6,6 +6,7 @@
 mod ask;
 pub(crate) mod codec;
 mod cycle;
+mod decision;
 mod facts;
 mod handle;
 mod page;
@@ -17,8 +18,11 @@ mod waits;
 pub use ask::{Application, Ask, Claimant, Link, Outcome, Place, Step};
 pub(crate) use codec::MOST_BYTES;
 pub use codec::{decode, encode, is_internal};
-pub(crate) use codec::{decode_page, decode_waits, encode_page, encode_waits, name_of_internal};
+pub(crate) use codec::{
+    decode_decision, decode_page, decode_waits, encode_decision, encode_page, encode_waits, name_of_internal,
+};
 pub use cycle::{Circle, Wait, circle};
+pub use decision::Decision;
 pub use facts::{Facts, Fate, Wanted};
 pub use handle::{Handle, Proof};
 pub use page::{Joined, Page};

@@ -1,9 +1,9 @@
-//! What the killed left beside the records: pages that were fetched, and notes of waits that are no more. Nobody is misled
-//! by them; `gc` clears them away.
+//! What the killed left beside the records: pages that were fetched, notes of waits that are no more, and decisions that are
+//! carried out. Nobody is misled by them; `gc` clears them away.
 
 use super::Engine;
 use crate::error::Result;
-use crate::lock::{self, Fate, Page, Proof};
+use crate::lock::{self, Decision, Fate, Page, Proof};
 use crate::store::Swap;
 
 impl Engine {
@@ -13,22 +13,25 @@ impl Engine {
     ///
     /// When the store cannot be asked or told.
     pub fn sweep(&self, dry_run: bool) -> Result<u64> {
+        // What was half-way to being stored can be seen then.
+        let mut swept = self.store.sweep(dry_run)?;
         let mut keys = Vec::new();
         self.store.scan(&mut |_, stored| {
             keys.extend(stored.ok().filter(|stored| lock::is_internal(&stored.body)).map(|stored| stored.body));
             Ok(())
         })?;
-        let mut swept = self.store.sweep(dry_run)?;
         for key in keys.iter().filter_map(|body| lock::name_of_internal(body)) {
-            let is_left = match Page::of_key(&key) {
-                Some((name, number)) => self.is_left_page(name, number)?,
-                None => self.is_left_note(&key)?,
+            let is_waits = key.first() == Some(&0);
+            let is_left = match (Page::of_key(&key), Decision::of_key(&key)) {
+                (Some((name, number)), _) => self.is_left_page(name, number)?,
+                (_, Some(proof)) => self.is_left_decision(&proof, dry_run)?,
+                _ => is_waits && self.is_left_note(&key)?,
             };
             swept += u64::from(is_left);
             if !is_left || dry_run {
                 continue;
             }
-            if Page::of_key(&key).is_some() {
+            if !is_waits {
                 while let Some(stored) = self.store.read(&key)? {
                     if let Swap::Stored(_) = self.store.swap(&key, Some(&stored.version), None)? {
                         break;

@@ -66,7 +66,7 @@ pub fn take_all(
     };
     several.alone.tentative = wishes.len() > 1;
     several.keeping.tentative = wishes.len() > 1;
-    several.keeping.under.push(applicant.handle.proof());
+    several.keeping.keeps_others = true;
     let taken = several.run();
     if !matches!(taken, Ok(AllTaken::Granted(..))) {
         several.give_back()?;
@@ -169,6 +169,24 @@ impl Several<'_, '_> {
         if self.wishes.len() == 1 {
             return Ok(true);
         }
+        // Where the grants end with this process anyway, it need not be said that they do so together.
+        if !self.alone.outlived {
+            return self.confirm_each();
+        }
+        let proof = self.alone.handle.proof();
+        let mut decided = Ok(true);
+        for store in self.stores() {
+            let names: Vec<&[u8]> = store.iter().map(|wish| wish.name).collect();
+            decided = decided.and_then(|so_far| Ok(so_far && store[0].engine.decide_for(&proof, &names)?));
+        }
+        let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
+        for store in self.stores() {
+            store[0].engine.forget_decision(&proof)?;
+        }
+        confirmed
+    }
+
+    fn confirm_each(&mut self) -> Result<bool> {
         let for_good = Applicant { tentative: false, refuse_stale: false, called: None, ..self.alone.clone() };
         for (Wish { engine, name }, held) in self.wishes.iter().zip(&mut self.held) {
             match engine.take(name, &for_good, &Patience::NONE, None, &mut |_| None)? {
@@ -177,6 +195,18 @@ impl Several<'_, '_> {
             }
         }
         Ok(true)
+    }
+
+    /// The wishes, by the stores that they are in: who is killed while he decides may have decided for some stores only.
+    fn stores(&self) -> Vec<Vec<Wish<'_>>> {
+        let mut stores: Vec<Vec<Wish<'_>>> = Vec::new();
+        for wish in self.wishes {
+            match stores.iter_mut().find(|store| std::ptr::eq(store[0].engine, wish.engine)) {
+                Some(store) => store.push(*wish),
+                None => stores.push(vec![*wish]),
+            }
+        }
+        stores
     }
 
     fn give_back(&mut self) -> Result<()> {

@@ -29,6 +29,7 @@ fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
         refuse_stale: false,
         tentative: false,
         under: Vec::new(),
+        keeps_others: false,
         called: None,
     }
 }
@@ -134,4 +135,24 @@ fn every_grant_that_ends_is_written_down_once_also_more_than_a_record_remembers(
     host.set_fate(20, Fate::Dead);
     engine.settle(b"x", &Ask::Collect).unwrap();
     assert_eq!(past(), [died, vec![(Some(20), Some(Ended::Died))]].concat());
+}
+
+#[test]
+fn who_is_taken_for_dead_can_decide_nothing_any_more() {
+    let (engine, host) = engine();
+    let several = Applicant { tentative: true, outlived: true, ..applicant(&engine, 2, Tenure::OwnerLives) };
+    assert!(matches!(take(&engine, &several, Patience::NONE), Outcome::Granted(..)));
+    let key = lock::Decision::key(&several.handle.proof());
+    let mut decision = lock::Decision { made: false, names: vec![b"x".to_vec()] };
+    let begun = engine.store().swap(&key, None, Some(&lock::encode_decision(&key, &decision))).unwrap();
+    let Swap::Stored(version) = begun else { panic!() };
+    assert!(matches!(take(&engine, &applicant(&engine, 1, Tenure::OwnerLives), Patience::NONE), Outcome::Busy(_)));
+    host.set_fate(2, Fate::Dead);
+    assert!(!engine.sight(b"x").unwrap().is_held());
+    assert!(engine.store().read(&key).unwrap().is_some(), "looking changes nothing");
+    let outcome = take(&engine, &applicant(&engine, 1, Tenure::OwnerLives), Patience::NONE);
+    assert!(matches!(outcome, Outcome::Granted(..)), "{outcome:?}");
+    decision.made = true;
+    let late = engine.store().swap(&key, Some(&version), Some(&lock::encode_decision(&key, &decision))).unwrap();
+    assert_eq!(late, Swap::Conflict);
 }

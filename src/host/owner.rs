@@ -14,6 +14,7 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
+use super::WaitingCaller;
 use super::proc_stat::{self, ProcStat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -85,12 +86,12 @@ pub fn caller(pid: i32) -> Result<Caller> {
 /// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
 /// running in the background. Then nothing tells at once; but `some_time_later` a shell that went on has begun something
 /// else.
-pub(super) fn waiting_caller(called: &Called, some_time_later: bool) -> Vec<Process> {
+pub(super) fn waiting_caller(called: &Called, some_time_later: bool) -> WaitingCaller {
     let (Ok(Caller { owners, .. }), Ok(Some(mut below))) = (caller(called.pid), proc_stat::read(called.pid)) else {
-        return Vec::new();
+        return WaitingCaller::default();
     };
     let mut ignored_below = called.ignores_interrupt;
-    let mut waiting = Vec::new();
+    let mut waiting = WaitingCaller::default();
     for owner in owners {
         let Ok(Some(stat)) = proc_stat::read(owner.pid) else { break };
         let ignored = ignored_below && ignores(owner.pid, Signal::SIGINT);
@@ -102,9 +103,10 @@ pub(super) fn waiting_caller(called: &Called, some_time_later: bool) -> Vec<Proc
             ignored_below
         };
         if in_background {
+            waiting.in_background = true;
             break;
         }
-        waiting.push(owner);
+        waiting.processes.push(owner);
         (below, ignored_below) = (stat, ignores(owner.pid, Signal::SIGINT));
     }
     waiting

@@ -20,6 +20,7 @@ use std::fmt::Write as _;
 use sha2::{Digest, Sha256};
 
 use self::fields::{Fields, escape, unescape};
+use super::decision::Decision;
 use super::handle::Proof;
 use super::page::Page;
 use super::record::{
@@ -31,6 +32,7 @@ use crate::error::{Error, Result};
 const FIRST_LINE: &str = "csalock 1\n";
 const FIRST_LINE_OF_PAGE: &str = "csalock-page 1\n";
 const FIRST_LINE_OF_WAITS: &str = "csalock-waits 1\n";
+const FIRST_LINE_OF_DECISION: &str = "csalock-decision 1\n";
 
 /// The most that a record may weigh, in bytes: room for some ten thousand waiters.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
@@ -86,6 +88,20 @@ pub(crate) fn encode_waits(name: &[u8], waits: &Waits) -> Vec<u8> {
     closed(text)
 }
 
+/// The bytes of a decision that is stored under this name.
+pub(crate) fn encode_decision(name: &[u8], decision: &Decision) -> Vec<u8> {
+    let mut text = internal(FIRST_LINE_OF_DECISION, name);
+    if decision.made {
+        text.push_str("made yes\n");
+    }
+    for name in &decision.names {
+        text.push_str("for ");
+        escape(&mut text, name);
+        text.push('\n');
+    }
+    closed(text)
+}
+
 fn internal(first_line: &str, name: &[u8]) -> String {
     let mut text = format!("{first_line}name ");
     escape(&mut text, name);
@@ -93,7 +109,7 @@ fn internal(first_line: &str, name: &[u8]) -> String {
     text
 }
 
-/// The name that a page or notes are stored under.
+/// The name that what is no record is stored under.
 pub(crate) fn name_of_internal(bytes: &[u8]) -> Option<Vec<u8>> {
     unescape(std::str::from_utf8(bytes).ok()?.lines().nth(1)?.strip_prefix("name ")?)
 }
@@ -140,6 +156,20 @@ pub(crate) fn decode_waits(bytes: &[u8]) -> Option<Waits> {
     };
     let lines = body(bytes, FIRST_LINE_OF_WAITS).ok()?.lines().filter(|line| !line.starts_with("name "));
     Some(Waits { waits: lines.map(wait).collect::<Option<_>>()? })
+}
+
+/// Reads what [`encode_decision`] wrote; `None` for anything else.
+pub(crate) fn decode_decision(bytes: &[u8]) -> Option<Decision> {
+    let mut decision = Decision { made: false, names: Vec::new() };
+    for line in body(bytes, FIRST_LINE_OF_DECISION).ok()?.lines() {
+        match line.split_once(' ')? {
+            ("name", _) => {}
+            ("made", "yes") => decision.made = true,
+            ("for", name) => decision.names.push(unescape(name)?),
+            _ => return None,
+        }
+    }
+    Some(decision)
 }
 
 fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {

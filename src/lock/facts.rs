@@ -1,5 +1,6 @@
 //! What the engine found out about the world, as data for [`super::decide`].
 
+use super::handle::Proof;
 use super::record::{Home, Lease, Process, Waiter};
 
 /// What is known of a process.
@@ -24,6 +25,9 @@ pub enum Wanted {
     Outlasts(Lease),
     /// Who waits on this page of the queue? From now on, nobody may enter it.
     Page(u64),
+    /// Has whoever was granted several names under this proof, and is dead, decided that the grants stand? If not, he must
+    /// not be able to any more.
+    Decided(Proof),
 }
 
 /// The answers so far. They hold for one look at the record; the next look starts afresh.
@@ -35,6 +39,7 @@ pub struct Facts {
     over: Vec<(Lease, bool)>,
     outlasts: Vec<(Lease, bool)>,
     pages: Vec<(u64, Vec<Waiter>)>,
+    decided: Vec<(Proof, bool)>,
 }
 
 impl Facts {
@@ -71,6 +76,16 @@ impl Facts {
     pub(crate) fn page(&self, number: u64) -> Result<&[Waiter], Wanted> {
         let known = self.pages.iter().find(|(known, _)| *known == number);
         known.map(|(_, waiters)| waiters.as_slice()).ok_or(Wanted::Page(number))
+    }
+
+    /// Writes down whether somebody has decided that his grants stand.
+    pub fn learn_decided(&mut self, proof: Proof, decided: bool) {
+        self.decided.push((proof, decided));
+    }
+
+    pub(crate) fn decided(&self, proof: &Proof) -> Result<bool, Wanted> {
+        let known = self.decided.iter().find(|(known, _)| known == proof);
+        known.map(|(_, decided)| *decided).ok_or(Wanted::Decided(*proof))
     }
 
     pub(crate) fn fate(&self, home: &Home, process: &Process) -> Result<Fate, Wanted> {

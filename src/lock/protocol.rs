@@ -14,7 +14,7 @@
 //!
 //! **A grant made for somebody else** ([`Grant::unconfirmed`]) lives as long as the waiter it was made for, until
 //! that waiter confirms. Without this a waiter that is killed as it is granted would leave its shell a lock that the
-//! shell knows nothing about.
+//! shell knows nothing about. Of several names all are confirmed or none ([`super::Decision`]).
 //!
 //! The function never calls out. When it needs to know something it returns [`Wanted`]; the engine finds out, adds
 //! it to [`Facts`] and calls again.
@@ -77,7 +77,12 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
     }
     if let Some(waiter) = &grant.unconfirmed {
         let fate = facts.fate(&grant.party.home, waiter)?;
-        return Ok(if fate == Fate::Dead { Err(Ended::Died) } else { Ok(fate) });
+        if fate != Fate::Dead {
+            return Ok(Ok(fate));
+        }
+        if !facts.decided(&grant.proof)? {
+            return Ok(Err(Ended::Died));
+        }
     }
     let fate = match effective_owner(&grant.party, facts)? {
         Some((_, fate)) => fate,
@@ -121,6 +126,7 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
     if let Some(entry) = next.waiters.iter_mut().find(|waiter| waiter.proof == me) {
         entry.lease.clone_from(&application.entry.lease);
         entry.within.clone_from(&application.entry.within);
+        entry.under.clone_from(&application.entry.under);
     }
     wake.extend(serve_as(&mut next, facts, Some(application))?);
     wake.retain(|proof| *proof != me);

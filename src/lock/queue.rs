@@ -23,7 +23,15 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, W
     let mut at = 0;
     while at < record.holders.len() {
         match standing(&record.holders[at], facts)? {
-            Ok(_) => at += 1,
+            Ok(_) => {
+                let holder = &mut record.holders[at];
+                if let Some(waiter) = &holder.unconfirmed
+                    && facts.fate(&holder.party.home, waiter)? == Fate::Dead
+                {
+                    holder.unconfirmed = None;
+                }
+                at += 1;
+            }
             Err(how) => {
                 let grant = end(record, at, how);
                 evicted.push(Ending { grant, how });

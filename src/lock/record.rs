@@ -70,7 +70,8 @@ pub struct Grant {
     pub since: u64,
     /// How long it was waited for, in milliseconds, by the same clock. To be shown.
     pub waited: u64,
-    /// Granted on behalf of this process, which has not yet said that it knows. Till then its life is the grant's.
+    /// Granted on behalf of this process, which has not yet said that it knows. Till then its life is the grant's,
+    /// unless it has decided otherwise ([`super::Decision`]).
     pub unconfirmed: Option<Process>,
     /// Its owner's end gives it back, and is no loss.
     pub yields: bool,

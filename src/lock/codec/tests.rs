@@ -75,3 +75,16 @@ fn another_format_is_named_and_refused() {
     let said = decode(b"csalock 2\nname x\n", 1).unwrap_err().to_string();
     assert!(said.contains("its format is 2, this csalock knows 1"), "{said}");
 }
+
+#[test]
+fn a_decision_reads_back_and_nothing_else_does() {
+    let key = Decision::key(&full().holders[0].proof);
+    for made in [false, true] {
+        let decision = Decision { made, names: vec![b"a b".to_vec(), b"\xff".to_vec()] };
+        let bytes = encode_decision(&key, &decision);
+        assert_eq!((decode_decision(&bytes), name_of_internal(&bytes)), (Some(decision), Some(key.clone())));
+        assert_eq!(decode_decision(&bytes[..bytes.len() - 1]), None);
+    }
+    assert_eq!(Decision::of_key(&key), Some(full().holders[0].proof));
+    assert_eq!(decode_decision(&encode(&full())), None);
+}

@@ -53,6 +53,9 @@ fn wants(pid: i32, share: Share) -> Application {
     }
 }
 
+/// Whoever is this one has decided that his grants stand.
+const DECIDED: i32 = 50;
+
 /// A world in which these pids are dead, all others live, and leases that end at 0 are over.
 fn settle(record: &Record, ask: &Ask, dead: &[i32]) -> Step {
     let mut facts = Facts::at(7);
@@ -65,6 +68,7 @@ fn settle(record: &Record, ask: &Ask, dead: &[i32]) -> Step {
             }
             Err(Wanted::Outlasts(lease)) => facts.learn_outlasts(lease, true),
             Err(Wanted::Page(page)) => facts.learn_page(page, Vec::new()),
+            Err(Wanted::Decided(who)) => facts.learn_decided(who, who == proof(DECIDED)),
             Err(Wanted::Over(lease)) => {
                 let over = lease.ends == 0;
                 facts.learn_over(lease, over);
@@ -276,6 +280,21 @@ fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
     apply(&mut record, 3, Ask::Release(handle_of(1)), &[]);
     let (outcome, _) = apply(&mut record, 4, Ask::Take(wants(3, Share::Exclusive)), &[2]);
     assert!(matches!(outcome, Some(Outcome::Granted(..))), "{outcome:?}");
+}
+
+#[test]
+fn what_was_decided_stands_and_is_confirmed_by_the_next_who_writes() {
+    let mut record = Record::free(b"x");
+    let mut application = wants(DECIDED, Share::Shared);
+    application.entry.party = party(&[20]);
+    application.tentative = true;
+    apply(&mut record, 1, Ask::Take(application), &[]);
+    let (outcome, _) = apply(&mut record, 2, Ask::Take(wants(3, Share::Shared)), &[DECIDED]);
+    assert!(matches!(outcome, Some(Outcome::Granted(_, None))), "{outcome:?}");
+    assert_eq!((holders(&record), record.holders[0].unconfirmed), (vec![20, 3], None));
+    let (outcome, _) = apply(&mut record, 3, Ask::Take(wants(4, Share::Shared)), &[20, DECIDED]);
+    assert!(matches!(outcome, Some(Outcome::Granted(_, Some(_)))), "{outcome:?}");
+    assert_eq!(holders(&record), [3, 4]);
 }
 
 #[test]

@@ -1,0 +1,82 @@
+//! Making a [`Decision`], and asking for somebody else's.
+
+use super::Engine;
+use crate::error::Result;
+use crate::lock::{self, Ask, Decision, Fate, Proof};
+use crate::store::{Swap, Version};
+
+impl Engine {
+    /// Decides that all these grants stand. `false`: somebody took us for dead.
+    pub(super) fn decide_for(&self, proof: &Proof, names: &[&[u8]]) -> Result<bool> {
+        let key = Decision::key(proof);
+        let names = names.iter().map(|name| name.to_vec()).collect();
+        let mut decision = Decision { made: false, names };
+        let mut version = None;
+        for made in [false, true] {
+            decision.made = made;
+            match self.store.swap(&key, version.as_ref(), Some(&lock::encode_decision(&key, &decision)))? {
+                Swap::Stored(stored) => version = Some(stored),
+                // Perhaps the reply was lost.
+                Swap::Conflict => match self.decision(proof)? {
+                    Some((stored, found)) if found == decision => version = Some(stored),
+                    _ => return Ok(false),
+                },
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes a decision away that nobody needs any more.
+    pub(super) fn forget_decision(&self, proof: &Proof) -> Result<()> {
+        while let Some((version, _)) = self.decision(proof)? {
+            if let Swap::Stored(_) = self.store.swap(&Decision::key(proof), Some(&version), None)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether somebody, who is dead, has decided that his grants stand.
+    pub(super) fn has_decided(&self, proof: &Proof) -> Result<bool> {
+        Ok(self.decision(proof)?.is_some_and(|(_, decision)| decision.made))
+    }
+
+    /// The same, and it stays like that.
+    pub(super) fn has_decided_for_good(&self, proof: &Proof) -> Result<bool> {
+        if !self.has_decided(proof)? {
+            self.forget_decision_unless_made(proof)?;
+        }
+        self.has_decided(proof)
+    }
+
+    fn forget_decision_unless_made(&self, proof: &Proof) -> Result<()> {
+        while let Some((version, Decision { made: false, .. })) = self.decision(proof)? {
+            self.store.swap(&Decision::key(proof), Some(&version), None)?;
+        }
+        Ok(())
+    }
+
+    fn decision(&self, proof: &Proof) -> Result<Option<(Version, Decision)>> {
+        let stored = self.store.read(&Decision::key(proof))?;
+        Ok(stored.and_then(|stored| Some((stored.version, lock::decode_decision(&stored.body)?))))
+    }
+
+    /// Whether a decision was left by somebody who died, once all the grants that depend on it are confirmed.
+    pub(super) fn is_left_decision(&self, proof: &Proof, dry_run: bool) -> Result<bool> {
+        let Some((_, decision)) = self.decision(proof)? else { return Ok(false) };
+        for name in &decision.names {
+            if !dry_run {
+                self.settle(name, &Ask::Collect)?;
+            }
+            let (_, record) = self.read(name)?;
+            for grant in record.holders.iter().filter(|grant| grant.proof == *proof) {
+                if let Some(process) = &grant.unconfirmed
+                    && (!dry_run || self.host.fate(&grant.party.home, process, self.store.reach()) != Fate::Dead)
+                {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
