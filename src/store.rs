@@ -60,6 +60,27 @@ pub enum Swap {
     Conflict,
 }
 
+/// What a power cut may do to what was swapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Durability {
+    /// Anything: undo it, or tear the record. It dies with the boot anyway.
+    #[default]
+    Boot,
+    /// Undo it. Either the old record is there, whole, or the new one.
+    Whole,
+    /// Nothing, once the swap has returned.
+    Lasting,
+}
+
+/// How a swap is to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Keep {
+    /// What it outlasts.
+    pub durability: Durability,
+    /// Who may read it: the permission bits of a file, at most. `None`: whoever may read the store.
+    pub mode: Option<u32>,
+}
+
 /// How far a store reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
@@ -84,7 +105,12 @@ pub trait Store: Send + Sync {
 
     /// Replaces the record under `name` by `body`, or removes it if that is `None`, provided that its version is still
     /// `expect` (`None`: that there is none).
-    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap>;
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap>;
+
+    /// The same for what need not outlive the boot.
+    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
+        self.swap_kept(name, expect, body, Keep::default())
+    }
 
     /// Visits every record, in no particular order, in memory that does not grow with their number.
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;

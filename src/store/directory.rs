@@ -55,7 +55,7 @@ use self::entry::Entry;
 use self::pointer::{Ident, Pointer, Stage};
 use self::rest::Rest;
 use self::root::Root;
-use super::{Layout, Reach, Store, Stored, Swap, Version, Visit};
+use super::{Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::Host;
@@ -301,7 +301,7 @@ impl Store for Directory {
         Ok(pointer.filter(Pointer::is_in_use).map(|pointer| pointer.version()))
     }
 
-    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, _keep: Keep) -> Result<Swap> {
         for _ in 0..MOST_LOOKS {
             let root = match (expect, body) {
                 (None, Some(_)) => self.existing_or_new()?,

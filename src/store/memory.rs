@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Reach, Store, Stored, Swap, Version, Visit};
+use super::{Keep, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::Result;
 use crate::history::Limits;
 use crate::host::Host;
@@ -41,7 +41,7 @@ impl Store for Memory {
         Ok(self.inside().records.get(name).cloned())
     }
 
-    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, _keep: Keep) -> Result<Swap> {
         let mut inside = self.inside();
         if inside.records.get(name).map(|stored| &stored.version) != expect {
             return Ok(Swap::Conflict);

@@ -49,7 +49,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, Trans
 
 use self::wrong::Cause;
 use super::chronicle::Chronicle;
-use super::{Directory, Layout, Reach, Store, Stored, Swap, Version, Visit};
+use super::{Directory, Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::{Host, boot_lease};
@@ -217,7 +217,7 @@ impl Store for Sqlite {
         found?.transpose()
     }
 
-    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, _keep: Keep) -> Result<Swap> {
         if is_note(name) {
             return self.notes()?.swap(name, expect, body);
         }
