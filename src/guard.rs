@@ -69,7 +69,6 @@ impl Locks {
             refuse_stale: false,
             tentative: false,
             under: Vec::new(),
-            keeps_others: false,
             called: None,
         };
         let patience = Patience { limit: Some(at_most), attempts: None, backoff: None };

@@ -24,15 +24,6 @@ use crate::error::Result;
 use crate::lock::{Fate, Home, Process, Proof};
 use crate::store::Reach;
 
-/// Who goes on only when a process ends.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct WaitingCaller {
-    /// The processes of the script that called it, innermost first, as far as they wait.
-    pub processes: Vec<Process>,
-    /// The script has processes that do not wait for it.
-    pub in_background: bool,
-}
-
 /// Clock, identity and fate of processes, and waiting.
 pub trait Host: Send + Sync {
     /// CLOCK_BOOTTIME: counts suspend, and nobody can set it.
@@ -56,8 +47,9 @@ pub trait Host: Send + Sync {
     /// The process with this pid, or `None` if there is none.
     fn process(&self, pid: i32) -> Result<Option<Process>>;
 
-    /// Who goes on only when this process ends, as far as that can be seen: `some_time_later` it can be seen better.
-    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> WaitingCaller;
+    /// The processes that go on only when this one ends, innermost first, as far as that can be seen: `some_time_later` it
+    /// can be seen better.
+    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> Vec<Process>;
 
     /// What is known of a process that lived at `home`, for a store that reaches so far.
     fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate;

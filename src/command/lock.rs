@@ -115,7 +115,6 @@ fn applicant(world: &World, asked: &Lock, handle: &Handle) -> anyhow::Result<App
         refuse_stale: asked.taking.fail_on_stale,
         tentative: false,
         under: world.under(),
-        keeps_others: false,
         called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
     })
 }

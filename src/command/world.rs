@@ -148,7 +148,7 @@ impl World {
         let this = self.host.this_process()?;
         let called = Called { pid: this.pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) };
         let above = self.ancestors()?.into_iter().skip(1);
-        let waiting = self.host.waiting_caller(&called, true).processes;
+        let waiting = self.host.waiting_caller(&called, true);
         Ok(std::iter::once(this)
             .chain(above.enumerate().filter(|(at, owner)| *at == 0 || waiting.contains(owner)).map(|(_, owner)| owner))
             .collect())

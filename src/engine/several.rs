@@ -66,7 +66,7 @@ pub fn take_all(
     };
     several.alone.tentative = wishes.len() > 1;
     several.keeping.tentative = wishes.len() > 1;
-    several.keeping.keeps_others = true;
+    several.keeping.under.push(applicant.handle.proof());
     let taken = several.run();
     if !matches!(taken, Ok(AllTaken::Granted(..))) {
         several.give_back()?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::patience::Clock;
 use super::{Engine, MOST_CONFLICTS, Patience, with_token};
 use crate::error::Result;
-use crate::host::{Called, Listener, Vigil, WaitingCaller, Woken};
+use crate::host::{Called, Listener, Vigil, Woken};
 use crate::lock::{
     Application, Ask, Handle, Home, Lease, Link, Outcome, Party, Process, Proof, Record, Share, Step, Tenure, Waiter,
     Waits,
@@ -48,10 +48,9 @@ pub struct Applicant {
     pub refuse_stale: bool,
     /// What is granted depends on the waiting process until it is asked for again without this.
     pub tentative: bool,
-    /// The grants that the applicant works under, which do not end before this wait does, unless that is in the background.
+    /// The grants that do not end before this wait does: those that the applicant works under, and its own where it
+    /// takes several names one after the other.
     pub under: Vec<Proof>,
-    /// It has others of its own names, and keeps them while it waits.
-    pub keeps_others: bool,
     /// The process whose caller waits for it: [`Waiter::within`] is found out when there is a wait.
     pub called: Option<Called>,
 }
@@ -134,7 +133,7 @@ impl Engine {
             tenure: applicant.tenure.clone(),
             confirms,
             yields: applicant.yields,
-            under: under(applicant, false),
+            under: applicant.under.clone(),
             within: Vec::new(),
             lease: None,
             since: self.host.wall().as_millis() as u64,
@@ -162,12 +161,6 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-/// The grants that do not end before the applicant's wait does.
-fn under(applicant: &Applicant, in_background: bool) -> Vec<Proof> {
-    let own = applicant.keeps_others.then(|| applicant.handle.proof());
-    applicant.under.iter().copied().filter(|_| !in_background).chain(own).collect()
 }
 
 /// What comes after a wait.
@@ -214,7 +207,7 @@ impl<'a> Attempt<'a> {
                 && let Some(called) = self.called
                 && !std::mem::replace(&mut self.looked_for_caller, true)
             {
-                self.is_called_by(applicant, engine.host.waiting_caller(&called, false));
+                self.application.entry.within = engine.host.waiting_caller(&called, false);
                 current = Some((version, record));
                 continue;
             }
@@ -254,7 +247,7 @@ impl<'a> Attempt<'a> {
                         let left = clock.left(engine.host.boottime());
                         onlooker(&Waiting { record: &record, ahead, left })
                     };
-                    match self.wait(applicant, &record, &processes, ahead, end, &mut show)? {
+                    match self.wait(&record, &processes, ahead, end, &mut show)? {
                         Next::Look => {}
                         Next::Interrupted => {
                             self.abandon()?;
@@ -277,18 +270,8 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// Notes who waits for this wait, and says whether that is new.
-    fn is_called_by(&mut self, applicant: &Applicant, caller: WaitingCaller) -> bool {
-        let entry = &mut self.application.entry;
-        let under = under(applicant, caller.in_background);
-        let is_new = entry.within != caller.processes || entry.under != under;
-        (entry.within, entry.under) = (caller.processes, under);
-        is_new
-    }
-
     fn wait(
         &mut self,
-        applicant: &Applicant,
         record: &Record,
         processes: &[(Home, Process)],
         ahead: usize,
@@ -308,9 +291,12 @@ impl<'a> Attempt<'a> {
             let now = engine.host.boottime();
             if now >= look_around_at
                 && let Some(called) = self.called.take()
-                && self.is_called_by(applicant, engine.host.waiting_caller(&called, true))
             {
-                return Ok(Next::Look);
+                let within = engine.host.waiting_caller(&called, true);
+                if within != self.application.entry.within {
+                    self.application.entry.within = within;
+                    return Ok(Next::Look);
+                }
             }
             let may_be_in_circle = self.called.is_some() || !Waits::keys(&self.application.entry).is_empty();
             if may_be_in_circle

@@ -29,7 +29,6 @@ fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
         refuse_stale: false,
         tentative: false,
         under: Vec::new(),
-        keeps_others: false,
         called: None,
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Called, Host, Listener, Vigil, WaitingCaller, Woken};
+use super::{Called, Host, Listener, Vigil, Woken};
 use crate::error::Result;
 use crate::lock::{Fate, Home, Process, Proof};
 use crate::store::Reach;
@@ -99,8 +99,8 @@ impl Host for Fake {
         Ok(lives.then_some(Process { pid, start: 1 }))
     }
 
-    fn waiting_caller(&self, _called: &Called, _some_time_later: bool) -> WaitingCaller {
-        WaitingCaller::default()
+    fn waiting_caller(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
+        Vec::new()
     }
 
     fn fate(&self, home: &Home, process: &Process, _reach: Reach) -> Fate {

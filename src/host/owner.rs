@@ -14,7 +14,6 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use super::WaitingCaller;
 use super::proc_stat::{self, ProcStat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -86,12 +85,12 @@ pub fn caller(pid: i32) -> Result<Caller> {
 /// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
 /// running in the background. Then nothing tells at once; but `some_time_later` a shell that went on has begun something
 /// else.
-pub(super) fn waiting_caller(called: &Called, some_time_later: bool) -> WaitingCaller {
+pub(super) fn waiting_caller(called: &Called, some_time_later: bool) -> Vec<Process> {
     let (Ok(Caller { owners, .. }), Ok(Some(mut below))) = (caller(called.pid), proc_stat::read(called.pid)) else {
-        return WaitingCaller::default();
+        return Vec::new();
     };
     let mut ignored_below = called.ignores_interrupt;
-    let mut waiting = WaitingCaller::default();
+    let mut waiting = Vec::new();
     for owner in owners {
         let Ok(Some(stat)) = proc_stat::read(owner.pid) else { break };
         let ignored = ignored_below && ignores(owner.pid, Signal::SIGINT);
@@ -103,10 +102,9 @@ pub(super) fn waiting_caller(called: &Called, some_time_later: bool) -> WaitingC
             ignored_below
         };
         if in_background {
-            waiting.in_background = true;
             break;
         }
-        waiting.processes.push(owner);
+        waiting.push(owner);
         (below, ignored_below) = (stat, ignores(owner.pid, Signal::SIGINT));
     }
     waiting

@@ -18,7 +18,7 @@ use nix::unistd::{Pid, Uid};
 use sha2::{Digest, Sha256};
 
 use super::vigil::{self, Ears};
-use super::{Called, Host, Listener, Vigil, WaitingCaller, owner, proc_stat};
+use super::{Called, Host, Listener, Vigil, owner, proc_stat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{Fate, Home, Process, Proof};
@@ -88,7 +88,7 @@ impl Host for Unix {
         Ok(stat.filter(|stat| !stat.is_zombie()).map(|stat| Process { pid, start: stat.start }))
     }
 
-    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> WaitingCaller {
+    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
         owner::waiting_caller(called, some_time_later)
     }
 

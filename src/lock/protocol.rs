@@ -126,7 +126,6 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
     if let Some(entry) = next.waiters.iter_mut().find(|waiter| waiter.proof == me) {
         entry.lease.clone_from(&application.entry.lease);
         entry.within.clone_from(&application.entry.within);
-        entry.under.clone_from(&application.entry.under);
     }
     wake.extend(serve_as(&mut next, facts, Some(application))?);
     wake.retain(|proof| *proof != me);

@@ -155,12 +155,6 @@ on_every_store! {
                 assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{start} {script} {}", done.stderr);
             }
         }
-        // Nor does a command that runs under the lock: what it left in the background has its turn afterwards.
-        for left in ["csalock run -w 20s a touch left &", "(csalock run -w 20s a touch left; :) &"] {
-            let script = format!("csalock run a dash -c '{left} sleep 0.3'; while [ ! -e left ]; do sleep 0.01; done; rm left");
-            let done = sandbox.script("dash", &script).capture();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{left}");
-        }
         // Nor for a subshell in the background, which waits for somebody who waits for the script.
         let script = "csalock lock a > /dev/null; ( csalock lock -w 20s b > /dev/null; echo $? > subshell ) & \
                       while [ ! -e go ]; do sleep 0.01; done; csalock unlock a; wait; cat subshell";

@@ -38,7 +38,7 @@ on_every_store! {
             let handle = engine.new_handle().unwrap();
             let applicant = Applicant {
                 handle: handle.clone(), share: Share::Exclusive, party: party.clone(), process, outlived: false, yields: false,
-                tenure: Tenure::OwnerLives, slots: None, refuse_stale: false, tentative: false, under: Vec::new(), keeps_others: false, called: None,
+                tenure: Tenure::OwnerLives, slots: None, refuse_stale: false, tentative: false, under: Vec::new(), called: None,
             };
             let taken = engine.take(name.as_bytes(), &applicant, &Patience::NONE, None, &mut |_| None).unwrap();
             assert!(matches!(taken, Taken::Answer(Outcome::Granted(..))), "{round} {taken:?}");

@@ -120,7 +120,6 @@ impl Take<'_> {
             refuse_stale: taking.fail_on_stale,
             tentative: false,
             under: self.world.under(),
-            keeps_others: false,
             called: Some(Called {
                 pid: self.guardian.unwrap_or_else(Pid::this).as_raw(),
                 ignores_interrupt: self.world.inherited.ignored(Signal::SIGINT),
