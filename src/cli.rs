@@ -52,6 +52,18 @@ pub enum Command {
     History(History),
     /// Let locks that are held last a new time from now
     Renew(Renew),
+    /// Print the value that a lock guards
+    Get(Get),
+    /// Write the value that a lock guards
+    Put(Put),
+    /// Delete the value that a lock guards
+    Del(Del),
+    /// Claim names for good, all of them or none; prints the id
+    Claim(Claim),
+    /// Give up claims
+    Unclaim(Unclaim),
+    /// Print the id under which a name is claimed, or the names of an id
+    Lookup(Lookup),
     /// Remove what dead holders and waiters left behind
     Gc(Gc),
 }
@@ -73,9 +85,9 @@ pub struct Common {
     pub verbose: bool,
 }
 
-/// Options of everything that takes a lock.
+/// Options of everything that may have to wait for a lock.
 #[derive(Debug, Args)]
-pub struct Taking {
+pub struct Waiting {
     /// Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever
     #[arg(
         short = 'w', long, visible_alias = "wait", value_name = "DURATION", default_value = "30s",
@@ -85,6 +97,29 @@ pub struct Taking {
     /// Do not wait: the same as -w 0
     #[arg(short, long, aliases = ["nb", "nonblocking"], overrides_with = "timeout")]
     pub nonblock: bool,
+    /// Do not take over from a holder that died or whose time is over: exit 80 instead
+    #[arg(long)]
+    pub fail_on_stale: bool,
+    /// Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to
+    #[arg(long, value_name = "MIN..MAX", value_parser = parse_backoff)]
+    pub backoff: Option<Backoff>,
+    /// Give up after so many looks, with exit 75
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub attempts: Option<u32>,
+    /// Say why, for those who look at the lock
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<OsString>,
+    /// Exit with this code instead of 75 when it is busy
+    #[arg(short = 'E', long, value_name = "N", value_parser = clap::value_parser!(u8))]
+    pub conflict_exit_code: Option<u8>,
+}
+
+/// Options of everything that takes a lock.
+#[derive(Debug, Args)]
+pub struct Taking {
+    /// Options of waiting.
+    #[command(flatten)]
+    pub waiting: Waiting,
     /// Take it for oneself alone; the default
     #[arg(short = 'x', short_alias = 'e', long, overrides_with = "shared")]
     pub exclusive: bool,
@@ -103,21 +138,6 @@ pub struct Taking {
     /// Hold it until it is given back, whatever becomes of the owner
     #[arg(long, conflicts_with = "ttl")]
     pub forever: bool,
-    /// Do not take over from a holder that died or whose time is over: exit 80 instead
-    #[arg(long)]
-    pub fail_on_stale: bool,
-    /// Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to
-    #[arg(long, value_name = "MIN..MAX", value_parser = parse_backoff)]
-    pub backoff: Option<Backoff>,
-    /// Give up after so many looks, with exit 75
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub attempts: Option<u32>,
-    /// Say why, for those who look at the lock
-    #[arg(long, value_name = "TEXT")]
-    pub label: Option<OsString>,
-    /// Exit with this code instead of 75 when it is busy
-    #[arg(short = 'E', long, value_name = "N", value_parser = clap::value_parser!(u8))]
-    pub conflict_exit_code: Option<u8>,
 }
 
 /// How long somebody is willing to wait; `None` is for ever. (A type of its own, so that clap does not take it for an
@@ -284,6 +304,141 @@ pub struct Renew {
     pub names: Vec<OsString>,
 }
 
+/// Print the value that a lock guards
+///
+/// Prints its bytes as they are, and nothing else; exit 81 if there is none. It is what was written last, whoever holds the
+/// lock. With --lock the lock is taken first, for the calling script: then it stays what it is until the script writes it or
+/// gives the lock back. The lock is taken also where there is no value yet.
+#[derive(Debug, Args)]
+pub struct Get {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Take the lock and read, in one step
+    #[arg(long)]
+    pub lock: bool,
+    /// Options of taking.
+    #[command(flatten)]
+    pub taking: Taking,
+    /// The name, or a path: that is the lock of a file
+    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    pub names: Vec<OsString>,
+}
+
+/// Options of everything that writes a value.
+#[derive(Debug, Args)]
+pub struct Writing {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Options of waiting.
+    #[command(flatten)]
+    pub waiting: Waiting,
+    /// The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]
+    #[arg(long, value_name = "HANDLE")]
+    pub handle: Option<String>,
+    /// Only as the holder of the lock, and give it back in the same step
+    #[arg(long)]
+    pub unlock: bool,
+    /// Also when the lock's time is over, if nobody has had it since
+    #[arg(long, requires = "unlock")]
+    pub even_if_stale: bool,
+    /// Only if the value has this version: exit 80 if it has another
+    #[arg(long, value_name = "N")]
+    pub if_version: Option<u64>,
+}
+
+/// Write the value that a lock guards
+///
+/// Up to 1 MiB, kept until it is deleted; when this returns it is on the disk. Nobody writes past a lock: the holder writes
+/// under it, everybody else takes it for the moment that this needs, and waits for it if he must. A holder whose time is
+/// over writes nothing.
+///
+/// Options go before the name.
+#[derive(Debug, Args)]
+pub struct Put {
+    /// Options of writing.
+    #[command(flatten)]
+    pub writing: Writing,
+    /// Only if there is no value yet: exit 83 if there is one
+    #[arg(long, conflicts_with = "if_version")]
+    pub if_absent: bool,
+    /// Who may read the value, of those who may use the store: 0600. It stays like that until another --mode
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub mode: Option<u32>,
+    /// The name; then the value, or - or nothing for all that stdin has
+    #[arg(value_name = "NAME [VALUE]", required = true, trailing_var_arg = true)]
+    pub words: Vec<OsString>,
+}
+
+/// Delete the value that a lock guards
+///
+/// In the same way as put writes it; exit 81 if there is none.
+#[derive(Debug, Args)]
+pub struct Del {
+    /// Options of writing.
+    #[command(flatten)]
+    pub writing: Writing,
+    /// The name
+    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    pub names: Vec<OsString>,
+}
+
+/// Claim names for good, all of them or none; prints the id
+///
+/// A claimed name is held until it is given up with unclaim, also over reboots; when this returns it is on the disk. If one of
+/// the names is claimed under another id, nothing is claimed: exit 83, with all that are taken and their ids. To claim what
+/// the id has already is done at once. Who holds the lock of a name is waited for.
+///
+/// Options go before the names.
+#[derive(Debug, Args)]
+pub struct Claim {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Options of waiting.
+    #[command(flatten)]
+    pub waiting: Waiting,
+    /// What the names are to lead to, for example a user's number; a fresh one if there is none
+    #[arg(long, value_name = "ID")]
+    pub id: Option<OsString>,
+    /// The names
+    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    pub names: Vec<OsString>,
+}
+
+/// Give up claims
+///
+/// Names that are claimed under another id stay so: exit 82.
+#[derive(Debug, Args)]
+pub struct Unclaim {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// The id that they were claimed under
+    #[arg(long, value_name = "ID", required = true)]
+    pub id: OsString,
+    /// The names
+    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    pub names: Vec<OsString>,
+}
+
+/// Print the id under which a name is claimed, or the names of an id
+///
+/// Exit 81 if there is none.
+#[derive(Debug, Args)]
+pub struct Lookup {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Print the names that are claimed under this id, one a line
+    #[arg(long, value_name = "ID", conflicts_with = "names")]
+    pub id: Option<OsString>,
+    /// The name
+    #[arg(value_name = "NAME", required_unless_present = "id", trailing_var_arg = true)]
+    pub names: Vec<OsString>,
+}
+
 /// Remove what dead holders and waiters left behind
 ///
 /// Nobody needs this for correctness: whoever takes a lock clears away the dead. It keeps a store tidy whose locks nobody
@@ -296,4 +451,10 @@ pub struct Gc {
     /// Only say what would be removed
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// Permission bits in octal; at least the owner may read and write.
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o666 == 0 && mode & 0o600 == 0o600);
+    mode.ok_or_else(|| "say it in octal, with 6 for the owner and no right to execute: 0600, 0640, 0660".to_string())
 }

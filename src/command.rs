@@ -1,9 +1,14 @@
 //! From what was typed to an exit code: one file per command, and what they share.
 
+mod claim;
+mod csa;
 mod gc;
+mod get;
 mod history;
 mod lock;
+mod lookup;
 mod onlooker;
+mod put;
 mod renew;
 mod run;
 mod status;
@@ -25,6 +30,9 @@ use world::World;
 /// Runs the program: reads the arguments, does what they say, prints the result.
 pub fn run() -> Exit {
     signals::ignore_file_size_signal();
+    if let Some(csa) = csa::called_as(std::env::args_os().next()) {
+        return end(csa::run(&World::of_this_process(), csa, std::env::args_os().skip(1).collect()));
+    }
     let plain = cli::plain::read(std::env::args_os());
     let cli = match plain.map_or_else(Cli::try_parse, Ok) {
         Ok(cli) => cli,
@@ -42,8 +50,19 @@ pub fn run() -> Exit {
         Command::Status(asked) => status::run(&world, &asked).or_else(end_with_reader),
         Command::History(asked) => history::run(&world, &asked).or_else(end_with_reader),
         Command::Renew(asked) => renew::run(&world, &asked),
+        Command::Get(asked) => get::run(&world, &asked).or_else(end_with_reader),
+        Command::Put(asked) => put::put(&world, &asked),
+        Command::Del(asked) => put::del(&world, &asked),
+        Command::Claim(asked) => claim::claim(&world, &asked),
+        Command::Unclaim(asked) => claim::unclaim(&world, &asked),
+        Command::Lookup(asked) => lookup::run(&world, &asked).or_else(end_with_reader),
         Command::Gc(asked) => gc::run(&world, &asked),
     };
+    end(done)
+}
+
+/// Tells what failed, and ends as a signal would have ended us.
+fn end(done: anyhow::Result<Exit>) -> Exit {
     let exit = done.unwrap_or_else(|error| {
         world::say(&format!("{error:#}"));
         exit_of(&error)
@@ -64,7 +83,12 @@ fn options_stand_first(command: &Command) -> crate::error::Result<()> {
         Command::Status(asked) => &asked.names,
         Command::History(asked) => &asked.names,
         Command::Renew(asked) => &asked.names,
-        Command::RunWithLock(_) | Command::Gc(_) => return Ok(()),
+        Command::Get(asked) => &asked.names,
+        Command::Del(asked) => &asked.names,
+        Command::Claim(asked) => &asked.names,
+        Command::Unclaim(asked) => &asked.names,
+        Command::Lookup(asked) => &asked.names,
+        Command::RunWithLock(_) | Command::Put(_) | Command::Gc(_) => return Ok(()),
     };
     let Some(option) = names.iter().find(|name| name.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
     // The names are the last arguments.

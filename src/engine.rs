@@ -12,6 +12,7 @@ mod patience;
 mod several;
 mod sight;
 mod taking;
+mod values;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,16 +21,17 @@ pub use patience::{Backoff, Patience};
 pub use several::{AllTaken, Onlooker, Wish, take_all};
 pub use sight::Sight;
 pub use taking::{Applicant, Taken, Waiting};
+pub use values::Wanted as WantedValue;
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Tenure, Waiter, Wanted,
-    decide,
+    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Tenure, Value, Waiter,
+    Wanted, Writing, decide,
 };
-use crate::store::{Store, Stored, Swap, Version};
+use crate::store::{Keep, Store, Stored, Swap, Version};
 
 /// So often somebody may be faster than we are, one time after the other, before we say that something is wrong.
 const MOST_CONFLICTS: usize = 50_000;
@@ -106,7 +108,9 @@ impl Engine {
                         }
                         return Ok(with_token(outcome, &version));
                     }
-                    if let Ask::Release(claimant) | Ask::Renew(claimant, _) = &mut ask {
+                    if let Ask::Release(claimant) | Ask::Renew(claimant, _) | Ask::Write(Writing { claimant, .. }) =
+                        &mut ask
+                    {
                         claimant.repeated = true;
                     }
                 }
@@ -128,7 +132,7 @@ impl Engine {
     ///
     /// When this host cannot be told from others.
     pub fn claimant(&self, proof: Option<Proof>, owners: Vec<Process>) -> Result<Claimant> {
-        Ok(Claimant { proof, owners, home: self.host.home()?, repeated: false })
+        Ok(Claimant { proof, owners, claim: None, home: self.host.home()?, repeated: false })
     }
 
     /// A tenure that begins now.
@@ -238,7 +242,8 @@ impl Engine {
         by: Option<&Party>,
     ) -> Result<Option<Version>> {
         let body = (!record.is_vacant()).then(|| lock::encode(record));
-        match self.store.swap(&record.name, expect, body.as_deref())? {
+        let keep = Keep { durability: values::durability(before, record), mode: None };
+        match self.store.swap_kept(&record.name, expect, body.as_deref(), keep)? {
             Swap::Conflict => Ok(None),
             Swap::Stored(version) => {
                 for proof in wake {
@@ -255,6 +260,7 @@ impl Engine {
     /// Removes what was kept beside a record for waiters who wait no more.
     fn tidy_up(&self, before: &Record, now: &Record) -> Result<()> {
         let fetched = self.remove_pages(before, now)?;
+        self.remove_old_value(before, now)?;
         // Who was granted what he waited for takes his notes away himself.
         let is_there = |waiter: &&Waiter| {
             now.waiters.iter().any(|other| other.proof == waiter.proof)
@@ -280,6 +286,10 @@ fn with_token(outcome: Outcome, version: &Version) -> Outcome {
     match outcome {
         Outcome::Granted(grant, before) => Outcome::Granted(numbered(grant), before),
         Outcome::Busy(grants) => Outcome::Busy(grants.into_iter().map(numbered).collect()),
+        Outcome::Written(Some(value)) => {
+            let or_this = |known: Option<u64>| known.or(Some(version.number));
+            Outcome::Written(Some(Value { version: or_this(value.version), token: or_this(value.token), ..value }))
+        }
         other => other,
     }
 }

@@ -22,6 +22,8 @@ pub struct Environment {
     pub handle: Option<OsString>,
     /// `CSALOCK_OUTER`: the proofs of the grants around the one of that handle
     pub outer: Option<OsString>,
+    /// `CSALOCK_TIMEOUT`
+    pub timeout: Option<OsString>,
     /// `CSALOCK_HISTORY`, `CSALOCK_HISTORY_SIZE`, `CSALOCK_HISTORY_AGE`
     history: [Option<OsString>; 3],
     /// Where the default store of this user is, or would be.
@@ -47,6 +49,7 @@ impl Environment {
             store: set("CSALOCK_STORE"),
             handle: set("CSALOCK_HANDLE"),
             outer: set("CSALOCK_OUTER"),
+            timeout: set("CSALOCK_TIMEOUT"),
             history: ["CSALOCK_HISTORY", "CSALOCK_HISTORY_SIZE", "CSALOCK_HISTORY_AGE"].map(set),
             state,
             current: std::env::current_dir().unwrap_or_default(),

@@ -64,6 +64,7 @@ impl Locks {
             process,
             outlived: false,
             yields: false,
+            claim: None,
             tenure: Tenure::OwnerLives,
             slots: None,
             refuse_stale: false,

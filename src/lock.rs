@@ -13,13 +13,15 @@ mod page;
 mod protocol;
 mod queue;
 mod record;
+mod value;
 mod waits;
 
 pub use ask::{Application, Ask, Claimant, Link, Outcome, Place, Step};
 pub(crate) use codec::MOST_BYTES;
 pub use codec::{decode, encode, is_internal};
 pub(crate) use codec::{
-    decode_decision, decode_page, decode_waits, encode_decision, encode_page, encode_waits, name_of_internal,
+    decode_decision, decode_page, decode_value, decode_waits, encode_decision, encode_page, encode_value, encode_waits,
+    name_of_internal,
 };
 pub use cycle::{Circle, Wait, circle};
 pub use decision::Decision;
@@ -28,4 +30,5 @@ pub use handle::{Handle, Proof};
 pub use page::{Joined, Page};
 pub use protocol::{decide, standing};
 pub use record::{Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter};
+pub use value::{MOST_VALUE, OnlyIf, Value, Writing};
 pub use waits::Waits;

@@ -7,7 +7,7 @@ mod timeline;
 
 use std::time::Duration;
 
-pub use json::{Evicted, HolderJson, LockJson, SightJson, UnlockJson};
+pub use json::{ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, UnlockJson, ValueJson};
 pub use past::PastJson;
 pub use table::{HEADER, Paper, WIDTH, table};
 pub use timeline::timeline;
@@ -49,6 +49,9 @@ impl Reporter<'_> {
             rfc3339(since),
             span(now.saturating_sub(since)),
         );
+        if let Some(id) = &grant.claim {
+            text.push_str(&format!(", claimed under id {}", shown(id)));
+        }
         if let Some(label) = &grant.party.label {
             text.push_str(&format!(", for \"{}\"", shown(label)));
         }

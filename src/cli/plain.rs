@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use super::{Cli, Command, Common, Limit, OnLost, RunWithLock, Taking};
+use super::{Cli, Command, Common, Limit, OnLost, RunWithLock, Taking, Waiting};
 
 /// What these arguments (the program's own name is the first) mean, if they are of that plain form.
 pub fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Cli> {
@@ -19,20 +19,16 @@ pub fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Cli> {
         return None;
     }
     let common = Common { store: None, json: false, quiet: false, verbose: false };
-    let taking = Taking {
+    let waiting = Waiting {
         timeout: Limit(Some(Duration::from_secs(30))),
         nonblock: false,
-        exclusive: false,
-        shared: false,
-        slots: None,
-        ttl: None,
-        forever: false,
         fail_on_stale: false,
         backoff: None,
         attempts: None,
         label: None,
         conflict_exit_code: None,
     };
+    let taking = Taking { waiting, exclusive: false, shared: false, slots: None, ttl: None, forever: false };
     let run = RunWithLock {
         common,
         taking,

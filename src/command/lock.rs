@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
 use super::world::{World, print, print_json, refusal};
-use crate::cli::{Common, Lock};
+use crate::cli::{Common, Lock, Taking};
 use crate::engine::{AllTaken, Applicant};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -16,24 +16,35 @@ use crate::report::LockJson;
 use crate::signals::Signals;
 
 pub(super) fn run(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
+    take(world, asked, true)
+}
+
+/// The same, silent unless it fails.
+pub(super) fn run_silently(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
+    take(world, asked, false)
+}
+
+fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     let targets = Targets::new(world, &asked.common, &asked.names)?;
-    if world.inherited.closed(1) {
+    if prints && world.inherited.closed(1) {
         let what = "stdout is closed, so nobody would get the handle";
         return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
     }
     let handle = Handle::new(world.host.random()?);
-    let applicant = applicant(world, asked, &handle)?;
+    let applicant = applicant(world, &asked.taking, asked.pid, &handle)?;
     let opened = targets.open(world)?;
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);
-    let taken = opened.take(&applicant, &asked.taking.patience(), Some(signals.interrupt()), &mut |at, waiting| {
-        teller.look(&targets.all[at], &opened.reporter(at), waiting)
-    })?;
+    let taken =
+        opened.take(&applicant, &asked.taking.waiting.patience(), Some(signals.interrupt()), &mut |at, waiting| {
+            teller.look(&targets.all[at], &opened.reporter(at), waiting)
+        })?;
     drop(teller);
     match taken {
         AllTaken::Interrupted => {
             Ok(signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)))
         }
+        AllTaken::Granted(..) if !prints => Ok(Exit::Done),
         AllTaken::Granted(grants, evicted) => {
             told(&asked.common, &targets, &opened, &grants, evicted.as_ref());
             let printed = if asked.common.json {
@@ -50,7 +61,7 @@ pub(super) fn run(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
             Ok(Exit::Done)
         }
         AllTaken::Refused(at, outcome) => {
-            let busy = asked.taking.conflict_exit_code;
+            let busy = asked.taking.waiting.conflict_exit_code;
             let (text, exit) = refusal(&outcome, &targets.all[at], &opened.reporter(at), busy);
             asked.common.tell(&text);
             Ok(exit)
@@ -90,10 +101,16 @@ pub(super) fn told(
     }
 }
 
-fn applicant(world: &World, asked: &Lock, handle: &Handle) -> anyhow::Result<Applicant> {
+/// Somebody who takes a lock for the calling script, or for the process with that pid.
+pub(super) fn applicant(
+    world: &World,
+    taking: &Taking,
+    pid: Option<i32>,
+    handle: &Handle,
+) -> anyhow::Result<Applicant> {
     let process = world.host.this_process()?;
-    let tenure = asked.taking.tenure();
-    let Caller { owners, command } = match asked.pid {
+    let tenure = taking.tenure();
+    let Caller { owners, command } = match pid {
         Some(pid) => owner_with_pid(world, pid)?,
         None => match caller(process.pid) {
             // Nobody's life is needed where the lock ends otherwise.
@@ -105,14 +122,15 @@ fn applicant(world: &World, asked: &Lock, handle: &Handle) -> anyhow::Result<App
     };
     Ok(Applicant {
         handle: handle.clone(),
-        share: asked.taking.share(),
-        party: world.party(owners, command, asked.taking.label.as_ref())?,
+        share: taking.share(),
+        party: world.party(owners, command, taking.waiting.label.as_ref())?,
         process,
         outlived: true,
         yields: false,
+        claim: None,
         tenure,
-        slots: asked.taking.slots,
-        refuse_stale: asked.taking.fail_on_stale,
+        slots: taking.slots,
+        refuse_stale: taking.waiting.fail_on_stale,
         tentative: false,
         under: world.under(),
         called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),

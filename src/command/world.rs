@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use nix::sys::signal::Signal;
 
-use crate::cli::{Common, Taking};
+use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{Engine, Patience};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
@@ -163,6 +163,17 @@ impl World {
     }
 }
 
+/// The name, where there must be one and no more.
+pub(super) fn the_one(names: &[OsString]) -> Result<&OsString> {
+    match names {
+        [name] => Ok(name),
+        _ => {
+            let other = names.get(1).map(|name| name::quoted(name.as_bytes())).unwrap_or_default();
+            Err(Error::new(Exit::Usage, format!("{other} is one name too many"), "name one at a time"))
+        }
+    }
+}
+
 fn to_type(common: &Common, name: &[u8]) -> String {
     let store = common.store.as_ref().map(|url| format!("--store {} ", name::quoted(url.as_bytes())));
     let dashes = if name.starts_with(b"-") { "-- " } else { "" };
@@ -177,14 +188,16 @@ impl Target {
     }
 }
 
-impl Taking {
+impl Waiting {
     pub(super) fn patience(&self) -> Patience {
         if self.nonblock {
             return Patience::NONE;
         }
         Patience { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
     }
+}
 
+impl Taking {
     pub(super) fn share(&self) -> Share {
         match self.slots {
             Some(_) => Share::Slot,
@@ -292,8 +305,13 @@ pub(super) fn say(text: &str) {
 
 /// Prints a result.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// Prints bytes as they are.
+pub(super) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).context("cannot write to stdout")
 }
 
 /// Prints a result as one JSON document on a line of its own.

@@ -3,18 +3,20 @@
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Ask, Decision, Fate, Proof};
-use crate::store::{Swap, Version};
+use crate::store::{Durability, Keep, Swap, Version};
 
 impl Engine {
     /// Decides that all these grants stand. `false`: somebody took us for dead.
-    pub(super) fn decide_for(&self, proof: &Proof, names: &[&[u8]]) -> Result<bool> {
+    pub(super) fn decide_for(&self, proof: &Proof, names: &[&[u8]], durability: Durability) -> Result<bool> {
         let key = Decision::key(proof);
         let names = names.iter().map(|name| name.to_vec()).collect();
         let mut decision = Decision { made: false, names };
         let mut version = None;
         for made in [false, true] {
             decision.made = made;
-            match self.store.swap(&key, version.as_ref(), Some(&lock::encode_decision(&key, &decision)))? {
+            let body = lock::encode_decision(&key, &decision);
+            let keep = Keep { durability, mode: None };
+            match self.store.swap_kept(&key, version.as_ref(), Some(&body), keep)? {
                 Swap::Stored(stored) => version = Some(stored),
                 // Perhaps the reply was lost.
                 Swap::Conflict => match self.decision(proof)? {

@@ -17,15 +17,17 @@ impl Engine {
         let mut swept = self.store.sweep(dry_run)?;
         let mut keys = Vec::new();
         self.store.scan(&mut |_, stored| {
-            keys.extend(stored.ok().filter(|stored| lock::is_internal(&stored.body)).map(|stored| stored.body));
+            let internal = stored.ok().filter(|stored| lock::is_internal(&stored.body));
+            keys.extend(internal.and_then(|stored| lock::name_of_internal(&stored.body)));
             Ok(())
         })?;
-        for key in keys.iter().filter_map(|body| lock::name_of_internal(body)) {
+        for key in keys {
             let is_waits = key.first() == Some(&0);
             let is_left = match (Page::of_key(&key), Decision::of_key(&key)) {
                 (Some((name, number)), _) => self.is_left_page(name, number)?,
                 (_, Some(proof)) => self.is_left_decision(&proof, dry_run)?,
-                _ => is_waits && self.is_left_note(&key)?,
+                _ if is_waits => self.is_left_note(&key)?,
+                _ => self.is_left_value(&key)?,
             };
             swept += u64::from(is_left);
             if !is_left || dry_run {

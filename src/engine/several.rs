@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::{Applicant, Engine, Patience, Taken, Waiting};
 use crate::error::Result;
 use crate::lock::{Ask, Ending, Grant, Outcome};
+use crate::store::Durability;
 
 /// So often everything is given back because one name was taken.
 const MOST_ROUNDS: usize = 3;
@@ -174,10 +175,11 @@ impl Several<'_, '_> {
             return self.confirm_each();
         }
         let proof = self.alone.handle.proof();
+        let durability = self.alone.claim.as_ref().map_or(Durability::Boot, |_| Durability::Lasting);
         let mut decided = Ok(true);
         for store in self.stores() {
             let names: Vec<&[u8]> = store.iter().map(|wish| wish.name).collect();
-            decided = decided.and_then(|so_far| Ok(so_far && store[0].engine.decide_for(&proof, &names)?));
+            decided = decided.and_then(|so_far| Ok(so_far && store[0].engine.decide_for(&proof, &names, durability)?));
         }
         let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
         for store in self.stores() {

@@ -40,6 +40,8 @@ pub struct Applicant {
     pub outlived: bool,
     /// Whether the party's end gives the lock back, as a matter of course.
     pub yields: bool,
+    /// The id under which the name is to be claimed, if it is.
+    pub claim: Option<Vec<u8>>,
     /// How long the grant is to last.
     pub tenure: Tenure,
     /// How many may hold at once, for [`Share::Slot`].
@@ -133,6 +135,7 @@ impl Engine {
             tenure: applicant.tenure.clone(),
             confirms,
             yields: applicant.yields,
+            claim: applicant.claim.clone(),
             under: applicant.under.clone(),
             within: Vec::new(),
             lease: None,
@@ -212,7 +215,12 @@ impl<'a> Attempt<'a> {
                 continue;
             }
             match step {
-                Step::Done(outcome) => return Ok(Taken::Answer(outcome)),
+                Step::Done(outcome) => {
+                    if matches!(outcome, Outcome::Claimed(_)) {
+                        self.leave()?;
+                    }
+                    return Ok(Taken::Answer(outcome));
+                }
                 Step::Write { record: next, outcome, wake } => {
                     if outcome.is_none() {
                         // Who is in the queue can be rung, so we listen before we are.

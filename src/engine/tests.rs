@@ -24,6 +24,7 @@ fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
         process,
         outlived: false,
         yields: false,
+        claim: None,
         tenure,
         slots: None,
         refuse_stale: false,

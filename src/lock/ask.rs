@@ -2,6 +2,7 @@
 
 use super::handle::Proof;
 use super::record::{Ending, Grant, Home, Lease, Process, Record, Tenure, Waiter};
+use super::value::{Value, Writing};
 
 /// What somebody wants done with a record.
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub enum Ask {
     Release(Claimant),
     /// Set a new tenure for what the claimant holds.
     Renew(Claimant, Tenure),
+    /// Write the value, or delete it.
+    Write(Writing),
     /// End these grants, whoever holds them.
     Break(Vec<Proof>),
     /// Remove what is abandoned.
@@ -70,6 +73,8 @@ pub struct Claimant {
     pub proof: Option<Proof>,
     /// By being the owner: the processes that the caller may speak for.
     pub owners: Vec<Process>,
+    /// By the id of a claim.
+    pub claim: Option<Vec<u8>>,
     /// Where those run.
     pub home: Home,
     /// Whether this ask was put to the store before, with a reply that was lost or unclear.
@@ -117,6 +122,14 @@ pub enum Outcome {
     Deadlock(Vec<Link>),
     /// Other slots were asked for than the record has.
     OtherSlots(u32),
+    /// It was to be claimed, and is claimed by another id for good.
+    Claimed(Grant),
+    /// The value was written, or this one was deleted.
+    Written(Option<Value>),
+    /// What must be so for that is not: this is the value.
+    OtherValue(Option<Value>),
+    /// There is no value to delete.
+    NoValue,
     /// Out of the queue.
     Withdrawn,
     /// A withdrawal that came too late: granted in the meantime.

@@ -26,12 +26,14 @@ use super::page::Page;
 use super::record::{
     Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter,
 };
+use super::value::Value;
 use super::waits::Waits;
 use crate::error::{Error, Result};
 
 const FIRST_LINE: &str = "csalock 1\n";
 const FIRST_LINE_OF_PAGE: &str = "csalock-page 1\n";
 const FIRST_LINE_OF_WAITS: &str = "csalock-waits 1\n";
+const FIRST_LINE_OF_VALUE: &str = "csalock-value 1\n";
 const FIRST_LINE_OF_DECISION: &str = "csalock-decision 1\n";
 
 /// The most that a record may weigh, in bytes: room for some ten thousand waiters.
@@ -52,6 +54,9 @@ pub fn encode(record: &Record) -> Vec<u8> {
     }
     if let Some(pages) = &record.pages {
         let _ = writeln!(text, "pages {} {}", pages.first, pages.last);
+    }
+    if let Some(value) = &record.value {
+        write_value(&mut text, value);
     }
     for grant in &record.holders {
         text.push_str("holder ");
@@ -102,6 +107,15 @@ pub(crate) fn encode_decision(name: &[u8], decision: &Decision) -> Vec<u8> {
     closed(text)
 }
 
+/// The bytes of a value that is stored under this name, apart from its record: behind the lines stands what it is.
+pub(crate) fn encode_value(name: &[u8], writer: &Party, bytes: &[u8]) -> Vec<u8> {
+    let mut text = internal(FIRST_LINE_OF_VALUE, name);
+    text.push_str("writer ");
+    write_party(&mut text, writer);
+    let _ = write!(text, "sum {:016x}\n\n", checksum(bytes));
+    [text.as_bytes(), bytes].concat()
+}
+
 fn internal(first_line: &str, name: &[u8]) -> String {
     let mut text = format!("{first_line}name ");
     escape(&mut text, name);
@@ -111,7 +125,8 @@ fn internal(first_line: &str, name: &[u8]) -> String {
 
 /// The name that what is no record is stored under.
 pub(crate) fn name_of_internal(bytes: &[u8]) -> Option<Vec<u8>> {
-    unescape(std::str::from_utf8(bytes).ok()?.lines().nth(1)?.strip_prefix("name ")?)
+    let second = bytes.split(|byte| *byte == b'\n').nth(1)?;
+    unescape(std::str::from_utf8(second).ok()?.strip_prefix("name ")?)
 }
 
 fn closed(mut text: String) -> Vec<u8> {
@@ -156,6 +171,16 @@ pub(crate) fn decode_waits(bytes: &[u8]) -> Option<Waits> {
     };
     let lines = body(bytes, FIRST_LINE_OF_WAITS).ok()?.lines().filter(|line| !line.starts_with("name "));
     Some(Waits { waits: lines.map(wait).collect::<Option<_>>()? })
+}
+
+/// Reads what [`encode_value`] wrote: who did, and the value; `None` for anything else.
+pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Party, Vec<u8>)> {
+    let end = bytes.windows(2).position(|two| two == b"\n\n")?;
+    let mut lines = std::str::from_utf8(&bytes[..end]).ok()?.strip_prefix(FIRST_LINE_OF_VALUE)?.lines().skip(1);
+    let writer = read_party(&Fields::of(lines.next()?.strip_prefix("writer ")?)?)?;
+    let sum = u64::from_str_radix(lines.next()?.strip_prefix("sum ")?, 16).ok()?;
+    let value = &bytes[end + 2..];
+    (sum == checksum(value)).then(|| (writer, value.to_vec()))
 }
 
 /// Reads what [`encode_decision`] wrote; `None` for anything else.
@@ -217,6 +242,7 @@ fn read_line(record: &mut Record, line: &str, version: u64) -> Option<()> {
             record.pages = Some(pages);
             pages.last.checked_sub(pages.first).filter(|count| *count < MOST_PAGES)?;
         }
+        "value" => record.value = Some(read_value(&Fields::of(rest)?, version)?),
         "holder" => record.holders.push(read_grant(&Fields::of(rest)?, Some(version))?),
         "waiter" => record.waiters.push(read_waiter(&Fields::of(rest)?)?),
         "ending" => {
@@ -242,6 +268,7 @@ fn write_grant(text: &mut String, grant: &Grant) {
     if grant.yields {
         text.push_str("yields=yes ");
     }
+    write_claim(text, grant.claim.as_deref());
     if let Some(process) = &grant.unconfirmed {
         text.push_str("unconfirmed=");
         write_process(text, process);
@@ -266,7 +293,48 @@ fn read_grant(fields: &Fields<'_>, this_version: Option<u64>) -> Option<Grant> {
         waited: fields.optional("waited", |word| word.parse().ok())?.unwrap_or(0),
         unconfirmed: fields.optional("unconfirmed", read_process)?,
         yields: fields.flag("yields")?,
+        claim: fields.optional("claim", unescape)?,
     })
+}
+
+fn write_claim(text: &mut String, claim: Option<&[u8]>) {
+    if let Some(id) = claim {
+        text.push_str("claim=");
+        escape(text, id);
+        text.push(' ');
+    }
+}
+
+fn write_value(text: &mut String, value: &Value) {
+    text.push_str("value ");
+    for (key, number) in [("version", value.version), ("token", value.token)] {
+        if let Some(number) = number {
+            let _ = write!(text, "{key}={number} ");
+        }
+    }
+    if let Some(mode) = value.mode {
+        let _ = write!(text, "mode={mode:o} ");
+    }
+    let _ = write!(text, "size={} mark={:016x}", value.size, value.mark);
+    if let Some(bytes) = &value.within {
+        text.push_str(" bytes=");
+        escape(text, bytes);
+    }
+    text.push('\n');
+}
+
+fn read_value(fields: &Fields<'_>, this_version: u64) -> Option<Value> {
+    let number = |word: &str| word.parse().ok();
+    let value = Value {
+        version: fields.optional("version", number)?.or(Some(this_version)),
+        token: fields.optional("token", number)?.or(Some(this_version)),
+        size: fields.number("size")?,
+        mark: u64::from_str_radix(fields.get("mark")?, 16).ok()?,
+        mode: fields.optional("mode", |word| u32::from_str_radix(word, 8).ok())?,
+        within: fields.optional("bytes", unescape)?,
+    };
+    let fits = value.within.as_ref().is_none_or(|bytes| bytes.len() as u64 == value.size);
+    fits.then_some(value)
 }
 
 fn write_waiter(text: &mut String, waiter: &Waiter) {
@@ -280,6 +348,9 @@ fn write_waiter(text: &mut String, waiter: &Waiter) {
     if waiter.yields {
         text.push_str(" yields=yes");
     }
+    text.push(' ');
+    write_claim(text, waiter.claim.as_deref());
+    text.pop();
     if let Some(lease) = &waiter.lease {
         text.push_str(" lease=");
         write_lease(text, lease);
@@ -304,6 +375,7 @@ fn read_waiter(fields: &Fields<'_>) -> Option<Waiter> {
         tenure: read_tenure(fields.get("tenure")?)?,
         confirms: fields.flag("confirms")?,
         yields: fields.flag("yields")?,
+        claim: fields.optional("claim", unescape)?,
         under: fields.optional("under", |word| word.split(',').map(Proof::parse).collect())?.unwrap_or_default(),
         within: fields.optional("within", |word| word.split(',').map(read_process).collect())?.unwrap_or_default(),
         lease: fields.optional("lease", read_lease)?,

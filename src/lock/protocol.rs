@@ -26,6 +26,7 @@ use super::handle::Proof;
 use super::page::Page;
 use super::queue::{WINDOW, effective_owner, end, evict, fetch, is_gone, other_slots, serve, serve_as};
 use super::record::{Ended, Ending, Grant, Home, Pages, Process, Record, Tenure, Waiter};
+use super::value::decide_write;
 
 /// Decides about one ask. See the module's own words for the rules.
 ///
@@ -59,6 +60,7 @@ pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted>
             }
             other => refuse(record, other, facts),
         },
+        Ask::Write(writing) => decide_write(record, writing, facts),
         Ask::Break(proofs) => break_grants(record, proofs, facts),
         Ask::Collect => collect(record, facts),
     }
@@ -101,6 +103,9 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
     let me = application.entry.proof;
     if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
         return already_mine(record, at, application, facts);
+    }
+    if let Some(claimed) = claimed(record, application, facts)? {
+        return Ok(Step::Done(claimed));
     }
     let mut next = record.clone();
     let ended = evict(&mut next, facts)?;
@@ -152,6 +157,19 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
     }
 }
 
+/// What there is to say to somebody who wants to claim what is claimed already, for good.
+fn claimed(record: &Record, application: &Application, facts: &Facts) -> Result<Option<Outcome>, Wanted> {
+    let Some(id) = &application.entry.claim else { return Ok(None) };
+    let Some(grant) = record.holders.iter().find(|grant| grant.claim.is_some()) else { return Ok(None) };
+    if let Some(claimant) = &grant.unconfirmed
+        && (facts.fate(&grant.party.home, claimant)? != Fate::Dead || !facts.decided(&grant.proof)?)
+    {
+        return Ok(None);
+    }
+    let is_mine = grant.claim.as_ref() == Some(id);
+    Ok(Some(if is_mine { Outcome::Granted(grant.clone(), None) } else { Outcome::Claimed(grant.clone()) }))
+}
+
 /// Where somebody enters a queue that the record has no room for.
 fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Step {
     next.pages = match next.pages {
@@ -189,7 +207,10 @@ fn already_mine(record: &Record, at: usize, application: &Application, facts: &F
     next.holders[at].unconfirmed = None;
     next.holders[at].tenure = application.tenure.clone();
     let grant = next.holders[at].clone();
-    Ok(write(next, Outcome::Granted(grant, before), Vec::new()))
+    // Who wants to claim it as well need wait no longer.
+    let others = next.waiters.iter().filter(|waiter| grant.claim.is_some() && waiter.claim.is_some());
+    let wake = others.map(|waiter| waiter.proof).collect();
+    Ok(write(next, Outcome::Granted(grant, before), wake))
 }
 
 fn wait(record: &Record, me: &Proof, facts: &Facts) -> Result<Step, Wanted> {
@@ -274,13 +295,13 @@ fn collect(record: &Record, facts: &Facts) -> Result<Step, Wanted> {
 }
 
 /// What a claimant has here.
-enum Found {
+pub(super) enum Found {
     Mine(usize),
     Ended(Ending),
     Nothing,
 }
 
-fn find(record: &Record, claimant: &Claimant, facts: &Facts) -> Result<Found, Wanted> {
+pub(super) fn find(record: &Record, claimant: &Claimant, facts: &Facts) -> Result<Found, Wanted> {
     for (at, grant) in record.holders.iter().enumerate() {
         if !is_mine(grant, claimant, facts)? {
             continue;
@@ -301,7 +322,7 @@ fn find(record: &Record, claimant: &Claimant, facts: &Facts) -> Result<Found, Wa
 }
 
 fn is_mine(grant: &Grant, claimant: &Claimant, facts: &Facts) -> Result<bool, Wanted> {
-    if claimant.proof == Some(grant.proof) {
+    if claimant.proof == Some(grant.proof) || (claimant.claim.is_some() && claimant.claim == grant.claim) {
         return Ok(true);
     }
     let owner = effective_owner(&grant.party, facts)?;
@@ -319,7 +340,7 @@ fn hear_of_break(record: &Record, ending: Ending, facts: &Facts) -> Result<Step,
     }
 }
 
-fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Step, Wanted> {
+pub(super) fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Step, Wanted> {
     let mut ending = match found {
         Found::Ended(ending) => Some(ending),
         _ => None,
@@ -350,7 +371,7 @@ fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Op
     Ok(own.first().filter(|_| endless).map(|grant| (*grant).clone()))
 }
 
-fn write(record: Record, outcome: Outcome, wake: Vec<Proof>) -> Step {
+pub(super) fn write(record: Record, outcome: Outcome, wake: Vec<Proof>) -> Step {
     Step::Write { record, outcome: Some(outcome), wake }
 }
 

@@ -113,8 +113,8 @@ pub(super) fn promote(waiter: Waiter, slot: u32, myself: Option<&Application>, f
         _ => waiter.tenure.clone(),
     };
     let waited = facts.wall.saturating_sub(waiter.since);
-    let Waiter { proof, share, party, yields, .. } = waiter;
-    Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, waited, unconfirmed, yields }
+    let Waiter { proof, share, party, yields, claim, .. } = waiter;
+    Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, waited, unconfirmed, yields, claim }
 }
 
 /// The lowest place that `share` would get beside those who hold, or `None` if it does not fit.

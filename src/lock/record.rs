@@ -8,6 +8,7 @@
 //! - tokens rise in the order of granting.
 
 use super::handle::Proof;
+use super::value::Value;
 
 /// How many past grants a record remembers.
 const ENDINGS_KEPT: usize = 4;
@@ -25,6 +26,8 @@ pub struct Record {
     pub waiters: Vec<Waiter>,
     /// Where the others wait.
     pub pages: Option<Pages>,
+    /// What the lock guards, where that is kept here.
+    pub value: Option<Value>,
     /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told. One that was broken
     /// stays until its holder has heard of it, or died. Of a record that was decided about just now they are all that
     /// ended thereby; of these only the last few are written.
@@ -75,6 +78,8 @@ pub struct Grant {
     pub unconfirmed: Option<Process>,
     /// Its owner's end gives it back, and is no loss.
     pub yields: bool,
+    /// The id under which the name is claimed, if it is: for good then, and nobody's life counts.
+    pub claim: Option<Vec<u8>>,
 }
 
 /// One who waits.
@@ -94,6 +99,8 @@ pub struct Waiter {
     pub confirms: bool,
     /// As [`Grant::yields`].
     pub yields: bool,
+    /// As [`Grant::claim`].
+    pub claim: Option<Vec<u8>>,
     /// The grants that the waiter already works under, here or under other names: they do not end before this wait does.
     pub under: Vec<Proof>,
     /// The processes, innermost first, that go on only when this wait is over: the script that waits.
@@ -235,8 +242,9 @@ impl Record {
         &self.endings[self.endings.len().saturating_sub(ENDINGS_KEPT)..]
     }
 
-    /// Whether nothing in it needs keeping: it is free, and nobody is yet to be told that his grant was broken.
+    /// Whether nothing in it needs keeping: it is free and guards no value, and nobody is yet to be told that his grant was
+    /// broken.
     pub fn is_vacant(&self) -> bool {
-        self.is_free() && self.remembered().iter().all(|ending| ending.how != Ended::Broken)
+        self.is_free() && self.value.is_none() && self.remembered().iter().all(|ending| ending.how != Ended::Broken)
     }
 }

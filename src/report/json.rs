@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{Reporter, user};
 use crate::duration::rfc3339;
 use crate::engine::Sight;
-use crate::lock::{Ended, Ending, Fate, Grant, Handle, Party, Share, Tenure, Waiter};
+use crate::lock::{Ended, Ending, Fate, Grant, Handle, Party, Share, Tenure, Value, Waiter};
 use std::time::Duration;
 
 /// One lock, as `status --json` shows it.
@@ -18,6 +18,20 @@ pub struct SightJson {
     token: Option<u64>,
     holders: Vec<HolderJson>,
     waiters: Vec<HolderJson>,
+    /// Where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<GuardedJson>,
+}
+
+/// A value, beside the lock that guards it.
+#[derive(Debug, Serialize)]
+struct GuardedJson {
+    version: Option<u64>,
+    bytes: u64,
+    token: Option<u64>,
+    /// In octal, where it is not the store's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mode: Option<String>,
 }
 
 /// A holder or a waiter.
@@ -37,6 +51,39 @@ pub struct HolderJson {
     mode: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     slot: Option<u32>,
+    /// The id of a claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim: Option<String>,
+}
+
+/// What `get --json`, `put --json` and `del --json` print.
+#[derive(Debug, Serialize)]
+pub struct ValueJson {
+    name: String,
+    version: Option<u64>,
+    bytes: u64,
+    /// Of the grant that it was read under, with `--lock`; else of the one that it was written under.
+    token: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    handle: Option<String>,
+}
+
+/// What `claim --json` prints.
+#[derive(Debug, Serialize)]
+pub struct ClaimJson {
+    names: Vec<String>,
+    id: String,
+    tokens: Vec<Option<u64>>,
+}
+
+/// What `lookup --json` prints.
+#[derive(Debug, Serialize)]
+pub struct LookupJson {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    names: Option<Vec<String>>,
 }
 
 /// What `lock --json` prints.
@@ -93,13 +140,14 @@ impl SightJson {
         });
         let waiters = record.waiters.iter().zip(&sight.waiters);
         SightJson {
-            name: String::from_utf8_lossy(name).into_owned(),
+            name: text(name),
             state: state(sight),
             mode: held.first().map(|(grant, _)| mode(grant.share)),
             slots: record.slots,
             token: held.iter().filter_map(|(grant, _)| grant.token).max(),
             holders: holders.collect(),
             waiters: waiters.map(|(waiter, fate)| HolderJson::of_waiter(waiter, *fate, reporter)).collect(),
+            value: record.value.as_ref().map(GuardedJson::new),
         }
     }
 }
@@ -132,7 +180,8 @@ impl HolderJson {
     pub fn of_grant(grant: &Grant, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
         let slot = (grant.share == Share::Slot).then_some(grant.slot);
         let shown = HolderJson::new(&grant.party, grant.since, &grant.tenure, alive, reporter);
-        HolderJson { token: grant.token, mode: not_alone(grant.share), slot, ..shown }
+        let claim = grant.claim.as_deref().map(text);
+        HolderJson { token: grant.token, mode: not_alone(grant.share), slot, claim, ..shown }
     }
 
     fn of_waiter(waiter: &Waiter, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
@@ -141,7 +190,6 @@ impl HolderJson {
     }
 
     fn new(party: &Party, since: u64, tenure: &Tenure, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         HolderJson {
             pid: reporter.owner(party).map(|owner| owner.pid),
             host: party.host.clone(),
@@ -158,7 +206,48 @@ impl HolderJson {
             },
             mode: None,
             slot: None,
+            claim: None,
         }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+impl GuardedJson {
+    fn new(value: &Value) -> GuardedJson {
+        let mode = value.mode.map(|mode| format!("{mode:04o}"));
+        GuardedJson { version: value.version, bytes: value.size, token: value.token, mode }
+    }
+}
+
+impl ValueJson {
+    /// A value; and the handle and token of the grant that it was read under.
+    pub fn new(name: &[u8], value: &Value, taken: Option<(&Handle, Option<u64>)>) -> ValueJson {
+        let token = taken.map_or(value.token, |(_, token)| token);
+        let handle = taken.map(|(handle, _)| handle.to_string());
+        ValueJson { name: text(name), version: value.version, bytes: value.size, token, handle }
+    }
+}
+
+impl ClaimJson {
+    /// The names, in the order of their grants, and the id that they are claimed under.
+    pub fn new(names: &[&[u8]], id: &[u8], grants: &[Grant]) -> ClaimJson {
+        let tokens = grants.iter().map(|grant| grant.token).collect();
+        ClaimJson { names: names.iter().map(|name| text(name)).collect(), id: text(id), tokens }
+    }
+}
+
+impl LookupJson {
+    /// The id of a name.
+    pub fn of_name(name: &[u8], id: &[u8]) -> LookupJson {
+        LookupJson { name: Some(text(name)), id: text(id), names: None }
+    }
+
+    /// The names of an id.
+    pub fn of_id(id: &[u8], names: &[Vec<u8>]) -> LookupJson {
+        LookupJson { name: None, id: text(id), names: Some(names.iter().map(|name| text(name)).collect()) }
     }
 }
 

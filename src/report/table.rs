@@ -55,7 +55,8 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, paper: Paper) 
             Tenure::AtMost(most) => span(Duration::from_millis(*most)),
             Tenure::Until(lease) => span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall())),
         };
-        row(&mut text, &shown_name, &state, paper, &grant.party, grant.since, &until, reporter);
+        let id = grant.claim.as_deref();
+        row(&mut text, &shown_name, &state, paper, &grant.party, id, grant.since, &until, reporter);
         shown_name.clear();
     }
     if let Some(slots) = sight.record.slots {
@@ -64,6 +65,11 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, paper: Paper) 
             let _ = writeln!(text, "{} {free} of {slots} slots free", cell("", 14));
         }
     }
+    if let Some(value) = &sight.record.value {
+        let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
+        let (size, version) = (value.size, value.version.unwrap_or_default());
+        let _ = writeln!(text, "{} value: {size} bytes, version {version}{mode}", cell("", 14));
+    }
     for (waiter, fate) in sight.record.waiters.iter().zip(&sight.waiters) {
         let state = match (fate, waiter.share) {
             (Fate::Dead, _) => "wait,dead",
@@ -71,7 +77,7 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, paper: Paper) 
             (_, Share::Shared) => "waiting s",
             (_, Share::Slot) => "waiting j",
         };
-        row(&mut text, &shown_name, state, paper, &waiter.party, waiter.since, "-", reporter);
+        row(&mut text, &shown_name, state, paper, &waiter.party, None, waiter.since, "-", reporter);
     }
     text
 }
@@ -79,6 +85,7 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, paper: Paper) 
 /// How somebody holds it: `held`, `shared`, `slot 0/3`; with a question mark where it cannot be seen whether he lives.
 fn held_as(grant: &Grant, fate: Fate, slots: Option<u32>) -> String {
     let how = match grant.share {
+        _ if grant.claim.is_some() => return "claimed".to_string(),
         Share::Exclusive => "held".to_string(),
         Share::Shared => "shared".to_string(),
         Share::Slot => format!("slot {}/{}", grant.slot, slots.unwrap_or_default()),
@@ -93,6 +100,7 @@ fn row(
     state: &str,
     paper: Paper,
     party: &Party,
+    id: Option<&[u8]>,
     since: u64,
     until: &str,
     reporter: &Reporter<'_>,
@@ -102,6 +110,9 @@ fn row(
     let mut what = shown(&party.command);
     if let Some(label) = &party.label {
         what = format!("[{}] {what}", shown(label));
+    }
+    if let Some(id) = id {
+        what = format!("id {}: {what}", shown(id));
     }
     line(text, name, state, paper, [&pid, &shown(party.host.as_bytes()), &user(party.uid), &age, until, &what]);
 }

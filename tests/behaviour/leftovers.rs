@@ -37,7 +37,7 @@ on_every_store! {
             let name = format!("lock {}", round % 100);
             let handle = engine.new_handle().unwrap();
             let applicant = Applicant {
-                handle: handle.clone(), share: Share::Exclusive, party: party.clone(), process, outlived: false, yields: false,
+                handle: handle.clone(), share: Share::Exclusive, party: party.clone(), process, outlived: false, yields: false, claim: None,
                 tenure: Tenure::OwnerLives, slots: None, refuse_stale: false, tentative: false, under: Vec::new(), called: None,
             };
             let taken = engine.take(name.as_bytes(), &applicant, &Patience::NONE, None, &mut |_| None).unwrap();

@@ -21,7 +21,9 @@ macro_rules! on_every_store {
 }
 
 mod broken;
+mod claims;
 mod crowd;
+mod csa;
 mod deadlock;
 mod descriptors;
 mod exit_codes;
@@ -48,3 +50,4 @@ mod store_as_it_was;
 mod storm;
 mod terminal;
 mod unlock;
+mod values;

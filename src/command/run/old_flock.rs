@@ -78,7 +78,7 @@ impl OldFlock {
                 keep(take, opened)
             };
             let mut wait = Wait { host: take.world.host.as_ref(), signals: take.signals, until, look: &mut look };
-            let wait = (!take.asked.taking.patience().is_none()).then_some(&mut wait);
+            let wait = (!take.asked.taking.waiting.patience().is_none()).then_some(&mut wait);
             match Flock::take(file, share, wait)? {
                 Flocked::Held(flock) => held.push(flock),
                 Flocked::Interrupted(signal) => return Ok(Some(Exit::Raised(signal as i32))),
@@ -88,7 +88,7 @@ impl OldFlock {
                     take.asked
                         .common
                         .tell(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
-                    return Ok(Some(take.asked.taking.conflict_exit_code.map_or(Exit::Busy, Exit::Chosen)));
+                    return Ok(Some(take.asked.taking.waiting.conflict_exit_code.map_or(Exit::Busy, Exit::Chosen)));
                 }
             }
             if told {

@@ -40,7 +40,7 @@ impl Take<'_> {
         let opened = self.targets.open(self.world)?;
         let common = &self.asked.common;
         let applicant = self.applicant(becoming.is_none())?;
-        let patience = self.asked.taking.patience();
+        let patience = self.asked.taking.waiting.patience();
         let until = patience.limit.map(|limit| self.world.host.boottime().saturating_add(limit));
         let (mut waits, mut teller) = (false, Teller::new(common));
         let taken = opened.take(&applicant, &patience, Some(self.signals.interrupt()), &mut |at, waiting| {
@@ -64,7 +64,7 @@ impl Take<'_> {
                 Err(error.into())
             }
             AllTaken::Refused(at, outcome) => {
-                let busy = self.asked.taking.conflict_exit_code;
+                let busy = self.asked.taking.waiting.conflict_exit_code;
                 let (text, exit) = refusal(&outcome, &self.targets.all[at], &opened.reporter(at), busy);
                 common.tell(&text);
                 Ok(exit)
@@ -111,13 +111,14 @@ impl Take<'_> {
         Ok(Applicant {
             handle: self.handle.clone(),
             share: taking.share(),
-            party: self.world.party(vec![process], self.plan.line(), taking.label.as_ref())?,
+            party: self.world.party(vec![process], self.plan.line(), taking.waiting.label.as_ref())?,
             process,
             outlived: false,
             yields,
+            claim: None,
             tenure: taking.tenure(),
             slots: taking.slots,
-            refuse_stale: taking.fail_on_stale,
+            refuse_stale: taking.waiting.fail_on_stale,
             tentative: false,
             under: self.world.under(),
             called: Some(Called {

@@ -13,6 +13,11 @@ use crate::report::Reporter;
 /// One lock that is meant: its name as people know it, and what there is to be seen of it.
 pub(super) type Seen<'a> = Result<(&'a [u8], &'a Sight, &'a Reporter<'a>)>;
 
+/// Nobody holds it, nobody waits, and it guards nothing.
+fn nothing_to_show(sight: &Sight) -> bool {
+    sight.record.is_free() && sight.record.value.is_none()
+}
+
 /// Shows them to `visit` as they are found; an `Err` is a record that is unreadable. Says how `status` ends.
 pub(super) fn survey(
     world: &World,
@@ -32,7 +37,7 @@ pub(super) fn survey(
         };
         let engine = world.engine(&target.location)?;
         match engine.sight(&target.name) {
-            Ok(sight) if glob::is_pattern(typed.as_bytes()) && sight.record.is_free() => {
+            Ok(sight) if glob::is_pattern(typed.as_bytes()) && nothing_to_show(&sight) => {
                 patterns.push(typed.as_bytes());
             }
             Ok(sight) => {
@@ -56,7 +61,7 @@ pub(super) fn survey(
                 Ok(sight) => {
                     let name = sight.record.name.as_slice();
                     let wanted = patterns.is_empty() || patterns.iter().any(|pattern| glob::matches(pattern, name));
-                    if !wanted || sight.record.is_free() {
+                    if !wanted || nothing_to_show(sight) {
                         return Ok(());
                     }
                     found_held |= sight.is_held();

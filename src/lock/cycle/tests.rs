@@ -26,6 +26,7 @@ fn holds(pid: i32, share: Share, slot: u32) -> Grant {
         waited: 0,
         unconfirmed: None,
         yields: false,
+        claim: None,
     }
 }
 
@@ -39,6 +40,7 @@ fn waits(pid: i32, share: Share) -> Waiter {
         tenure: Tenure::OwnerLives,
         confirms: true,
         yields: false,
+        claim: None,
         under: Vec::new(),
         within: vec![Process { pid, start: 1 }],
         lease: None,

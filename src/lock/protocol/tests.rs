@@ -35,6 +35,7 @@ fn wants(pid: i32, share: Share) -> Application {
         tenure: Tenure::OwnerLives,
         confirms: false,
         yields: false,
+        claim: None,
         under: Vec::new(),
         within: Vec::new(),
         lease: None,

@@ -176,6 +176,7 @@ fn the_views_show_what_the_records_say() {
         waited: 250,
         unconfirmed: None,
         yields: false,
+        claim: None,
     };
     let record = Record {
         holders: vec![
@@ -194,6 +195,7 @@ fn the_views_show_what_the_records_say() {
             lease: Some(lease),
             since: 1_795_408_001_123,
             yields: false,
+            claim: None,
         }],
         ..Record::free(b"a=\"b\\: c")
     };

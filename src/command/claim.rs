@@ -1,0 +1,179 @@
+//! `csalock claim` and `csalock unclaim`
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use nix::sys::signal::Signal;
+
+use super::onlooker::Teller;
+use super::targets::{Opened, Targets};
+use super::world::{World, print, print_json, refusal, say};
+use crate::cli::{Claim, Unclaim};
+use crate::engine::{AllTaken, Applicant};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::host::{Called, caller, command_of};
+use crate::lock::{Ask, Claimant, Grant, Handle, Outcome, Share, Tenure};
+use crate::name::{quoted, shown};
+use crate::report::{ClaimJson, UnlockJson};
+use crate::signals::Signals;
+
+/// An id has no more bytes.
+const LONGEST_ID: usize = 255;
+
+pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
+    let targets = Targets::new(world, &asked.common, &asked.names)?;
+    let id = asked.id.as_deref().map_or_else(|| fresh_id(world), given_id)?;
+    if world.inherited.closed(1) {
+        let what = "stdout is closed, so nobody would get the id";
+        return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
+    }
+    let opened = targets.open(world)?;
+    let taken = taken(&opened, &id)?;
+    if !taken.is_empty() {
+        return Ok(not_unique(asked, &taken));
+    }
+    let handle = Handle::new(world.host.random()?);
+    let applicant = applicant(world, asked, &handle, &id)?;
+    let signals = Signals::listen(world.inherited)?;
+    let mut teller = Teller::new(&asked.common);
+    let patience = asked.waiting.patience();
+    let done = opened.take(&applicant, &patience, Some(signals.interrupt()), &mut |at, waiting| {
+        teller.look(&targets.all[at], &opened.reporter(at), waiting)
+    })?;
+    drop(teller);
+    match done {
+        AllTaken::Interrupted => {
+            Ok(signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)))
+        }
+        AllTaken::Granted(grants, _) => {
+            let known_as: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
+            let printed = match asked.common.json {
+                true => print_json(&ClaimJson::new(&known_as, &id, &grants)),
+                false => print(&format!("{}\n", String::from_utf8_lossy(&id))),
+            };
+            // An id that nobody gets is of use to nobody. What was claimed under it before has other handles.
+            if let Err(error) = printed {
+                opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
+                return Err(error.context("nothing was claimed"));
+            }
+            Ok(Exit::Done)
+        }
+        AllTaken::Refused(at, Outcome::Claimed(grant)) => {
+            let mut taken = self::taken(&opened, &id)?;
+            if taken.is_empty() {
+                // It was given up this moment.
+                taken.push((targets.all[at].known_as.clone(), grant));
+            }
+            Ok(not_unique(asked, &taken))
+        }
+        AllTaken::Refused(at, outcome) => {
+            let busy = asked.waiting.conflict_exit_code;
+            let (text, exit) = refusal(&outcome, &targets.all[at], &opened.reporter(at), busy);
+            asked.common.tell(&text);
+            Ok(exit)
+        }
+    }
+}
+
+pub(super) fn unclaim(world: &World, asked: &Unclaim) -> anyhow::Result<Exit> {
+    let targets = Targets::new(world, &asked.common, &asked.names)?;
+    let id = given_id(&asked.id)?;
+    let opened = targets.open(world)?;
+    let mut exit = Exit::Done;
+    let mut documents = Vec::new();
+    for (at, (target, engine)) in opened.each().enumerate() {
+        let (name, reporter) = (shown(&target.known_as), opened.reporter(at));
+        let claimant = Claimant { claim: Some(id.clone()), ..engine.claimant(None, Vec::new())? };
+        let outcome = engine.settle(&target.name, &Ask::Release(claimant))?;
+        let (word, grants, refused) = match &outcome {
+            Outcome::Released(grant) => ("released", vec![grant.clone()], None),
+            Outcome::NotOwner(grants, _) => {
+                let who = grants.iter().map(|grant| reporter.holder(grant)).collect::<Vec<_>>().join("; and ");
+                let text = format!("{name} is not claimed under id {}: held by {who}", shown(&id));
+                ("not the owner", grants.clone(), Some((text, Exit::NotOwner)))
+            }
+            _ => ("not held", Vec::new(), Some((format!("{name} is not claimed"), Exit::NotHeld))),
+        };
+        match refused {
+            Some((text, refused)) => {
+                asked.common.tell(&text);
+                exit = if exit == Exit::Done { refused } else { exit };
+            }
+            None if asked.common.verbose => say(&format!("the claim on {name} is given up")),
+            None => {}
+        }
+        documents.push(UnlockJson::new(&target.known_as, word, &grants, &reporter));
+    }
+    if asked.common.json {
+        print_json(&documents)?;
+    }
+    Ok(exit)
+}
+
+/// Those of the names that are claimed under another id, with that claim.
+fn taken(opened: &Opened<'_>, id: &[u8]) -> Result<Vec<(Vec<u8>, Grant)>> {
+    let mut taken = Vec::new();
+    for (target, engine) in opened.each() {
+        let claim = engine.claim_of(&target.name)?.filter(|grant| grant.claim.as_deref() != Some(id));
+        taken.extend(claim.map(|grant| (target.known_as.clone(), grant)));
+    }
+    Ok(taken)
+}
+
+/// A line for each name that is taken.
+fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> Exit {
+    for (name, grant) in taken {
+        let id = shown(grant.claim.as_deref().unwrap_or_default());
+        asked.common.tell(&format!("{} is claimed under id {id}; nothing was claimed", shown(name)));
+    }
+    Exit::NotUnique
+}
+
+fn applicant(world: &World, asked: &Claim, handle: &Handle, id: &[u8]) -> Result<Applicant> {
+    let process = world.host.this_process()?;
+    let command = caller(process.pid).map_or_else(|_| command_of(process.pid), |caller| caller.command);
+    let label: Option<&OsString> = asked.waiting.label.as_ref();
+    Ok(Applicant {
+        handle: handle.clone(),
+        share: Share::Exclusive,
+        party: world.party(Vec::new(), command, label)?,
+        process,
+        outlived: true,
+        yields: false,
+        claim: Some(id.to_vec()),
+        tenure: Tenure::Forever,
+        slots: None,
+        refuse_stale: asked.waiting.fail_on_stale,
+        tentative: false,
+        under: world.under(),
+        called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
+    })
+}
+
+/// What `--id` says: one line, so that whoever reads it gets exactly the id.
+pub(super) fn given_id(id: &OsStr) -> Result<Vec<u8>> {
+    let id = id.as_bytes();
+    let wrong = |what: String| Error::new(Exit::Usage, what, "name one of 1 to 255 bytes without control characters");
+    match id {
+        [] => Err(wrong("an id must not be empty".to_string())),
+        _ if id.len() > LONGEST_ID => Err(wrong(format!("the id has {} bytes", id.len()))),
+        _ if id.iter().any(u8::is_ascii_control) => {
+            Err(wrong(format!("the id {} is not one line of text", quoted(id))))
+        }
+        _ => Ok(id.to_vec()),
+    }
+}
+
+/// A random UUID, version 4 (RFC 9562).
+fn fresh_id(world: &World) -> Result<Vec<u8>> {
+    let mut random = world.host.random()?;
+    random[6] = random[6] & 0x0f | 0x40;
+    random[8] = random[8] & 0x3f | 0x80;
+    let mut id = String::new();
+    for (at, byte) in random.iter().enumerate() {
+        let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+        id.push_str(&format!("{dash}{byte:02x}"));
+    }
+    Ok(id.into_bytes())
+}

@@ -1,0 +1,75 @@
+//! `csaLock FILE...` and `csaUnlock FILE...`: the program under the names of CSA's functions, for the scripts that have
+//! called these. A lock of the file for the calling script, silent unless it fails; it ends with the script. How long it is
+//! tried stands in `$CSALOCK_TIMEOUT`, as `-w` would say it.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use clap::Parser;
+
+use super::world::World;
+use super::{lock, unlock};
+use crate::cli::{Cli, Command};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::name::quoted;
+
+/// Which of CSA's functions the program was called as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Csa {
+    Lock,
+    Unlock,
+}
+
+/// Whether, and as which, by the name that it was called by.
+pub(super) fn called_as(program: Option<OsString>) -> Option<Csa> {
+    let program = program?;
+    match Path::new(&program).file_name()?.as_bytes() {
+        b"csaLock" => Some(Csa::Lock),
+        b"csaUnlock" => Some(Csa::Unlock),
+        _ => None,
+    }
+}
+
+pub(super) fn run(world: &World, csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
+    let files = paths(csa, files)?;
+    let words: &[&OsStr] = match csa {
+        Csa::Lock => &["csalock", "lock", "-w"].map(OsStr::new),
+        Csa::Unlock => &["csalock", "unlock"].map(OsStr::new),
+    };
+    let timeout = world.environment.timeout.clone().unwrap_or_else(|| "30s".into());
+    let timeout = (csa == Csa::Lock).then_some(timeout);
+    let dashes = OsString::from("--");
+    let all = words.iter().map(|word| word.to_os_string()).chain(timeout.clone()).chain([dashes]).chain(files);
+    let Ok(Cli { command }) = Cli::try_parse_from(all) else {
+        let what = format!("CSALOCK_TIMEOUT is {}", quoted(timeout.unwrap_or_default().as_bytes()));
+        return Err(Error::new(Exit::Usage, what, "say how long to try: 10s, 5m, 250ms, seconds, 0 or inf").into());
+    };
+    match command {
+        Command::Lock(asked) => lock::run_silently(world, &asked),
+        Command::Unlock(asked) => unlock::run(world, &asked),
+        _ => unreachable!("it was one of the two"),
+    }
+}
+
+/// What they are given are files, also without a slash.
+fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
+    let name = if csa == Csa::Lock { "csaLock" } else { "csaUnlock" };
+    if files.first().is_some_and(|first| first == "--") {
+        files.remove(0);
+    } else if let Some(option) = files.iter().find(|file| file.as_bytes().starts_with(b"-")) {
+        let what = format!("{name} has no options, and {} looks like one", quoted(option.as_bytes()));
+        return Err(Error::new(Exit::Usage, what, "say -- before files that begin with a dash, or call csalock"));
+    }
+    if files.is_empty() {
+        let what = format!("{name} was not told which file");
+        return Err(Error::new(Exit::Usage, what, format!("say `{name} FILE`")));
+    }
+    let path = |file: OsString| match file.as_bytes() {
+        b"" => file,
+        bytes if bytes.contains(&b'/') => file,
+        _ => [OsStr::new("./"), &file].into_iter().collect(),
+    };
+    Ok(files.into_iter().map(path).collect())
+}

@@ -1,0 +1,159 @@
+//! A value that a lock guards, and the rules of writing it.
+//!
+//! A record bears its name's value, or says where it is: so whoever writes it and whoever takes or gives back the lock swap
+//! the same record, and "written only by the holder", "read as the lock is taken" and "written as it is given back" are each
+//! one swap. Long values, and those that not everybody may read, are *apart*: stored first, under a name of their own that
+//! never comes back, and never changed; the record then names it. One that no record names was left by somebody who died.
+//!
+//! **Versions** grow by one with each write. The first has the number of the record's own version, which in every store is
+//! above all that this name ever had; so no number comes back, also not after the value was deleted.
+//!
+//! **Who may write.** The holder, if nobody holds together with him; and where nobody holds or waits, anybody, in the same
+//! swap. A holder whose grant is over may not. He may say `--even-if-stale`, if nobody has had the lock since.
+
+use super::ask::{Claimant, Outcome, Step};
+use super::facts::{Facts, Wanted};
+use super::protocol::{Found, find, refuse, write};
+use super::queue::{end, evict, serve};
+use super::record::{Ended, Ending, Record};
+
+/// The most bytes that a value may have.
+pub const MOST_VALUE: usize = 1 << 20;
+
+/// Of so many bytes it is in the record itself.
+const MOST_WITHIN: usize = 1024;
+
+/// What a name has, beside the lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Value {
+    /// Which version. `None` only in a record on its way to the store: the version that it gets there.
+    pub version: Option<u64>,
+    /// The fencing token of the grant under which it was written; or as `version`, if it was written under none.
+    pub token: Option<u64>,
+    /// How many bytes.
+    pub size: u64,
+    /// What makes this write unlike any other: random.
+    pub mark: u64,
+    /// Who may read it: the permission bits of a file. `None`: whoever may read the store.
+    pub mode: Option<u32>,
+    /// The bytes, unless they are apart.
+    pub within: Option<Vec<u8>>,
+}
+
+/// A wish to write a value, or to delete it.
+#[derive(Debug, Clone)]
+pub struct Writing {
+    /// Who wants that.
+    pub claimant: Claimant,
+    /// The value, its version and token left out; `None`: there is to be none.
+    pub value: Option<Value>,
+    /// What must be so.
+    pub only_if: Option<OnlyIf>,
+    /// Only as the holder; else also where nobody holds it.
+    pub as_holder: bool,
+    /// And give back the lock, as its holder.
+    pub give_back: bool,
+    /// Also when the grant is over, if nobody has had the lock since.
+    pub even_if_stale: bool,
+}
+
+/// What must be so for a value to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnlyIf {
+    /// There is none.
+    Absent,
+    /// It has this version.
+    Version(u64),
+}
+
+impl Value {
+    /// These bytes, before they are written.
+    pub fn new(bytes: &[u8], mark: u64, mode: Option<u32>) -> Value {
+        let within = (bytes.len() <= MOST_WITHIN && mode.is_none()).then(|| bytes.to_vec());
+        Value { version: None, token: None, size: bytes.len() as u64, mark, mode, within }
+    }
+
+    /// The name that one is stored under that is apart: no name that anybody could type.
+    pub fn key(name: &[u8], mark: u64) -> Vec<u8> {
+        [name, b"\0value.", format!("{mark:016x}").as_bytes()].concat()
+    }
+
+    /// The name and mark of the value that is stored under this name, if one is.
+    pub fn of_key(key: &[u8]) -> Option<(&[u8], u64)> {
+        let nul = key.iter().position(|byte| *byte == 0)?;
+        let mark = std::str::from_utf8(key[nul..].strip_prefix(b"\0value.")?).ok()?;
+        Some((&key[..nul], u64::from_str_radix(mark, 16).ok()?))
+    }
+}
+
+/// Decides about a write; see the module's own words.
+pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Wanted> {
+    let mut next = record.clone();
+    let mut wake = Vec::new();
+    let mut mine = None;
+    match find(record, &writing.claimant, facts)? {
+        Found::Mine(at) => mine = Some(at),
+        Found::Ended(ending) if ending.how != Ended::Released => {
+            if !writing.even_if_stale || !nobody_since(&mut next, &ending, facts)? {
+                // Whoever wants to write believes that he holds it; that nobody else does is no better.
+                return Ok(match refuse(record, Found::Ended(ending), facts)? {
+                    Step::Done(Outcome::NotHeld(ending)) => Step::Done(Outcome::NotOwner(Vec::new(), ending)),
+                    other => other,
+                });
+            }
+        }
+        found => {
+            if writing.claimant.repeated && was_written(record, writing, &found) {
+                return Ok(Step::Done(Outcome::Written(record.value.clone())));
+            }
+            if writing.as_holder {
+                return refuse(record, found, facts);
+            }
+            wake = serve(&mut next, facts)?;
+        }
+    }
+    if !holds(writing.only_if, record.value.as_ref()) {
+        return Ok(Step::Done(Outcome::OtherValue(record.value.clone())));
+    }
+    let Some(written) = writing.value.clone().or_else(|| record.value.clone()) else {
+        return Ok(Step::Done(Outcome::NoValue));
+    };
+    let others = next.holders.iter().enumerate().filter(|(at, _)| Some(*at) != mine);
+    let others: Vec<_> = others.map(|(_, grant)| grant.clone()).collect();
+    if !others.is_empty() {
+        return Ok(Step::Done(Outcome::Busy(others)));
+    }
+    let before = record.value.as_ref().and_then(|value| value.version);
+    let token = mine.and_then(|at| next.holders[at].token);
+    next.value = writing.value.as_ref().map(|_| Value { version: before.map(|it| it + 1), token, ..written.clone() });
+    if let (Some(at), true) = (mine, writing.give_back) {
+        end(&mut next, at, Ended::Released);
+        wake = serve(&mut next, facts)?;
+    }
+    let written = next.value.clone().unwrap_or(written);
+    Ok(write(next, Outcome::Written(Some(written)), wake))
+}
+
+/// Whether nobody has had the lock since this grant was over, which is now ended.
+fn nobody_since(record: &mut Record, ending: &Ending, facts: &Facts) -> Result<bool, Wanted> {
+    evict(record, facts)?;
+    let last = record.endings.iter().max_by_key(|other| other.grant.token);
+    Ok(record.holders.is_empty() && last.is_none_or(|last| last.grant.proof == ending.grant.proof))
+}
+
+/// Whether the store did what it was told, and its reply was lost.
+fn was_written(record: &Record, writing: &Writing, found: &Found) -> bool {
+    let is_this = match (&writing.value, &record.value) {
+        (Some(wanted), Some(value)) => wanted.mark == value.mark,
+        (wanted, value) => wanted.is_none() && value.is_none(),
+    };
+    is_this || (writing.give_back && matches!(found, Found::Ended(_)))
+}
+
+fn holds(only_if: Option<OnlyIf>, value: Option<&Value>) -> bool {
+    match only_if {
+        None => true,
+        Some(OnlyIf::Absent) => value.is_none(),
+        Some(OnlyIf::Version(version)) => value.is_some_and(|value| value.version == Some(version)),
+    }
+}

@@ -1,0 +1,213 @@
+//! Names that are claimed for good: all of them or none, by one id.
+
+use crate::sandbox::{Job, Sandbox, has, wait_until};
+
+fn lookup(sandbox: &Sandbox, name: &str) -> Option<String> {
+    let done = sandbox.csalock(["lookup", "-q", name]).capture();
+    assert!(matches!(done.code, Some(0 | 81)) && done.stderr.is_empty(), "{done:?}");
+    (done.code == Some(0)).then(|| done.stdout.trim_end().to_string())
+}
+
+fn ids(sandbox: &Sandbox, names: &[&str]) -> Vec<Option<String>> {
+    names.iter().map(|name| lookup(sandbox, name)).collect()
+}
+
+on_every_store! {
+    fn a_claim_lasts_until_it_is_given_up(sandbox: &Sandbox) {
+        sandbox.csalock(["claim", "--id", "17", "mail:a@b.c", "user:a"]).stdout("17\n").run();
+        sandbox.csalock(["gc"]).run();
+        sandbox.csalock(["lookup", "user:a"]).stdout("17\n").run();
+        sandbox.csalock(["lookup", "--id", "17"]).stdout("mail:a@b.c\nuser:a\n").run();
+        assert_eq!(sandbox.state("user:a"), "held");
+        sandbox.csalock(["unclaim", "--id", "17", "user:a"]).run();
+        sandbox.csalock(["lookup", "user:a"]).status(81).stderr("csalock: user:a is not claimed\n").run();
+        sandbox.csalock(["lookup", "--id", "17"]).stdout("mail:a@b.c\n").run();
+        sandbox.csalock(["unclaim", "--id", "17", "mail:a@b.c"]).run();
+        sandbox.csalock(["lookup", "--id", "17"]).status(81).stderr("csalock: nothing is claimed under id 17\n").run();
+        assert!(sandbox.is_tidy());
+    }
+
+    fn the_id_is_a_fresh_one_unless_it_was_said(sandbox: &Sandbox) {
+        let claim = |name: &str| sandbox.csalock(["claim", name]).capture().stdout;
+        let (a, b) = (claim("a"), claim("b"));
+        assert_ne!(a, b);
+        for id in [&a, &b] {
+            let parts: Vec<usize> = id.trim_end().split('-').map(str::len).collect();
+            assert!(parts == [8, 4, 4, 4, 12] && &id[14..15] == "4", "{id}");
+        }
+        assert_eq!(ids(sandbox, &["a", "b"]), [Some(a.trim_end().into()), Some(b.trim_end().into())]);
+    }
+
+    fn what_is_taken_is_listed_and_nothing_is_claimed(sandbox: &Sandbox) {
+        sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
+        sandbox.csalock(["claim", "--id", "2", "c"]).stdout("2\n").run();
+        let said = "csalock: a is claimed under id 1; nothing was claimed\ncsalock: c is claimed under id 2; nothing was claimed\n";
+        sandbox.csalock(["claim", "--id", "3", "a", "b", "c", "d"]).status(83).stderr(said).run();
+        sandbox.csalock(["claim", "-q", "c", "b"]).status(83).run();
+        assert_eq!(ids(sandbox, &["a", "b", "c", "d"]), [Some("1".into()), None, Some("2".into()), None]);
+    }
+
+    fn the_same_id_may_claim_again_and_more(sandbox: &Sandbox) {
+        sandbox.csalock(["claim", "--id", "1", "a", "b"]).stdout("1\n").run();
+        sandbox.csalock(["claim", "--id", "1", "b", "a"]).stdout("1\n").run();
+        sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
+        sandbox.csalock(["claim", "--id", "2", "c"]).stdout("2\n").run();
+        // What it has is left alone when it does not get what it wants.
+        sandbox.csalock(["claim", "-q", "--id", "1", "a", "c", "d"]).status(83).run();
+        assert_eq!(ids(sandbox, &["a", "b", "c", "d"]), [Some("1".into()), Some("1".into()), Some("2".into()), None]);
+        sandbox.csalock(["claim", "--id", "1", "a", "d"]).stdout("1\n").run();
+        assert_eq!(lookup(sandbox, "d").as_deref(), Some("1"));
+    }
+
+    fn a_claim_and_a_lock_exclude_each_other(sandbox: &Sandbox) {
+        sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
+        for words in [&["lock", "-n", "a"][..], &["run", "-n", "a", "true"], &["put", "-n", "a", "x"], &["lock", "-sn", "a"]] {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!(done.code, Some(75), "{words:?}");
+            assert!(done.stderr.contains("claimed under id 1"), "{}", done.stderr);
+        }
+        let mut waiter = sandbox.waiter("a", "echo has it");
+        sandbox.csalock(["unclaim", "--id", "1", "a"]).run();
+        waiter.lines(1);
+        assert_eq!(waiter.wait().code, Some(0));
+        let mut holder = sandbox.holder("a");
+        sandbox.csalock(["claim", "-q", "-n", "a", "b"]).status(75).run();
+        sandbox.csalock(["lookup", "-q", "a"]).status(81).run();
+        let claimant = sandbox.csalock(["claim", "--id", "2", "-w", "inf", "b", "a"]).spawn();
+        wait_until("it waits", || sandbox.waiters("a").len() == 1);
+        holder.release();
+        assert_eq!(claimant.wait().stdout, "2\n");
+        assert_eq!(ids(sandbox, &["a", "b"]), [Some("2".into()), Some("2".into())]);
+    }
+
+    fn whoever_waits_to_claim_what_is_then_claimed_need_not_wait_longer(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("a");
+        let jobs: Vec<Job> = (0..40).map(|id| {
+            sandbox.csalock(["claim", "-w", "60s", "--id", &format!("id{id}"), "a"]).spawn()
+        }).collect();
+        wait_until("all wait", || sandbox.waiters("a").len() == 40);
+        let begun = std::time::Instant::now();
+        holder.release();
+        let codes: Vec<Option<i32>> = jobs.into_iter().map(|job| job.wait().code).collect();
+        assert_eq!(codes.iter().filter(|code| **code == Some(0)).count(), 1, "{codes:?}");
+        assert_eq!(codes.iter().filter(|code| **code == Some(83)).count(), 39, "{codes:?}");
+        assert!(begun.elapsed() < std::time::Duration::from_secs(40), "nobody waits for the timeout");
+        assert!(sandbox.waiters("a").is_empty());
+    }
+
+    fn only_the_id_gives_up_a_claim(sandbox: &Sandbox) {
+        sandbox.csalock(["claim", "--id", "1", "a", "b"]).stdout("1\n").run();
+        let done = sandbox.csalock(["unclaim", "--id", "2", "a", "c"]).capture();
+        assert_eq!(done.code, Some(82), "{done:?}");
+        assert!(done.stderr.starts_with("csalock: a is not claimed under id 2: held by no process on "), "{}", done.stderr);
+        assert!(done.stderr.ends_with("csalock: c is not claimed\n"), "{}", done.stderr);
+        sandbox.csalock(["unlock", "-q", "a"]).status(82).run();
+        let all = sandbox.script("dash", "csalock claim --id 3 d; csalock unlock --all; csalock lookup d");
+        all.stdout("3\n3\n").run();
+        sandbox.csalock(["unclaim", "-q", "--id", "2", "c"]).status(81).run();
+        let done = sandbox.csalock(["unlock", "--force", "a"]).capture();
+        assert!(done.code == Some(0) && done.stdout.contains("claimed under id 1"), "{done:?}");
+        assert_eq!(ids(sandbox, &["a", "b"]), [None, Some("1".into())]);
+        let _lock = sandbox.holder("e");
+        sandbox.csalock(["unclaim", "-q", "--id", "1", "e"]).status(82).run();
+    }
+
+    fn ids_and_names_may_be_odd(sandbox: &Sandbox) {
+        let longest = "i".repeat(255);
+        for id in ["a b", "--id", "%", "\u{e4}\u{f6}", "/", longest.as_str()] {
+            sandbox.csalock(["claim", &format!("--id={id}"), "x", "two words", "p%q"]).stdout(format!("{id}\n")).run();
+            sandbox.csalock(["lookup", "x"]).stdout(format!("{id}\n")).run();
+            sandbox.csalock(["lookup", &format!("--id={id}")]).stdout("p%q\ntwo words\nx\n").run();
+            sandbox.csalock(["unclaim", &format!("--id={id}"), "x", "two words", "p%q"]).run();
+        }
+        let too_long = "i".repeat(256);
+        for words in [&["claim", "--id", "", "x"][..], &["claim", "--id", "a\nb", "x"], &["claim", "--id", &too_long, "x"], &["claim"],
+                      &["claim", "--id", "1"], &["claim", "x", "--id", "1"], &["claim", "x", ""], &["unclaim", "x"],
+                      &["lookup"], &["lookup", "x", "y"], &["lookup", "--id", "1", "x"], &["lookup", "--id", "\x1b", ]] {
+            let done = sandbox.csalock(words).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?}");
+        }
+        sandbox.script("dash", "csalock claim x >&-").status(74)
+            .stderr("csalock: stdout is closed, so nobody would get the id; send it to /dev/null if nobody needs it\n").run();
+        if std::path::Path::new("/dev/full").exists() {
+            assert_eq!(sandbox.script("dash", "csalock claim x > /dev/full").capture().code, Some(74));
+        }
+        assert!(sandbox.is_tidy());
+    }
+
+    fn the_json_has_names_and_id(sandbox: &Sandbox) {
+        let json = |words: &[&str]| -> serde_json::Value {
+            serde_json::from_str(&sandbox.csalock(words).capture().stdout).unwrap()
+        };
+        let claimed = json(&["claim", "--json", "--id", "1", "b", "a"]);
+        assert_eq!((&claimed["names"], &claimed["id"]), (&serde_json::json!(["a", "b"]), &"1".into()));
+        assert!(claimed["tokens"].as_array().unwrap().iter().all(serde_json::Value::is_u64));
+        assert_eq!(json(&["lookup", "--json", "a"]), serde_json::json!({"name": "a", "id": "1"}));
+        assert_eq!(json(&["lookup", "--json", "--id", "1"]), serde_json::json!({"id": "1", "names": ["a", "b"]}));
+        let sight = sandbox.sight("a");
+        assert_eq!((&sight["holders"][0]["claim"], &sight["holders"][0]["expires"]), (&"1".into(), &serde_json::Value::Null));
+        let table = sandbox.csalock(["status", "a"]).capture().stdout;
+        assert!(table.contains("\na              claimed   -       ") && table.contains(" forever id 1: "), "{table}");
+        let given_up = json(&["unclaim", "--json", "--id", "1", "a", "c"]);
+        let outcomes: Vec<&str> = given_up.as_array().unwrap().iter().map(|one| one["outcome"].as_str().unwrap()).collect();
+        assert_eq!(outcomes, ["released", "not held"]);
+    }
+
+    fn a_claim_outlives_the_boot(sandbox: &Sandbox) {
+        sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
+        sandbox.edit("a", |record| {
+            for grant in &mut record.holders {
+                grant.party.home.boot = "another boot".to_string();
+            }
+        });
+        sandbox.csalock(["gc"]).run();
+        assert_eq!(lookup(sandbox, "a").as_deref(), Some("1"));
+        sandbox.csalock(["run", "-q", "-n", "a", "true"]).status(75).run();
+    }
+
+    fn who_is_killed_at_any_step_has_claimed_all_or_none(sandbox: &Sandbox) {
+        if !has("strace") {
+            return;
+        }
+        let calls = if sandbox.is_directory() { ["renameat", "fsync"] } else { ["unlink", "fdatasync"] };
+        let (mut all, mut none) = (0, 0);
+        for call in calls {
+            for step in 1.. {
+                let inject = format!("inject={call}:signal=KILL:when={step}");
+                let words = ["-qq", "-o", "trace", "-e", &inject, "csalock", "claim", "--id", "me", "a", "b", "c"];
+                let done = sandbox.call("strace", words).capture();
+                let has = ids(sandbox, &["a", "b", "c"]);
+                assert!(has.iter().all(|id| *id == has[0]), "killed at {call} {step}: {has:?}");
+                *(if has[0].is_some() { &mut all } else { &mut none }) += 1;
+                // The next one is in nobody's way, and sees the same.
+                let next = sandbox.csalock(["claim", "-q", "-w", "0", "--id", "next", "c", "b", "a"]).capture();
+                assert_eq!(next.code, Some(if has[0].is_some() { 83 } else { 0 }), "killed at {call} {step}");
+                let id = if has[0].is_some() { "me" } else { "next" };
+                sandbox.csalock(["unclaim", "--id", id, "a", "b", "c"]).run();
+                if done.code == Some(0) {
+                    break;
+                }
+            }
+        }
+        assert!(all >= 2 && none > 2, "{all} {none}");
+        assert!(sandbox.is_tidy());
+    }
+
+    fn of_two_who_want_the_same_pair_one_has_it(sandbox: &Sandbox) {
+        let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock claim -q --id $$.$i mail$i user$i > /dev/null; echo $i $? $$.$i; done";
+        let other = script.replace("mail$i user$i", "user$i mail$i");
+        let jobs: Vec<Job> = (0..6).map(|at| sandbox.script("dash", if at % 2 == 0 { script } else { &other }).spawn()).collect();
+        let said: String = jobs.into_iter().map(|job| job.wait().stdout).collect();
+        for pair in 1..=60 {
+            let results: Vec<(&str, &str)> = said.lines().filter_map(|line| {
+                let words: Vec<&str> = line.split(' ').collect();
+                (words[0] == pair.to_string()).then(|| (words[1], words[2]))
+            }).collect();
+            let winners: Vec<&str> = results.iter().filter(|(code, _)| *code == "0").map(|(_, id)| *id).collect();
+            assert_eq!(winners.len(), 1, "{pair} {results:?}");
+            assert!(results.iter().all(|(code, _)| ["0", "83"].contains(code)), "{pair} {results:?}");
+            let has = ids(sandbox, &[&format!("mail{pair}"), &format!("user{pair}")]);
+            assert_eq!(has, [Some(winners[0].to_string()), Some(winners[0].to_string())]);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `csaLock` and `csaUnlock`: the program under the names of CSA's functions.
+
+use crate::sandbox::{Sandbox, wait_until};
+
+/// A sandbox in which both names are installed, and files keep their locks beside them.
+fn install(sandbox: &Sandbox) {
+    for name in ["csaLock", "csaUnlock"] {
+        std::os::unix::fs::symlink("csalock", sandbox.path("bin").join(name)).unwrap();
+    }
+    sandbox.file("files/data", "");
+}
+
+fn script<'a>(sandbox: &'a Sandbox, text: &str) -> crate::sandbox::Call<'a> {
+    install(sandbox);
+    sandbox.script("dash", text).without("CSALOCK_STORE")
+}
+
+#[test]
+fn the_lock_is_the_files_and_the_scripts() {
+    let sandbox = Sandbox::new("dir:");
+    let text = "csaLock \"$PWD/data\" || exit; csalock status ./data > /dev/null; echo $?; (csaLock data); echo $?
+                csaUnlock data; echo $?; csaUnlock ./data; echo $?; csalock status ./data > /dev/null; echo $?";
+    let done = script(&sandbox, text).capture();
+    assert_eq!(done.stdout, "0\n84\n0\n81\n81\n", "{done:?}");
+    assert!(!sandbox.path("files/.csalock").exists());
+}
+
+#[test]
+fn it_ends_with_the_script() {
+    let sandbox = Sandbox::new("dir:");
+    script(&sandbox, "csaLock data other || exit; exit 3").status(3).run();
+    sandbox.script("dash", "csalock run -q -n ./data --also ./other -- true").without("CSALOCK_STORE").run();
+}
+
+#[test]
+fn it_tries_for_so_long_as_the_variable_says_and_says_why_not() {
+    let sandbox = Sandbox::new("dir:");
+    let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line; csaUnlock data; read line").spawn();
+    holder.lines(1);
+    for timeout in ["0", "50ms", "0.05"] {
+        let call =
+            sandbox.script("dash", "csaLock data || exit").without("CSALOCK_STORE").env("CSALOCK_TIMEOUT", timeout);
+        let done = call.capture();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""), "{timeout}");
+        assert!(
+            done.stderr.starts_with("csalock: lock ") && done.stderr.contains("is busy: held by pid "),
+            "{}",
+            done.stderr
+        );
+    }
+    let call =
+        sandbox.script("dash", "csaLock data && echo mine").without("CSALOCK_STORE").env("CSALOCK_TIMEOUT", "inf");
+    let waiter = call.spawn();
+    let waiters = || {
+        let said = sandbox.script("dash", "csalock status --json ./data").without("CSALOCK_STORE").capture().stdout;
+        serde_json::from_str::<serde_json::Value>(&said).unwrap()[0]["waiters"].as_array().unwrap().len()
+    };
+    wait_until("it waits", || waiters() == 1);
+    holder.tell("go");
+    let done = waiter.wait();
+    assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("mine\n", ""));
+}
+
+#[test]
+fn a_dead_script_is_taken_over_from_in_silence() {
+    let sandbox = Sandbox::new("dir:");
+    let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line").spawn();
+    holder.lines(1);
+    holder.kill();
+    sandbox.script("dash", "csaLock data && csaUnlock data").without("CSALOCK_STORE").run();
+}
+
+#[test]
+fn what_makes_no_sense_is_a_usage_error() {
+    let sandbox = Sandbox::new("dir:");
+    install(&sandbox);
+    for (text, said) in [
+        ("csaLock", "csalock: csaLock was not told which file; say `csaLock FILE`\n"),
+        ("csaUnlock --", "csalock: csaUnlock was not told which file; say `csaUnlock FILE`\n"),
+        (
+            "csaLock -n data",
+            "csalock: csaLock has no options, and -n looks like one; say -- before files that begin with a dash, or call \
+             csalock\n",
+        ),
+        (
+            "CSALOCK_TIMEOUT=soon csaLock data",
+            "csalock: CSALOCK_TIMEOUT is soon; say how long to try: 10s, 5m, 250ms, seconds, 0 or inf\n",
+        ),
+    ] {
+        sandbox.script("dash", text).without("CSALOCK_STORE").status(64).stderr(said).run();
+    }
+    sandbox.script("dash", "csaLock -- -x && csaUnlock -- -x").without("CSALOCK_STORE").run();
+    assert_eq!(sandbox.script("dash", "csaLock ''").without("CSALOCK_STORE").capture().code, Some(64));
+}
