@@ -27,13 +27,14 @@ pub enum Exit {
     Busy,
     /// A permission is missing.
     Permission,
-    /// The holder is gone without having given back, and `--fail-on-stale` was given.
+    /// The holder is gone without having given back, and `--fail-on-stale` was given; or a value has another version than
+    /// `--if-version` says.
     Stale,
-    /// The caller holds no such lock, or nobody does.
+    /// The caller holds no such lock, or nobody does; or there is no value, or no claim.
     NotHeld,
     /// Somebody else holds it.
     NotOwner,
-    /// A name is claimed under another id.
+    /// A name is claimed under another id, or there is a value and `--if-absent` was given.
     NotUnique,
     /// Waiting would never end.
     Deadlock,
@@ -64,10 +65,10 @@ impl Exit {
         (Exit::InputOutput, "input/output error, for example a full disk"),
         (Exit::Busy, "busy: not taken within the timeout"),
         (Exit::Permission, "a permission is missing"),
-        (Exit::Stale, "stale: the holder is gone, and --fail-on-stale was given"),
-        (Exit::NotHeld, "not held"),
+        (Exit::Stale, "stale: the holder is gone, and --fail-on-stale was given; or the value has another version"),
+        (Exit::NotHeld, "not held; or there is no value, or no claim"),
         (Exit::NotOwner, "held by somebody else"),
-        (Exit::NotUnique, "not unique: a name is claimed under another id"),
+        (Exit::NotUnique, "not unique: a name is claimed under another id, or has a value already"),
         (Exit::Deadlock, "deadlock: waiting would never end"),
         (Exit::Lost, "the lock was lost while the command ran"),
         (Exit::MaxHold, "--max-hold was over (137 if the command had to be killed)"),

@@ -40,7 +40,11 @@ impl Home {
             fs::write(home.path().join(program), "#!/bin/sh\n").unwrap();
             fs::set_permissions(home.path().join(program), fs::Permissions::from_mode(0o755)).unwrap();
         }
+        for name in ["csaLock", "csaUnlock"] {
+            std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_csalock"), home.path().join("bin").join(name)).unwrap();
+        }
         fs::write(home.path().join("accounts"), "b\na\n").unwrap();
+        fs::write(home.path().join("customers"), "a\n").unwrap();
         home
     }
 
