@@ -32,16 +32,20 @@
 //! set back nor a lost file makes them fall. A `.csalock` beside a file keeps no `token`, for it goes away with its last
 //! record: there the clock alone remembers.
 //!
-//! **Limits.** Nothing is synced: locks die with the boot, and a record that a power cut tore is taken for what it is.
-//! A stale directory listing, as NFS clients may have one, costs a retry. Names that differ only in case need a file
-//! system that tells them apart (else the second is refused, for a record bears its name).
+//! **Power cuts.** What dies with the boot is not synced, and a record that a power cut tore is taken for what it is.
+//! What is to outlast it is synced, in the order that [`swap`] tells.
+//!
+//! **Limits.** A stale directory listing, as NFS clients may have one, costs a retry. Names that differ only in case
+//! need a file system that tells them apart (else the second is refused, for a record bears its name).
 
+mod anchor;
 mod entry;
 mod history;
 mod lease;
 mod pointer;
 mod rest;
 mod root;
+mod swap;
 mod sys;
 mod tokens;
 
@@ -53,8 +57,8 @@ use nix::errno::Errno;
 
 use self::entry::Entry;
 use self::pointer::{Ident, Pointer, Stage};
-use self::rest::Rest;
 use self::root::Root;
+use self::swap::Step;
 use super::{Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
 use crate::history::Limits;
@@ -147,141 +151,7 @@ impl Directory {
         }
         Err(Error::corrupt(format!("{} points to a record that is missing", shown_path(&entry.path()))))
     }
-
-    /// One try of a swap. `Err(Errno::ENOENT)` inside: the store's directory itself is gone.
-    fn try_swap(
-        &self,
-        root: &Root,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-    ) -> Result<Option<Swap>> {
-        let entry = self.entry(root, name);
-        let Some(look) = entry.look()? else {
-            let (None, Some(body)) = (expect, body) else {
-                return Ok(Some(if expect.is_some() { Swap::Conflict } else { NOTHING_TO_DO }));
-            };
-            return self.birth(root, &entry, body);
-        };
-        let Some(pointer) = look.pointer else {
-            // Pointerless for good: nobody can be using it.
-            look.clear()?;
-            return Ok(Some(Swap::Conflict));
-        };
-        if pointer.stage == Stage::Embryo {
-            self.help(root, &look, &pointer)?;
-            return Ok(Some(Swap::Conflict));
-        }
-        let found = (pointer.stage != Stage::End).then_some(pointer.version());
-        if found.as_ref() != expect {
-            return Ok(Some(Swap::Conflict));
-        }
-        match body {
-            Some(body) => {
-                let next = Pointer { stage: Stage::Cur, number: pointer.number + 1, ident: self.ident()? };
-                if look.replace(&pointer, &next, body)? {
-                    return Ok(Some(Swap::Stored(next.version())));
-                }
-                let swap = self.was_it_us(&entry, next.ident)?;
-                if swap == Swap::Conflict {
-                    look.withdraw(&next);
-                }
-                Ok(Some(swap))
-            }
-            None if pointer.stage == Stage::End => Ok(Some(NOTHING_TO_DO)),
-            None if self.may_rest(root, &entry)? => {
-                let end = Pointer { stage: Stage::End, ..pointer };
-                let ended = look.advance(&pointer, &end)?;
-                if ended {
-                    look.remove_records();
-                }
-                Ok(Some(if ended { Swap::Stored(end.version()) } else { Swap::Conflict }))
-            }
-            // Nothing will be left in the directory, so it needs no tombstone.
-            None if pointer.stage == Stage::Born && look.may_remove_directory() => {
-                root.raise_token(pointer.number, &self.path)?;
-                let removed = look.remove_pointer(&pointer)?;
-                // Also if it was not there: that is what the repetition says when the reply was lost.
-                self.remove_directories(root, &look)?;
-                Ok(Some(if removed { Swap::Stored(pointer.version()) } else { Swap::Conflict }))
-            }
-            None => {
-                let end = Pointer { stage: Stage::End, ..pointer };
-                if !look.advance(&pointer, &end)? {
-                    return Ok(Some(Swap::Conflict));
-                }
-                self.bury(root, &look, &end)?;
-                Ok(Some(Swap::Stored(end.version())))
-            }
-        }
-    }
-
-    /// Whether this record may stay as a tombstone; if it takes another one's place, that one is buried.
-    fn may_rest(&self, root: &Root, entry: &Entry<'_>) -> Result<bool> {
-        let instead_of = match root.may_rest(entry, self.host.wall(), &self.path)? {
-            Rest::Yes => return Ok(true),
-            Rest::No => return Ok(false),
-            Rest::InsteadOf(others) => others,
-        };
-        for other in instead_of {
-            let other = Entry::new(root, &self.path, other);
-            if let Some(look) = other.look()?
-                && let Some(end) = look.pointer.filter(|pointer| pointer.stage == Stage::End)
-            {
-                self.bury(root, &look, &end)?;
-            }
-        }
-        Ok(true)
-    }
-
-    fn birth(&self, root: &Root, entry: &Entry<'_>, body: &[u8]) -> Result<Option<Swap>> {
-        let embryo = Pointer { stage: Stage::Embryo, number: 0, ident: self.ident()? };
-        let Some(look) = entry.give_birth(&embryo, body)? else { return Ok(None) };
-        let Some(look) = look else { return Ok(Some(Swap::Conflict)) };
-        let number = root.next_number(self.host.as_ref(), &self.path)?;
-        let born = Pointer { stage: Stage::Born, number, ..embryo };
-        Ok(Some(if look.advance(&embryo, &born)? {
-            Swap::Stored(born.version())
-        } else {
-            self.was_it_us(entry, embryo.ident)?
-        }))
-    }
-
-    /// Gives an embryo its version number, whoever made it.
-    fn help(&self, root: &Root, look: &entry::Look<'_>, embryo: &Pointer) -> Result<()> {
-        let number = root.next_number(self.host.as_ref(), &self.path)?;
-        look.advance(embryo, &Pointer { stage: Stage::Born, number, ..*embryo }).map(drop)
-    }
-
-    /// After a rename that found nothing to rename: somebody helped our embryo along, or the reply was lost and what we saw
-    /// was the answer to its repetition. (If others went on from there, the caller finds itself in the record.)
-    fn was_it_us(&self, entry: &Entry<'_>, ident: Ident) -> Result<Swap> {
-        let pointer = entry.look()?.and_then(|look| look.pointer);
-        let ours = pointer.filter(|pointer| pointer.ident == ident && pointer.stage != Stage::Embryo);
-        Ok(ours.map_or(Swap::Conflict, |pointer| Swap::Stored(pointer.version())))
-    }
-
-    /// Removes what a tombstone stands on. What cannot be removed now is left to the next one: the record is gone anyway.
-    fn bury(&self, root: &Root, look: &entry::Look<'_>, end: &Pointer) -> Result<()> {
-        root.raise_token(end.number, &self.path)?;
-        if look.may_remove_directory() {
-            look.remove(end)?;
-            self.remove_directories(root, look)?;
-        }
-        Ok(())
-    }
-
-    fn remove_directories(&self, root: &Root, look: &entry::Look<'_>) -> Result<()> {
-        look.remove_directory()?;
-        if self.layout == Layout::Beside {
-            root.remove_if_empty(&self.path);
-        }
-        Ok(())
-    }
 }
-
-/// A removal of what is not there.
-const NOTHING_TO_DO: Swap = Swap::Stored(Version { number: 0, mark: 0 });
 
 impl Store for Directory {
     fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
@@ -301,7 +171,7 @@ impl Store for Directory {
         Ok(pointer.filter(Pointer::is_in_use).map(|pointer| pointer.version()))
     }
 
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, _keep: Keep) -> Result<Swap> {
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
         for _ in 0..MOST_LOOKS {
             let root = match (expect, body) {
                 (None, Some(_)) => self.existing_or_new()?,
@@ -310,7 +180,7 @@ impl Store for Directory {
                     None => return Ok(Swap::Conflict),
                 },
             };
-            match self.try_swap(&root, name, expect, body) {
+            match (Step { store: self, root: &root, keep }).swap(name, expect, body) {
                 Ok(Some(swap)) => return Ok(swap),
                 Err(error) if !root.is_gone() => return Err(error),
                 Ok(None) | Err(_) => self.forget_root(),
@@ -376,6 +246,7 @@ impl Store for Directory {
         let Some(_alone) = root.sweep_alone() else { return Ok(0) };
         let resting = root.resting(&self.path)?;
         let mut swept = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
+        let step = Step { store: self, root: &root, keep: Keep::default() };
         root.each_entry(&self.path, &mut |file_name| {
             let entry = Entry::new(&root, &self.path, file_name.to_vec());
             let Some(look) = entry.look()? else {
@@ -394,8 +265,8 @@ impl Store for Directory {
             match look.pointer {
                 _ if dry_run => Ok(()),
                 // Its record can be seen then, and what became of whoever made it.
-                Some(embryo) if embryo.stage == Stage::Embryo => self.help(&root, &look, &embryo),
-                Some(end) => self.bury(&root, &look, &end),
+                Some(embryo) if embryo.stage == Stage::Embryo => step.help(&look, &embryo),
+                Some(end) => step.bury(&look, &end),
                 None => look.clear(),
             }
         })?;

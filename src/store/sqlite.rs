@@ -14,12 +14,13 @@
 //!
 //! **Settings.** Rollback journal, because a lone process pays a third less for it than for a write-ahead log, and POSIX
 //! locks, because the kernel drops them with their process. Nobody keeps the file locked while it does not use it.
-//! Synced as far as the database survives a power cut; that the last lock does not matters to nobody, for locks die
-//! with the boot ([`SYNCHRONOUS`]).
+//! Synced as far as the database survives a power cut whole; that the last lock does not matters to nobody, for locks
+//! die with the boot. What is to outlast it is synced further, in its own transaction ([`Database::tune`]).
 //!
-//! **The file** is created by the first swap, with a mode that the umask decides; its directory must exist. Everybody
-//! who uses it needs write permission on both, for the journal stands beside the database. So root's cron and www-data
-//! share one like this: a directory of a common group with mode 2770, and umask 002 for the first who comes.
+//! **The file** is created by the first swap, with a mode that the umask decides; its directory must exist. All records
+//! are in it, so a swap that wants its record to be read by fewer people than the file is refused. Everybody who uses
+//! it needs write permission on both, for the journal stands beside the database. So root's cron and www-data share one
+//! like this: a directory of a common group with mode 2770, and umask 002 for the first who comes.
 //!
 //! **Notes** of who waits for what ([`crate::lock::Waits`]) stand in a directory beside the database, `locks.db-waits`,
 //! that is there only while somebody has waited for more than a moment.
@@ -49,15 +50,12 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, Trans
 
 use self::wrong::Cause;
 use super::chronicle::Chronicle;
-use super::{Directory, Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
+use super::{Directory, Durability, Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::{Host, boot_lease};
 use crate::lock::Lease;
 use crate::name::{shown, shown_path};
-
-/// How much a commit waits for the disk. NORMAL can lose the last commits in a power cut, FULL none.
-const SYNCHRONOUS: &str = "PRAGMA synchronous = NORMAL";
 
 const READ: &str = "SELECT version, body FROM records_1 WHERE name = ?1";
 const STATE: &str = "SELECT (SELECT version FROM records_1 WHERE name = ?1), version FROM records_1 WHERE name = x''";
@@ -69,7 +67,10 @@ const PAGE: &str = "SELECT version, body, name FROM records_1 WHERE name > ?1 OR
 /// A scan takes no more than this into memory at once, one record excepted.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// How often a busy database is tried again: for some ten seconds.
+/// How often a busy database is tried again with the shortest waits: for a quarter of a second.
+const EAGER_TRIES: i32 = 40;
+
+/// How often it is tried again at all: for some thirty seconds.
 const MOST_TRIES: i32 = 1600;
 
 /// One SQLite database.
@@ -84,8 +85,28 @@ type Done<T> = std::result::Result<T, Cause>;
 
 struct Database {
     connection: Connection,
-    /// [`SYNCHRONOUS`] was said.
-    tuned: bool,
+    /// What it was told about waiting for the disk.
+    tuned: Option<&'static str>,
+}
+
+impl Database {
+    /// Says how much the next transactions wait for the disk.
+    ///
+    /// NORMAL syncs journal and database, so that either the old or the new content survives. But what commits is the
+    /// removal of the journal, and that is not synced: should a power cut undo it, then the journal undoes the commit.
+    /// EXTRA syncs the directory after that, and with it the name of a database that was just created. FULL would not
+    /// do: it writes the journal more carefully, but never syncs its removal.
+    fn tune(&mut self, durability: Durability) -> rusqlite::Result<()> {
+        let wanted = match durability {
+            Durability::Boot | Durability::Whole => "PRAGMA synchronous = NORMAL",
+            Durability::Lasting => "PRAGMA synchronous = EXTRA",
+        };
+        if self.tuned != Some(wanted) {
+            self.connection.execute_batch(wanted)?;
+            self.tuned = Some(wanted);
+        }
+        Ok(())
+    }
 }
 
 impl Sqlite {
@@ -124,16 +145,15 @@ impl Sqlite {
 
     /// Runs `work` in a write transaction on the database, which is created if there is none. `T::default()` when the
     /// database that we knew is not there any more.
-    fn writing<T: Default>(&self, work: impl Fn(&Transaction<'_>) -> Done<T>) -> Result<T> {
+    fn writing<T: Default>(&self, keep: Keep, work: impl Fn(&Transaction<'_>) -> Done<T>) -> Result<T> {
         let mut database = self.database();
         if database.is_none() && !ground::check_file(&self.path)? {
-            ground::create_file(&self.path)?;
+            ground::create_file(&self.path, keep.mode)?;
         }
+        // After that, since somebody else may have been faster.
+        keep.mode.map_or(Ok(()), |mode| ground::check_mode(&self.path, mode))?;
         let done = self.opened(&mut database).and_then(|database| {
-            if !database.tuned {
-                database.connection.execute_batch(SYNCHRONOUS)?;
-                database.tuned = true;
-            }
+            database.tune(keep.durability)?;
             let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
             let value = work(&transaction).or_else(|cause| {
                 if schema::is_missing(&transaction, cause)? {
@@ -163,7 +183,7 @@ impl Sqlite {
     fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
         match database {
             Some(database) => Ok(database),
-            None => Ok(database.insert(Database { connection: connect(&self.path)?, tuned: false })),
+            None => Ok(database.insert(Database { connection: connect(&self.path)?, tuned: None })),
         }
     }
 
@@ -217,16 +237,18 @@ impl Store for Sqlite {
         found?.transpose()
     }
 
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, _keep: Keep) -> Result<Swap> {
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
         if is_note(name) {
             return self.notes()?.swap(name, expect, body);
         }
+        // A removal shows nobody anything.
+        let keep = Keep { mode: keep.mode.filter(|_| body.is_some()), ..keep };
         let expect = match expect {
             None => None,
             Some(Version { number, mark: 0 }) if *number <= i64::MAX as u64 => Some(*number as i64),
             Some(_) => return Ok(Swap::Conflict),
         };
-        let swapped = self.writing(|transaction| {
+        let swapped = self.writing(keep, |transaction| {
             let state = transaction.query_row(STATE, [name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
             let (found, last): (Option<i64>, i64) = state.ok_or_else(wrong::without_counter)?;
             if found != expect {
@@ -310,9 +332,20 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Others are in it, usually for a tenth of a millisecond: tries again soon at first, then every 6 ms.
+/// Others are in it, usually for a tenth of a millisecond: tries again soon at first, then every 6 ms. In a crowd those
+/// tries alone keep the processors busy, so after a while they become fewer, and fall apart in time.
 #[expect(clippy::disallowed_methods, reason = "SQLite wants to be blocked here, and no clock is asked")]
 fn wait_while_busy(tries: i32) -> bool {
-    std::thread::sleep(Duration::from_micros(50 << tries.clamp(0, 7)));
+    std::thread::sleep(pause(tries));
     tries < MOST_TRIES
+}
+
+/// How long to wait before the next try.
+fn pause(tries: i32) -> Duration {
+    let mut random = [0; 2];
+    if tries < EAGER_TRIES || getrandom::fill(&mut random).is_err() {
+        return Duration::from_micros(50 << tries.clamp(0, 7));
+    }
+    // 12.5 to 25 ms.
+    Duration::from_micros(12_500 + 12_500 * u64::from(u16::from_ne_bytes(random)) / u64::from(u16::MAX))
 }

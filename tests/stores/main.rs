@@ -4,9 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests start processes and tell them their part in the environment")]
 
+mod kept;
 mod promises;
 mod rig;
 mod storms;
+mod traced;
 
 /// One `#[test]` per promise and store.
 macro_rules! keep {
@@ -56,4 +58,40 @@ mod stores_that_processes_share {
         tokens_of_many_processes_that_also_remove_are_never_given_twice
         processes_killed_in_mid_storm_leave_a_store_that_works
     } }
+}
+
+mod stores_that_keep_what_they_are_told_to {
+    keep! { kept on memory, directory, beside, sqlite: {
+        swaps_of_every_durability_do_the_same
+    } }
+    mod modes {
+        keep! { kept on directory, beside: {
+            a_record_has_the_mode_of_the_store_without_what_it_lacks_itself
+        } }
+        keep! { kept on sqlite: {
+            a_record_that_fewer_may_read_than_the_database_is_refused
+        } }
+    }
+    mod calls {
+        keep! { traced on directory, beside, sqlite: {
+            a_private_record_is_never_open_to_others
+            a_sync_that_fails_is_an_error_and_tears_nothing
+        } }
+        mod directories {
+            keep! { traced on directory: {
+                what_dies_with_the_boot_is_not_synced
+                what_has_to_be_whole_is_synced_before_it_is_pointed_to
+                what_lasts_is_synced_from_the_inside_outward
+                all_levels_above_a_default_store_are_synced
+            } }
+            keep! { traced on beside: {
+                what_lasts_beside_files_is_synced_with_its_directory
+            } }
+        }
+        mod databases {
+            keep! { traced on sqlite: {
+                a_commit_that_lasts_is_synced_with_the_removal_of_its_journal
+            } }
+        }
+    }
 }

@@ -15,7 +15,7 @@ use super::sys;
 pub(super) use super::sys::os;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::store::Reach;
+use crate::store::{Durability, Keep, Reach};
 
 /// The longest escaped name that is used as a file name; beyond it a hash takes its place. NAME_MAX is 255.
 const LONGEST_PLAIN: usize = 200;
@@ -43,7 +43,7 @@ pub(super) struct Entry<'a> {
 
 /// What was found in an entry's directory.
 pub(super) struct Look<'a> {
-    entry: &'a Entry<'a>,
+    pub(super) entry: &'a Entry<'a>,
     directory: OwnedFd,
     pub(super) pointer: Option<Pointer>,
     records: Vec<String>,
@@ -123,7 +123,7 @@ impl<'a> Entry<'a> {
 
     /// Puts a new record there, as an embryo. `None`: the store's directory is gone. `Some(None)`: somebody was faster.
     #[expect(clippy::option_option, reason = "a failed try and a missing store are two answers")]
-    pub(super) fn give_birth(&'a self, embryo: &Pointer, body: &[u8]) -> Result<Option<Option<Look<'a>>>> {
+    pub(super) fn give_birth(&'a self, embryo: &Pointer, body: &[u8], keep: Keep) -> Result<Option<Option<Look<'a>>>> {
         let failed = self.failed("create the record");
         let draft = format!(".new.{}", embryo.ident.text());
         let drafts = match self.root.drafts() {
@@ -133,7 +133,13 @@ impl<'a> Entry<'a> {
         };
         let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode);
         let born = prepared.and_then(|directory| {
-            let born = sys::create_file(&directory, &embryo.name(), self.root.file_mode, body)
+            let born = self
+                .write(&directory, &embryo.name(), body, keep)
+                .and_then(|()| match keep.durability {
+                    // What a name leads to has to be there before the name is.
+                    Durability::Lasting => sys::sync_directory(&directory),
+                    _ => Ok(()),
+                })
                 .and_then(|()| sys::rename(drafts, &draft, &self.root.directory, &self.file_name));
             // Nothing but our own embryo: should the rename have happened after all, then everybody looks in here by now.
             if born.is_err() {
@@ -161,6 +167,12 @@ impl<'a> Entry<'a> {
 }
 
 impl Entry<'_> {
+    /// Writes a record into a directory. Its file never has a wider mode than it is to have.
+    fn write(&self, directory: &OwnedFd, name: &str, body: &[u8], keep: Keep) -> std::result::Result<(), Errno> {
+        let mode = keep.mode.map_or(Mode::all(), Mode::from_bits_truncate) & self.root.file_mode;
+        sys::create_file(directory, name, mode, body, keep.durability >= Durability::Whole)
+    }
+
     /// Something is where a record is to be born. If that is no record and nothing of ours, it will not go away by itself.
     fn refuse_strangers(&self) -> Result<()> {
         let Ok(directory) = sys::open_directory(&self.root.directory, self.file_name.as_os_str()) else {
@@ -249,10 +261,10 @@ impl Look<'_> {
         }
     }
 
-    /// Writes a new record and points to it. `false`: somebody was faster, or the reply was lost and this is the answer to
-    /// its repetition. Unless it turns out to be that, the record is to be withdrawn.
-    pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8]) -> Result<bool> {
-        match sys::create_file(&self.directory, &to.ident.record(), self.entry.root.file_mode, body) {
+    /// Writes a new record and points to it. `false`: somebody was faster, or the reply was lost and this is the answer
+    /// to its repetition. Unless it turns out to be that, the record is to be withdrawn.
+    pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8], keep: Keep) -> Result<bool> {
+        match self.entry.write(&self.directory, &to.ident.record(), body, keep) {
             Ok(()) => {}
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(false),
             Err(errno) => {
@@ -261,12 +273,7 @@ impl Look<'_> {
             }
         }
         // On an error it may have happened all the same; then what was written is needed, else the next one removes it.
-        let advanced = self.advance(from, to)?;
-        if advanced {
-            // Whoever wrote one of these can no longer succeed: the pointer that it meant to rename is gone.
-            self.remove_records();
-        }
-        Ok(advanced)
+        self.advance(from, to)
     }
 
     /// Removes a record that was written for a pointer that never came to be.
@@ -302,11 +309,18 @@ impl Look<'_> {
         self.remove_directory()
     }
 
+    /// Removes the records that were there before the pointer was renamed. Whoever wrote one can no longer succeed: the
+    /// pointer that it meant to rename is gone.
     pub(super) fn remove_records(&self) {
         for record in &self.records {
             // What stays is found by the next one who swaps, or by the sweeper.
             let _ = sys::remove_file(&self.directory, OsStr::new(record));
         }
+    }
+
+    /// Waits until the disk has the names in it.
+    pub(super) fn sync(&self) -> Result<()> {
+        sys::sync_directory(&self.directory).map_err(self.entry.failed("sync the record's directory"))
     }
 
     pub(super) fn remove_directory(&self) -> Result<()> {

@@ -46,7 +46,7 @@ pub(super) fn may_rest(work: &OwnedFd, file_name: &OsStr, now: Duration, mode: M
     for name in &resting {
         sys::remove_file(work, sys::os(&marker(name)))?;
     }
-    match sys::create_file(work, &String::from_utf8_lossy(&marker(file_name.as_bytes())), mode, b"") {
+    match sys::create_file(work, &String::from_utf8_lossy(&marker(file_name.as_bytes())), mode, b"", false) {
         Ok(()) | Err(Errno::EEXIST) if resting.is_empty() => Ok(Rest::Yes),
         Ok(()) | Err(Errno::EEXIST) => Ok(Rest::InsteadOf(resting)),
         Err(errno) => Err(errno),

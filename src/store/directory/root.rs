@@ -15,7 +15,7 @@ use nix::sys::statfs::{fstatfs, statfs};
 
 use super::entry::Entry;
 use super::rest::Rest;
-use super::{entry, rest, sys, tokens};
+use super::{anchor, entry, rest, sys, tokens};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Host;
@@ -44,6 +44,8 @@ pub(super) struct Root {
     pub(super) owner: u32,
     pub(super) layout: Layout,
     work: OnceLock<OwnedFd>,
+    /// The way to it was synced.
+    anchored: OnceLock<()>,
 }
 
 impl Root {
@@ -77,6 +79,7 @@ impl Root {
             owner: found.st_uid,
             layout,
             work: OnceLock::new(),
+            anchored: OnceLock::new(),
         }))
     }
 
@@ -135,6 +138,26 @@ impl Root {
             Layout::Beside => Ok(()),
             _ => self.in_work(path, |work| tokens::raise(work, number, self.file_mode)),
         }
+    }
+
+    /// Waits until the disk has the register of version numbers. The directory that it is in may be new.
+    pub(super) fn sync_token(&self, path: &Path) -> Result<()> {
+        if self.layout == Layout::Beside {
+            return Ok(());
+        }
+        self.in_work(path, |work| sys::sync_directory(work))?;
+        self.sync(path)
+    }
+
+    /// Waits until the disk has the names in the store, and the store itself.
+    pub(super) fn sync(&self, path: &Path) -> Result<()> {
+        let failed = |errno| Error::os(errno, "sync the store", path);
+        sys::sync_directory(&self.directory).map_err(failed)?;
+        if self.anchored.get().is_none() {
+            anchor::sync_above(&self.directory, self.layout).map_err(failed)?;
+            let _ = self.anchored.set(());
+        }
+        Ok(())
     }
 
     /// Whether this record may stay as a tombstone when it is removed. Only where nobody else's listing can be stale.

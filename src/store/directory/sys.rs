@@ -28,11 +28,13 @@ pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode) -> Result<Ow
     Ok(made)
 }
 
-/// Creates a file that does not exist yet and writes all of it. Errors that a server only tells at close are seen.
-pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8]) -> Result<(), Errno> {
+/// Creates a file that does not exist yet and writes all of it, to the disk if it is to be synced. Errors that a server
+/// only tells at close are seen.
+pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = nix::fcntl::openat(at, name, flags, mode)?;
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
+        // The umask may have taken some away. It is still empty.
         nix::sys::stat::fchmod(&file, mode)?;
     }
     let mut rest = bytes;
@@ -44,10 +46,33 @@ pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8]) -
             Err(errno) => return Err(errno),
         }
     }
+    if synced {
+        sync_file(&file)?;
+    }
     match nix::unistd::close(file) {
         // The descriptor is gone, and on Linux so are no data.
         Err(Errno::EINTR) => Ok(()),
         closed => closed,
+    }
+}
+
+/// Waits until the disk has a file.
+pub(super) fn sync_file(file: impl AsFd) -> Result<(), Errno> {
+    loop {
+        match nix::unistd::fsync(&file) {
+            Err(Errno::EINTR) => {}
+            synced => return synced,
+        }
+    }
+}
+
+/// Waits until the disk has the names in a directory.
+pub(super) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
+    match sync_file(directory) {
+        // That file system knows no such thing. EROFS does not mean that: ext4 says so after an error for which it has
+        // stopped writing.
+        Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => Ok(()),
+        synced => synced,
     }
 }
 

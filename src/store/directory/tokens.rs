@@ -32,7 +32,7 @@ pub(super) fn raise(work: &OwnedFd, number: u64, mode: Mode) -> Result<(), Errno
         let raised = match highest(work)? {
             Some(known) if known >= number => return Ok(()),
             Some(known) => sys::rename(work, &format!("token.{known}"), work, OsStr::new(&new)),
-            None => sys::create_file(work, &new, mode, b""),
+            None => sys::create_file(work, &new, mode, b"", false),
         };
         match raised {
             // Somebody else has raised it.

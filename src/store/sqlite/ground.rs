@@ -60,12 +60,27 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
     }
 }
 
-/// Makes an empty file. That somebody else was faster is as good.
+/// Refuses a database that more people may use than those with this mode. That it is gone is seen by whoever writes.
+pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
+    let Ok(found) = lstat(path) else { return Ok(()) };
+    if found.st_mode & 0o077 & !mode == 0 {
+        return Ok(());
+    }
+    let (path, found) = (shown_path(path), found.st_mode & 0o7777);
+    Err(Error::new(
+        Exit::Permission,
+        format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
+        format!("chmod {:04o} the database, or use a dir: store, where records have modes", found & (mode | 0o7700)),
+    ))
+}
+
+/// Makes an empty file, with this mode at most. That somebody else was faster is as good.
 ///
 /// SQLite would make it, too: but never writable for the group, and without a reason when it cannot. mknod(2) opens
 /// nothing, so nothing is closed, which would drop what locks another connection of this process has on it.
-pub(super) fn create_file(path: &Path) -> Result<()> {
-    match mknod(path, SFlag::S_IFREG, Mode::from_bits_truncate(0o666), 0) {
+pub(super) fn create_file(path: &Path, mode: Option<u32>) -> Result<()> {
+    let mode = Mode::from_bits_truncate(mode.unwrap_or(0o666) & 0o666);
+    match mknod(path, SFlag::S_IFREG, mode, 0) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(errno) => Err(Error::os(errno, "create the database", path)),
     }

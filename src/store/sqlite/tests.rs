@@ -9,7 +9,7 @@ use nix::sys::stat::Mode;
 use rusqlite::Connection;
 use tempfile::TempDir;
 
-use super::{MOST_TRIES, Sqlite, wait_while_busy, wrong};
+use super::{MOST_TRIES, Sqlite, pause, wait_while_busy, wrong};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::host::Fake;
@@ -152,6 +152,18 @@ fn waiting_for_a_busy_database_ends() {
     impatient.busy_timeout(std::time::Duration::ZERO).unwrap();
     let busy = impatient.execute_batch("BEGIN IMMEDIATE").unwrap_err();
     assert_eq!(wrong::explain(busy.into(), &path).exit(), Exit::System);
+}
+
+#[test]
+fn tries_become_fewer_and_fall_apart_in_time() {
+    let pauses: Vec<_> = (0..MOST_TRIES).map(pause).collect();
+    let millis = |number| std::time::Duration::from_millis(number);
+    assert!(pauses[..5].iter().sum::<std::time::Duration>() < millis(2));
+    assert!(pauses.iter().all(|pause| *pause <= millis(25)));
+    let late: std::collections::BTreeSet<_> = pauses[100..200].iter().collect();
+    assert!(late.len() > 50 && late.iter().all(|pause| **pause >= millis(12)));
+    let all: std::time::Duration = pauses.iter().sum();
+    assert!(all > millis(25_000) && all < millis(35_000), "{all:?}");
 }
 
 fn party(pid: i32, command: &[u8], label: Option<&[u8]>) -> Party {

@@ -59,7 +59,7 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => failed(
             Exit::System,
-            "stayed busy for ten seconds",
+            "stayed busy for thirty seconds",
             "somebody keeps a transaction open, for example a sqlite3 shell: see `fuser -v` on that file",
         ),
         Some(ErrorCode::DiskFull) => Error::os(Errno::ENOSPC, "write the database", path),
