@@ -18,11 +18,12 @@ mod waits;
 
 pub use ask::{Application, Ask, Claimant, Link, Outcome, Place, Step};
 pub(crate) use codec::MOST_BYTES;
-pub use codec::{decode, encode, is_internal};
-pub(crate) use codec::{
+pub use codec::beside::is_internal;
+pub(crate) use codec::beside::{
     decode_decision, decode_page, decode_value, decode_waits, encode_decision, encode_page, encode_value, encode_waits,
     name_of_internal,
 };
+pub use codec::{decode, encode};
 pub use cycle::{Circle, Wait, circle};
 pub use decision::Decision;
 pub use facts::{Facts, Fate, Wanted};

@@ -13,6 +13,7 @@
 //! the SHA-256 of all before it, so that a torn or edited record is seen. In values every byte that is not plain
 //! printable ASCII, and space, `%`, `,`, `:`, `=`, `"` and `\`, is `%XX`.
 
+pub(super) mod beside;
 pub(crate) mod fields;
 
 use std::fmt::Write as _;
@@ -20,21 +21,14 @@ use std::fmt::Write as _;
 use sha2::{Digest, Sha256};
 
 use self::fields::{Fields, escape, unescape};
-use super::decision::Decision;
 use super::handle::Proof;
-use super::page::Page;
 use super::record::{
     Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter,
 };
 use super::value::Value;
-use super::waits::Waits;
 use crate::error::{Error, Result};
 
 const FIRST_LINE: &str = "csalock 1\n";
-const FIRST_LINE_OF_PAGE: &str = "csalock-page 1\n";
-const FIRST_LINE_OF_WAITS: &str = "csalock-waits 1\n";
-const FIRST_LINE_OF_VALUE: &str = "csalock-value 1\n";
-const FIRST_LINE_OF_DECISION: &str = "csalock-decision 1\n";
 
 /// The most that a record may weigh, in bytes: room for some ten thousand waiters.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
@@ -72,72 +66,10 @@ pub fn encode(record: &Record) -> Vec<u8> {
     closed(text)
 }
 
-/// The bytes of a page that is stored under this name.
-pub(crate) fn encode_page(name: &[u8], page: &Page) -> Vec<u8> {
-    let mut text = internal(FIRST_LINE_OF_PAGE, name);
-    if page.sealed {
-        text.push_str("sealed yes\n");
-    }
-    page.waiters.iter().for_each(|waiter| write_waiter(&mut text, waiter));
-    closed(text)
-}
-
-/// The bytes of notes about waits that are stored under this name.
-pub(crate) fn encode_waits(name: &[u8], waits: &Waits) -> Vec<u8> {
-    let mut text = internal(FIRST_LINE_OF_WAITS, name);
-    for (name, proof) in &waits.waits {
-        let _ = write!(text, "wait proof={proof} name=");
-        escape(&mut text, name);
-        text.push('\n');
-    }
-    closed(text)
-}
-
-/// The bytes of a decision that is stored under this name.
-pub(crate) fn encode_decision(name: &[u8], decision: &Decision) -> Vec<u8> {
-    let mut text = internal(FIRST_LINE_OF_DECISION, name);
-    if decision.made {
-        text.push_str("made yes\n");
-    }
-    for name in &decision.names {
-        text.push_str("for ");
-        escape(&mut text, name);
-        text.push('\n');
-    }
-    closed(text)
-}
-
-/// The bytes of a value that is stored under this name, apart from its record: behind the lines stands what it is.
-pub(crate) fn encode_value(name: &[u8], writer: &Party, bytes: &[u8]) -> Vec<u8> {
-    let mut text = internal(FIRST_LINE_OF_VALUE, name);
-    text.push_str("writer ");
-    write_party(&mut text, writer);
-    let _ = write!(text, "sum {:016x}\n\n", checksum(bytes));
-    [text.as_bytes(), bytes].concat()
-}
-
-fn internal(first_line: &str, name: &[u8]) -> String {
-    let mut text = format!("{first_line}name ");
-    escape(&mut text, name);
-    text.push('\n');
-    text
-}
-
-/// The name that what is no record is stored under.
-pub(crate) fn name_of_internal(bytes: &[u8]) -> Option<Vec<u8>> {
-    let second = bytes.split(|byte| *byte == b'\n').nth(1)?;
-    unescape(std::str::from_utf8(second).ok()?.strip_prefix("name ")?)
-}
-
 fn closed(mut text: String) -> Vec<u8> {
     let sum = checksum(text.as_bytes());
     let _ = writeln!(text, "sum {sum:016x}");
     text.into_bytes()
-}
-
-/// Whether these bytes are no record but something that the engine keeps beside the records.
-pub fn is_internal(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"csalock-")
 }
 
 /// Reads what [`encode`] wrote, stored as `version`: the token of every grant that was made in this very record.
@@ -147,54 +79,6 @@ pub fn is_internal(bytes: &[u8]) -> bool {
 /// [`crate::exit::Exit::Corrupt`], with what is wrong, for anything else.
 pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
     read(bytes, version).map_err(|wrong| Error::corrupt(format!("a lock record is unreadable: {wrong}")))
-}
-
-/// Reads what [`encode_page`] wrote; `None` for anything else.
-pub(crate) fn decode_page(bytes: &[u8]) -> Option<Page> {
-    let mut page = Page::default();
-    for line in body(bytes, FIRST_LINE_OF_PAGE).ok()?.lines() {
-        match line.split_once(' ')? {
-            ("name", _) => {}
-            ("sealed", "yes") => page.sealed = true,
-            ("waiter", rest) => page.waiters.push(read_waiter(&Fields::of(rest)?)?),
-            _ => return None,
-        }
-    }
-    Some(page)
-}
-
-/// Reads what [`encode_waits`] wrote; `None` for anything else.
-pub(crate) fn decode_waits(bytes: &[u8]) -> Option<Waits> {
-    let wait = |line: &str| {
-        let fields = Fields::of(line.strip_prefix("wait ")?)?;
-        Some((unescape(fields.get("name")?)?, Proof::parse(fields.get("proof")?)?))
-    };
-    let lines = body(bytes, FIRST_LINE_OF_WAITS).ok()?.lines().filter(|line| !line.starts_with("name "));
-    Some(Waits { waits: lines.map(wait).collect::<Option<_>>()? })
-}
-
-/// Reads what [`encode_value`] wrote: who did, and the value; `None` for anything else.
-pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Party, Vec<u8>)> {
-    let end = bytes.windows(2).position(|two| two == b"\n\n")?;
-    let mut lines = std::str::from_utf8(&bytes[..end]).ok()?.strip_prefix(FIRST_LINE_OF_VALUE)?.lines().skip(1);
-    let writer = read_party(&Fields::of(lines.next()?.strip_prefix("writer ")?)?)?;
-    let sum = u64::from_str_radix(lines.next()?.strip_prefix("sum ")?, 16).ok()?;
-    let value = &bytes[end + 2..];
-    (sum == checksum(value)).then(|| (writer, value.to_vec()))
-}
-
-/// Reads what [`encode_decision`] wrote; `None` for anything else.
-pub(crate) fn decode_decision(bytes: &[u8]) -> Option<Decision> {
-    let mut decision = Decision { made: false, names: Vec::new() };
-    for line in body(bytes, FIRST_LINE_OF_DECISION).ok()?.lines() {
-        match line.split_once(' ')? {
-            ("name", _) => {}
-            ("made", "yes") => decision.made = true,
-            ("for", name) => decision.names.push(unescape(name)?),
-            _ => return None,
-        }
-    }
-    Some(decision)
 }
 
 fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {

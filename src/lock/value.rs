@@ -157,3 +157,6 @@ fn holds(only_if: Option<OnlyIf>, value: Option<&Value>) -> bool {
         Some(OnlyIf::Version(version)) => value.is_some_and(|value| value.version == Some(version)),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -334,7 +334,7 @@ fn a_mode_is_never_wider_than_it_was_said_to_be() {
         return;
     }
     // The second was not told, and is as private as the first.
-    for words in ["--mode 0600 x secret", "x secret too"] {
+    for words in ["--mode 0600 x secret", "x 'secret too'"] {
         let trace = trace(words);
         assert!(trace.lines().any(|line| line.contains("O_CREAT") && line.contains("0600)")), "{trace}");
         assert_eq!(modes(), [0o600]);

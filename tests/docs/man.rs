@@ -191,6 +191,11 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         run("status", &["name"]),
         run("unlock", &["--force", "name"]),
         run("history", &["name"]),
+        run("put", &["guarded", "value"]),
+        run("status", &["guarded"]),
+        run("get", &["--lock", "--forever", "guarded"]),
+        run("claim", &["--id", "1", "claimed"]),
+        run("lookup", &["claimed"]),
     ];
     let mut real = BTreeSet::new();
     for document in printed {

@@ -1,6 +1,8 @@
 //! Every field there and back, and nothing else believed.
 
+use super::beside::*;
 use super::*;
+use crate::lock::decision::Decision;
 
 fn full() -> Record {
     let party = Party {
@@ -23,6 +25,7 @@ fn full() -> Record {
         waited: 15,
         unconfirmed: Some(Process { pid: 9, start: 10 }),
         yields: true,
+        claim: Some(b"id 1\xff".to_vec()),
     };
     let waiter = Waiter {
         proof: crate::lock::Handle::new([2; 16]).proof(),
@@ -32,6 +35,7 @@ fn full() -> Record {
         tenure: Tenure::AtMost(13),
         confirms: true,
         yields: false,
+        claim: Some(b"2".to_vec()),
         under: vec![grant.proof],
         within: vec![Process { pid: 15, start: 16 }],
         lease: Some(Lease { clock: LeaseClock::FileSystem, ..lease }),
@@ -43,6 +47,14 @@ fn full() -> Record {
         pages: Some(Pages { first: 5, last: 7 }),
         holders: vec![grant.clone()],
         waiters: vec![waiter],
+        value: Some(Value {
+            version: Some(20),
+            token: Some(19),
+            size: 3,
+            mark: 0xab,
+            mode: Some(0o600),
+            within: Some(b"a\0\n".to_vec()),
+        }),
         endings: vec![Ending { grant: Grant { tenure: Tenure::Forever, ..grant }, how: Ended::Broken }],
     }
 }
@@ -57,6 +69,29 @@ fn a_grant_without_a_token_has_that_of_its_version() {
     let mut record = full();
     record.holders[0].token = None;
     assert_eq!(decode(&encode(&record), 99).unwrap().holders[0].token, Some(99));
+}
+
+#[test]
+fn a_value_without_a_version_has_that_of_its_record() {
+    let mut record = full();
+    let written = Value::new(&[b'x'; 1025], 7, None);
+    record.value = Some(written.clone());
+    let read = decode(&encode(&record), 99).unwrap().value;
+    assert_eq!(read, Some(Value { version: Some(99), token: Some(99), ..written }));
+    assert_eq!(read.unwrap().within, None, "so long ones are apart");
+}
+
+#[test]
+fn a_value_apart_reads_back_and_nothing_else_does() {
+    let (writer, key) = (full().holders[0].party.clone(), Value::key(b"a b", 7));
+    for value in [&b""[..], b"\n\n", b"sum 0\n\n\0\xff"] {
+        let bytes = encode_value(&key, &writer, value);
+        assert_eq!(decode_value(&bytes), Some((writer.clone(), value.to_vec())));
+        assert_eq!(name_of_internal(&bytes), Some(key.clone()));
+        assert_eq!(decode_value(&[&bytes[..], b"x"].concat()), None);
+    }
+    assert_eq!(Value::of_key(&key), Some((&b"a b"[..], 7)));
+    assert_eq!((Value::of_key(b"a b"), decode_value(&encode(&full()))), (None, None));
 }
 
 #[test]

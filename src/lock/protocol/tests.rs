@@ -95,7 +95,7 @@ fn take(record: &mut Record, version: u64, pid: i32, share: Share) -> Option<Out
 }
 
 fn handle_of(pid: i32) -> Claimant {
-    Claimant { proof: Some(proof(pid)), owners: Vec::new(), home: home(), repeated: false }
+    Claimant { proof: Some(proof(pid)), owners: Vec::new(), claim: None, home: home(), repeated: false }
 }
 
 fn owner(pid: i32) -> Claimant {
@@ -296,6 +296,38 @@ fn what_was_decided_stands_and_is_confirmed_by_the_next_who_writes() {
     let (outcome, _) = apply(&mut record, 3, Ask::Take(wants(4, Share::Shared)), &[20, DECIDED]);
     assert!(matches!(outcome, Some(Outcome::Granted(_, Some(_)))), "{outcome:?}");
     assert_eq!(holders(&record), [3, 4]);
+}
+
+#[test]
+fn a_claim_stands_against_all_but_its_own_id() {
+    let claims = |pid: i32, id: &[u8]| {
+        let mut application = wants(pid, Share::Exclusive);
+        application.entry.party = party(&[]);
+        application.entry.claim = Some(id.to_vec());
+        (application.entry.tenure, application.tenure) = (Tenure::Forever, Tenure::Forever);
+        application
+    };
+    let mut record = Record::free(b"x");
+    let several = Application { tentative: true, ..claims(2, b"two") };
+    apply(&mut record, 1, Ask::Take(several.clone()), &[]);
+    // It may yet come to nothing, so that the next one waits; and it does when who makes it dies.
+    assert!(matches!(settle(&record, &Ask::Take(claims(3, b"three")), &[]), Step::Write { outcome: None, .. }));
+    let mut alone = record.clone();
+    let (outcome, _) = apply(&mut alone, 2, Ask::Take(claims(3, b"three")), &[2]);
+    assert!(matches!(outcome, Some(Outcome::Granted(grant, _)) if grant.claim.as_deref() == Some(b"three")));
+    apply(&mut record, 2, Ask::Take(claims(3, b"three")), &[]);
+    let (outcome, wake) = apply(&mut record, 3, Ask::Take(Application { tentative: false, ..several }), &[]);
+    assert!(matches!(outcome, Some(Outcome::Granted(..))), "{outcome:?}");
+    assert_eq!(wake, [proof(3)], "who wants to claim it as well need not wait");
+    for dead in [&[][..], &[2]] {
+        let refused = settle(&record, &Ask::Take(claims(3, b"three")), dead);
+        assert!(matches!(refused, Step::Done(Outcome::Claimed(ref grant)) if grant.proof == proof(2)), "{refused:?}");
+        let again = settle(&record, &Ask::Take(claims(4, b"two")), dead);
+        assert!(matches!(again, Step::Done(Outcome::Granted(ref grant, None)) if grant.proof == proof(2)), "{again:?}");
+    }
+    let by = |id: &[u8]| Claimant { proof: None, claim: Some(id.to_vec()), ..handle_of(2) };
+    assert!(matches!(apply(&mut record, 4, Ask::Release(by(b"three")), &[]).0, Some(Outcome::NotOwner(..))));
+    assert!(matches!(apply(&mut record, 4, Ask::Release(by(b"two")), &[]).0, Some(Outcome::Released(_))));
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! What is kept beside the records, under names that nobody can type, as bytes: pages of long queues, notes of waits,
+//! decisions, and values that are apart.
+//!
+//! Each begins with a line of its own and the name that it is stored under; all but values are lines that end with a
+//! checksum, as a record is. A value's bytes stand behind an empty line, as they are. What cannot be read is as good as none.
+
+use std::fmt::Write as _;
+
+use super::fields::{Fields, escape, unescape};
+use super::{body, checksum, closed, read_party, read_waiter, write_party, write_waiter};
+use crate::lock::decision::Decision;
+use crate::lock::handle::Proof;
+use crate::lock::page::Page;
+use crate::lock::record::Party;
+use crate::lock::waits::Waits;
+
+const FIRST_LINE_OF_PAGE: &str = "csalock-page 1\n";
+const FIRST_LINE_OF_WAITS: &str = "csalock-waits 1\n";
+const FIRST_LINE_OF_VALUE: &str = "csalock-value 1\n";
+const FIRST_LINE_OF_DECISION: &str = "csalock-decision 1\n";
+
+/// Whether these bytes are no record but something that the engine keeps beside the records.
+pub fn is_internal(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"csalock-")
+}
+
+/// The bytes of a page that is stored under this name.
+pub(crate) fn encode_page(name: &[u8], page: &Page) -> Vec<u8> {
+    let mut text = internal(FIRST_LINE_OF_PAGE, name);
+    if page.sealed {
+        text.push_str("sealed yes\n");
+    }
+    page.waiters.iter().for_each(|waiter| write_waiter(&mut text, waiter));
+    closed(text)
+}
+
+/// The bytes of notes about waits that are stored under this name.
+pub(crate) fn encode_waits(name: &[u8], waits: &Waits) -> Vec<u8> {
+    let mut text = internal(FIRST_LINE_OF_WAITS, name);
+    for (name, proof) in &waits.waits {
+        let _ = write!(text, "wait proof={proof} name=");
+        escape(&mut text, name);
+        text.push('\n');
+    }
+    closed(text)
+}
+
+/// The bytes of a decision that is stored under this name.
+pub(crate) fn encode_decision(name: &[u8], decision: &Decision) -> Vec<u8> {
+    let mut text = internal(FIRST_LINE_OF_DECISION, name);
+    if decision.made {
+        text.push_str("made yes\n");
+    }
+    for name in &decision.names {
+        text.push_str("for ");
+        escape(&mut text, name);
+        text.push('\n');
+    }
+    closed(text)
+}
+
+/// The bytes of a value that is stored under this name, apart from its record: behind the lines stands what it is.
+pub(crate) fn encode_value(name: &[u8], writer: &Party, bytes: &[u8]) -> Vec<u8> {
+    let mut text = internal(FIRST_LINE_OF_VALUE, name);
+    text.push_str("writer ");
+    write_party(&mut text, writer);
+    let _ = write!(text, "sum {:016x}\n\n", checksum(bytes));
+    [text.as_bytes(), bytes].concat()
+}
+
+fn internal(first_line: &str, name: &[u8]) -> String {
+    let mut text = format!("{first_line}name ");
+    escape(&mut text, name);
+    text.push('\n');
+    text
+}
+
+/// The name that what is no record is stored under.
+pub(crate) fn name_of_internal(bytes: &[u8]) -> Option<Vec<u8>> {
+    let second = bytes.split(|byte| *byte == b'\n').nth(1)?;
+    unescape(std::str::from_utf8(second).ok()?.strip_prefix("name ")?)
+}
+
+/// Reads what [`encode_page`] wrote; `None` for anything else.
+pub(crate) fn decode_page(bytes: &[u8]) -> Option<Page> {
+    let mut page = Page::default();
+    for line in body(bytes, FIRST_LINE_OF_PAGE).ok()?.lines() {
+        match line.split_once(' ')? {
+            ("name", _) => {}
+            ("sealed", "yes") => page.sealed = true,
+            ("waiter", rest) => page.waiters.push(read_waiter(&Fields::of(rest)?)?),
+            _ => return None,
+        }
+    }
+    Some(page)
+}
+
+/// Reads what [`encode_waits`] wrote; `None` for anything else.
+pub(crate) fn decode_waits(bytes: &[u8]) -> Option<Waits> {
+    let wait = |line: &str| {
+        let fields = Fields::of(line.strip_prefix("wait ")?)?;
+        Some((unescape(fields.get("name")?)?, Proof::parse(fields.get("proof")?)?))
+    };
+    let lines = body(bytes, FIRST_LINE_OF_WAITS).ok()?.lines().filter(|line| !line.starts_with("name "));
+    Some(Waits { waits: lines.map(wait).collect::<Option<_>>()? })
+}
+
+/// Reads what [`encode_value`] wrote: who did, and the value; `None` for anything else.
+pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Party, Vec<u8>)> {
+    let end = bytes.windows(2).position(|two| two == b"\n\n")?;
+    let mut lines = std::str::from_utf8(&bytes[..end]).ok()?.strip_prefix(FIRST_LINE_OF_VALUE)?.lines().skip(1);
+    let writer = read_party(&Fields::of(lines.next()?.strip_prefix("writer ")?)?)?;
+    let sum = u64::from_str_radix(lines.next()?.strip_prefix("sum ")?, 16).ok()?;
+    let value = &bytes[end + 2..];
+    (sum == checksum(value)).then(|| (writer, value.to_vec()))
+}
+
+/// Reads what [`encode_decision`] wrote; `None` for anything else.
+pub(crate) fn decode_decision(bytes: &[u8]) -> Option<Decision> {
+    let mut decision = Decision { made: false, names: Vec::new() };
+    for line in body(bytes, FIRST_LINE_OF_DECISION).ok()?.lines() {
+        match line.split_once(' ')? {
+            ("name", _) => {}
+            ("made", "yes") => decision.made = true,
+            ("for", name) => decision.names.push(unescape(name)?),
+            _ => return None,
+        }
+    }
+    Some(decision)
+}
