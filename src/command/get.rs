@@ -7,10 +7,10 @@ use super::onlooker::Teller;
 use super::targets::Targets;
 use super::world::{World, print_bytes, print_json, refusal, the_one};
 use crate::cli::{Get, Taking};
-use crate::engine::{AllTaken, Engine};
+use crate::engine::{AllTaken, Applicant, Engine, Patience, Taken};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::{Handle, Share, Tenure};
+use crate::lock::{Handle, Outcome, Share, Tenure};
 use crate::name::shown;
 use crate::report::ValueJson;
 use crate::signals::Signals;
@@ -36,7 +36,8 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
     let targets = Targets::new(world, &asked.common, &asked.names)?;
     let target = targets.first();
     let handle = Handle::new(world.host.random()?);
-    let applicant = applicant(world, &asked.taking, None, &handle)?;
+    // Should we be killed before the value is printed, then the script must not write: it holds the lock only afterwards.
+    let applicant = Applicant { tentative: true, ..applicant(world, &asked.taking, None, &handle)? };
     let opened = targets.open(world)?;
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);
@@ -57,12 +58,21 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
         }
         AllTaken::Granted(grants, evicted) => {
             told(&asked.common, &targets, &opened, &grants, evicted.as_ref());
-            let given = give(asked, opened.engine(0), &target.name, &target.known_as, Some((&handle, grants[0].token)));
+            let engine = opened.engine(0);
+            let given = give(asked, engine, &target.name, &target.known_as, Some((&handle, grants[0].token)));
             // A value that was not read is nothing to work with.
             if given.is_err() {
                 opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
+                return given;
             }
-            given
+            let for_good = Applicant { tentative: false, refuse_stale: false, called: None, ..applicant };
+            match engine.take(&target.name, &for_good, &Patience::NONE, None, &mut |_| None)? {
+                Taken::Answer(Outcome::Granted(..)) => given,
+                _ => {
+                    asked.common.tell(&format!("lock {} was lost while its value was read", shown(&target.known_as)));
+                    Ok(Exit::Lost)
+                }
+            }
         }
     }
 }

@@ -9,13 +9,16 @@ impl Engine {
     /// Decides that all these grants stand. `false`: somebody took us for dead.
     pub(super) fn decide_for(&self, proof: &Proof, names: &[&[u8]], durability: Durability) -> Result<bool> {
         let key = Decision::key(proof);
-        let names = names.iter().map(|name| name.to_vec()).collect();
-        let mut decision = Decision { made: false, names };
+        let mut decision = Decision { made: false, names: names.iter().map(|name| name.to_vec()).collect() };
         let mut version = None;
         for made in [false, true] {
             decision.made = made;
             let body = lock::encode_decision(&key, &decision);
             let keep = Keep { durability, mode: None };
+            // Whoever takes us for dead, and our grants away, before this has left a gap; after this he ends the decision.
+            if made && !self.holds_all(names, proof)? {
+                return Ok(false);
+            }
             match self.store.swap_kept(&key, version.as_ref(), Some(&body), keep)? {
                 Swap::Stored(stored) => version = Some(stored),
                 // Perhaps the reply was lost.
@@ -23,6 +26,16 @@ impl Engine {
                     Some((stored, found)) if found == decision => version = Some(stored),
                     _ => return Ok(false),
                 },
+            }
+        }
+        Ok(true)
+    }
+
+    fn holds_all(&self, names: &[&[u8]], proof: &Proof) -> Result<bool> {
+        for name in names {
+            let (_, record) = self.read(name)?;
+            if record.holders.iter().all(|grant| grant.proof != *proof) {
+                return Ok(false);
             }
         }
         Ok(true)

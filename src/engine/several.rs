@@ -65,8 +65,8 @@ pub fn take_all(
         held: wishes.iter().map(|_| None).collect(),
         evicted: None,
     };
-    several.alone.tentative = wishes.len() > 1;
-    several.keeping.tentative = wishes.len() > 1;
+    several.alone.tentative |= wishes.len() > 1;
+    several.keeping.tentative |= wishes.len() > 1;
     several.keeping.under.push(applicant.handle.proof());
     let taken = several.run();
     if !matches!(taken, Ok(AllTaken::Granted(..))) {
@@ -177,13 +177,12 @@ impl Several<'_, '_> {
         let proof = self.alone.handle.proof();
         let durability = self.alone.claim.as_ref().map_or(Durability::Boot, |_| Durability::Lasting);
         let mut decided = Ok(true);
-        for store in self.stores() {
-            let names: Vec<&[u8]> = store.iter().map(|wish| wish.name).collect();
-            decided = decided.and_then(|so_far| Ok(so_far && store[0].engine.decide_for(&proof, &names, durability)?));
+        for (engine, names) in self.stores() {
+            decided = decided.and_then(|so_far| Ok(so_far && engine.decide_for(&proof, &names, durability)?));
         }
         let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
-        for store in self.stores() {
-            store[0].engine.forget_decision(&proof)?;
+        for (engine, _) in self.stores() {
+            engine.forget_decision(&proof)?;
         }
         confirmed
     }
@@ -199,15 +198,20 @@ impl Several<'_, '_> {
         Ok(true)
     }
 
-    /// The wishes, by the stores that they are in: who is killed while he decides may have decided for some stores only.
-    fn stores(&self) -> Vec<Vec<Wish<'_>>> {
-        let mut stores: Vec<Vec<Wish<'_>>> = Vec::new();
-        for wish in self.wishes {
-            match stores.iter_mut().find(|store| std::ptr::eq(store[0].engine, wish.engine)) {
-                Some(store) => store.push(*wish),
-                None => stores.push(vec![*wish]),
+    /// The stores in which several grants depend on us. Who is killed while he decides may have decided for some only.
+    fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
+        let mut stores: Vec<(&Engine, Vec<&[u8]>)> = Vec::new();
+        for (Wish { engine, name }, held) in self.wishes.iter().zip(&self.held) {
+            // What is claimed under the same id already has another proof.
+            if held.as_ref().is_none_or(|grant| grant.proof != self.alone.handle.proof()) {
+                continue;
+            }
+            match stores.iter_mut().find(|(known, _)| std::ptr::eq(*known, *engine)) {
+                Some((_, names)) => names.push(name),
+                None => stores.push((engine, vec![name])),
             }
         }
+        stores.retain(|(_, names)| names.len() > 1);
         stores
     }
 

@@ -199,6 +199,10 @@ impl<'a> Attempt<'a> {
         let mut conflicts = 0;
         loop {
             self.application.tenure = engine.begin(&applicant.tenure)?;
+            if applicant.tentative && applicant.claim.is_some() && engine.store.reach() == Reach::ManyHosts {
+                // Other hosts cannot see whether we live. Once it is confirmed, it is for good.
+                self.application.tenure = Tenure::Until(engine.store.lend(WAITERS_LEASE)?);
+            }
             engine.keep_waiters_lease(&mut self.application)?;
             let (version, record) = match current.take() {
                 Some(current) => current,

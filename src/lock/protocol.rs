@@ -72,19 +72,21 @@ pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted>
 ///
 /// As [`decide`].
 pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wanted> {
-    if let Tenure::Until(lease) = &grant.tenure
-        && facts.over(lease)?
-    {
-        return Ok(Err(Ended::Expired));
-    }
+    let over = matches!(&grant.tenure, Tenure::Until(lease) if facts.over(lease)?);
     if let Some(waiter) = &grant.unconfirmed {
         let fate = facts.fate(&grant.party.home, waiter)?;
-        if fate != Fate::Dead {
+        if fate != Fate::Dead && !over {
             return Ok(Ok(fate));
         }
         if !facts.decided(&grant.proof)? {
-            return Ok(Err(Ended::Died));
+            return Ok(Err(if over { Ended::Expired } else { Ended::Died }));
         }
+        if grant.claim.is_some() {
+            return Ok(Ok(Fate::Unknown));
+        }
+    }
+    if over {
+        return Ok(Err(Ended::Expired));
     }
     let fate = match effective_owner(&grant.party, facts)? {
         Some((_, fate)) => fate,
@@ -97,6 +99,14 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
         (Fate::Dead, _) => Ok(Err(Ended::Died)),
         (fate, _) => Ok(Ok(fate)),
     }
+}
+
+/// Whether an unconfirmed grant stands whatever becomes of whoever was granted it. Nobody asks for a decision before that
+/// one is dead, or has had his time.
+pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
+    let Some(waiter) = &grant.unconfirmed else { return Ok(false) };
+    let over = grant.claim.is_some() && matches!(&grant.tenure, Tenure::Until(lease) if facts.over(lease)?);
+    Ok((over || facts.fate(&grant.party.home, waiter)? == Fate::Dead) && facts.decided(&grant.proof)?)
 }
 
 fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Step, Wanted> {
@@ -161,9 +171,7 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
 fn claimed(record: &Record, application: &Application, facts: &Facts) -> Result<Option<Outcome>, Wanted> {
     let Some(id) = &application.entry.claim else { return Ok(None) };
     let Some(grant) = record.holders.iter().find(|grant| grant.claim.is_some()) else { return Ok(None) };
-    if let Some(claimant) = &grant.unconfirmed
-        && (facts.fate(&grant.party.home, claimant)? != Fate::Dead || !facts.decided(&grant.proof)?)
-    {
+    if grant.unconfirmed.is_some() && !is_decided(grant, facts)? {
         return Ok(None);
     }
     let is_mine = grant.claim.as_ref() == Some(id);

@@ -3,7 +3,7 @@
 use super::ask::Application;
 use super::facts::{Facts, Fate, Wanted};
 use super::handle::Proof;
-use super::protocol::standing;
+use super::protocol::{is_decided, standing};
 use super::record::{Ended, Ending, Grant, Pages, Party, Process, Record, Share, Tenure, Waiter};
 
 /// How many waiters stand in the record itself before newcomers are sent to a page.
@@ -24,11 +24,12 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, W
     while at < record.holders.len() {
         match standing(&record.holders[at], facts)? {
             Ok(_) => {
-                let holder = &mut record.holders[at];
-                if let Some(waiter) = &holder.unconfirmed
-                    && facts.fate(&holder.party.home, waiter)? == Fate::Dead
-                {
-                    holder.unconfirmed = None;
+                let grant = &mut record.holders[at];
+                if is_decided(grant, facts)? {
+                    grant.unconfirmed = None;
+                    if grant.claim.is_some() {
+                        grant.tenure = Tenure::Forever;
+                    }
                 }
                 at += 1;
             }
