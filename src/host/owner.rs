@@ -8,7 +8,8 @@
 //! owners.
 //!
 //! Limits: a caller that has ended already, so that we were handed to init, owns nothing; that is an error and not a
-//! lock that would live as long as the machine.
+//! lock that would live as long as the machine. Where init is itself a script, in a container, and what was handed to it
+//! is of its own process group, it cannot be told from what it called.
 
 use std::fs;
 
@@ -65,8 +66,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
         at = stat.parent;
         stat = look(at)?.ok_or_else(orphan)?;
     }
-    // Init is the caller only where it is the script, as in a container; else it is what orphans are handed to.
-    if stat.program == b"systemd" || (at == 1 && stat.session != us.session) {
+    if stat.program == b"systemd" || (at == 1 && !is_called_by_init(&us, &stat)) {
         return Err(orphan());
     }
     let command = command_of(at);
@@ -144,6 +144,14 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
         let cure = "mount /proc, or say --pid and --forever";
         Error::new(Exit::System, format!("cannot see the calling process: {error}"), cure)
     })
+}
+
+/// Init is the caller only where it is the script, as in a container; else it is what orphans are handed to. What it
+/// calls is in its own process group, or in that of the terminal if it has job control. (Sessions that began outside of
+/// the container are all 0, so they say little.)
+fn is_called_by_init(us: &ProcStat, init: &ProcStat) -> bool {
+    let in_front = us.foreground > 0 && us.foreground == us.group;
+    init.session == us.session && (init.group == us.group || in_front)
 }
 
 fn is_starter(pid: i32, stat: &ProcStat) -> bool {

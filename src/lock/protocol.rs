@@ -334,8 +334,10 @@ fn is_mine(grant: &Grant, claimant: &Claimant, facts: &Facts) -> Result<bool, Wa
         return Ok(true);
     }
     let owner = effective_owner(&grant.party, facts)?;
-    Ok(grant.party.home.shares_pids_with(&claimant.home)
-        && owner.is_some_and(|(owner, _)| claimant.owners.contains(&owner)))
+    let is_owned = grant.party.home.shares_pids_with(&claimant.home)
+        && owner.is_some_and(|(owner, _)| claimant.owners.contains(&owner));
+    // Of what it was not told that it has it, the owner has nothing.
+    Ok(is_owned && (grant.unconfirmed.is_none() || is_decided(grant, facts)?))
 }
 
 /// The holder asks after a grant that was broken: tell, and keep it no longer.

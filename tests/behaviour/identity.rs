@@ -2,7 +2,7 @@
 
 use csalock::lock::Record;
 
-use crate::sandbox::{Sandbox, is_root, wait_until};
+use crate::sandbox::{Sandbox, has, is_root, wait_until};
 
 /// A lock that a living process holds, so that only what is changed about it can make it look dead.
 fn held(sandbox: &Sandbox) -> crate::sandbox::Job {
@@ -126,5 +126,21 @@ on_every_store! {
         let script = "csalock lock x >/dev/null; csalock unlock x; echo $?; csalock run x echo ran";
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout("0\nran\n").run();
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "csalock", "run", "x", "echo", "ran"]).stdout("ran\n").run();
+    }
+
+    fn the_first_process_of_a_container_does_not_own_what_orphans_take(sandbox: &Sandbox) {
+        if !is_root("a pid namespace") || !has("python3") {
+            return;
+        }
+        sandbox.file("files/orphan.py", "import os, time\n\
+            os.setpgid(0, 0)\n\
+            if os.fork(): os._exit(0)\n\
+            while os.getppid() != 1: time.sleep(0.001)\n\
+            os.dup2(os.open('said', os.O_WRONLY | os.O_CREAT), 2)\n\
+            os.execvp('csalock', ['csalock', 'lock', 'x'])\n");
+        let script = "python3 orphan.py; while [ ! -s said ]; do sleep 0.01; done; cat said; csalock status -1; :";
+        let said = "csalock: the process that called csalock has ended, so nobody would own the lock; name the owner with --pid \
+                    PID, or keep the lock until it is given back with --forever\n";
+        sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout(said).run();
     }
 }

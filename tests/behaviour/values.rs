@@ -241,6 +241,18 @@ on_every_store! {
         assert_eq!(sandbox.csalock(["get", "x"]).capture().stdout, "1", "to read it needs no lock");
     }
 
+    fn a_get_that_was_killed_before_it_said_what_it_read_leaves_no_right_to_write(sandbox: &Sandbox) {
+        if !crate::sandbox::has("strace") {
+            return;
+        }
+        sandbox.csalock(["put", "x", "41"]).run();
+        let script = "n=$(strace -qq -D -o trace -e trace=write -e inject=write:signal=KILL csalock get --lock x)
+                      csalock put -q --unlock x $((n + 1)); echo $? $n; csalock get x; csalock run -q -n x echo";
+        let done = sandbox.script("dash", script).capture();
+        let lines: Vec<&str> = done.stdout.lines().collect();
+        assert!(matches!(lines[..], ["81" | "82", "41"]), "{done:?}");
+    }
+
     fn the_json_says_which_version_how_long_and_under_which_token(sandbox: &Sandbox) {
         let json = |words: &[&str]| -> serde_json::Value {
             serde_json::from_str(&sandbox.csalock(words).capture().stdout).unwrap()

@@ -284,6 +284,20 @@ fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
 }
 
 #[test]
+fn an_unconfirmed_grant_is_not_yet_its_owners() {
+    let mut record = Record::free(b"x");
+    let mut application = wants(2, Share::Exclusive);
+    application.entry.party = party(&[20]);
+    application.tentative = true;
+    apply(&mut record, 1, Ask::Take(application), &[]);
+    for dead in [&[][..], &[2]] {
+        let answer = settle(&record, &Ask::Release(owner(20)), dead);
+        assert!(matches!(answer, Step::Done(Outcome::NotOwner(..) | Outcome::NotHeld(_))), "{answer:?}");
+    }
+    assert!(matches!(settle(&record, &Ask::Release(handle_of(2)), &[2]), Step::Write { .. }));
+}
+
+#[test]
 fn what_was_decided_stands_and_is_confirmed_by_the_next_who_writes() {
     let mut record = Record::free(b"x");
     let mut application = wants(DECIDED, Share::Shared);
