@@ -165,6 +165,35 @@ on_every_store! {
         sandbox.csalock(["run", "-q", "-n", "a", "true"]).status(75).run();
     }
 
+    fn what_was_answered_is_on_the_disk(sandbox: &Sandbox) {
+        if !has("strace") {
+            return;
+        }
+        for words in ["claim --id 1 a", "claim --id 2 b c", "put -v d value", "del -v d", "put -v e < /bin/true", "unclaim -v --id 1 a"] {
+            let traced = "strace -f -y -qq -o trace -e trace=fsync,fdatasync,renameat,unlink,unlinkat,write csalock";
+            assert_eq!(sandbox.script("dash", &format!("{traced} {words}")).capture().code, Some(0), "{words}");
+            let trace = sandbox.read("files/trace");
+            let lines: Vec<&str> = trace.lines().collect();
+            let answer = lines.iter().rposition(|line| line.contains("write(1<") || line.contains("write(2<")).unwrap();
+            let before = &lines[..answer];
+            let synced = |path: &str| before.iter().any(|line| line.contains("sync(") && line.contains(&format!("{path}>)")));
+            let store = sandbox.store_path().display().to_string();
+            let home = sandbox.path("").display().to_string();
+            let home = home.trim_end_matches('/');
+            if sandbox.is_directory() {
+                let name = words.split(' ').find(|word| word.len() == 1 && word.as_bytes()[0].is_ascii_lowercase()).unwrap();
+                let record = before.iter().any(|line| line.contains("fsync(") && (line.contains("/rec.") || line.contains("/embryo.")));
+                assert!(record || words.starts_with("del") || words.starts_with("unclaim"), "{words}\n{trace}");
+                assert!(synced(&format!("{store}/{name}")) && synced(&store) && synced(home), "{words}\n{trace}");
+            } else {
+                assert!(synced(&store) && synced(&format!("{store}-journal")) && synced(home), "{words}\n{trace}");
+                // The journal's end is what commits, so the directory is synced after it.
+                let end = before.iter().position(|line| line.contains("-journal\"") && line.contains("unlink(")).unwrap();
+                assert!(before[end..].iter().any(|line| line.contains("sync(") && line.contains(&format!("{home}>)"))), "{words}\n{trace}");
+            }
+        }
+    }
+
     fn who_is_killed_at_any_step_has_claimed_all_or_none(sandbox: &Sandbox) {
         if !has("strace") {
             return;
