@@ -6,8 +6,9 @@
 //! - `holders`: name, pid, host, uid, command, label, since, expires, share, token
 //! - `waiters`: name, pid, host, uid, command, label, since, share; those of one name in order of arrival
 //!
-//! Rows whose name has a NUL in it are the ends of long queues (NAME NUL PAGE) and notes of who waits (NUL ...), of
-//! which the views show the former.
+//! Rows whose name has a NUL in it are kept beside records: the ends of long queues (NAME NUL PAGE), of which the views
+//! show the waiters; long values (NAME NUL value.MARK), which the views pass over, for they may weigh a lot; and decisions
+//! (PROOF NUL decision).
 //!
 //! `pid` is the first of the owners. `since` and `expires` are UTC, as SQLite's own functions have them; `expires` is
 //! NULL for what ends with its owner or not at all. Names are as they are, also where a terminal would obey them; in
@@ -51,7 +52,7 @@ FROM (
  SELECT name, version,
   '{"entry":"' || replace(replace(replace(value, '=', '":"'), ' ', '","'), '%20', ' ') || '"}' AS j
  FROM (SELECT name, version, '["' || replace(CAST(body AS TEXT), char(10), '","') || '"]' AS lines
-  FROM records_1 WHERE name >= x'01'), json_each(lines)
+  FROM records_1 WHERE name >= x'01' AND substr(body, 1, 13) <> CAST('csalock-value' AS BLOB)), json_each(lines)
  WHERE json_valid(lines) AND (value LIKE 'holder %' OR value LIKE 'waiter %'));
 CREATE VIEW holders AS
 SELECT name, pid, host, uid, command, label, since, expires, share, token FROM entries WHERE entry = 'holder';

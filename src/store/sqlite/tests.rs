@@ -216,6 +216,9 @@ fn the_views_show_what_the_records_say() {
     let store = open(&path).unwrap();
     store.swap(b"junk", None, Some(b"holder = \"\xff\0")).unwrap();
     store.swap(&record.name, None, Some(&lock::encode(&record))).unwrap();
+    // A value may be made to look like a record.
+    let key = lock::Value::key(b"v", 7);
+    store.swap(&key, None, Some(&lock::encode_value(&key, &record.waiters[0].party, &lock::encode(&record)))).unwrap();
     let connection = Connection::open(&path).unwrap();
     let one = |sql: &str| -> Vec<String> {
         let mut statement = connection.prepare(sql).unwrap();
