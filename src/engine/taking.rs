@@ -220,7 +220,10 @@ impl<'a> Attempt<'a> {
             }
             match step {
                 Step::Done(outcome) => {
-                    if matches!(outcome, Outcome::Claimed(_)) {
+                    // Somebody else has claimed it; perhaps under our id.
+                    if let Outcome::Claimed(grant) | Outcome::Granted(grant, _) = &outcome
+                        && grant.proof != self.application.entry.proof
+                    {
                         self.leave()?;
                     }
                     return Ok(Taken::Answer(outcome));

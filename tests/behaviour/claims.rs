@@ -95,6 +95,22 @@ on_every_store! {
         assert!(sandbox.waiters("a").is_empty());
     }
 
+    fn many_may_claim_the_same_under_one_id_at_once(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("a");
+        let jobs: Vec<Job> = (0..20).map(|_| sandbox.csalock(["claim", "-w", "60s", "--id", "1", "b", "a"]).spawn()).collect();
+        wait_until("all wait", || sandbox.waiters("a").len() == 20);
+        holder.release();
+        for job in jobs {
+            let done = job.wait();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "1\n"), "{done:?}");
+        }
+        for name in ["a", "b"] {
+            assert_eq!((sandbox.waiters(name), sandbox.holders(name).len()), (vec![], 1));
+        }
+        sandbox.csalock(["unclaim", "--id", "1", "a", "b"]).run();
+        assert!(sandbox.is_tidy());
+    }
+
     fn only_the_id_gives_up_a_claim(sandbox: &Sandbox) {
         sandbox.csalock(["claim", "--id", "1", "a", "b"]).stdout("1\n").run();
         let done = sandbox.csalock(["unclaim", "--id", "2", "a", "c"]).capture();
