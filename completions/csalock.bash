@@ -816,7 +816,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__unclaim)
-            opts="-q -v -h --store --json --quiet --verbose --id --help"
+            opts="-q -v -h --store --json --quiet --verbose --id --all --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -180,7 +180,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -s v -l verbose -d 
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l unlock -d 'Only as the holder of the lock, and give it back in the same step'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l even-if-stale -d 'Also when the lock\'s time is over, if nobody has had it since'
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l even-if-stale -d 'With --unlock: also when the lock\'s time is over, if nobody has had it since'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Only if there is no value yet: exit 83 if there is one'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
@@ -197,7 +197,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -s v -l verbose -d 
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l unlock -d 'Only as the holder of the lock, and give it back in the same step'
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l even-if-stale -d 'Also when the lock\'s time is over, if nobody has had it since'
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l even-if-stale -d 'With --unlock: also when the lock\'s time is over, if nobody has had it since'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
@@ -217,6 +217,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l id -d 'The i
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l all -d 'Give up everything that the id has in the store'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l id -d 'Print the names that are claimed under this id, one a line' -r -f

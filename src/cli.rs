@@ -310,6 +310,7 @@ pub struct Renew {
 /// lock. With --lock the lock is taken first, for the calling script: then it stays what it is until the script writes it or
 /// gives the lock back. The lock is taken also where there is no value yet.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock get [OPTIONS] <NAME>")]
 pub struct Get {
     /// Options of every command.
     #[command(flatten)]
@@ -318,7 +319,7 @@ pub struct Get {
     #[arg(long)]
     pub lock: bool,
     /// Options of taking.
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "With --lock")]
     pub taking: Taking,
     /// The name, or a path: that is the lock of a file
     #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
@@ -340,7 +341,7 @@ pub struct Writing {
     /// Only as the holder of the lock, and give it back in the same step
     #[arg(long)]
     pub unlock: bool,
-    /// Also when the lock's time is over, if nobody has had it since
+    /// With --unlock: also when the lock's time is over, if nobody has had it since
     #[arg(long, requires = "unlock")]
     pub even_if_stale: bool,
     /// Only if the value has this version: exit 80 if it has another
@@ -356,6 +357,7 @@ pub struct Writing {
 ///
 /// Options go before the name.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock put [OPTIONS] <NAME> [VALUE]")]
 pub struct Put {
     /// Options of writing.
     #[command(flatten)]
@@ -375,6 +377,7 @@ pub struct Put {
 ///
 /// In the same way as put writes it; exit 81 if there is none.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock del [OPTIONS] <NAME>")]
 pub struct Del {
     /// Options of writing.
     #[command(flatten)]
@@ -387,8 +390,11 @@ pub struct Del {
 /// Claim names for good, all of them or none; prints the id
 ///
 /// A claimed name is held until it is given up with unclaim, also over reboots; when this returns it is on the disk. If one of
-/// the names is claimed under another id, nothing is claimed: exit 83, with all that are taken and their ids. To claim what
-/// the id has already is done at once. Who holds the lock of a name is waited for.
+/// the names is claimed under another id, nothing is claimed: exit 83, with all that are taken and their ids. Who holds the
+/// lock of a name is waited for.
+///
+/// Who claims again under the same id gets 0, so an id has to be one person's, or fresh. A name with a slash means a file:
+/// do not take one from a stranger.
 ///
 /// Options go before the names.
 #[derive(Debug, Args)]
@@ -409,7 +415,7 @@ pub struct Claim {
 
 /// Give up claims
 ///
-/// Names that are claimed under another id stay so: exit 82.
+/// Names that are claimed under another id stay so: exit 82; the others are given up all the same.
 #[derive(Debug, Args)]
 pub struct Unclaim {
     /// Options of every command.
@@ -418,8 +424,11 @@ pub struct Unclaim {
     /// The id that they were claimed under
     #[arg(long, value_name = "ID", required = true)]
     pub id: OsString,
+    /// Give up everything that the id has in the store
+    #[arg(long, conflicts_with = "names")]
+    pub all: bool,
     /// The names
-    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required_unless_present = "all", trailing_var_arg = true)]
     pub names: Vec<OsString>,
 }
 
@@ -427,6 +436,7 @@ pub struct Unclaim {
 ///
 /// Exit 81 if there is none.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock lookup [OPTIONS] <NAME | --id ID>")]
 pub struct Lookup {
     /// Options of every command.
     #[command(flatten)]

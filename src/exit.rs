@@ -70,7 +70,7 @@ impl Exit {
         (Exit::NotOwner, "held by somebody else"),
         (Exit::NotUnique, "not unique: a name is claimed under another id, or has a value already"),
         (Exit::Deadlock, "deadlock: waiting would never end"),
-        (Exit::Lost, "the lock was lost while the command ran"),
+        (Exit::Lost, "the lock was lost while the command ran, or the value was read"),
         (Exit::MaxHold, "--max-hold was over (137 if the command had to be killed)"),
         (Exit::CannotExecute, "the command cannot be executed"),
         (Exit::NotFound, "the command was not found"),

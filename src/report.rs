@@ -7,7 +7,7 @@ mod timeline;
 
 use std::time::Duration;
 
-pub use json::{ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, UnlockJson, ValueJson};
+pub use json::{ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson};
 pub use past::PastJson;
 pub use table::{HEADER, Paper, WIDTH, table};
 pub use timeline::timeline;
@@ -38,6 +38,14 @@ impl Reporter<'_> {
     /// Who, where, since when, until when and what, in one line.
     pub fn holder(&self, grant: &Grant) -> String {
         self.grant(grant, &format!(", {}", self.until(&grant.tenure)))
+    }
+
+    /// The same as a clause: that it is held, or claimed, and by whom.
+    pub fn holding(&self, grant: &Grant) -> String {
+        let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
+        let (who, host) = (user(grant.party.uid), shown(grant.party.host.as_bytes()));
+        let since = rfc3339(Duration::from_millis(grant.since));
+        format!("claimed for good under id {}, by {who} on {host} since {since}", shown(id))
     }
 
     fn grant(&self, grant: &Grant, until: &str) -> String {

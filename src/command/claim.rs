@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use nix::sys::signal::Signal;
 
+use super::lookup::names_of;
 use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
 use super::world::{World, print, print_json, refusal, say};
@@ -15,7 +16,7 @@ use crate::exit::Exit;
 use crate::host::{Called, caller, command_of};
 use crate::lock::{Ask, Claimant, Grant, Handle, Outcome, Share, Tenure};
 use crate::name::{quoted, shown};
-use crate::report::{ClaimJson, UnlockJson};
+use crate::report::{ClaimJson, TakenJson, UnlockJson};
 use crate::signals::Signals;
 
 /// An id has no more bytes.
@@ -31,7 +32,7 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
     let opened = targets.open(world)?;
     let taken = taken(&opened, &id)?;
     if !taken.is_empty() {
-        return Ok(not_unique(asked, &taken));
+        return not_unique(asked, &taken);
     }
     let handle = Handle::new(world.host.random()?);
     let applicant = applicant(world, asked, &handle, &id)?;
@@ -65,7 +66,7 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
                 // It was given up this moment.
                 taken.push((targets.all[at].known_as.clone(), grant));
             }
-            Ok(not_unique(asked, &taken))
+            not_unique(asked, &taken)
         }
         AllTaken::Refused(at, outcome) => {
             let busy = asked.waiting.conflict_exit_code;
@@ -77,8 +78,15 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
 }
 
 pub(super) fn unclaim(world: &World, asked: &Unclaim) -> anyhow::Result<Exit> {
-    let targets = Targets::new(world, &asked.common, &asked.names)?;
     let id = given_id(&asked.id)?;
+    let targets = match asked.all {
+        true => Targets::of_store(&world.store(&asked.common)?, names_of(world, &asked.common, &id)?.0),
+        false => Targets::new(world, &asked.common, &asked.names)?,
+    };
+    if targets.all.is_empty() {
+        asked.common.tell(&format!("nothing is claimed under id {}", shown(&id)));
+        return Ok(Exit::NotHeld);
+    }
     let opened = targets.open(world)?;
     let mut exit = Exit::Done;
     let mut documents = Vec::new();
@@ -89,8 +97,8 @@ pub(super) fn unclaim(world: &World, asked: &Unclaim) -> anyhow::Result<Exit> {
         let (word, grants, refused) = match &outcome {
             Outcome::Released(grant) => ("released", vec![grant.clone()], None),
             Outcome::NotOwner(grants, _) => {
-                let who = grants.iter().map(|grant| reporter.holder(grant)).collect::<Vec<_>>().join("; and ");
-                let text = format!("{name} is not claimed under id {}: held by {who}", shown(&id));
+                let who = grants.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and ");
+                let text = format!("{name} is not claimed under id {}: {who}", shown(&id));
                 ("not the owner", grants.clone(), Some((text, Exit::NotOwner)))
             }
             _ => ("not held", Vec::new(), Some((format!("{name} is not claimed"), Exit::NotHeld))),
@@ -122,12 +130,15 @@ fn taken(opened: &Opened<'_>, id: &[u8]) -> Result<Vec<(Vec<u8>, Grant)>> {
 }
 
 /// A line for each name that is taken.
-fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> Exit {
+fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> anyhow::Result<Exit> {
+    if asked.common.json {
+        print_json(&TakenJson::new(taken))?;
+    }
     for (name, grant) in taken {
         let id = shown(grant.claim.as_deref().unwrap_or_default());
         asked.common.tell(&format!("{} is claimed under id {id}; nothing was claimed", shown(name)));
     }
-    Exit::NotUnique
+    Ok(Exit::NotUnique)
 }
 
 fn applicant(world: &World, asked: &Claim, handle: &Handle, id: &[u8]) -> Result<Applicant> {

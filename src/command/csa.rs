@@ -60,7 +60,7 @@ fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
         files.remove(0);
     } else if let Some(option) = files.iter().find(|file| file.as_bytes().starts_with(b"-")) {
         let what = format!("{name} has no options, and {} looks like one", quoted(option.as_bytes()));
-        return Err(Error::new(Exit::Usage, what, "say -- before files that begin with a dash, or call csalock"));
+        return Err(Error::new(Exit::Usage, what, "say -- before files that begin with a dash; see csalock(1)"));
     }
     if files.is_empty() {
         let what = format!("{name} was not told which file");

@@ -63,7 +63,8 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
         AllTaken::Refused(at, outcome) => {
             let busy = asked.taking.waiting.conflict_exit_code;
             let (text, exit) = refusal(&outcome, &targets.all[at], &opened.reporter(at), busy);
-            asked.common.tell(&text);
+            // Of options nobody has heard who calls us by CSA's names.
+            asked.common.tell(&if prints { text } else { text.replace("with -w,", "with CSALOCK_TIMEOUT,") });
             Ok(exit)
         }
     }

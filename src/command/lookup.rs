@@ -2,15 +2,15 @@
 
 use super::claim::given_id;
 use super::world::{World, print, print_bytes, print_json, the_one};
-use crate::cli::Lookup;
-use crate::error::Error;
+use crate::cli::{Common, Lookup};
+use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::shown;
 use crate::report::LookupJson;
 
 pub(super) fn run(world: &World, asked: &Lookup) -> anyhow::Result<Exit> {
     match &asked.id {
-        Some(id) => names_of(world, asked, &given_id(id)?),
+        Some(id) => tell_names(world, asked, &given_id(id)?),
         None => id_of(world, asked),
     }
 }
@@ -30,25 +30,8 @@ fn id_of(world: &World, asked: &Lookup) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Nobody keeps a list of what an id has, which could be wrong: all records are looked at.
-fn names_of(world: &World, asked: &Lookup, id: &[u8]) -> anyhow::Result<Exit> {
-    let engine = world.engine(&world.store(&asked.common)?)?;
-    let mut names = Vec::new();
-    let mut unreadable: Option<Error> = None;
-    engine.each_sight(&mut |sight| {
-        match sight {
-            Ok(sight) if engine.claim_in(&sight).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
-                names.push(sight.record.name);
-            }
-            Ok(_) => {}
-            Err(error) => {
-                asked.common.tell(&format!("passed over: {error}"));
-                unreadable = Some(error);
-            }
-        }
-        Ok(())
-    })?;
-    names.sort();
+fn tell_names(world: &World, asked: &Lookup, id: &[u8]) -> anyhow::Result<Exit> {
+    let (names, unreadable) = names_of(world, &asked.common, id)?;
     if asked.common.json && !names.is_empty() {
         print_json(&LookupJson::of_id(id, &names))?;
     } else {
@@ -62,4 +45,27 @@ fn names_of(world: &World, asked: &Lookup, id: &[u8]) -> anyhow::Result<Exit> {
         None if names.is_empty() => Exit::NotHeld,
         None => Exit::Done,
     })
+}
+
+/// What an id has in the store, in order; and what could not be read, if there was something. Nobody keeps a list, which
+/// could be wrong: all records are looked at.
+pub(super) fn names_of(world: &World, common: &Common, id: &[u8]) -> Result<(Vec<Vec<u8>>, Option<Error>)> {
+    let engine = world.engine(&world.store(common)?)?;
+    let mut names = Vec::new();
+    let mut unreadable: Option<Error> = None;
+    engine.each_sight(&mut |sight| {
+        match sight {
+            Ok(sight) if engine.claim_in(&sight).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
+                names.push(sight.record.name);
+            }
+            Ok(_) => {}
+            Err(error) => {
+                common.tell(&format!("passed over: {error}"));
+                unreadable = Some(error);
+            }
+        }
+        Ok(())
+    })?;
+    names.sort();
+    Ok((names, unreadable))
 }

@@ -8,6 +8,7 @@ use crate::engine::{AllTaken, Applicant, Engine, Onlooker, Patience, Wish, take_
 use crate::error::Result;
 use crate::lock::{Ask, Outcome, Proof};
 use crate::report::Reporter;
+use crate::store::Location;
 
 /// Locks that are taken together.
 #[derive(Debug)]
@@ -38,6 +39,15 @@ impl Targets {
         let is_first = |target: &Target| named_first.as_ref().is_some_and(|first| key(first) == key(target));
         let first = all.iter().position(is_first).unwrap_or(0);
         Ok(Targets { all, first })
+    }
+
+    /// These names in one store, in their order.
+    pub(super) fn of_store(location: &Location, names: Vec<Vec<u8>>) -> Targets {
+        let target = |name: Vec<u8>| {
+            let to_type = crate::name::quoted(&name);
+            Target { location: location.clone(), known_as: name.clone(), name, to_type }
+        };
+        Targets { all: names.into_iter().map(target).collect(), first: 0 }
     }
 
     /// The one that was named first.

@@ -229,13 +229,19 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
     let (name, typed) = (shown(&target.known_as), &target.to_type);
     let holders = |grants: &[Grant]| match grants {
         [] => "nobody holds it, but others came before".to_string(),
-        _ => {
-            format!("held by {}", grants.iter().map(|grant| reporter.holder(grant)).collect::<Vec<_>>().join("; and "),)
-        }
+        _ => grants.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and "),
+    };
+    let claim = |grants: &[Grant]| {
+        let id = grants.first()?.claim.as_ref()?;
+        Some(format!("to give it up, say `csalock unclaim --id {} {typed}`", name::quoted(id)))
     };
     match outcome {
         Outcome::Busy(grants) => (
-            format!("lock {name} is busy: {}; wait longer with -w, or see `csalock status {typed}`", holders(grants)),
+            format!(
+                "lock {name} is busy: {}; {}",
+                holders(grants),
+                claim(grants).unwrap_or_else(|| format!("wait longer with -w, or see `csalock status {typed}`"))
+            ),
             busy.map_or(Exit::Busy, Exit::Chosen),
         ),
         Outcome::Stale(endings) => (
@@ -285,10 +291,12 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
             let before = ending.as_ref().map(|ending| format!("; before, it was held by {}", reporter.ending(ending)));
             (
                 format!(
-                    "lock {name} is somebody else's: {}{}; show its handle with --handle, or break it with \
-                     `csalock unlock --force {typed}`",
+                    "lock {name} is somebody else's: {}{}; {}",
                     holders(grants),
-                    before.unwrap_or_default()
+                    before.unwrap_or_default(),
+                    claim(grants).unwrap_or_else(|| format!(
+                        "show its handle with --handle, or break it with `csalock unlock --force {typed}`"
+                    ))
                 ),
                 Exit::NotOwner,
             )

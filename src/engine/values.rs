@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use super::taking::Onlooker;
 use super::{Applicant, Engine, MOST_CONFLICTS, Patience, Sight, Taken, with_token};
 use crate::error::{Error, Result};
+use crate::exit::Exit;
 use crate::lock::{self, Ask, Claimant, Fate, Grant, OnlyIf, Outcome, Party, Proof, Record, Step, Value, Writing};
 use crate::store::{Durability, Keep, Swap};
 
@@ -43,7 +44,14 @@ impl Engine {
                 return Ok(Some((value, bytes)));
             }
             let key = Value::key(name, value.mark);
-            if let Some(stored) = self.store.read(&key)? {
+            let not_for_us = |error: Error| match (error.exit(), value.mode) {
+                (Exit::Permission, Some(mode)) => {
+                    let what = format!("the value of lock {} has mode {mode:04o}", crate::name::shown(name));
+                    Error::new(Exit::Permission, what, "ask whoever wrote it")
+                }
+                _ => error,
+            };
+            if let Some(stored) = self.store.read(&key).map_err(not_for_us)? {
                 let bytes = lock::decode_value(&stored.body).filter(|(_, bytes)| bytes.len() as u64 == value.size);
                 let unreadable = || Error::corrupt(format!("{}: the value is unreadable", self.store.place(&key)));
                 return Ok(Some((value, bytes.ok_or_else(unreadable)?.1)));

@@ -277,12 +277,14 @@ fn withdraw(record: &Record, me: &Proof, page: Option<u64>, facts: &Facts) -> Re
 /// Only what was seen is broken: should the reply be lost, whoever got the lock thereby keeps it.
 fn break_grants(record: &Record, proofs: &[Proof], facts: &Facts) -> Result<Step, Wanted> {
     let mut next = record.clone();
+    // First, so that what is broken now is still there to be written down.
+    evict(&mut next, facts)?;
     let mut broken = Vec::new();
     while let Some(at) = next.holders.iter().position(|grant| proofs.contains(&grant.proof)) {
         broken.push(end(&mut next, at, Ended::Broken));
     }
     if !broken.is_empty() {
-        let wake = serve(&mut next, facts)?;
+        let wake = serve_as(&mut next, facts, None)?;
         return Ok(write(next, Outcome::Broken(broken), wake));
     }
     let done = |ending: &&Ending| ending.how == Ended::Broken && proofs.contains(&ending.grant.proof);

@@ -245,6 +245,8 @@ impl Record {
     /// Whether nothing in it needs keeping: it is free and guards no value, and nobody is yet to be told that his grant was
     /// broken.
     pub fn is_vacant(&self) -> bool {
-        self.is_free() && self.value.is_none() && self.remembered().iter().all(|ending| ending.how != Ended::Broken)
+        // Nobody will ask after a claim.
+        let is_owed = |ending: &Ending| ending.how == Ended::Broken && !ending.grant.party.owners.is_empty();
+        self.is_free() && self.value.is_none() && !self.remembered().iter().any(is_owed)
     }
 }

@@ -76,6 +76,13 @@ pub struct ClaimJson {
     tokens: Vec<Option<u64>>,
 }
 
+/// What `claim --json` prints when it claims nothing.
+#[derive(Debug, Serialize)]
+pub struct TakenJson {
+    /// Each with the id that it is claimed under.
+    taken: Vec<LookupJson>,
+}
+
 /// What `lookup --json` prints.
 #[derive(Debug, Serialize)]
 pub struct LookupJson {
@@ -236,6 +243,15 @@ impl ClaimJson {
     pub fn new(names: &[&[u8]], id: &[u8], grants: &[Grant]) -> ClaimJson {
         let tokens = grants.iter().map(|grant| grant.token).collect();
         ClaimJson { names: names.iter().map(|name| text(name)).collect(), id: text(id), tokens }
+    }
+}
+
+impl TakenJson {
+    /// The names that are claimed, with these grants.
+    pub fn new(taken: &[(Vec<u8>, Grant)]) -> TakenJson {
+        let of =
+            |(name, grant): &(Vec<u8>, Grant)| LookupJson::of_name(name, grant.claim.as_deref().unwrap_or_default());
+        TakenJson { taken: taken.iter().map(of).collect() }
     }
 }
 

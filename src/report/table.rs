@@ -68,7 +68,8 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, paper: Paper) 
     if let Some(value) = &sight.record.value {
         let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
         let (size, version) = (value.size, value.version.unwrap_or_default());
-        let _ = writeln!(text, "{} value: {size} bytes, version {version}{mode}", cell("", 14));
+        let s = if size == 1 { "" } else { "s" };
+        let _ = writeln!(text, "{} value: {size} byte{s}, version {version}{mode}", cell("", 14));
     }
     for (waiter, fate) in sight.record.waiters.iter().zip(&sight.waiters) {
         let state = match (fate, waiter.share) {

@@ -64,7 +64,8 @@ on_every_store! {
         for words in [&["lock", "-n", "a"][..], &["run", "-n", "a", "true"], &["put", "-n", "a", "x"], &["lock", "-sn", "a"]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(75), "{words:?}");
-            assert!(done.stderr.contains("claimed under id 1"), "{}", done.stderr);
+            assert!(done.stderr.contains("claimed for good under id 1, by "), "{}", done.stderr);
+            assert!(done.stderr.ends_with("; to give it up, say `csalock unclaim --id 1 a`\n"), "{}", done.stderr);
         }
         let mut waiter = sandbox.waiter("a", "echo has it");
         sandbox.csalock(["unclaim", "--id", "1", "a"]).run();
@@ -115,9 +116,10 @@ on_every_store! {
         sandbox.csalock(["claim", "--id", "1", "a", "b"]).stdout("1\n").run();
         let done = sandbox.csalock(["unclaim", "--id", "2", "a", "c"]).capture();
         assert_eq!(done.code, Some(82), "{done:?}");
-        assert!(done.stderr.starts_with("csalock: a is not claimed under id 2: held by no process on "), "{}", done.stderr);
+        assert!(done.stderr.starts_with("csalock: a is not claimed under id 2: claimed for good under id 1, by "), "{}", done.stderr);
         assert!(done.stderr.ends_with("csalock: c is not claimed\n"), "{}", done.stderr);
-        sandbox.csalock(["unlock", "-q", "a"]).status(82).run();
+        let done = sandbox.csalock(["unlock", "a"]).capture();
+        assert!(done.code == Some(82) && done.stderr.ends_with("say `csalock unclaim --id 1 a`\n"), "{done:?}");
         let all = sandbox.script("dash", "csalock claim --id 3 d; csalock unlock --all; csalock lookup d");
         all.stdout("3\n3\n").run();
         sandbox.csalock(["unclaim", "-q", "--id", "2", "c"]).status(81).run();
@@ -126,6 +128,29 @@ on_every_store! {
         assert_eq!(ids(sandbox, &["a", "b"]), [None, Some("1".into())]);
         let _lock = sandbox.holder("e");
         sandbox.csalock(["unclaim", "-q", "--id", "1", "e"]).status(82).run();
+    }
+
+    fn all_that_an_id_has_is_given_up_at_once(sandbox: &Sandbox) {
+        sandbox.csalock(["claim", "--id", "1", "a", "b\\c", "d\ne"]).stdout("1\n").run();
+        sandbox.csalock(["claim", "--id", "2", "f"]).stdout("2\n").run();
+        sandbox.csalock(["unclaim", "--id", "1", "--all"]).run();
+        sandbox.csalock(["lookup", "-q", "--id", "1"]).status(81).run();
+        assert_eq!(lookup(sandbox, "f").as_deref(), Some("2"));
+        sandbox.csalock(["unclaim", "--id", "1", "--all"]).status(81).stderr("csalock: nothing is claimed under id 1\n").run();
+        assert_eq!(sandbox.csalock(["unclaim", "--id", "1", "--all", "a"]).capture().code, Some(64));
+    }
+
+    fn the_history_has_claims(sandbox: &Sandbox) {
+        sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
+        sandbox.csalock(["unclaim", "--id", "1", "a"]).run();
+        sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
+        sandbox.csalock(["unlock", "--force", "a"]).capture();
+        let said = sandbox.csalock(["history", "--json", "a"]).capture().stdout;
+        let past: Vec<serde_json::Value> = serde_json::from_str(&said).unwrap();
+        let ends: Vec<&str> = past.iter().map(|one| one["ended"].as_str().unwrap()).collect();
+        assert_eq!(ends, ["released", "broken"]);
+        assert!(!past[1]["broken_by"].is_null());
+        assert!(sandbox.is_tidy());
     }
 
     fn ids_and_names_may_be_odd(sandbox: &Sandbox) {
@@ -164,6 +189,8 @@ on_every_store! {
         assert_eq!((&sight["holders"][0]["claim"], &sight["holders"][0]["expires"]), (&"1".into(), &serde_json::Value::Null));
         let table = sandbox.csalock(["status", "a"]).capture().stdout;
         assert!(table.contains("\na              claimed   -       ") && table.contains(" forever id 1: "), "{table}");
+        sandbox.csalock(["claim", "--json", "-q", "--id", "2", "a", "c"]).status(83)
+            .stdout("{\"taken\":[{\"name\":\"a\",\"id\":\"1\"}]}\n").run();
         let given_up = json(&["unclaim", "--json", "--id", "1", "a", "c"]);
         let outcomes: Vec<&str> = given_up.as_array().unwrap().iter().map(|one| one["outcome"].as_str().unwrap()).collect();
         assert_eq!(outcomes, ["released", "not held"]);

@@ -79,8 +79,8 @@ fn what_makes_no_sense_is_a_usage_error() {
         ("csaUnlock --", "csalock: csaUnlock was not told which file; say `csaUnlock FILE`\n"),
         (
             "csaLock -n data",
-            "csalock: csaLock has no options, and -n looks like one; say -- before files that begin with a dash, or call \
-             csalock\n",
+            "csalock: csaLock has no options, and -n looks like one; say -- before files that begin with a dash; see \
+             csalock(1)\n",
         ),
         (
             "CSALOCK_TIMEOUT=soon csaLock data",

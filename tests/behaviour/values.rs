@@ -371,7 +371,8 @@ fn another_user_sees_that_it_is_there_and_not_what_it_is() {
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o755)).unwrap();
     sandbox.csalock(["put", "--mode", "600", "x", "secret"]).run();
     let done = sandbox.csalock(["get", "x"]).user(65534).capture();
-    assert_eq!((done.code, done.stdout.as_str()), (Some(77), ""), "{done:?}");
+    let said = "csalock: the value of lock x has mode 0600; ask whoever wrote it\n";
+    assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(77), "", said));
     assert_eq!(sandbox.csalock(["status", "x"]).user(65534).capture().code, Some(81));
 }
 

@@ -196,6 +196,7 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         run("get", &["--lock", "--forever", "guarded"]),
         run("claim", &["--id", "1", "claimed"]),
         run("lookup", &["claimed"]),
+        run("claim", &["--id", "2", "claimed"]),
     ];
     let mut real = BTreeSet::new();
     for document in printed {
