@@ -415,7 +415,7 @@ pub struct Claim {
 
 /// Give up claims
 ///
-/// Names that are claimed under another id stay so: exit 82; the others are given up all the same.
+/// If one of the names is not claimed under that id, nothing is given up: exit 82, or 81 if nobody holds it.
 #[derive(Debug, Args)]
 pub struct Unclaim {
     /// Options of every command.

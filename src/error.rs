@@ -48,6 +48,14 @@ impl Error {
         Error::new(exit, format!("cannot {doing} {}: {}", crate::name::shown_path(path), errno.desc()), cure)
     }
 
+    /// The same, of something that may have happened for all that.
+    #[must_use]
+    pub fn perhaps_done(self) -> Error {
+        let cure =
+            "it may be stored all the same, so look before you try again; see the kernel log and that file system";
+        Error { cure: cure.to_string(), ..self }
+    }
+
     /// The exit code that goes with it.
     pub fn exit(&self) -> Exit {
         self.exit

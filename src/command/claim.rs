@@ -10,13 +10,13 @@ use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
 use super::world::{World, print, print_json, refusal, say};
 use crate::cli::{Claim, Unclaim};
-use crate::engine::{AllTaken, Applicant};
+use crate::engine::{AllTaken, Applicant, Sight};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Called, caller, command_of};
 use crate::lock::{Ask, Claimant, Grant, Handle, Outcome, Share, Tenure};
 use crate::name::{quoted, shown};
-use crate::report::{ClaimJson, TakenJson, UnlockJson};
+use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
 use crate::signals::Signals;
 
 /// An id has no more bytes.
@@ -88,35 +88,48 @@ pub(super) fn unclaim(world: &World, asked: &Unclaim) -> anyhow::Result<Exit> {
         return Ok(Exit::NotHeld);
     }
     let opened = targets.open(world)?;
+    // All or none: what the id does not have is found out before anything is given up.
     let mut exit = Exit::Done;
+    for (at, (target, engine)) in opened.each().enumerate() {
+        let sight = engine.sight(&target.name)?;
+        if engine.claim_in(&sight).is_none_or(|grant| grant.claim.as_ref() != Some(&id)) {
+            let (text, refused) = not_claimed(&target.known_as, &id, &sight, &opened.reporter(at));
+            asked.common.tell(&text);
+            exit = if exit == Exit::Done { refused } else { exit };
+        }
+    }
+    if exit != Exit::Done {
+        return Ok(exit);
+    }
     let mut documents = Vec::new();
     for (at, (target, engine)) in opened.each().enumerate() {
-        let (name, reporter) = (shown(&target.known_as), opened.reporter(at));
         let claimant = Claimant { claim: Some(id.clone()), ..engine.claimant(None, Vec::new())? };
+        // Somebody else may be giving it up as well, which is as good.
         let outcome = engine.settle(&target.name, &Ask::Release(claimant))?;
-        let (word, grants, refused) = match &outcome {
-            Outcome::Released(grant) => ("released", vec![grant.clone()], None),
-            Outcome::NotOwner(grants, _) => {
-                let who = grants.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and ");
-                let text = format!("{name} is not claimed under id {}: {who}", shown(&id));
-                ("not the owner", grants.clone(), Some((text, Exit::NotOwner)))
-            }
-            _ => ("not held", Vec::new(), Some((format!("{name} is not claimed"), Exit::NotHeld))),
-        };
-        match refused {
-            Some((text, refused)) => {
-                asked.common.tell(&text);
-                exit = if exit == Exit::Done { refused } else { exit };
-            }
-            None if asked.common.verbose => say(&format!("the claim on {name} is given up")),
-            None => {}
+        let grants = if let Outcome::Released(grant) = outcome { vec![grant] } else { Vec::new() };
+        if asked.common.verbose {
+            say(&format!("the claim on {} is given up", shown(&target.known_as)));
         }
-        documents.push(UnlockJson::new(&target.known_as, word, &grants, &reporter));
+        documents.push(UnlockJson::new(&target.known_as, "released", &grants, &opened.reporter(at)));
     }
     if asked.common.json {
         print_json(&documents)?;
     }
-    Ok(exit)
+    Ok(Exit::Done)
+}
+
+/// Why there is nothing to be given up.
+fn not_claimed(name: &[u8], id: &[u8], sight: &Sight, reporter: &Reporter<'_>) -> (String, Exit) {
+    let name = shown(name);
+    let held = sight.record.holders.iter().zip(&sight.holders).filter(|(_, standing)| standing.is_ok());
+    let held: Vec<String> = held.map(|(grant, _)| reporter.holding(grant)).collect();
+    match held.is_empty() {
+        true => (format!("{name} is not claimed; nothing was given up"), Exit::NotHeld),
+        false => (
+            format!("{name} is not claimed under id {}: {}; nothing was given up", shown(id), held.join("; and ")),
+            Exit::NotOwner,
+        ),
+    }
 }
 
 /// Those of the names that are claimed under another id, with that claim.

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
+use anyhow::Context;
 use nix::sys::signal::Signal;
 
 use super::onlooker::Teller;
@@ -117,7 +118,7 @@ fn write(
         }
     };
     if let Outcome::Written(value) = &outcome {
-        told(asked, target, value.as_ref(), bytes.is_some())?;
+        told(asked, target, value.as_ref(), bytes.is_some()).context("the value was written")?;
         return Ok(Exit::Done);
     }
     let (text, exit) = refused(&outcome, asked, target, &reporter);
@@ -155,6 +156,13 @@ fn refused(outcome: &Outcome, asked: &Writing, target: &Target, reporter: &Repor
                 value.as_ref().map_or("there is none".to_string(), |value| format!("it has {}", described(value)))
             ),
             Exit::Stale,
+        ),
+        (Outcome::Shared(others), _) => (
+            format!(
+                "nothing was written, for you share lock {name}: {}; give it back, and take it for yourself alone",
+                others.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and ")
+            ),
+            asked.waiting.conflict_exit_code.map_or(Exit::Busy, Exit::Chosen),
         ),
         (Outcome::NoValue, _) => (format!("lock {name} guards no value"), Exit::NotHeld),
         (Outcome::NotOwner(holders, Some(ending)), _) => {

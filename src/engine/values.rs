@@ -81,8 +81,7 @@ impl Engine {
         onlooker: &mut Onlooker<'_>,
     ) -> Result<Taken> {
         let outcome = self.write_at_once(name, wanted, &applicant.party)?;
-        let holds = |outcome: &Outcome| matches!(outcome, Outcome::Busy(_)) && !wanted.as_holder;
-        if patience.is_none() || !holds(&outcome) || self.is_held_by(name, &wanted.by)? {
+        if patience.is_none() || !matches!(outcome, Outcome::Busy(_)) {
             return Ok(Taken::Answer(outcome));
         }
         match self.take(name, applicant, patience, interrupt, onlooker)? {
@@ -114,13 +113,6 @@ impl Engine {
         let (grant, _) = held.find(|(grant, _)| grant.claim.is_some())?;
         let is_at_work = |process| self.host.fate(&grant.party.home, process, self.store.reach()) != Fate::Dead;
         (!grant.unconfirmed.as_ref().is_some_and(is_at_work)).then(|| grant.clone())
-    }
-
-    /// Whether the claimant holds it, together with others.
-    fn is_held_by(&self, name: &[u8], by: &Claimant) -> Result<bool> {
-        let (_, record) = self.read(name)?;
-        let owns = |grant: &Grant| grant.party.owners.iter().any(|owner| by.owners.contains(owner));
-        Ok(record.holders.iter().any(|grant| by.proof == Some(grant.proof) || owns(grant)))
     }
 
     fn write_at_once(&self, name: &[u8], wanted: &Wanted<'_>, writer: &Party) -> Result<Outcome> {

@@ -126,6 +126,8 @@ pub enum Outcome {
     Claimed(Grant),
     /// The value was written, or this one was deleted.
     Written(Option<Value>),
+    /// Not written: these hold the lock as well.
+    Shared(Vec<Grant>),
     /// What must be so for that is not: this is the value.
     OtherValue(Option<Value>),
     /// There is no value to delete.

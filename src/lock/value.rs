@@ -13,7 +13,7 @@
 
 use super::ask::{Claimant, Outcome, Step};
 use super::facts::{Facts, Wanted};
-use super::protocol::{Found, find, refuse, write};
+use super::protocol::{Found, find, refuse, standing, write};
 use super::queue::{end, evict, serve};
 use super::record::{Ended, Ending, Record};
 
@@ -94,7 +94,8 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
     match find(record, &writing.claimant, facts)? {
         Found::Mine(at) => mine = Some(at),
         Found::Ended(ending) if ending.how != Ended::Released => {
-            if !writing.even_if_stale || !nobody_since(&mut next, &ending, facts)? {
+            let may = writing.even_if_stale && ending.how != Ended::Broken;
+            if !may || !nobody_since(&mut next, &ending, facts)? {
                 // Whoever wants to write believes that he holds it; that nobody else does is no better.
                 return Ok(match refuse(record, Found::Ended(ending), facts)? {
                     Step::Done(Outcome::NotHeld(ending)) => Step::Done(Outcome::NotOwner(Vec::new(), ending)),
@@ -118,10 +119,15 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
     let Some(written) = writing.value.clone().or_else(|| record.value.clone()) else {
         return Ok(Step::Done(Outcome::NoValue));
     };
-    let others = next.holders.iter().enumerate().filter(|(at, _)| Some(*at) != mine);
-    let others: Vec<_> = others.map(|(_, grant)| grant.clone()).collect();
+    let mut others = Vec::new();
+    for (at, grant) in next.holders.iter().enumerate() {
+        // Whoever shares the lock and is gone is in nobody's way.
+        if Some(at) != mine && standing(grant, facts)?.is_ok() {
+            others.push(grant.clone());
+        }
+    }
     if !others.is_empty() {
-        return Ok(Step::Done(Outcome::Busy(others)));
+        return Ok(Step::Done(if mine.is_some() { Outcome::Shared(others) } else { Outcome::Busy(others) }));
     }
     let before = record.value.as_ref().and_then(|value| value.version);
     let token = mine.and_then(|at| next.holders[at].token);
@@ -134,11 +140,14 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
     Ok(write(next, Outcome::Written(Some(written)), wake))
 }
 
-/// Whether nobody has had the lock since this grant was over, which is now ended.
+/// Whether nobody has had the lock since this grant was over, which is now ended; nor has written for a moment, which
+/// leaves a younger token.
 fn nobody_since(record: &mut Record, ending: &Ending, facts: &Facts) -> Result<bool, Wanted> {
     evict(record, facts)?;
     let last = record.endings.iter().max_by_key(|other| other.grant.token);
-    Ok(record.holders.is_empty() && last.is_none_or(|last| last.grant.proof == ending.grant.proof))
+    let written_since = record.value.as_ref().is_some_and(|value| value.token > ending.grant.token);
+    let is_last = last.is_none_or(|last| last.grant.proof == ending.grant.proof);
+    Ok(record.holders.is_empty() && is_last && !written_since)
 }
 
 /// Whether the store did what it was told, and its reply was lost.

@@ -2,12 +2,28 @@
 
 use std::os::unix::ffi::OsStrExt;
 
+use nix::sys::signal::Signal;
+
 use crate::sandbox::wait_until;
 
 const BUSY: &str = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
                     cat; wait longer with -w, or see `csalock status x`\n";
 
 on_every_store! {
+    fn a_wrapper_that_was_stopped_while_others_held_the_lock_has_lost_nothing(sandbox: &Sandbox) {
+        let mut job = sandbox.csalock(["run", "x", "sh", "-c", "echo in; read line; exit 3"]).spawn();
+        job.lines(1);
+        job.send(Signal::SIGSTOP);
+        job.release();
+        for _ in 0..6 {
+            sandbox.csalock(["run", "-q", "-w", "20s", "x", "true"]).run();
+        }
+        let _other = sandbox.holder("x");
+        job.send(Signal::SIGCONT);
+        let done = job.wait();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(3), ""));
+    }
+
     fn every_exit_status_of_the_command_is_ours(sandbox: &Sandbox) {
         for code in 0..=255 {
             sandbox.csalock(["run", "x", "dash", "-c", &format!("exit {code}")]).status(code).run();

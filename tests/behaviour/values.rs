@@ -181,8 +181,19 @@ on_every_store! {
         other.release();
         wait_until("the other reader is gone", || sandbox.holders("x").len() == 1);
         one.tell("go");
-        assert_eq!(one.wait().stdout, "75\n0\n");
-        assert_eq!(get(sandbox, "x").as_deref(), Some("b"));
+        let done = one.wait();
+        assert_eq!(done.stdout, "75\n0\n");
+        let said = "csalock: nothing was written, for you share lock x: held by pid ";
+        assert!(done.stderr.starts_with(said) && done.stderr.ends_with("; give it back, and take it for yourself alone\n"), "{}", done.stderr);
+        // One who died is in nobody's way.
+        let script = "csalock lock -s x > /dev/null; csalock put --unlock x c; echo $?";
+        let mut dead = holder(sandbox, "-s", "x");
+        let mut one = sandbox.script("dash", &script.replace("csalock put", "echo in; read line; csalock put")).spawn();
+        one.lines(1);
+        dead.kill();
+        one.tell("go");
+        assert_eq!(one.wait().stdout, "in\n0\n");
+        assert_eq!(get(sandbox, "x").as_deref(), Some("c"));
     }
 
     fn a_holder_whose_time_is_over_writes_nothing(sandbox: &Sandbox) {
@@ -202,6 +213,15 @@ on_every_store! {
         nix::unistd::mkfifo(&sandbox.path("files/line"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let done = sandbox.script("dash", &script.replace(": > line;", "exec 3> line; until grep -q in in; do :; done;")).capture();
         assert_eq!((done.stdout.as_str(), get(sandbox, "x").as_deref()), ("82\n82\n", Some("new")), "{done:?}");
+    }
+
+    fn who_wrote_for_a_moment_has_had_the_lock_since(sandbox: &Sandbox) {
+        let script = "csalock put x old; csalock lock --ttl 50ms x > /dev/null; sleep 0.1; setsid -w sh -c 'csalock put x foreign; :'
+                      csalock put -q --unlock --even-if-stale x late; echo $? $(csalock get x)
+                      csalock del -q --unlock --even-if-stale x; echo $? $(csalock get x)
+                      csalock lock --forever x > /dev/null; csalock unlock --force x > /dev/null
+                      csalock put -q --unlock --even-if-stale x late; echo $? $(csalock get x)";
+        sandbox.script("dash", script).stdout("82 foreign\n82 foreign\n82 foreign\n").run();
     }
 
     fn one_who_took_the_lock_anew_may_write_again(sandbox: &Sandbox) {

@@ -82,8 +82,9 @@ impl Guard<'_> {
             let name = shown(&self.targets.all[at].known_as);
             let text = match released {
                 Ok(Outcome::Released(_)) => continue,
-                // The command gave it back itself, or somebody saw its end before we did.
-                Ok(Outcome::NotHeld(None)) if !over => continue,
+                // The command gave it back itself, or somebody saw its end before we did, perhaps long ago. (That it was
+                // broken would be remembered for us.)
+                Ok(Outcome::NotHeld(None) | Outcome::NotOwner(_, None)) if !over => continue,
                 Ok(Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)))
                     if matches!(ending.how, lock::Ended::Died | lock::Ended::Released) =>
                 {

@@ -25,7 +25,7 @@ use super::entry::{Entry, Look};
 use super::pointer::{Ident, Pointer, Stage};
 use super::rest::Rest;
 use super::root::Root;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::{Durability, Keep, Layout, Swap, Version};
 
 /// A removal of what is not there.
@@ -198,7 +198,6 @@ impl Step<'_> {
         if self.keep.durability < Durability::Lasting {
             return Ok(());
         }
-        look.map_or(Ok(()), Look::sync)?;
-        self.root.sync(&self.store.path)
+        look.map_or(Ok(()), Look::sync).and_then(|()| self.root.sync(&self.store.path)).map_err(Error::perhaps_done)
     }
 }
