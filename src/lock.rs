@@ -16,7 +16,7 @@ mod record;
 mod value;
 mod waits;
 
-pub use ask::{Application, Ask, Claimant, Link, Outcome, Place, Step};
+pub use ask::{Application, Ask, Claimant, Doubt, Link, Outcome, Place, Step};
 pub(crate) use codec::MOST_BYTES;
 pub use codec::beside::is_internal;
 pub(crate) use codec::beside::{

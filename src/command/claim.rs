@@ -8,13 +8,13 @@ use nix::sys::signal::Signal;
 use super::lookup::names_of;
 use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
-use super::world::{World, print, print_json, refusal, say};
+use super::world::{Target, World, print, print_json, refusal, say};
 use crate::cli::{Claim, Unclaim};
 use crate::engine::{AllTaken, Applicant, Sight};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Called, caller, command_of};
-use crate::lock::{Ask, Claimant, Grant, Handle, Outcome, Share, Tenure};
+use crate::lock::{Grant, Handle, Outcome, Share, Tenure};
 use crate::name::{quoted, shown};
 use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
 use crate::signals::Signals;
@@ -90,30 +90,35 @@ pub(super) fn unclaim(world: &World, asked: &Unclaim) -> anyhow::Result<Exit> {
     let opened = targets.open(world)?;
     // All or none: what the id does not have is found out before anything is given up.
     let mut exit = Exit::Done;
+    let mut grants = Vec::new();
     for (at, (target, engine)) in opened.each().enumerate() {
         let sight = engine.sight(&target.name)?;
-        if engine.claim_in(&sight).is_none_or(|grant| grant.claim.as_ref() != Some(&id)) {
+        let claim = engine.claim_in(&sight).filter(|grant| grant.claim.as_ref() == Some(&id));
+        if claim.is_none() {
             let (text, refused) = not_claimed(&target.known_as, &id, &sight, &opened.reporter(at));
             asked.common.tell(&text);
             exit = if exit == Exit::Done { refused } else { exit };
         }
+        grants.push(claim.into_iter().collect::<Vec<_>>());
     }
     if exit != Exit::Done {
         return Ok(exit);
     }
-    let mut documents = Vec::new();
-    for (at, (target, engine)) in opened.each().enumerate() {
-        let claimant = Claimant { claim: Some(id.clone()), ..engine.claimant(None, Vec::new())? };
-        // Somebody else may be giving it up as well, which is as good.
-        let outcome = engine.settle(&target.name, &Ask::Release(claimant))?;
-        let grants = if let Outcome::Released(grant) = outcome { vec![grant] } else { Vec::new() };
-        if asked.common.verbose {
-            say(&format!("the claim on {} is given up", shown(&target.known_as)));
+    for (engine, names) in opened.stores() {
+        // Somebody else may be giving them up as well, which is as good.
+        if !engine.give_up_claims(&names, &id)? && !names.iter().all(|name| matches!(engine.claim_of(name), Ok(None))) {
+            let what = "somebody else changed one of the claims meanwhile; those in this store were kept";
+            return Err(Error::new(Exit::NotOwner, what, "see `csalock lookup`, then try again").into());
         }
-        documents.push(UnlockJson::new(&target.known_as, "released", &grants, &opened.reporter(at)));
+    }
+    if asked.common.verbose {
+        targets.all.iter().for_each(|target| say(&format!("the claim on {} is given up", shown(&target.known_as))));
     }
     if asked.common.json {
-        print_json(&documents)?;
+        let document = |(at, target): (usize, &Target)| {
+            UnlockJson::new(&target.known_as, "released", &grants[at], &opened.reporter(at))
+        };
+        print_json(&targets.all.iter().enumerate().map(document).collect::<Vec<_>>())?;
     }
     Ok(Exit::Done)
 }

@@ -88,6 +88,15 @@ impl Opened<'_> {
         self.targets.all.iter().enumerate().map(|(at, target)| (target, self.engine(at)))
     }
 
+    /// Each store with the names in it.
+    pub(super) fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
+        let mut stores: Vec<(&Engine, Vec<&[u8]>)> = self.engines.iter().map(|engine| (engine, Vec::new())).collect();
+        for (target, store) in self.targets.all.iter().zip(&self.of) {
+            stores[*store].1.push(&target.name);
+        }
+        stores
+    }
+
     /// Takes all of them or none.
     pub(super) fn take(
         &self,

@@ -1,9 +1,10 @@
 //! Making a [`Decision`], and asking for somebody else's.
 
 use super::Engine;
+use super::taking::WAITERS_LEASE;
 use crate::error::Result;
-use crate::lock::{self, Ask, Decision, Fate, Proof};
-use crate::store::{Durability, Keep, Swap, Version};
+use crate::lock::{self, Ask, Claimant, Decision, Doubt, Fate, Outcome, Proof, Tenure};
+use crate::store::{Durability, Keep, Reach, Swap, Version};
 
 impl Engine {
     /// Decides that all these grants stand. `false`: somebody took us for dead.
@@ -27,6 +28,40 @@ impl Engine {
                     _ => return Ok(false),
                 },
             }
+        }
+        Ok(true)
+    }
+
+    /// Gives up these claims of one id, all of them or none. `false`: one of them is its no more.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be asked or told.
+    pub fn give_up_claims(&self, names: &[&[u8]], id: &[u8]) -> Result<bool> {
+        let of_id = || Ok(Claimant { claim: Some(id.to_vec()), ..self.claimant(None, Vec::new())? });
+        if let [name] = names {
+            return Ok(matches!(self.settle(name, &Ask::Release(of_id()?))?, Outcome::Released(_)));
+        }
+        let tenure = match self.store.reach() {
+            Reach::ThisHost => Tenure::Forever,
+            Reach::ManyHosts => Tenure::Until(self.store.lend(WAITERS_LEASE)?),
+        };
+        let doubt = Doubt { proof: self.new_handle()?.proof(), process: self.host.this_process()?, tenure };
+        let names_of = names.iter().map(|name| name.to_vec()).collect();
+        let (key, keep) = (Decision::key(&doubt.proof), Keep { durability: Durability::Lasting, mode: None });
+        let body = lock::encode_decision(&key, &Decision { made: true, names: names_of });
+        self.store.swap_kept(&key, None, Some(&body), keep)?;
+        for name in names {
+            // Those before are confirmed again by whoever writes them next, once we are gone.
+            if !matches!(self.settle(name, &Ask::Doubt(of_id()?, doubt.clone()))?, Outcome::Renewed(_)) {
+                return Ok(false);
+            }
+        }
+        while let Some((version, _)) = self.decision(&doubt.proof)? {
+            self.store.swap_kept(&key, Some(&version), None, keep)?;
+        }
+        for name in names {
+            self.settle(name, &Ask::Release(self.claimant(Some(doubt.proof), Vec::new())?))?;
         }
         Ok(true)
     }

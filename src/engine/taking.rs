@@ -14,7 +14,7 @@ use crate::lock::{
 use crate::store::Reach;
 
 /// On a store that other hosts may use, a waiter is taken for alive this long after it last said so.
-const WAITERS_LEASE: Duration = Duration::from_secs(60);
+pub(super) const WAITERS_LEASE: Duration = Duration::from_secs(60);
 
 /// A wait that is over so soon is in no circle.
 const SOON_OVER: Duration = Duration::from_millis(25);

@@ -15,12 +15,25 @@ pub enum Ask {
     Release(Claimant),
     /// Set a new tenure for what the claimant holds.
     Renew(Claimant, Tenure),
+    /// Make the claimant's claim depend on a decision, with this proof from now on; see [`super::Decision`].
+    Doubt(Claimant, Doubt),
     /// Write the value, or delete it.
     Write(Writing),
     /// End these grants, whoever holds them.
     Break(Vec<Proof>),
     /// Remove what is abandoned.
     Collect,
+}
+
+/// How a claim comes to depend on a decision again.
+#[derive(Debug, Clone)]
+pub struct Doubt {
+    /// Whose decision.
+    pub proof: Proof,
+    /// Who is about to give it up.
+    pub process: Process,
+    /// Where others cannot see that process: as long as it is taken for alive; else [`Tenure::Forever`].
+    pub tenure: Tenure,
 }
 
 /// Somebody who wants the lock.

@@ -6,6 +6,9 @@
 //! 2. he swaps that for *made*: from this step on all the grants stand;
 //! 3. he confirms them one by one, and takes the decision away.
 //!
+//! To give up several claims at once it is done the other way round: a decision that they stand is made first, then each
+//! claim is made to depend on it, and then one step takes it away.
+//!
 //! Whoever meets an unconfirmed grant of somebody dead asks for the decision. One that is not made is removed first, so
 //! that no step of the dead that is still on its way to an NFS server can make it; then there is none, and the grant is over.
 //! If it is made, the grant stands, and is confirmed by whoever writes that record next.

@@ -60,6 +60,17 @@ pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted>
             }
             other => refuse(record, other, facts),
         },
+        Ask::Doubt(claimant, doubt) => match find(record, claimant, facts)? {
+            Found::Mine(at) => {
+                let mut next = record.clone();
+                let grant = &mut next.holders[at];
+                (grant.proof, grant.unconfirmed) = (doubt.proof, Some(doubt.process));
+                grant.tenure = doubt.tenure.clone();
+                let doubted = grant.clone();
+                Ok(write(next, Outcome::Renewed(doubted), Vec::new()))
+            }
+            other => refuse(record, other, facts),
+        },
         Ask::Write(writing) => decide_write(record, writing, facts),
         Ask::Break(proofs) => break_grants(record, proofs, facts),
         Ask::Collect => collect(record, facts),

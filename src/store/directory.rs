@@ -61,6 +61,7 @@ use self::root::Root;
 use self::swap::Step;
 use super::{Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
+use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::Lease;
@@ -200,6 +201,8 @@ impl Store for Directory {
             match self.stored(&root, &entry) {
                 Ok(None) => Ok(()),
                 Ok(Some(stored)) => visit(&shown_path(&entry.path()), Ok(stored)),
+                // A value that is not for us. Its record says that it is there.
+                Err(error) if error.exit() == Exit::Permission && !entry::is_record(file_name) => Ok(()),
                 Err(error) => visit(&shown_path(&entry.path()), Err(error)),
             }
         })

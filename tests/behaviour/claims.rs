@@ -12,6 +12,39 @@ fn ids(sandbox: &Sandbox, names: &[&str]) -> Vec<Option<String>> {
     names.iter().map(|name| lookup(sandbox, name)).collect()
 }
 
+/// Kills the command at each of its steps in turn; before, the names are claimed under that id.
+fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
+    if !has("strace") {
+        return;
+    }
+    let calls =
+        if sandbox.is_directory() { ["renameat", "fsync", "unlinkat"] } else { ["unlink", "fdatasync", "fsync"] };
+    let (mut all, mut none) = (0, 0);
+    for call in calls {
+        for step in 1.. {
+            if let Some(id) = before {
+                sandbox.csalock(["claim", "--id", id, "a", "b", "c"]).stdout(format!("{id}\n")).run();
+            }
+            let inject = format!("inject={call}:signal=KILL:when={step}");
+            let words = ["-qq", "-o", "trace", "-e", &inject, "csalock", command, "--id", "me", "a", "b", "c"];
+            let done = sandbox.call("strace", words).capture();
+            let has = ids(sandbox, &["a", "b", "c"]);
+            assert!(has.iter().all(|id| *id == has[0]), "{command} killed at {call} {step}: {has:?}");
+            *(if has[0].is_some() { &mut all } else { &mut none }) += 1;
+            // The next one is in nobody's way, and sees the same.
+            let next = sandbox.csalock(["claim", "-q", "-w", "0", "--id", "next", "c", "b", "a"]).capture();
+            assert_eq!(next.code, Some(if has[0].is_some() { 83 } else { 0 }), "{command} killed at {call} {step}");
+            let id = if has[0].is_some() { "me" } else { "next" };
+            sandbox.csalock(["unclaim", "--id", id, "a", "b", "c"]).run();
+            if done.code == Some(0) {
+                break;
+            }
+        }
+    }
+    assert!(all >= 2 && none >= 2, "{all} {none}");
+    assert!(sandbox.is_tidy());
+}
+
 on_every_store! {
     fn a_claim_lasts_until_it_is_given_up(sandbox: &Sandbox) {
         sandbox.csalock(["claim", "--id", "17", "mail:a@b.c", "user:a"]).stdout("17\n").run();
@@ -240,31 +273,11 @@ on_every_store! {
     }
 
     fn who_is_killed_at_any_step_has_claimed_all_or_none(sandbox: &Sandbox) {
-        if !has("strace") {
-            return;
-        }
-        let calls = if sandbox.is_directory() { ["renameat", "fsync"] } else { ["unlink", "fdatasync"] };
-        let (mut all, mut none) = (0, 0);
-        for call in calls {
-            for step in 1.. {
-                let inject = format!("inject={call}:signal=KILL:when={step}");
-                let words = ["-qq", "-o", "trace", "-e", &inject, "csalock", "claim", "--id", "me", "a", "b", "c"];
-                let done = sandbox.call("strace", words).capture();
-                let has = ids(sandbox, &["a", "b", "c"]);
-                assert!(has.iter().all(|id| *id == has[0]), "killed at {call} {step}: {has:?}");
-                *(if has[0].is_some() { &mut all } else { &mut none }) += 1;
-                // The next one is in nobody's way, and sees the same.
-                let next = sandbox.csalock(["claim", "-q", "-w", "0", "--id", "next", "c", "b", "a"]).capture();
-                assert_eq!(next.code, Some(if has[0].is_some() { 83 } else { 0 }), "killed at {call} {step}");
-                let id = if has[0].is_some() { "me" } else { "next" };
-                sandbox.csalock(["unclaim", "--id", id, "a", "b", "c"]).run();
-                if done.code == Some(0) {
-                    break;
-                }
-            }
-        }
-        assert!(all >= 2 && none > 2, "{all} {none}");
-        assert!(sandbox.is_tidy());
+        killed_at_any_step(sandbox, "claim", None);
+    }
+
+    fn who_is_killed_at_any_step_has_given_up_all_or_none(sandbox: &Sandbox) {
+        killed_at_any_step(sandbox, "unclaim", Some("me"));
     }
 
     fn of_two_who_want_the_same_pair_one_has_it(sandbox: &Sandbox) {

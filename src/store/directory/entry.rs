@@ -69,6 +69,12 @@ pub(super) fn file_name(name: &[u8]) -> Vec<u8> {
     plain
 }
 
+/// Whether a record is there, and nothing that is kept beside records, whose names have a NUL in them (as far as can be
+/// seen: of the longest names only the beginning is).
+pub(super) fn is_record(file_name: &[u8]) -> bool {
+    !file_name.windows(3).any(|three| three == b"%00")
+}
+
 impl<'a> Entry<'a> {
     pub(super) fn new(root: &'a Root, store: &'a Path, file_name: Vec<u8>) -> Entry<'a> {
         Entry { root, store, file_name: OsString::from_vec(file_name) }

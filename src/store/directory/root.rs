@@ -162,8 +162,8 @@ impl Root {
 
     /// Whether this record may stay as a tombstone when it is removed. Only where nobody else's listing can be stale.
     pub(super) fn may_rest(&self, entry: &Entry<'_>, now: Duration, path: &Path) -> Result<Rest> {
-        // What is kept beside records has a name with a NUL in it, and is seldom needed twice.
-        let is_record = !entry.file_name().as_bytes().windows(3).any(|three| three == b"%00");
+        // What is kept beside records is seldom needed twice.
+        let is_record = entry::is_record(entry.file_name().as_bytes());
         if self.layout == Layout::Beside || self.reach == Reach::ManyHosts || !is_record {
             return Ok(Rest::No);
         }
