@@ -31,7 +31,7 @@ use crate::lock::{
     self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Tenure, Value, Waiter,
     Wanted, Writing, decide,
 };
-use crate::store::{Keep, Store, Stored, Swap, Version};
+use crate::store::{Durability, Keep, Store, Stored, Swap, Version};
 
 /// So often somebody may be faster than we are, one time after the other, before we say that something is wrong.
 const MOST_CONFLICTS: usize = 50_000;
@@ -184,6 +184,17 @@ impl Engine {
         }
         let version = self.store.version(name)?;
         Ok(matches!(self.store.swap(name, version.as_ref(), None)?, Swap::Stored(_)))
+    }
+
+    /// Removes what is kept beside the records under this name, if it is there.
+    fn remove_beside(&self, key: &[u8], durability: Durability) -> Result<()> {
+        let keep = Keep { durability, mode: None };
+        while let Some(version) = self.store.version(key)? {
+            if let Swap::Stored(_) = self.store.swap_kept(key, Some(&version), None, keep)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn read(&self, name: &[u8]) -> Result<Current> {

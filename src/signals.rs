@@ -74,8 +74,13 @@ impl Signals {
         self.interrupt.as_fd()
     }
 
+    /// How to exit when a wait was interrupted: by the signal that did.
+    pub fn exit(&self) -> Exit {
+        self.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32))
+    }
+
     /// The signal that ended a wait.
-    pub fn interrupted_by(&self) -> Option<Signal> {
+    fn interrupted_by(&self) -> Option<Signal> {
         std::iter::from_fn(|| self.next()).map(|came| came.signal).find(|signal| FORWARDED.contains(signal))
     }
 

@@ -44,9 +44,7 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
     })?;
     drop(teller);
     match done {
-        AllTaken::Interrupted => {
-            Ok(signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)))
-        }
+        AllTaken::Interrupted => Ok(signals.exit()),
         AllTaken::Granted(grants, _) => {
             let known_as: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
             let printed = match asked.common.json {

@@ -7,10 +7,10 @@ use super::onlooker::Teller;
 use super::targets::Targets;
 use super::world::{World, print_bytes, print_json, refusal, the_one};
 use crate::cli::{Get, Taking};
-use crate::engine::{AllTaken, Applicant, Engine, Patience, Taken};
+use crate::engine::{AllTaken, Applicant, Engine};
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::{Handle, Outcome, Share, Tenure};
+use crate::lock::{Handle, Share, Tenure};
 use crate::name::shown;
 use crate::report::ValueJson;
 use crate::signals::Signals;
@@ -47,9 +47,7 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
     })?;
     drop(teller);
     match taken {
-        AllTaken::Interrupted => {
-            Ok(signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)))
-        }
+        AllTaken::Interrupted => Ok(signals.exit()),
         AllTaken::Refused(at, outcome) => {
             let busy = asked.taking.waiting.conflict_exit_code;
             let (text, exit) = refusal(&outcome, target, &opened.reporter(at), busy);
@@ -65,14 +63,11 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
                 opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
                 return given;
             }
-            let for_good = Applicant { tentative: false, refuse_stale: false, called: None, ..applicant };
-            match engine.take(&target.name, &for_good, &Patience::NONE, None, &mut |_| None)? {
-                Taken::Answer(Outcome::Granted(..)) => given,
-                _ => {
-                    asked.common.tell(&format!("lock {} was lost while its value was read", shown(&target.known_as)));
-                    Ok(Exit::Lost)
-                }
+            if engine.confirm(&target.name, &applicant)?.is_none() {
+                asked.common.tell(&format!("lock {} was lost while its value was read", shown(&target.known_as)));
+                return Ok(Exit::Lost);
             }
+            given
         }
     }
 }

@@ -41,9 +41,7 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
         })?;
     drop(teller);
     match taken {
-        AllTaken::Interrupted => {
-            Ok(signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)))
-        }
+        AllTaken::Interrupted => Ok(signals.exit()),
         AllTaken::Granted(..) if !prints => Ok(Exit::Done),
         AllTaken::Granted(grants, evicted) => {
             told(&asked.common, &targets, &opened, &grants, evicted.as_ref());

@@ -114,7 +114,7 @@ fn write(
     let outcome = match taken {
         Taken::Answer(outcome) => outcome,
         Taken::Interrupted => {
-            return Ok(signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)));
+            return Ok(signals.exit());
         }
     };
     if let Outcome::Written(value) = &outcome {

@@ -57,9 +57,7 @@ impl Engine {
                 return Ok(false);
             }
         }
-        while let Some((version, _)) = self.decision(&doubt.proof)? {
-            self.store.swap_kept(&key, Some(&version), None, keep)?;
-        }
+        self.remove_beside(&key, keep.durability)?;
         for name in names {
             self.settle(name, &Ask::Release(self.claimant(Some(doubt.proof), Vec::new())?))?;
         }
@@ -78,12 +76,7 @@ impl Engine {
 
     /// Takes a decision away that nobody needs any more.
     pub(super) fn forget_decision(&self, proof: &Proof) -> Result<()> {
-        while let Some((version, _)) = self.decision(proof)? {
-            if let Swap::Stored(_) = self.store.swap(&Decision::key(proof), Some(&version), None)? {
-                break;
-            }
-        }
-        Ok(())
+        self.remove_beside(&Decision::key(proof), Durability::Boot)
     }
 
     /// Whether somebody, who is dead, has decided that his grants stand.

@@ -4,7 +4,7 @@
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Decision, Fate, Page, Proof};
-use crate::store::Swap;
+use crate::store::Durability;
 
 impl Engine {
     /// Removes them, and says how many there were.
@@ -34,11 +34,7 @@ impl Engine {
                 continue;
             }
             if !is_waits {
-                while let Some(stored) = self.store.read(&key)? {
-                    if let Swap::Stored(_) = self.store.swap(&key, Some(&stored.version), None)? {
-                        break;
-                    }
-                }
+                self.remove_beside(&key, Durability::Boot)?;
             } else {
                 let gone = self.gone(&key)?;
                 self.change_waits(&key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;

@@ -188,11 +188,10 @@ impl Several<'_, '_> {
     }
 
     fn confirm_each(&mut self) -> Result<bool> {
-        let for_good = Applicant { tentative: false, refuse_stale: false, called: None, ..self.alone.clone() };
         for (Wish { engine, name }, held) in self.wishes.iter().zip(&mut self.held) {
-            match engine.take(name, &for_good, &Patience::NONE, None, &mut |_| None)? {
-                Taken::Answer(Outcome::Granted(grant, _)) => *held = Some(grant),
-                _ => return Ok(false),
+            match engine.confirm(name, &self.alone)? {
+                Some(grant) => *held = Some(grant),
+                None => return Ok(false),
             }
         }
         Ok(true)

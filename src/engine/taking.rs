@@ -8,8 +8,8 @@ use super::{Engine, MOST_CONFLICTS, Patience, with_token};
 use crate::error::Result;
 use crate::host::{Called, Listener, Vigil, Woken};
 use crate::lock::{
-    Application, Ask, Handle, Home, Lease, Link, Outcome, Party, Process, Proof, Record, Share, Step, Tenure, Waiter,
-    Waits,
+    Application, Ask, Grant, Handle, Home, Lease, Link, Outcome, Party, Process, Proof, Record, Share, Step, Tenure,
+    Waiter, Waits,
 };
 use crate::store::Reach;
 
@@ -114,6 +114,19 @@ impl Engine {
             let _ = self.forget(name, &attempt.application.entry);
         }
         taken
+    }
+
+    /// Takes for good what was granted tentatively. `None`: it was lost meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be asked or told.
+    pub fn confirm(&self, name: &[u8], applicant: &Applicant) -> Result<Option<Grant>> {
+        let for_good = Applicant { tentative: false, refuse_stale: false, called: None, ..applicant.clone() };
+        match self.take(name, &for_good, &Patience::NONE, None, &mut |_| None)? {
+            Taken::Answer(Outcome::Granted(grant, _)) => Ok(Some(grant)),
+            _ => Ok(None),
+        }
     }
 
     /// How long to wait at most with so many ahead; `None` when patience is over.

@@ -8,7 +8,7 @@ use super::{Applicant, Engine, MOST_CONFLICTS, Patience, Sight, Taken, with_toke
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{self, Ask, Claimant, Fate, Grant, OnlyIf, Outcome, Party, Proof, Record, Step, Value, Writing};
-use crate::store::{Durability, Keep, Swap};
+use crate::store::{Durability, Keep};
 
 /// What is to be written, by whoever may.
 #[derive(Debug, Clone)]
@@ -133,7 +133,7 @@ impl Engine {
         let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error it may have been written all the same; then somebody else's `gc` knows better.
         if stored && matches!(&done, Ok(outcome) if !matches!(outcome, Outcome::Written(_))) {
-            self.remove_bytes(&Value::key(name, mark))?;
+            self.remove_beside(&Value::key(name, mark), Durability::Boot)?;
         }
         done
     }
@@ -182,18 +182,11 @@ impl Engine {
     pub(super) fn remove_old_value(&self, before: &Record, now: &Record) -> Result<()> {
         let apart = |record: &Record| record.value.as_ref().filter(|it| it.within.is_none()).map(|it| it.mark);
         match apart(before) {
-            Some(mark) if apart(now) != Some(mark) => self.remove_bytes(&Value::key(&before.name, mark)),
+            Some(mark) if apart(now) != Some(mark) => {
+                self.remove_beside(&Value::key(&before.name, mark), Durability::Boot)
+            }
             _ => Ok(()),
         }
-    }
-
-    fn remove_bytes(&self, key: &[u8]) -> Result<()> {
-        while let Some(version) = self.store.version(key)? {
-            if let Swap::Stored(_) = self.store.swap(key, Some(&version), None)? {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Whether these bytes were left by somebody who died before a record named them, or after.

@@ -69,9 +69,7 @@ impl Take<'_> {
                 common.tell(&text);
                 Ok(exit)
             }
-            AllTaken::Interrupted => {
-                Ok(self.signals.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32)))
-            }
+            AllTaken::Interrupted => Ok(self.signals.exit()),
         }
     }
 
