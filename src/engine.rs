@@ -6,6 +6,7 @@
 mod circle;
 mod decision;
 mod history;
+mod leases;
 mod leftovers;
 mod pages;
 mod patience;
@@ -14,8 +15,10 @@ mod sight;
 mod taking;
 mod values;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use self::leases::{LEASE, Lent};
 
 pub use patience::{Backoff, Patience};
 pub use several::{AllTaken, Onlooker, Wish, take_all};
@@ -28,7 +31,7 @@ use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Tenure, Value, Waiter,
+    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Value, Waiter,
     Wanted, Writing, decide,
 };
 use crate::store::{Durability, Keep, Store, Stored, Swap, Version};
@@ -41,6 +44,9 @@ pub struct Engine {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
     remembers: Limits,
+    /// How long leases are that are renewed.
+    lease: Duration,
+    lent: Mutex<Vec<Lent>>,
 }
 
 /// One look at a record.
@@ -49,12 +55,17 @@ type Current = (Option<Version>, Record);
 impl Engine {
     /// An engine for this store.
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
-        Engine { store, host, remembers: Limits::default() }
+        Engine { store, host, remembers: Limits::default(), lease: LEASE, lent: Mutex::default() }
     }
 
     /// The same, that keeps so much history.
     pub fn remembering(self, limits: Limits) -> Engine {
         Engine { remembers: limits, ..self }
+    }
+
+    /// The same, whose leases are so long where they are renewed.
+    pub fn leasing(self, lease: Duration) -> Engine {
+        Engine { lease, ..self }
     }
 
     /// Its store.
@@ -103,7 +114,7 @@ impl Engine {
                 Step::Write { record: next, outcome, wake } => {
                     let stored = self.swap(version.as_ref(), &record, &next, &wake, by)?;
                     if let (Some(version), Some(outcome)) = (stored, outcome) {
-                        if let Outcome::Renewed(grant) = &outcome {
+                        if let Outcome::Renewed(grant) | Outcome::Released(grant) = &outcome {
                             self.host.ring(Listener::Guardian(&grant.proof));
                         }
                         return Ok(with_token(outcome, &version));
@@ -133,18 +144,6 @@ impl Engine {
     /// When this host cannot be told from others.
     pub fn claimant(&self, proof: Option<Proof>, owners: Vec<Process>) -> Result<Claimant> {
         Ok(Claimant { proof, owners, claim: None, home: self.host.home()?, repeated: false })
-    }
-
-    /// A tenure that begins now.
-    ///
-    /// # Errors
-    ///
-    /// When the store's clock cannot be asked.
-    pub fn begin(&self, tenure: &Tenure) -> Result<Tenure> {
-        match tenure {
-            Tenure::AtMost(span) => Ok(Tenure::Until(self.store.lend(Duration::from_millis(*span))?)),
-            other => Ok(other.clone()),
-        }
     }
 
     /// Everything about one name, for people; `None` when it is free and was never heard of.
@@ -257,13 +256,23 @@ impl Engine {
         match self.store.swap_kept(&record.name, expect, body.as_deref(), keep)? {
             Swap::Conflict => Ok(None),
             Swap::Stored(version) => {
-                for proof in wake {
-                    self.host.ring(Listener::Waiter(proof));
-                }
+                self.wake(before, wake);
+                self.end_leases(before, record);
                 // What is left behind if this fails misleads nobody, and the record is as it is.
                 let _ = self.tidy_up(before, record);
                 self.remember(before, record, by);
                 Ok(Some(version))
+            }
+        }
+    }
+
+    fn wake(&self, before: &Record, wake: &[Proof]) {
+        for proof in wake {
+            let waiter = before.waiters.iter().find(|waiter| waiter.proof == *proof);
+            if !self.host.ring(Listener::Waiter(proof))
+                && let Some(lease) = waiter.and_then(|waiter| waiter.lease.as_ref())
+            {
+                self.store.ring(&proof.bell(), lease);
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::{Limits, parse_size};
 use crate::name::shown;
-use crate::store::{Layout, Location};
+use crate::store::{Access, Layout, Location};
 
 /// Variables, current directory and user, as they were at the start.
 #[derive(Debug, Clone)]
@@ -53,6 +53,23 @@ impl Environment {
             history: ["CSALOCK_HISTORY", "CSALOCK_HISTORY_SIZE", "CSALOCK_HISTORY_AGE"].map(set),
             state,
             current: std::env::current_dir().unwrap_or_default(),
+        }
+    }
+
+    /// How an etcd cluster is to be accessed.
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    pub fn etcd() -> Access {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let path = |name| set(name).map(PathBuf::from);
+        let text = |name| set(name).map(|value| value.to_string_lossy().into_owned());
+        Access {
+            cacert: path("CSALOCK_ETCD_CACERT"),
+            cert: path("CSALOCK_ETCD_CERT"),
+            key: path("CSALOCK_ETCD_KEY"),
+            user: text("CSALOCK_ETCD_USER"),
+            password: text("CSALOCK_ETCD_PASSWORD"),
+            password_file: path("CSALOCK_ETCD_PASSWORD_FILE"),
+            runtime: path("XDG_RUNTIME_DIR").filter(|path| path.is_absolute()),
         }
     }
 
@@ -104,7 +121,7 @@ impl Environment {
         let state = self.state.as_ref().ok_or_else(|| {
             Error::new(Exit::Unreachable, "this user has no home directory", "name a store with --store")
         })?;
-        Ok(Location::Directory { path: state.join("csalock"), layout: Layout::Default })
+        Ok(Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false })
     }
 }
 

@@ -22,7 +22,7 @@ pub use vigil::{Bell, Listener};
 
 use crate::error::Result;
 use crate::lock::{Fate, Home, Process, Proof};
-use crate::store::Reach;
+use crate::store::{Hearing, Reach};
 
 /// Clock, identity and fate of processes, and waiting.
 pub trait Host: Send + Sync {
@@ -68,13 +68,22 @@ pub trait Host: Send + Sync {
 
 /// One waiter's ears. What happened before a wait, but after the vigil began, ends that wait at once.
 pub trait Vigil {
-    /// Waits until somebody rings, one of the `processes` ends, something changes in `doorway`, the interrupt comes, or
-    /// `at_most` is over.
-    fn wait(&mut self, processes: &[Process], doorway: Option<&Path>, at_most: Duration) -> Result<Woken>;
+    /// Waits until one of the signs, the interrupt, or `at_most` is over.
+    fn wait(&mut self, signs: &mut Signs<'_>, at_most: Duration) -> Result<Woken>;
 
     /// From now on, a ring for [`Listener::OnBehalf`] of one of these keys ends a wait as well. `false`: somebody else
     /// hears those for one of them.
     fn answer(&mut self, keys: &[Vec<u8>]) -> bool;
+}
+
+/// What a waiter looks out for, beside its own bell.
+pub struct Signs<'a> {
+    /// One of these processes ends.
+    pub processes: &'a [Process],
+    /// Something changes in this directory.
+    pub doorway: Option<&'a Path>,
+    /// Its bell in the store rings. What has rung is heard no longer.
+    pub hearing: &'a mut Option<Box<dyn Hearing>>,
 }
 
 /// Why a wait ended.

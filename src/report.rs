@@ -75,7 +75,10 @@ impl Reporter<'_> {
 
     fn until(&self, tenure: &Tenure) -> String {
         match tenure {
-            Tenure::OwnerLives => "while it lives".to_string(),
+            Tenure::OwnerLives | Tenure::Renewing(_) => "while it lives".to_string(),
+            Tenure::Renewed(lease) => {
+                format!("while it renews its lease, now until {}", rfc3339(Duration::from_millis(lease.wall)))
+            }
             Tenure::AtMost(most) => format!("for at most {}", span(Duration::from_millis(*most))),
             Tenure::Until(lease) => format!("until {} at the latest", rfc3339(Duration::from_millis(lease.wall))),
             Tenure::Forever => "until it is given back".to_string(),
@@ -87,6 +90,7 @@ impl Reporter<'_> {
         let how = match ending.how {
             Ended::Released => "gave it back",
             Ended::Died => "died without giving it back",
+            Ended::Expired if matches!(ending.grant.tenure, Tenure::Renewed(_)) => "did not renew its lease",
             Ended::Expired => "let its time run out",
             Ended::Broken => "had it broken by --force",
         };

@@ -11,21 +11,28 @@
 
 mod chronicle;
 mod directory;
+mod etcd;
 mod file_system;
+mod finding;
 mod memory;
 mod sqlite;
 mod url;
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use directory::Directory;
+pub use finding::{Finding, Verdict};
 pub use memory::Memory;
 pub use sqlite::Sqlite;
-pub use url::{Layout, Location};
+pub use etcd::{Access, Etcd};
+pub use url::{Cluster, Layout, Location};
 
-use crate::error::Result;
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::Lease;
@@ -81,6 +88,19 @@ pub struct Keep {
     pub mode: Option<u32>,
 }
 
+/// One of several swaps that are one: see [`Store::swap_kept`].
+#[derive(Debug, Clone, Copy)]
+pub struct Change<'a> {
+    /// Under which name.
+    pub name: &'a [u8],
+    /// What must be there.
+    pub expect: Option<Version>,
+    /// What comes in its place.
+    pub body: Option<&'a [u8]>,
+    /// How it is to be stored.
+    pub keep: Keep,
+}
+
 /// How far a store reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
@@ -112,6 +132,19 @@ pub trait Store: Send + Sync {
         self.swap_kept(name, expect, body, Keep::default())
     }
 
+    /// How many changes [`Store::swap_all`] makes as one.
+    fn most_at_once(&self) -> usize {
+        1
+    }
+
+    /// Makes all of these changes, each under a name of its own, or none. The version is that of all of them.
+    fn swap_all(&self, changes: &[Change<'_>]) -> Result<Swap> {
+        match changes {
+            [one] => self.swap_kept(one.name, one.expect.as_ref(), one.body, one.keep),
+            _ => Err(Error::new(Exit::Bug, "this store makes one change at a time", "")),
+        }
+    }
+
     /// Visits every record, in no particular order, in memory that does not grow with their number.
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
 
@@ -120,6 +153,18 @@ pub trait Store: Send + Sync {
 
     /// How long a lease has left; zero when it is over. What is over stays over.
     fn remaining(&self, lease: &Lease) -> Result<Duration>;
+
+    /// Whether a lease is over: as [`Store::remaining`], for less.
+    fn is_over(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.remaining(lease)?.is_zero())
+    }
+
+    /// Takes note that nobody needs a lease any more. Nobody relies on it.
+    fn end(&self, _lease: &Lease) {}
+
+    /// Until then, on CLOCK_BOOTTIME, and less than a second longer, calls that come now may try to get an answer; `None`: as
+    /// long as the store thinks right. A store that cannot be kept waiting for one need not care.
+    fn bound(&self, _until: Option<Duration>) {}
 
     /// Who may be using it.
     fn reach(&self) -> Reach;
@@ -131,6 +176,22 @@ pub trait Store: Send + Sync {
     /// can watch.
     fn doorway(&self, name: &[u8]) -> Option<PathBuf>;
 
+    /// Whether [`Store::ring`] reaches waiters on other hosts.
+    fn rings(&self) -> bool {
+        false
+    }
+
+    /// Wakes whoever hears this bell, which goes away with the lease. Nobody relies on it.
+    fn ring(&self, _bell: &[u8], _lease: &Lease) {}
+
+    /// Begins to listen for a bell: for all that rang after this version was stored.
+    fn hear(&self, _bell: &[u8], _since: &Version) -> Option<Box<dyn Hearing>> {
+        None
+    }
+
+    /// What there is to say about its health: what it is, who shares it, its clock, its server.
+    fn examine(&self) -> Vec<Finding>;
+
     /// Removes leftovers of processes that died half-way, and says how many there were.
     fn sweep(&self, dry_run: bool) -> Result<u64>;
 
@@ -141,6 +202,15 @@ pub trait Store: Send + Sync {
     fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
 }
 
+/// Somebody who listens for a bell in the store.
+pub trait Hearing {
+    /// Becomes readable when the bell may have rung.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Whether it rang, or nothing more can be heard: then somebody has to look, and to listen anew. Does not wait.
+    fn rang(&mut self) -> bool;
+}
+
 /// Opens the store at a location. Creates nothing: the first swap does.
 ///
 /// # Errors
@@ -149,7 +219,12 @@ pub trait Store: Send + Sync {
 /// other users without the sticky bit.
 pub fn open(location: &Location, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
     Ok(match location {
-        Location::Directory { path, layout } => Box::new(Directory::open(path, *layout, host)?),
+        Location::Directory { path, layout, shared: false } => Box::new(Directory::open(path, *layout, host)?),
+        Location::Directory { path, layout, shared: true } => Box::new(Directory::open_shared(path, *layout, host)?),
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
+        Location::Etcd(cluster) => {
+            Etcd::open(cluster, &Environment::etcd(), host)?;
+            return Err(Error::new(Exit::Usage, "this csalock has no etcd store yet", ""));
+        }
     })
 }

@@ -165,7 +165,7 @@ fn stores(world: &World, asked: &Unlock) -> Result<Vec<(Location, Option<PathBuf
     if let Some(location) = world.environment.store.as_deref() {
         let location = Location::parse(location, current)?;
         let directory = match &location {
-            Location::Directory { path, layout: Layout::Beside } => path.parent().map(Path::to_path_buf),
+            Location::Directory { path, layout: Layout::Beside, .. } => path.parent().map(Path::to_path_buf),
             _ => None,
         };
         add(location, directory);

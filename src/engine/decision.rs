@@ -1,7 +1,6 @@
 //! Making a [`Decision`], and asking for somebody else's.
 
 use super::Engine;
-use super::taking::WAITERS_LEASE;
 use crate::error::Result;
 use crate::lock::{self, Ask, Claimant, Decision, Doubt, Fate, Outcome, Proof, Tenure};
 use crate::store::{Durability, Keep, Reach, Swap, Version};
@@ -44,7 +43,7 @@ impl Engine {
         }
         let tenure = match self.store.reach() {
             Reach::ThisHost => Tenure::Forever,
-            Reach::ManyHosts => Tenure::Until(self.store.lend(WAITERS_LEASE)?),
+            Reach::ManyHosts => Tenure::Until(self.lend(self.lease)?),
         };
         let doubt = Doubt { proof: self.new_handle()?.proof(), process: self.host.this_process()?, tenure };
         let names_of = names.iter().map(|name| name.to_vec()).collect();

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::store::Reach;
-
 /// A ring can be lost, though none should: so often a waiter looks for itself where every user is on this host.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
 
@@ -39,8 +37,9 @@ impl Patience {
         self.limit == Some(Duration::ZERO) || self.attempts == Some(1)
     }
 
-    pub(super) fn begin(&self, now: Duration, reach: Reach) -> Clock {
-        let often = self.attempts.is_some() || reach == Reach::ManyHosts;
+    /// Begins now; `polls`: where nobody can wake us.
+    pub(super) fn begin(&self, now: Duration, polls: bool) -> Clock {
+        let often = self.attempts.is_some() || polls;
         let backoff = self.backoff.unwrap_or(if often { OFTEN } else { SELDOM });
         Clock {
             deadline: self.limit.map(|limit| now.saturating_add(limit)),
@@ -63,6 +62,11 @@ pub(super) struct Clock {
 }
 
 impl Clock {
+    /// When it is over; `None`: never.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
     /// What is left of it; `None`: it has no end.
     pub(super) fn left(&self, now: Duration) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
@@ -97,7 +101,7 @@ mod tests {
     use super::*;
 
     fn pauses(patience: Patience, now: Duration) -> Vec<Option<Duration>> {
-        let mut clock = patience.begin(Duration::ZERO, Reach::ThisHost);
+        let mut clock = patience.begin(Duration::ZERO, false);
         (0..4).map(|_| clock.next_pause(now, 0)).collect()
     }
 

@@ -6,15 +6,16 @@ use std::time::Duration;
 use super::patience::Clock;
 use super::{Engine, MOST_CONFLICTS, Patience, with_token};
 use crate::error::Result;
-use crate::host::{Called, Listener, Vigil, Woken};
+use crate::exit::Exit;
+use crate::host::{Called, Listener, Signs, Vigil, Woken};
 use crate::lock::{
     Application, Ask, Grant, Handle, Home, Lease, Link, Outcome, Party, Process, Proof, Record, Share, Step, Tenure,
     Waiter, Waits,
 };
-use crate::store::Reach;
+use crate::store::{Hearing, Reach, Version};
 
-/// On a store that other hosts may use, a waiter is taken for alive this long after it last said so.
-pub(super) const WAITERS_LEASE: Duration = Duration::from_secs(60);
+/// So soon a store that does not answer is asked again.
+const OUTAGE: Duration = Duration::from_millis(500);
 
 /// A wait that is over so soon is in no circle.
 const SOON_OVER: Duration = Duration::from_millis(25);
@@ -99,16 +100,21 @@ impl Engine {
             engine: self,
             name,
             application: self.application(applicant, patience),
+            begun: None,
             vigil: None,
+            hearing: None,
             interrupt,
             called: applicant.called,
             looked_for_caller: false,
             look_around_at: None,
             can_be_asked: false,
             noted: None,
+            in_touch: false,
         };
-        let mut clock = patience.begin(self.host.boottime(), self.store.reach());
-        let taken = attempt.run(applicant, &mut clock, onlooker);
+        let mut clock = patience.begin(self.host.boottime(), self.must_poll());
+        self.store.bound(Some(clock.deadline().unwrap_or(Duration::MAX)));
+        let taken = attempt.run_through_outages(applicant, &mut clock, onlooker);
+        self.store.bound(None);
         if attempt.noted.is_some() {
             // A note that stays leads to a wait that is no more, and misleads nobody.
             let _ = self.forget(name, &attempt.application.entry);
@@ -135,17 +141,28 @@ impl Engine {
         for lease in leases {
             pause = pause.min(self.store.remaining(lease)? + ROUNDING);
         }
-        Ok(Some(pause))
+        // Else others would take us for dead.
+        Ok(Some(if self.store.reach() == Reach::ManyHosts { pause.min(self.lease / 4) } else { pause }))
+    }
+
+    /// Whether nobody can wake a waiter from another host.
+    fn must_poll(&self) -> bool {
+        self.store.reach() == Reach::ManyHosts && !self.store.rings()
     }
 
     fn application(&self, applicant: &Applicant, patience: &Patience) -> Application {
-        let confirms = applicant.outlived || matches!(applicant.tenure, Tenure::AtMost(_));
+        let tenure = match (&applicant.tenure, self.store.reach()) {
+            // Other hosts cannot see whether the owner lives.
+            (Tenure::OwnerLives, Reach::ManyHosts) => Tenure::Renewing(self.lease.as_millis() as u64),
+            (tenure, _) => tenure.clone(),
+        };
+        let confirms = applicant.outlived || matches!(tenure, Tenure::AtMost(_) | Tenure::Renewing(_));
         let entry = Waiter {
             proof: applicant.handle.proof(),
             share: applicant.share,
             party: applicant.party.clone(),
             process: applicant.process,
-            tenure: applicant.tenure.clone(),
+            tenure: tenure.clone(),
             confirms,
             yields: applicant.yields,
             claim: applicant.claim.clone(),
@@ -156,7 +173,7 @@ impl Engine {
         };
         Application {
             entry,
-            tenure: applicant.tenure.clone(),
+            tenure,
             slots: applicant.slots,
             queue: !patience.is_none(),
             refuse_stale: applicant.refuse_stale,
@@ -164,18 +181,6 @@ impl Engine {
             place: None,
             full: None,
         }
-    }
-
-    /// Where other hosts cannot see whether a waiter lives, it says so from time to time.
-    fn keep_waiters_lease(&self, application: &mut Application) -> Result<()> {
-        if !application.queue || self.store.reach() == Reach::ThisHost {
-            return Ok(());
-        }
-        let has = |lease: &Lease| self.store.remaining(lease);
-        if application.entry.lease.as_ref().map(has).transpose()?.unwrap_or_default() < WAITERS_LEASE / 2 {
-            application.entry.lease = Some(self.store.lend(WAITERS_LEASE)?);
-        }
-        Ok(())
     }
 }
 
@@ -192,7 +197,10 @@ struct Attempt<'a> {
     engine: &'a Engine,
     name: &'a [u8],
     application: Application,
+    /// The tenure that was begun for a grant that somebody was faster than.
+    begun: Option<Tenure>,
     vigil: Option<Box<dyn Vigil + 'a>>,
+    hearing: Option<Box<dyn Hearing>>,
     interrupt: Option<BorrowedFd<'a>>,
     /// The process whose caller waits, as long as more can be seen of that one later, and whether we have looked at all.
     called: Option<Called>,
@@ -203,33 +211,58 @@ struct Attempt<'a> {
     can_be_asked: bool,
     /// Whether others can find this wait by its notes: all of them, or not all; `None`: nobody needs to.
     noted: Option<bool>,
+    /// Whether the store has answered before.
+    in_touch: bool,
 }
 
 impl<'a> Attempt<'a> {
+    /// Goes on when a store that many hosts share, and that answered before, does not answer for a while.
+    fn run_through_outages(
+        &mut self,
+        applicant: &Applicant,
+        clock: &mut Clock,
+        onlooker: &mut Onlooker<'_>,
+    ) -> Result<Taken> {
+        loop {
+            let error = match self.run(applicant, clock, onlooker) {
+                Err(error) if error.exit() == Exit::Unreachable && self.in_touch => error,
+                taken => return taken,
+            };
+            let left = clock.left(self.engine.host.boottime()).unwrap_or(Duration::MAX);
+            if left.is_zero() || self.engine.store.reach() == Reach::ThisHost {
+                return Err(error);
+            }
+            let mut signs = Signs { processes: &[], doorway: None, hearing: &mut None };
+            if let Woken::Interrupted = self.listen()?.wait(&mut signs, left.min(OUTAGE))? {
+                // What we cannot say ends by itself.
+                let _ = self.abandon();
+                return Ok(Taken::Interrupted);
+            }
+        }
+    }
+
     fn run(&mut self, applicant: &Applicant, clock: &mut Clock, onlooker: &mut Onlooker<'_>) -> Result<Taken> {
         let engine = self.engine;
         let mut current = None;
         let mut conflicts = 0;
         loop {
-            self.application.tenure = engine.begin(&applicant.tenure)?;
-            if applicant.tentative && applicant.claim.is_some() && engine.store.reach() == Reach::ManyHosts {
-                // Other hosts cannot see whether we live. Once it is confirmed, it is for good.
-                self.application.tenure = Tenure::Until(engine.store.lend(WAITERS_LEASE)?);
-            }
-            engine.keep_waiters_lease(&mut self.application)?;
             let (version, record) = match current.take() {
                 Some(current) => current,
                 None => engine.read(self.name)?,
             };
+            self.in_touch = true;
             let patience = clock.left(engine.host.boottime());
-            let step = engine.decide(&record, &Ask::Take(self.application.clone()), patience)?;
-            if !matches!(step, Step::Write { outcome: Some(Outcome::Granted(..)), .. })
-                && let Some(called) = self.called
-                && !std::mem::replace(&mut self.looked_for_caller, true)
-            {
-                self.application.entry.within = engine.host.waiting_caller(&called, false);
-                current = Some((version, record));
-                continue;
+            let mut step = engine.decide(&record, &Ask::Take(self.application.clone()), patience)?;
+            match &mut step {
+                Step::Write { record, outcome: Some(Outcome::Granted(grant, _)), .. } => {
+                    self.begin(applicant, record, grant)?;
+                }
+                Step::Done(_) => {}
+                _ if self.prepare_to_wait()? => {
+                    current = Some((version, record));
+                    continue;
+                }
+                _ => {}
             }
             match step {
                 Step::Done(outcome) => {
@@ -275,7 +308,7 @@ impl<'a> Attempt<'a> {
                         let left = clock.left(engine.host.boottime());
                         onlooker(&Waiting { record: &record, ahead, left })
                     };
-                    match self.wait(&record, &processes, ahead, end, &mut show)? {
+                    match self.wait(&record, version.as_ref(), &processes, ahead, end, &mut show)? {
                         Next::Look => {}
                         Next::Interrupted => {
                             self.abandon()?;
@@ -291,6 +324,47 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// The time of a grant begins now, before it is written.
+    fn begin(&mut self, applicant: &Applicant, record: &mut Record, grant: &mut Grant) -> Result<()> {
+        let engine = self.engine;
+        let depends = applicant.tentative && applicant.claim.is_some() && engine.store.reach() == Reach::ManyHosts;
+        // Other hosts cannot see whether we live. Once it is confirmed, it is for good.
+        let lease = Tenure::AtMost(engine.lease.as_millis() as u64);
+        let tenure = if depends { &lease } else { &self.application.tenure };
+        let begun = match self.begun.take().filter(|begun| engine.is_fresh(begun)) {
+            Some(begun) => begun,
+            None => engine.begin(tenure)?,
+        };
+        self.begun = Some(begun.clone());
+        for holder in record.holders.iter_mut().filter(|holder| holder.proof == grant.proof) {
+            holder.tenure = begun.clone();
+        }
+        grant.tenure = begun;
+        Ok(())
+    }
+
+    /// Finds out what those who wait have to say of themselves. Whether that has changed.
+    fn prepare_to_wait(&mut self) -> Result<bool> {
+        let (engine, entry) = (self.engine, &mut self.application.entry);
+        if !self.application.queue {
+            return Ok(false);
+        }
+        let mut changed = false;
+        if let Some(called) = self.called
+            && !std::mem::replace(&mut self.looked_for_caller, true)
+        {
+            entry.within = engine.host.waiting_caller(&called, false);
+            changed = true;
+        }
+        // Where other hosts cannot see whether a waiter lives, it says so from time to time.
+        let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
+        if engine.store.reach() == Reach::ManyHosts && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2 {
+            entry.lease = Some(engine.lend(engine.lease)?);
+            changed = true;
+        }
+        Ok(changed)
+    }
+
     fn listen(&mut self) -> Result<&mut Box<dyn Vigil + 'a>> {
         Ok(match &mut self.vigil {
             Some(vigil) => vigil,
@@ -301,6 +375,7 @@ impl<'a> Attempt<'a> {
     fn wait(
         &mut self,
         record: &Record,
+        version: Option<&Version>,
         processes: &[(Home, Process)],
         ahead: usize,
         end: Duration,
@@ -313,6 +388,9 @@ impl<'a> Attempt<'a> {
         // Who runs in another network namespace cannot ring us, but we may see what it writes.
         let deaf = ahead == 0 && processes.iter().any(|(home, _)| home.net != here.net);
         let doorway = deaf.then(|| engine.store.doorway(self.name)).flatten();
+        if let Some(version) = version.filter(|_| self.hearing.is_none()) {
+            self.hearing = engine.store.hear(&self.application.entry.proof.bell(), version);
+        }
         let look_around_at = *self.look_around_at.get_or_insert_with(|| engine.host.boottime() + SOON_OVER);
         let mut asked = false;
         loop {
@@ -335,7 +413,11 @@ impl<'a> Attempt<'a> {
             }
             let to_look = (may_be_in_circle && now < look_around_at).then(|| look_around_at - now);
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
-            match self.listen()?.wait(&visible, doorway.as_deref(), at_most)? {
+            self.listen()?;
+            let mut signs =
+                Signs { processes: &visible, doorway: doorway.as_deref(), hearing: &mut self.hearing };
+            let Some(vigil) = &mut self.vigil else { continue };
+            match vigil.wait(&mut signs, at_most)? {
                 Woken::Interrupted => return Ok(Next::Interrupted),
                 Woken::Asked => asked = true,
                 Woken::TimeOver if engine.host.boottime() < end => {}

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Called, Host, Listener, Vigil, Woken};
+use super::{Called, Host, Listener, Signs, Vigil, Woken};
 use crate::error::Result;
 use crate::lock::{Fate, Home, Process, Proof};
 use crate::store::Reach;
@@ -127,7 +126,7 @@ impl Host for Fake {
 }
 
 impl Vigil for Fake {
-    fn wait(&mut self, _processes: &[Process], _doorway: Option<&Path>, at_most: Duration) -> Result<Woken> {
+    fn wait(&mut self, _signs: &mut Signs<'_>, at_most: Duration) -> Result<Woken> {
         self.pass(at_most);
         Ok(Woken::TimeOver)
     }

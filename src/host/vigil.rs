@@ -19,7 +19,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sha2::{Digest, Sha256};
 
 use super::unix::is_being_given_back;
-use super::{Vigil, Woken, proc_stat};
+use super::{Signs, Vigil, Woken, proc_stat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{Process, Proof};
@@ -158,17 +158,18 @@ impl<'a> Ears<'a> {
         }
     }
 
-    /// Which of bell and directory, interrupt, processes and questions have something to say within `at_most`.
-    fn listen(&self, at_most: Duration) -> Result<[bool; 4]> {
+    /// Which of bell and directory, interrupt, processes, questions and `elsewhere` have something to say within `at_most`.
+    fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 5]> {
         let bell = self.bell.as_ref().map(AsFd::as_fd);
         let directory = self.watched.as_ref().map(|(_, inotify)| inotify.as_fd());
         let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());
         let concerns = bell.map(|fd| (0, fd)).into_iter().chain(directory.map(|fd| (0, fd)));
         let concerns = concerns.chain(self.interrupt.map(|fd| (1, fd))).chain(processes.map(|fd| (2, fd)));
         let concerns = concerns.chain(self.asked.iter().map(|bell| (3, bell.as_fd())));
+        let concerns = concerns.chain(elsewhere.map(|fd| (4, fd)));
         let (whose, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
             concerns.map(|(whose, fd)| (whose, PollFd::new(fd, PollFlags::POLLIN))).unzip();
-        let mut heard = [false; 4];
+        let mut heard = [false; 5];
         match ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => {
@@ -183,18 +184,23 @@ impl<'a> Ears<'a> {
 }
 
 impl Vigil for Ears<'_> {
-    fn wait(&mut self, processes: &[Process], doorway: Option<&Path>, at_most: Duration) -> Result<Woken> {
-        if !self.watch_processes(processes) || !self.watch_directory(doorway) {
+    fn wait(&mut self, signs: &mut Signs<'_>, at_most: Duration) -> Result<Woken> {
+        if !self.watch_processes(signs.processes) || !self.watch_directory(signs.doorway) {
             return Ok(Woken::LookAgain);
         }
-        let [rung, interrupted, ended, asked] = self.listen(at_most)?;
+        let elsewhere = signs.hearing.as_ref().map(|hearing| hearing.descriptor());
+        let [mut rung, interrupted, ended, asked, heard] = self.listen(at_most, elsewhere)?;
+        if heard && signs.hearing.as_mut().is_some_and(|hearing| hearing.rang()) {
+            *signs.hearing = None;
+            rung = true;
+        }
         if interrupted {
             return Ok(Woken::Interrupted);
         }
         if ended && !rung {
             let ended = std::mem::take(&mut self.pidfds);
             if ended.iter().any(|(process, _)| has_last_words(process)) {
-                self.listen(LAST_WORDS.min(at_most))?;
+                self.listen(LAST_WORDS.min(at_most), None)?;
             }
         }
         if asked && !rung && !ended {

@@ -324,6 +324,13 @@ fn write_tenure(text: &mut String, tenure: &Tenure) {
             let _ = write!(text, "most:{span}");
         }
         Tenure::Until(lease) => write_lease(text, lease),
+        Tenure::Renewing(span) => {
+            let _ = write!(text, "renewing:{span}");
+        }
+        Tenure::Renewed(lease) => {
+            text.push_str("renewed:");
+            write_lease(text, lease);
+        }
     }
     text.push(' ');
 }
@@ -332,9 +339,11 @@ fn read_tenure(word: &str) -> Option<Tenure> {
     Some(match word {
         "owner" => Tenure::OwnerLives,
         "forever" => Tenure::Forever,
-        _ => match word.strip_prefix("most:") {
-            Some(span) => Tenure::AtMost(span.parse().ok()?),
-            None => Tenure::Until(read_lease(word)?),
+        _ => match word.split_once(':')? {
+            ("most", span) => Tenure::AtMost(span.parse().ok()?),
+            ("renewing", span) => Tenure::Renewing(span.parse().ok()?),
+            ("renewed", lease) => Tenure::Renewed(read_lease(lease)?),
+            _ => Tenure::Until(read_lease(word)?),
         },
     })
 }
@@ -342,6 +351,9 @@ fn read_tenure(word: &str) -> Option<Tenure> {
 fn write_lease(text: &mut String, lease: &Lease) {
     match &lease.clock {
         LeaseClock::FileSystem => text.push_str("fs"),
+        LeaseClock::Etcd(id) => {
+            let _ = write!(text, "etcd-{id:x}");
+        }
         LeaseClock::Boot(boot) => escape(text, boot.as_bytes()),
     }
     let _ = write!(text, ":{}:{}", lease.ends, lease.wall);
@@ -351,6 +363,7 @@ fn read_lease(word: &str) -> Option<Lease> {
     let mut parts = word.split(':');
     let clock = match parts.next()? {
         "fs" => LeaseClock::FileSystem,
+        etcd if etcd.starts_with("etcd-") => LeaseClock::Etcd(u64::from_str_radix(&etcd[5..], 16).ok()?),
         boot => LeaseClock::Boot(String::from_utf8(unescape(boot)?).ok()?),
     };
     let (ends, wall) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);

@@ -48,6 +48,13 @@ impl Proof {
     }
 }
 
+impl Proof {
+    /// What wakes whoever waits by it, in the store.
+    pub fn bell(&self) -> Vec<u8> {
+        self.to_string().into_bytes()
+    }
+}
+
 impl fmt::Display for Proof {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_hex(out, &self.0)

@@ -202,6 +202,10 @@ pub enum Tenure {
     AtMost(u64),
     /// While its owner lives, and until the lease is over.
     Until(Lease),
+    /// While its owner lives, by leases of so many milliseconds that are renewed as long as it does: not yet begun.
+    Renewing(u64),
+    /// While its owner lives, and until the lease is over, which is renewed before.
+    Renewed(Lease),
     /// Until it is given back.
     Forever,
 }
@@ -224,6 +228,18 @@ pub enum LeaseClock {
     Boot(String),
     /// The clock that the store's file system stamps fresh files with.
     FileSystem,
+    /// etcd's own: the lease with this id. It alone knows when that ends.
+    Etcd(u64),
+}
+
+impl Tenure {
+    /// The lease that ends it, if one has begun.
+    pub fn lease(&self) -> Option<&Lease> {
+        match self {
+            Tenure::Until(lease) | Tenure::Renewed(lease) => Some(lease),
+            Tenure::OwnerLives | Tenure::AtMost(_) | Tenure::Renewing(_) | Tenure::Forever => None,
+        }
+    }
 }
 
 impl Record {

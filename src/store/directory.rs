@@ -59,7 +59,7 @@ use self::entry::Entry;
 use self::pointer::{Ident, Pointer, Stage};
 use self::root::Root;
 use self::swap::Step;
-use super::{Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
+use super::{Finding, Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
@@ -74,6 +74,8 @@ const MOST_LOOKS: usize = 10_000;
 pub struct Directory {
     path: PathBuf,
     layout: Layout,
+    /// Other hosts use it, whatever its file system is.
+    shared: bool,
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
 }
@@ -85,7 +87,20 @@ impl Directory {
     ///
     /// When something is there that is no store, or that other users could tamper with.
     pub fn open(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
-        let store = Directory { path: path.to_path_buf(), layout, host, root: Mutex::default() };
+        Directory::new(path, layout, false, host)
+    }
+
+    /// The same, of one that other hosts use although its file system does not look like that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Directory::open`].
+    pub fn open_shared(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
+        Directory::new(path, layout, true, host)
+    }
+
+    fn new(path: &Path, layout: Layout, shared: bool, host: Arc<dyn Host>) -> Result<Directory> {
+        let store = Directory { path: path.to_path_buf(), layout, shared, host, root: Mutex::default() };
         store.existing()?;
         Ok(store)
     }
@@ -94,7 +109,11 @@ impl Directory {
     fn existing(&self) -> Result<Option<Arc<Root>>> {
         let mut known = self.root.lock().unwrap_or_else(PoisonError::into_inner);
         if known.is_none() {
-            *known = Root::open(&self.path, self.layout)?.map(Arc::new);
+            let mut root = Root::open(&self.path, self.layout)?;
+            if let Some(root) = root.as_mut().filter(|_| self.shared) {
+                root.reach = Reach::ManyHosts;
+            }
+            *known = root.map(Arc::new);
         }
         Ok(known.clone())
     }
@@ -232,6 +251,7 @@ impl Store for Directory {
     fn reach(&self) -> Reach {
         match self.existing() {
             Ok(Some(root)) => root.reach,
+            _ if self.shared => Reach::ManyHosts,
             _ => root::reach_of(self.path.ancestors()),
         }
     }
@@ -242,6 +262,10 @@ impl Store for Directory {
 
     fn doorway(&self, name: &[u8]) -> Option<PathBuf> {
         (self.reach() == Reach::ThisHost).then(|| self.path.join(entry::os(&entry::file_name(name))))
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        Vec::new()
     }
 
     fn sweep(&self, dry_run: bool) -> Result<u64> {

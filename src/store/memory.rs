@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Keep, Reach, Store, Stored, Swap, Version, Visit};
+use super::{Finding, Keep, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::Result;
 use crate::history::Limits;
 use crate::host::Host;
@@ -80,6 +80,10 @@ impl Store for Memory {
 
     fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
         None
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        Vec::new()
     }
 
     fn sweep(&self, _dry_run: bool) -> Result<u64> {

@@ -50,7 +50,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, Trans
 
 use self::wrong::Cause;
 use super::chronicle::Chronicle;
-use super::{Directory, Durability, Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
+use super::{Directory, Durability, Finding, Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::{Host, boot_lease};
@@ -299,6 +299,10 @@ impl Store for Sqlite {
 
     fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
         None
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        Vec::new()
     }
 
     fn sweep(&self, dry_run: bool) -> Result<u64> {

@@ -1,4 +1,4 @@
-//! Store URLs: `dir:PATH`, `sqlite:PATH`.
+//! Store URLs: `dir:PATH`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT/PREFIX`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,6 +7,15 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::{absolute, shown};
+
+/// What a URL ends with if other hosts use the store, although its file system does not look like that.
+const SHARED: &[u8] = b"?shared=1";
+
+/// What our keys in etcd begin with if nothing else is said.
+const PREFIX: &str = "csalock";
+
+/// The port that etcd serves clients at.
+const PORT: u16 = 2379;
 
 /// The name of the store beside the files that it locks.
 const BESIDE: &str = ".csalock";
@@ -20,12 +29,27 @@ pub enum Location {
         path: PathBuf,
         /// What it is there for.
         layout: Layout,
+        /// Other hosts use it, although its file system does not look like that.
+        shared: bool,
     },
     /// One SQLite database.
     Sqlite {
         /// Its absolute path.
         path: PathBuf,
     },
+    /// An etcd cluster.
+    Etcd(Cluster),
+}
+
+/// An etcd cluster, and the part of it that is ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cluster {
+    /// Whether it is spoken to by TLS.
+    pub tls: bool,
+    /// Host and port of each server, as typed; at least one.
+    pub endpoints: Vec<String>,
+    /// What all keys begin with, without the slash that follows it.
+    pub prefix: String,
 }
 
 /// What a directory of records is there for.
@@ -43,7 +67,7 @@ pub enum Layout {
 impl Location {
     /// The store beside the files in this directory.
     pub fn beside(directory: &Path) -> Location {
-        Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside }
+        Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside, shared: false }
     }
 
     /// Reads a store URL; a plain path with a slash in it is a directory's. Relative paths start at `current`.
@@ -55,7 +79,7 @@ impl Location {
         let bytes = url.as_bytes();
         let wrong = |what: &str| {
             let url = shown(bytes);
-            Error::new(Exit::Usage, format!("store {url}: {what}"), "say dir:PATH or sqlite:PATH")
+            Error::new(Exit::Usage, format!("store {url}: {what}"), "say dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX")
         };
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
             Some(colon) if !bytes[..colon].contains(&b'/') => (&bytes[..colon], &bytes[colon + 1..]),
@@ -68,24 +92,67 @@ impl Location {
         if path.contains(&0) {
             return Err(wrong("a path cannot contain NUL"));
         }
+        if matches!(scheme, b"etcd" | b"etcds") {
+            return Cluster::parse(scheme == b"etcds", path).map(Location::Etcd).map_err(wrong);
+        }
+        let (path, shared) = match path.strip_suffix(SHARED) {
+            Some(path) if scheme == b"dir" => (path, true),
+            _ => (path, false),
+        };
         let path = absolute(OsStr::from_bytes(path), current)?;
+        let layout = if path.ends_with(BESIDE) { Layout::Beside } else { Layout::Own };
         match scheme {
-            b"dir" if path.ends_with(BESIDE) => Ok(Location::Directory { path, layout: Layout::Beside }),
-            b"dir" => Ok(Location::Directory { path, layout: Layout::Own }),
+            b"dir" => Ok(Location::Directory { path, layout, shared }),
             b"sqlite" => Ok(Location::Sqlite { path }),
-            b"etcd" | b"etcds" => Err(wrong("this csalock has no etcd store yet")),
             _ => Err(wrong("no store has such a URL")),
         }
     }
 
     /// The URL that opens this location again.
     pub fn url(&self) -> OsString {
-        let (scheme, path) = match self {
-            Location::Directory { path, .. } => ("dir:", path),
-            Location::Sqlite { path } => ("sqlite:", path),
+        let (scheme, path, shared) = match self {
+            Location::Directory { path, shared, .. } => ("dir:", path, *shared),
+            Location::Sqlite { path } => ("sqlite:", path, false),
+            Location::Etcd(cluster) => return cluster.url().into(),
         };
-        OsString::from_vec([scheme.as_bytes(), path.as_os_str().as_bytes()].concat())
+        let shared = if shared { SHARED } else { b"" };
+        OsString::from_vec([scheme.as_bytes(), path.as_os_str().as_bytes(), shared].concat())
     }
+}
+
+impl Cluster {
+    /// Reads what follows the scheme: `//HOST:PORT,HOST:PORT/PREFIX`.
+    fn parse(tls: bool, rest: &[u8]) -> std::result::Result<Cluster, &'static str> {
+        let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
+        let rest = rest.strip_prefix("//").ok_or("two slashes and a server come after the colon")?;
+        if rest.contains('@') {
+            return Err("a password does not belong there, where everybody sees it; see $CSALOCK_ETCD_PASSWORD");
+        }
+        let (servers, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let prefix = prefix.trim_matches('/');
+        let endpoints = servers.split(',').map(endpoint).collect::<Option<Vec<_>>>().ok_or("a server is HOST:PORT")?;
+        Ok(Cluster { tls, endpoints, prefix: if prefix.is_empty() { PREFIX } else { prefix }.to_string() })
+    }
+
+    /// The URL that means it.
+    pub fn url(&self) -> String {
+        let scheme = if self.tls { "etcds" } else { "etcd" };
+        format!("{scheme}://{}/{}", self.endpoints.join(","), self.prefix)
+    }
+}
+
+/// A server with its port; etcd's own port, if none is said.
+fn endpoint(typed: &str) -> Option<String> {
+    let is_bracketed = typed.starts_with('[') && typed.contains(']');
+    let after = if is_bracketed { &typed[typed.find(']')? + 1..] } else { typed };
+    let (host, port) = match after.rsplit_once(':') {
+        Some((_, port)) => (&typed[..typed.len() - port.len() - 1], port.parse::<u16>().ok().filter(|port| *port > 0)?),
+        None => (typed, PORT),
+    };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let is_one = !bare.is_empty() && (is_bracketed || !bare.contains(':'));
+    let is_plain = bare.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:%".contains(&byte));
+    (is_one && is_plain).then(|| format!("{host}:{port}"))
 }
 
 #[cfg(test)]
@@ -98,17 +165,36 @@ mod tests {
 
     #[test]
     fn every_form_and_its_way_back() {
-        let directory = |path: &str| Location::Directory { path: path.into(), layout: Layout::Own };
+        let directory = |path: &str| Location::Directory { path: path.into(), layout: Layout::Own, shared: false };
         assert_eq!(parse("dir:/a b"), Ok(directory("/a b")));
         assert_eq!(parse("dir:x"), Ok(directory("/here/x")));
         assert_eq!(parse("./x:y"), Ok(directory("/here/./x:y")));
         assert_eq!(parse("sqlite:/db"), Ok(Location::Sqlite { path: "/db".into() }));
         assert_eq!(directory("/a b").url(), "dir:/a b");
+        let shared = Location::Directory { path: "/a".into(), layout: Layout::Own, shared: true };
+        assert_eq!(parse("dir:/a?shared=1"), Ok(shared.clone()));
+        assert_eq!(shared.url(), "dir:/a?shared=1");
+    }
+
+    #[test]
+    fn clusters_and_their_way_back() {
+        for (typed, meant) in [
+            ("etcd://h:1/p", "etcd://h:1/p"),
+            ("etcd://h", "etcd://h:2379/csalock"),
+            ("etcds://a:1,b.c:2,[::1]:3/x/y/", "etcds://a:1,b.c:2,[::1]:3/x/y"),
+            ("etcd://[fe80::1%eth0]", "etcd://[fe80::1%eth0]:2379/csalock"),
+        ] {
+            assert_eq!(parse(typed).map(|location| location.url()), Ok(meant.into()), "{typed}");
+            assert_eq!(parse(meant).map(|location| location.url()), Ok(meant.into()), "{meant}");
+        }
     }
 
     #[test]
     fn anything_else_is_a_usage_error() {
-        for url in ["", "x", "dir:", "redis:/x", "etcd://h:1/p", "dir:a\0b"] {
+        for url in ["", "x", "dir:", "redis:/x", "dir:a\0b"] {
+            assert_eq!(parse(url).map_err(|error| error.exit()), Err(Exit::Usage), "{url:?}");
+        }
+        for url in ["etcd:h:1", "etcd://", "etcd:///p", "etcd://h:x", "etcd://h:0", "etcd://h:1,", "etcd://::1", "etcd://u:p@h"] {
             assert_eq!(parse(url).map_err(|error| error.exit()), Err(Exit::Usage), "{url:?}");
         }
     }

@@ -31,6 +31,8 @@ pub(super) fn remaining(
 ) -> Result<Duration> {
     match lease.clock {
         LeaseClock::FileSystem => Ok(Duration::from_millis(lease.ends).saturating_sub(file_system_time()?)),
+        // Another store's lease is over, as any is that nobody knows.
+        LeaseClock::Etcd(_) => Ok(Duration::ZERO),
         LeaseClock::Boot(_) => boot_lease::remaining(host, lease),
     }
 }

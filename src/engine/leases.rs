@@ -1,0 +1,88 @@
+//! Leases as their holder sees them: when they end on our own clock, at the earliest; and giving back those that nobody
+//! needs any more.
+//!
+//! The store's clock alone says when a lease is over for everybody ([`crate::store::Store::is_over`]). Whoever holds by one
+//! counts on CLOCK_BOOTTIME, from before he asked for it, so for him it is over first.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use super::Engine;
+use crate::error::Result;
+use crate::lock::{Lease, Record, Tenure};
+
+/// How long leases are that are renewed, where nothing else was said.
+pub(super) const LEASE: Duration = Duration::from_secs(60);
+
+/// A lease that we asked for.
+#[derive(Debug)]
+pub(super) struct Lent {
+    lease: Lease,
+    /// When it ends on CLOCK_BOOTTIME, at the earliest.
+    ends: Duration,
+    span: Duration,
+}
+
+impl Engine {
+    /// A tenure that begins now.
+    ///
+    /// # Errors
+    ///
+    /// When the store's clock cannot be asked.
+    pub fn begin(&self, tenure: &Tenure) -> Result<Tenure> {
+        match tenure {
+            Tenure::AtMost(span) => Ok(Tenure::Until(self.lend(Duration::from_millis(*span))?)),
+            Tenure::Renewing(span) => Ok(Tenure::Renewed(self.lend(Duration::from_millis(*span))?)),
+            other => Ok(other.clone()),
+        }
+    }
+
+    /// When a tenure that was begun here ends on CLOCK_BOOTTIME, at the earliest. `None`: by no lease of ours.
+    pub fn ends(&self, tenure: &Tenure) -> Option<Duration> {
+        self.own(tenure.lease()?, |lent| lent.ends)
+    }
+
+    /// How long leases are that are renewed.
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// A lease that ends so long from now.
+    pub(super) fn lend(&self, span: Duration) -> Result<Lease> {
+        let ends = self.host.boottime().saturating_add(span);
+        let lease = self.store.lend(span)?;
+        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.host.boottime();
+        lent.retain(|lent| lent.ends > now);
+        lent.push(Lent { lease: lease.clone(), ends, span });
+        Ok(lease)
+    }
+
+    /// How long a lease of ours has left.
+    pub(super) fn left_of_own(&self, lease: &Lease) -> Option<Duration> {
+        self.own(lease, |lent| lent.ends.saturating_sub(self.host.boottime()))
+    }
+
+    /// Whether a tenure that was begun here has only just begun.
+    pub(super) fn is_fresh(&self, tenure: &Tenure) -> bool {
+        let now = self.host.boottime();
+        let is_fresh = |lent: &Lent| lent.ends.saturating_sub(now) >= lent.span / 10 * 9;
+        tenure.lease().and_then(|lease| self.own(lease, is_fresh)).unwrap_or(false)
+    }
+
+    fn own<T>(&self, lease: &Lease, of: impl FnOnce(&Lent) -> T) -> Option<T> {
+        let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        lent.iter().find(|lent| lent.lease == *lease).map(of)
+    }
+
+    /// Gives back the leases of those who hold or wait no more.
+    pub(super) fn end_leases(&self, before: &Record, now: &Record) {
+        let leases = |record: &Record| -> Vec<Lease> {
+            let of_holders = record.holders.iter().filter_map(|grant| grant.tenure.lease());
+            let of_waiters = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
+            of_holders.chain(of_waiters).cloned().collect()
+        };
+        let (before, now) = (leases(before), leases(now));
+        before.iter().filter(|lease| !now.contains(lease)).for_each(|lease| self.store.end(lease));
+    }
+}
