@@ -31,8 +31,8 @@ use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Value, Waiter,
-    Wanted, Writing, decide,
+    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Value, Waiter, Wanted,
+    Writing, decide,
 };
 use crate::store::{Durability, Keep, Store, Stored, Swap, Version};
 
@@ -234,7 +234,7 @@ impl Engine {
                 facts.learn_fate(home, process, fate);
             }
             Wanted::Over(lease) => {
-                let over = self.store.remaining(&lease)?.is_zero();
+                let over = self.store.is_over(&lease)?;
                 facts.learn_over(lease, over);
             }
         }
