@@ -150,7 +150,7 @@ impl Engine {
         self.store.reach() == Reach::ManyHosts && !self.store.rings()
     }
 
-    fn application(&self, applicant: &Applicant, patience: &Patience) -> Application {
+    pub(super) fn application(&self, applicant: &Applicant, patience: &Patience) -> Application {
         let tenure = match (&applicant.tenure, self.store.reach()) {
             // Other hosts cannot see whether the owner lives.
             (Tenure::OwnerLives, Reach::ManyHosts) => Tenure::Renewing(self.lease.as_millis() as u64),
