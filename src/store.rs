@@ -222,9 +222,6 @@ pub fn open(location: &Location, host: Arc<dyn Host>) -> Result<Box<dyn Store>> 
         Location::Directory { path, layout, shared: false } => Box::new(Directory::open(path, *layout, host)?),
         Location::Directory { path, layout, shared: true } => Box::new(Directory::open_shared(path, *layout, host)?),
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
-        Location::Etcd(cluster) => {
-            Etcd::open(cluster, &Environment::etcd(), host)?;
-            return Err(Error::new(Exit::Usage, "this csalock has no etcd store yet", ""));
-        }
+        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &Environment::etcd(), host)?),
     })
 }

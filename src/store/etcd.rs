@@ -1,11 +1,79 @@
-//! The etcd store.
+//! The etcd store: for hosts that share an etcd cluster, through the JSON gateway that etcd documents.
+//!
+//! Under the prefix that the URL names:
+//!
+//! ```text
+//! PREFIX/records/NAME     a record; its version is the key's mod_revision
+//! PREFIX/leases/ID        there as long as the lease with this id, in hexadecimal
+//! PREFIX/bells/PROOF      put to wake a waiter; goes away with the waiter's lease
+//! PREFIX/history/...      a line of history
+//! ```
+//!
+//! **Swap.** One transaction: if the key is still at that revision (0: not there), put or delete it. Revisions are the
+//! cluster's own and only grow, so a record that was removed and came back has a greater one. A transaction whose answer
+//! did not come may have happened: it is sent again until there is an answer, and if it had happened, the repetition finds
+//! another revision and says *conflict*. That no answer came in time never means that nothing was stored.
+//!
+//! **Reading** is always linearizable: a server that lost touch with the others does not answer from what it remembers.
+//!
+//! **Leases** are etcd's own, each with a key that goes when it ends. A lease is over when that key is gone, as a
+//! linearizable read sees it. What a server says of a lease itself is believed for nothing but the time that is left: it
+//! comes from the leader's memory, and a leader that was deposed and does not know it yet goes on to say it, and to accept
+//! keep-alives. So nothing is ever kept alive here. To renew is to begin a new lease and to swap it into the record, and
+//! both take a majority. The key of a new lease is put by the next transaction of this process ([`leases`]), which
+//! saves a request for each lock that is taken. etcd may let a lease last longer, never shorter, than it was asked for: it
+//! begins anew with each leader. So its holder must count on his own clock, and does.
+//!
+//! **Giving back** ends with the end of the lease and a line of history. Nobody waits for the answers to these: the
+//! requests are written, the answers skipped by the next call if there is one ([`line`]). What is lost in that way lives
+//! for the rest of its time to live, and hurts nobody.
+//!
+//! **Bells** wake waiters on other hosts ([`bell`]). Nobody relies on them.
+//!
+//! **Trust.** Whoever may write these keys can take any lock. etcd has no modes for keys, only roles for prefixes, so a
+//! record that fewer people are to read than may read the store is refused.
+
+mod bell;
+mod connect;
+mod gateway;
+mod health;
+mod history;
+mod leases;
+mod line;
+mod login;
+mod tls;
+mod wire;
+mod wrong;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::Cluster;
-use crate::error::Result;
+use serde_json::{Value, json};
+
+use self::gateway::{Failed, Gateway};
+use self::leases::{Leases, Pending};
+use self::wire::{Done, Found, Granted, Pair, delete, encoded, end_of, is_at, put};
+use super::{Change, Cluster, Finding, Hearing, Keep, Reach, Store, Stored, Swap, Version, Visit};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::history::Limits;
 use crate::host::Host;
+use crate::lock::{Lease, LeaseClock};
+use crate::name::shown;
+
+/// How many changes one transaction makes. etcd takes 128 steps; the keys of leases are some of them.
+const MOST_AT_ONCE: usize = 32;
+
+/// A scan begins with so many records at once, and never takes more.
+const FIRST_PAGE: usize = 16;
+const LARGEST_PAGE: usize = 256;
+
+/// More than this it takes into memory at once only where single records are large.
+const PAGE_BYTES: usize = 1 << 20;
+
+/// etcd counts leases in seconds. Within its last one a lease has this long at least.
+const LAST_SECOND: Duration = Duration::from_millis(100);
 
 /// How an etcd cluster is to be accessed, beside its URL.
 #[derive(Debug, Clone, Default)]
@@ -27,11 +95,264 @@ pub struct Access {
 }
 
 /// A store in an etcd cluster.
-pub struct Etcd {}
+pub struct Etcd {
+    gateway: Gateway,
+    host: Arc<dyn Host>,
+    prefix: String,
+    leases: Leases,
+}
 
 impl Etcd {
-    /// TODO
-    pub fn open(_cluster: &Cluster, _access: &Access, _host: Arc<dyn Host>) -> Result<Etcd> {
-        Ok(Etcd {})
+    /// A store in this cluster. Nobody is asked yet.
+    ///
+    /// # Errors
+    ///
+    /// When certificates or a password cannot be read.
+    pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
+        Ok(Etcd {
+            gateway: Gateway::new(cluster, access, host.clone())?,
+            host,
+            prefix: cluster.prefix.clone(),
+            leases: Leases::default(),
+        })
+    }
+
+    /// The key of something of ours.
+    fn key(&self, kind: &str, name: &[u8]) -> Vec<u8> {
+        [self.prefix.as_bytes(), b"/", kind.as_bytes(), b"/", name].concat()
+    }
+
+    fn record_key(&self, name: &[u8]) -> Vec<u8> {
+        self.key("records", name)
+    }
+
+    fn lease_key(&self, id: u64) -> Vec<u8> {
+        self.key("leases", format!("{id:016x}").as_bytes())
+    }
+
+    /// What stands at one key.
+    fn at(&self, key: &[u8], keys_only: bool) -> Result<Option<Pair>> {
+        let question = json!({"key": encoded(key), "keys_only": keys_only});
+        Ok(self.gateway.ask::<Found>("/v3/kv/range", &question)?.kvs.pop())
+    }
+
+    /// Makes all these steps if everything is still as it is compared with.
+    fn transact(&self, compare: Vec<Value>, mut steps: Vec<Value>) -> Result<Swap> {
+        let pending = self.leases.pending(self.host.boottime());
+        steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
+        match self.gateway.ask_closely::<Done>("/v3/kv/txn", &json!({"compare": compare, "success": steps})) {
+            Ok(done) if done.succeeded => {
+                self.leases.settle(&pending);
+                Ok(Swap::Stored(Version { number: done.header.revision, mark: 0 }))
+            }
+            Ok(_) => Ok(Swap::Conflict),
+            Err(failed) if failed.is_lease_gone() => self.without_ended(&pending, failed),
+            Err(failed) => Err(failed.error()),
+        }
+    }
+
+    /// Gives up new leases that were over before they were used: when we were stopped for so long, whoever comes next
+    /// begins new ones. Nobody should have ended them before.
+    fn without_ended(&self, pending: &[Pending], failed: Failed) -> Result<Swap> {
+        let mut ended = Vec::new();
+        for lease in pending {
+            if self.granted(lease.id)?.ttl <= 0 {
+                ended.push(*lease);
+            }
+        }
+        self.leases.settle(&ended);
+        let now = self.host.boottime();
+        match ended.iter().find(|lease| lease.ends > now) {
+            None if ended.is_empty() => Err(failed.error()),
+            None => Ok(Swap::Conflict),
+            Some(lease) => {
+                let servers = self.gateway.cluster.endpoints.join(", ");
+                let what = format!("somebody ended the lease {:x} that etcd at {servers} had just given us", lease.id);
+                Err(Error::new(Exit::System, what, "see who revokes leases there, then try again"))
+            }
+        }
+    }
+
+    fn granted(&self, id: u64) -> Result<Granted> {
+        self.gateway.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
+    }
+
+    /// How one of our changes begins and what it does; `None`: its record cannot be as expected.
+    fn step(&self, change: &Change<'_>) -> Result<Option<(Value, Value)>> {
+        // A removal shows nobody anything.
+        if let (Some(mode), Some(_)) = (change.keep.mode, change.body) {
+            self.check_mode(mode)?;
+        }
+        let revision = match change.expect {
+            None => 0,
+            Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => number,
+            Some(_) => return Ok(None),
+        };
+        let key = self.record_key(change.name);
+        let step = change.body.map_or_else(|| delete(&key), |body| put(&key, body, None));
+        Ok(Some((is_at(&key, revision), step)))
+    }
+
+    /// Refuses what fewer people are to read than may read the store.
+    fn check_mode(&self, mode: u32) -> Result<()> {
+        if mode & 0o044 == 0o044 {
+            return Ok(());
+        }
+        Err(Error::new(
+            Exit::Permission,
+            format!("etcd has no modes, so whoever may read {} could read what is to have mode {mode:04o}", self.url()),
+            "leave the mode out, and let only a role of etcd read that prefix (etcdctl role grant-permission)",
+        ))
+    }
+
+    fn url(&self) -> String {
+        shown(self.gateway.cluster.url().as_bytes())
+    }
+
+    fn stored(pair: Pair) -> Stored {
+        Stored { version: Version { number: pair.mod_revision, mark: 0 }, body: pair.value, may_be_torn: false }
+    }
+}
+
+impl Store for Etcd {
+    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+        Ok(self.at(&self.record_key(name), false)?.map(Etcd::stored))
+    }
+
+    fn version(&self, name: &[u8]) -> Result<Option<Version>> {
+        Ok(self.at(&self.record_key(name), true)?.map(|pair| Etcd::stored(pair).version))
+    }
+
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
+        self.swap_all(&[Change { name, expect: expect.copied(), body, keep }])
+    }
+
+    fn most_at_once(&self) -> usize {
+        MOST_AT_ONCE
+    }
+
+    fn swap_all(&self, changes: &[Change<'_>]) -> Result<Swap> {
+        let steps: Vec<_> = changes.iter().map(|change| self.step(change)).collect::<Result<_>>()?;
+        match steps.into_iter().collect::<Option<Vec<_>>>() {
+            None => Ok(Swap::Conflict),
+            Some(steps) => {
+                let (compare, steps) = steps.into_iter().unzip();
+                self.transact(compare, steps)
+            }
+        }
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        let all = self.record_key(b"");
+        let end = encoded(&end_of(&all));
+        let (mut from, mut limit) = (all.clone(), FIRST_PAGE);
+        loop {
+            let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
+            let found: Found = self.gateway.ask("/v3/kv/range", &question)?;
+            let bytes: usize = found.kvs.iter().map(|pair| pair.value.len()).sum();
+            limit = if bytes > PAGE_BYTES { limit / 2 } else { limit * 2 }.clamp(1, LARGEST_PAGE);
+            if let Some(last) = found.kvs.last() {
+                from = [&last.key[..], b"\0"].concat();
+            }
+            for pair in found.kvs {
+                let place = self.place(pair.key.get(all.len()..).unwrap_or_default());
+                visit(&place, Ok(Etcd::stored(pair)))?;
+            }
+            if !found.more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn lend(&self, span: Duration) -> Result<Lease> {
+        let begun = self.host.boottime();
+        let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+        let granted: Granted = self.gateway.ask("/v3/lease/grant", &json!({"TTL": seconds.max(1).to_string()}))?;
+        self.leases.add(Pending { id: granted.id, ends: begun.saturating_add(span) });
+        let span = Duration::from_secs(u64::try_from(granted.ttl).unwrap_or_default());
+        let wall = self.host.wall().saturating_add(span).as_millis() as u64;
+        Ok(Lease { clock: LeaseClock::Etcd(granted.id), ends: wall, wall })
+    }
+
+    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+        let LeaseClock::Etcd(id) = lease.clock else { return Ok(Duration::ZERO) };
+        if let Some(left) = self.left_of_pending(id) {
+            return Ok(left);
+        }
+        if self.is_over(lease)? {
+            return Ok(Duration::ZERO);
+        }
+        let seconds = u64::try_from(self.granted(id)?.ttl).unwrap_or_default();
+        Ok(Duration::from_secs(seconds).max(LAST_SECOND))
+    }
+
+    fn is_over(&self, lease: &Lease) -> Result<bool> {
+        let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
+        Ok(self.left_of_pending(id).is_none() && self.at(&self.lease_key(id), true)?.is_none())
+    }
+
+    fn end(&self, lease: &Lease) {
+        if let LeaseClock::Etcd(id) = lease.clock {
+            self.leases.forget(id);
+            self.gateway.tell("/v3/lease/revoke", &json!({"ID": id.to_string()}));
+        }
+    }
+
+    fn bound(&self, until: Option<Duration>) {
+        self.gateway.bound(until);
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::ManyHosts
+    }
+
+    fn place(&self, name: &[u8]) -> String {
+        format!("{} (key \"{}\")", self.url(), shown(name))
+    }
+
+    fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
+        None
+    }
+
+    fn rings(&self) -> bool {
+        true
+    }
+
+    fn ring(&self, bell: &[u8], lease: &Lease) {
+        if let LeaseClock::Etcd(id) = lease.clock {
+            let question = json!({
+                "key": encoded(&self.key("bells", bell)), "value": "", "lease": id.to_string()
+            });
+            self.gateway.tell("/v3/kv/put", &question);
+        }
+    }
+
+    fn hear(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Hearing>> {
+        bell::hear(&self.gateway, &self.key("bells", bell), since.number + 1)
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        health::examine(&self.gateway, &self.record_key(b""))
+    }
+
+    fn sweep(&self, _dry_run: bool) -> Result<u64> {
+        // What the dead left goes with their leases.
+        Ok(0)
+    }
+
+    fn remember(&self, line: &[u8], limits: &Limits) {
+        history::remember(&self.gateway, &self.key("history", b""), line, limits);
+    }
+
+    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        history::remembered(&self.gateway, &self.key("history", b""), visit).map(|()| true)
+    }
+}
+
+impl Etcd {
+    /// How long a lease has left whose key we have not stored yet.
+    fn left_of_pending(&self, id: u64) -> Option<Duration> {
+        let left = self.leases.ends(id)?.saturating_sub(self.host.boottime());
+        Some(left).filter(|left| !left.is_zero())
     }
 }

@@ -1,0 +1,328 @@
+//! One question to the cluster, through the JSON gateway that each of its servers has, until one of them answers or the
+//! time is over.
+//!
+//! **Which server.** We start with any of them, so that one that is dead in silence holds up only a part of all calls, and
+//! stay with the one that answered. Within a call each gets its share of the time that is left.
+//!
+//! **What is tried again.** A cluster's own answer, also a refusal, ends the call at once. So does it, as long as nobody
+//! has answered this process yet, when all servers are certainly not to be had: refused, unknown, without gateway, of a
+//! strange authority. Silence, a closed connection and "no leader" are tried again while there is time; once somebody has
+//! answered, everything that may pass is. A request may thus reach the cluster more than once. All that we send may.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use ureq::Agent;
+
+use super::connect::{Dialler, NoResolver};
+use super::line::Terms;
+use super::login::Login;
+use super::wire::{Authenticated, Refusal};
+use super::wrong::{Hope, Trouble};
+use super::{Access, tls};
+use crate::error::{Error, Result};
+use crate::host::Host;
+use crate::store::Cluster;
+
+/// So long a call may take if nobody said anything else, and at most.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// So long after its end a call may take to end.
+const OVERTIME: Duration = Duration::from_millis(700);
+
+/// Somebody who is out of time may still ask for so long.
+const LEAST: Duration = Duration::from_millis(100);
+
+/// One server is given so long in the first round, and twice as long in each that follows.
+const SHARE: Duration = Duration::from_secs(2);
+const LEAST_SHARE: Duration = Duration::from_millis(250);
+
+/// The pause after the second round, doubled after each that follows.
+const PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_millis(400);
+
+/// What nobody waits for is written within this, or not at all.
+const IN_PASSING: Duration = Duration::from_millis(50);
+
+/// A connection to whichever server of a cluster answers.
+pub(super) struct Gateway {
+    pub(super) cluster: Cluster,
+    host: Arc<dyn Host>,
+    agent: Agent,
+    dialler: Dialler,
+    terms: Arc<Terms>,
+    login: Login,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Which server is asked first.
+    at: usize,
+    /// Whether any has answered yet.
+    answered: bool,
+    until: Option<Duration>,
+}
+
+/// A call without an answer.
+#[derive(Debug)]
+pub(super) struct Failed {
+    last: Option<Trouble>,
+    error: Error,
+}
+
+impl Failed {
+    /// Whether etcd says that there is no such lease.
+    pub(super) fn is_lease_gone(&self) -> bool {
+        self.last.as_ref().is_some_and(Trouble::is_lease_gone)
+    }
+
+    /// In words.
+    pub(super) fn error(self) -> Error {
+        self.error
+    }
+}
+
+impl Gateway {
+    pub(super) fn new(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Gateway> {
+        let terms = Arc::new(Terms::new(host.clone()));
+        let tls = cluster.tls.then(|| tls::config(access)).transpose()?;
+        let count = cluster.endpoints.len();
+        let dialler = Dialler { host: host.clone(), terms: terms.clone(), tls, lonely: count == 1 };
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(None)
+            .user_agent("")
+            .accept("")
+            .max_idle_connections(count)
+            .max_idle_connections_per_host(1)
+            .max_idle_age(Duration::from_secs(3600))
+            .build();
+        let at = if count > 1 { usize::from(host.random()?[0]) % count } else { 0 };
+        Ok(Gateway {
+            agent: Agent::with_parts(config, dialler.clone(), NoResolver),
+            dialler,
+            login: Login::new(cluster, access, host.uid())?,
+            cluster: cluster.clone(),
+            host,
+            terms,
+            state: Mutex::new(State { at, answered: false, until: None }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`crate::store::Store::bound`].
+    pub(super) fn bound(&self, until: Option<Duration>) {
+        self.state().until = until;
+    }
+
+    /// Asks until somebody answers.
+    pub(super) fn ask<A: DeserializeOwned>(&self, path: &str, question: &Value) -> Result<A> {
+        self.ask_closely(path, question).map_err(Failed::error)
+    }
+
+    /// The same, for those who know what to do without an answer.
+    pub(super) fn ask_closely<A: DeserializeOwned>(
+        &self,
+        path: &str,
+        question: &Value,
+    ) -> std::result::Result<A, Failed> {
+        let body = question.to_string().into_bytes();
+        let mut state = self.state();
+        let now = self.host.boottime();
+        let at_most = state.until.map_or(PATIENCE, |until| (until.saturating_add(OVERTIME)).saturating_sub(now));
+        let deadline = now + at_most.clamp(LEAST, PATIENCE);
+        let count = self.cluster.endpoints.len();
+        let mut troubles = Vec::new();
+        for round in 0.. {
+            troubles.clear();
+            for step in 0..count {
+                let at = (state.at + step) % count;
+                let left = deadline.saturating_sub(self.host.boottime());
+                let others = u32::try_from(count - step).unwrap_or(1);
+                let share = (left / others).max(LEAST_SHARE).min(SHARE * (1 << round.min(3))).min(left);
+                let server = &self.cluster.endpoints[at];
+                match self.ask_logged_in(server, path, &body, share) {
+                    Ok(answer) => {
+                        (state.at, state.answered) = (at, true);
+                        return Ok(answer);
+                    }
+                    Err(trouble) => {
+                        let ends_all = matches!(trouble.hope(), Hope::None | Hope::Login);
+                        // A cluster that refuses is there.
+                        state.answered |= ends_all;
+                        troubles.push((server.clone(), trouble));
+                        if ends_all {
+                            return Err(self.failed(troubles));
+                        }
+                    }
+                }
+            }
+            let pause = (PAUSE * (1 << round.min(6))).min(LONGEST_PAUSE);
+            let is_hopeless = !state.answered && troubles.iter().all(|(_, trouble)| trouble.hope() == Hope::Elsewhere);
+            if is_hopeless || self.host.boottime() + pause >= deadline {
+                break;
+            }
+            if round > 0 {
+                self.pause(pause);
+            }
+        }
+        Err(self.failed(troubles))
+    }
+
+    fn failed(&self, troubles: Vec<(String, Trouble)>) -> Failed {
+        let error = Trouble::error(&troubles, &self.cluster);
+        Failed { last: troubles.into_iter().next_back().map(|(_, trouble)| trouble), error }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "a store that does not answer is what we wait for, and no clock is asked")]
+    fn pause(&self, pause: Duration) {
+        std::thread::sleep(pause);
+    }
+
+    /// Asks one server, and logs in if it has to be.
+    fn ask_logged_in<A: DeserializeOwned>(
+        &self,
+        server: &str,
+        path: &str,
+        body: &[u8],
+        share: Duration,
+    ) -> std::result::Result<A, Trouble> {
+        let deadline = self.host.boottime() + share;
+        self.terms.set(deadline, false);
+        let known = self.token(server)?;
+        let asked = self.post(server, path, body, known.as_deref());
+        let Some(old) = known else { return asked };
+        match asked {
+            // Some versions close the connection instead of saying that a token is too old.
+            Err(trouble) if trouble.hope() == Hope::Login || trouble == Trouble::Closed => {
+                self.login.forget(&old);
+                let new = self.token(server)?;
+                self.post(server, path, body, new.as_deref())
+            }
+            asked => asked,
+        }
+    }
+
+    /// What proves that we have logged in, if we are to.
+    fn token(&self, server: &str) -> std::result::Result<Option<String>, Trouble> {
+        if let Some(token) = self.login.token() {
+            return Ok(Some(token));
+        }
+        let Some((user, password)) = self.login.wanted() else { return Ok(None) };
+        let question = json!({"name": user, "password": password}).to_string();
+        match self.post::<Authenticated>(server, "/v3/auth/authenticate", question.as_bytes(), None) {
+            Ok(answer) => {
+                self.login.remember(&answer.token);
+                Ok(Some(answer.token))
+            }
+            Err(trouble) if trouble.needs_no_login() => {
+                self.login.is_needless();
+                Ok(None)
+            }
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    fn post<A: DeserializeOwned>(
+        &self,
+        server: &str,
+        path: &str,
+        body: &[u8],
+        token: Option<&str>,
+    ) -> std::result::Result<A, Trouble> {
+        let mut request = self.agent.post(self.url(server, path)).header("content-type", "application/json");
+        if let Some(token) = token {
+            request = request.header("authorization", token);
+        }
+        let (status, body) = read(request.send(body)?)?;
+        understood(status, &body)
+    }
+
+    /// What a server says at a path that is for reading only.
+    pub(super) fn get(&self, server: &str, path: &str, share: Duration) -> std::result::Result<Vec<u8>, Trouble> {
+        let _state = self.state();
+        self.terms.set(self.host.boottime() + share, false);
+        let (_, body) = read(self.agent.get(self.url(server, path)).call()?)?;
+        Ok(body)
+    }
+
+    /// Asks one server, once.
+    pub(super) fn ask_one<A: DeserializeOwned>(
+        &self,
+        server: &str,
+        path: &str,
+        question: &Value,
+        share: Duration,
+    ) -> std::result::Result<A, Trouble> {
+        let _state = self.state();
+        self.ask_logged_in(server, path, question.to_string().as_bytes(), share)
+    }
+
+    /// Tells a server that has answered before something, and does not wait for what it says.
+    pub(super) fn tell(&self, path: &str, news: &Value) {
+        let state = self.state();
+        if !state.answered {
+            return;
+        }
+        self.terms.set(self.host.boottime() + IN_PASSING, true);
+        let token = self.login.token();
+        let server = &self.cluster.endpoints[state.at];
+        let mut request = self.agent.post(self.url(server, path)).header("content-type", "application/json");
+        if let Some(token) = &token {
+            request = request.header("authorization", token);
+        }
+        if let Ok(answer) = request.send(news.to_string().as_bytes()) {
+            let _ = read(answer);
+        }
+    }
+
+    /// A connection of its own to the server that answered last, on terms of its own, and what proves our login.
+    pub(super) fn line(&self, terms: &Arc<Terms>) -> std::io::Result<(String, Option<String>, super::line::Line)> {
+        let server = self.cluster.endpoints[self.state().at].clone();
+        let line = Dialler { terms: terms.clone(), ..self.dialler.clone() }.dial(&server)?;
+        Ok((server, self.login.token(), line))
+    }
+
+    pub(super) fn host(&self) -> &Arc<dyn Host> {
+        &self.host
+    }
+
+    /// As whom we log in; `None`: as nobody.
+    pub(super) fn user(&self) -> Option<&str> {
+        self.login.wanted().map(|(user, _)| user)
+    }
+
+    fn url(&self, server: &str, path: &str) -> String {
+        format!("{}://{server}{path}", if self.cluster.tls { "https" } else { "http" })
+    }
+}
+
+fn read(answer: ureq::http::Response<ureq::Body>) -> std::result::Result<(u16, Vec<u8>), Trouble> {
+    let status = answer.status().as_u16();
+    let body = answer.into_body().into_with_config().limit(u64::MAX).read_to_vec()?;
+    Ok((status, body))
+}
+
+fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, Trouble> {
+    if status == 200 {
+        return serde_json::from_slice(body).map_err(|error| Trouble::Strange(format!("a strange answer: {error}")));
+    }
+    if let Ok(refusal) = serde_json::from_slice::<Refusal>(body)
+        && (refusal.code > 0 || !refusal.message.is_empty())
+    {
+        let said = if refusal.message.is_empty() { refusal.error.to_string() } else { refusal.message };
+        return Err(Trouble::Said(refusal.code, said));
+    }
+    Err(match status {
+        404 => Trouble::NoGateway,
+        400 if body.windows(12).any(|part| part == b"HTTPS server") => Trouble::WantsTls,
+        502..=504 => Trouble::Said(14, format!("it answers with HTTP status {status}")),
+        _ => Trouble::Strange(format!("it answers with HTTP status {status}")),
+    })
+}

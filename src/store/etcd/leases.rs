@@ -1,0 +1,54 @@
+//! Leases that we asked for, and whose keys nobody has stored yet.
+//!
+//! A lease is over when its key is gone. To put that key would cost each taking a request more, so the next transaction of
+//! this process, which is the one that makes the lease mean something, puts it as well.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A lease without its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pending {
+    pub(super) id: u64,
+    /// When it ends on CLOCK_BOOTTIME, at the earliest.
+    pub(super) ends: Duration,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Leases(Mutex<Vec<Pending>>);
+
+impl Leases {
+    fn all(&self) -> MutexGuard<'_, Vec<Pending>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, pending: Pending) {
+        self.all().push(pending);
+    }
+
+    /// Those that still last.
+    pub(super) fn pending(&self, now: Duration) -> Vec<Pending> {
+        let mut all = self.all();
+        all.retain(|pending| pending.ends > now);
+        all.clone()
+    }
+
+    /// When this one ends, if its key is not stored.
+    pub(super) fn ends(&self, id: u64) -> Option<Duration> {
+        self.all().iter().find(|pending| pending.id == id).map(|pending| pending.ends)
+    }
+
+    /// These have their keys, or need none any more.
+    pub(super) fn settle(&self, settled: &[Pending]) {
+        self.all().retain(|pending| !settled.contains(pending));
+    }
+
+    /// This one needs no key any more. Whether it had none.
+    pub(super) fn forget(&self, id: u64) -> bool {
+        let mut all = self.all();
+        let before = all.len();
+        all.retain(|pending| pending.id != id);
+        all.len() < before
+    }
+}

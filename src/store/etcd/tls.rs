@@ -1,0 +1,98 @@
+//! What TLS needs: whom we trust, and who we are. Read once per process, since a child that shares our memory may use it,
+//! and with it the sessions that can be taken up again.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::errno::Errno;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::{self, PemObject};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::Access;
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::name::shown_path;
+
+type Files = [Option<PathBuf>; 3];
+
+static KNOWN: Mutex<Vec<(Files, Arc<ClientConfig>)>> = Mutex::new(Vec::new());
+
+/// How we speak TLS.
+///
+/// # Errors
+///
+/// When one of the files cannot be read or is not what it should be.
+pub(super) fn config(access: &Access) -> Result<Arc<ClientConfig>> {
+    let files = [access.cacert.clone(), access.cert.clone(), access.key.clone()];
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, config)) = known.iter().find(|(known, _)| *known == files) {
+        return Ok(config.clone());
+    }
+    let config = Arc::new(read(access)?);
+    known.push((files, config.clone()));
+    Ok(config)
+}
+
+fn read(access: &Access) -> Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    match &access.cacert {
+        Some(path) => {
+            for certificate in certificates("CSALOCK_ETCD_CACERT", path)? {
+                roots.add(certificate).map_err(|error| useless("CSALOCK_ETCD_CACERT", path, &error.to_string()))?;
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    if roots.is_empty() {
+        let what = "this system knows no certificate authorities";
+        let cure = "set CSALOCK_ETCD_CACERT to the one that signed etcd's certificate, or install ca-certificates";
+        return Err(Error::new(Exit::Unreachable, what, cure));
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| Error::new(Exit::Bug, format!("no TLS: {error}"), ""))?;
+    let builder = builder.with_root_certificates(roots);
+    match (&access.cert, &access.key) {
+        (None, None) => Ok(builder.with_no_client_auth()),
+        (Some(cert), key) => {
+            // Both may be in one file.
+            let key = key.as_ref().unwrap_or(cert);
+            let own = certificates("CSALOCK_ETCD_CERT", cert)?;
+            let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("CSALOCK_ETCD_KEY", key, &error))?;
+            let config = builder.with_client_auth_cert(own, secret);
+            config.map_err(|error| useless("CSALOCK_ETCD_CERT", cert, &format!("it does not go with its key: {error}")))
+        }
+        (None, Some(_)) => {
+            let what = "CSALOCK_ETCD_KEY is set, and CSALOCK_ETCD_CERT is not";
+            Err(Error::new(Exit::Usage, what, "set both, or none"))
+        }
+    }
+}
+
+fn certificates(variable: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = || CertificateDer::pem_file_iter(path)?.collect::<std::result::Result<Vec<_>, _>>();
+    match read() {
+        Ok(found) if found.is_empty() => Err(wrong(variable, path, &pem::Error::NoItemsFound)),
+        Ok(found) => Ok(found),
+        Err(error) => Err(wrong(variable, path, &error)),
+    }
+}
+
+fn wrong(variable: &str, path: &Path, error: &pem::Error) -> Error {
+    match error {
+        pem::Error::Io(error) => {
+            let errno = Errno::from_raw(error.raw_os_error().unwrap_or(0));
+            let found = Error::os(errno, "read", path);
+            Error::new(found.exit(), format!("{variable}: cannot read {}: {}", shown_path(path), errno.desc()), "set it right")
+        }
+        _ => useless(variable, path, "it has nothing of that kind in PEM"),
+    }
+}
+
+fn useless(variable: &str, path: &Path, why: &str) -> Error {
+    let what = format!("{variable} is {}, which is of no use: {why}", shown_path(path));
+    Error::new(Exit::Unreachable, what, "set it to the right file")
+}
