@@ -24,8 +24,8 @@ impl Engine {
     pub(super) fn take_together(&self, names: &[&[u8]], applicant: &Applicant, held: &[bool]) -> Result<Together> {
         let for_good = Applicant { tentative: false, called: None, ..applicant.clone() };
         let application = self.application(&for_good, &Patience::NONE);
-        // Every grant may have the same: they are renewed one by one.
-        let mut begun: Option<Tenure> = None;
+        // Each has its own, for each may be given back alone.
+        let mut begun: Vec<Option<Tenure>> = vec![None; names.len()];
         self.change_together(
             names,
             &mut |at, record| {
@@ -34,10 +34,9 @@ impl Engine {
                 let tenure = application.tenure.clone();
                 let mut step = self.decide(record, &Ask::Take(application), None)?;
                 if let Step::Write { record, outcome: Some(Outcome::Granted(grant, _)), .. } = &mut step {
-                    let tenure = match &begun {
-                        Some(begun) if self.is_fresh(begun) || begun.lease().is_none() => begun.clone(),
-                        _ => begun.insert(self.begin(&tenure)?).clone(),
-                    };
+                    let known = begun[at].take().filter(|begun| self.is_fresh(begun));
+                    let tenure = known.map_or_else(|| self.begin(&tenure), Ok)?;
+                    begun[at] = Some(tenure.clone());
                     for holder in record.holders.iter_mut().filter(|holder| holder.proof == grant.proof) {
                         holder.tenure = tenure.clone();
                     }
