@@ -239,7 +239,7 @@ on_every_store! {
 
 #[test]
 fn a_stranger_where_a_record_belongs_is_named_and_left_alone() {
-    let sandbox = crate::sandbox::Sandbox::new("dir:");
+    let sandbox = crate::sandbox::Sandbox::new(crate::sandbox::Kind::Directory);
     sandbox.csalock(["run", "other", "true"]).run();
     std::fs::create_dir(sandbox.path("store/x")).unwrap();
     sandbox.file("store/x/stranger", "mine");
