@@ -261,6 +261,7 @@ impl Engine {
                 // What is left behind if this fails misleads nobody, and the record is as it is.
                 let _ = self.tidy_up(before, record);
                 self.remember(before, record, by);
+                self.store.settle();
                 Ok(Some(version))
             }
         }

@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::Handle;
 use crate::signals::Signals;
+use crate::store::Reach;
 
 pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     if asked.common.json {
@@ -38,8 +39,12 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     }
     // The child opens the stores for itself: neither descriptors nor SQLite's connections may be shared.
     let opened = targets.open(world);
+    // Where to look costs as much as to try, we do not look first.
     let is_taken = opened.as_ref().is_ok_and(|opened| {
-        opened.each().any(|(target, engine)| engine.store().read(&target.name).is_ok_and(|found| found.is_some()))
+        opened.each().any(|(target, engine)| {
+            let store = engine.store();
+            store.reach() == Reach::ThisHost && store.read(&target.name).is_ok_and(|found| found.is_some())
+        })
     });
     let guard = |running| {
         let guard = Guard { world, asked, targets: &targets, handle: &handle, opened, old_flock };

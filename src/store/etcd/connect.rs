@@ -29,6 +29,9 @@ const DOUBTED: Duration = Duration::from_secs(5);
 /// One of several servers that does not take a connection that fast is left for the next.
 const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
 
+/// So long we wait for the first answer of the name service.
+const TO_LOOK_UP: Duration = Duration::from_secs(2);
+
 type Looked = (Duration, Option<Vec<SocketAddr>>);
 
 static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
@@ -63,6 +66,11 @@ impl Dialler {
             }
         }
         Err(last.into())
+    }
+
+    /// Learns the addresses of all these. Now, because a child that shares our memory must not start the thread for that.
+    pub(super) fn look_up_names(&self, servers: &[String]) {
+        servers.iter().for_each(|server| drop(self.addresses(server, TO_LOOK_UP)));
     }
 
     fn talk(&self, server: &str, stream: TcpStream) -> io::Result<Line> {

@@ -1,0 +1,273 @@
+//! etcd as tests need it: real servers on free ports of the loopback, alone or three of them, with TLS, with users, killed
+//! and stopped. They end with the test process, however that ends.
+//!
+//! Where etcd is not installed the tests that need it say so and pass; with `CI=true` they fail.
+
+#![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
+#![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Whoever waits longer than this for a server waits for ever.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a cluster is to be.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Setup {
+    /// How many members: 0 is 1.
+    pub(crate) members: usize,
+    pub(crate) tls: bool,
+    /// Whether it wants a certificate from its clients.
+    pub(crate) client_certificates: bool,
+    /// The password of `root`, if users have to log in.
+    pub(crate) root: Option<&'static str>,
+    /// What else is said to each of them.
+    pub(crate) arguments: Vec<&'static str>,
+}
+
+/// A running cluster. Its data go away with it.
+pub(crate) struct Cluster {
+    setup: Setup,
+    members: Vec<Member>,
+    place: TempDir,
+}
+
+struct Member {
+    name: String,
+    client: String,
+    peer: String,
+    child: Mutex<Option<Child>>,
+}
+
+/// Whether there is an etcd to test with.
+pub(crate) fn is_installed() -> bool {
+    let found = |program: &str| Command::new(program).arg(if program == "etcd" { "--version" } else { "version" }).output();
+    let is_there = ["etcd", "etcdctl"].into_iter().all(|program| found(program).is_ok());
+    if !is_there {
+        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "etcd-server and etcd-client must be installed");
+        eprintln!("SKIPPED: etcd and etcdctl are not installed (Debian: etcd-server, etcd-client)");
+    }
+    is_there
+}
+
+/// One server for all tests of this process.
+pub(crate) fn shared() -> Option<&'static Cluster> {
+    static SHARED: OnceLock<Option<Cluster>> = OnceLock::new();
+    SHARED.get_or_init(|| Cluster::start(Setup::default())).as_ref()
+}
+
+/// A prefix that nobody else uses.
+pub(crate) fn new_prefix() -> String {
+    static PREFIXES: AtomicU32 = AtomicU32::new(0);
+    format!("test {}", PREFIXES.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A port that is free now.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Cluster {
+    /// Starts one, and waits until it can be written to. `None`: etcd is not installed.
+    pub(crate) fn start(setup: Setup) -> Option<Cluster> {
+        if !is_installed() {
+            return None;
+        }
+        let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        if setup.tls {
+            make_certificates(place.path());
+        }
+        let member = |number: usize| Member {
+            name: format!("m{number}"),
+            client: format!("127.0.0.1:{}", free_port()),
+            peer: format!("127.0.0.1:{}", free_port()),
+            child: Mutex::default(),
+        };
+        let members = (0..setup.members.max(1)).map(member).collect();
+        let cluster = Cluster { setup, members, place };
+        (0..cluster.members.len()).for_each(|number| cluster.run(number, "new"));
+        cluster.await_health();
+        if let Some(password) = cluster.setup.root {
+            for words in [&["user", "add", &format!("root:{password}")][..], &["user", "grant-role", "root", "root"]] {
+                cluster.ctl_as(None, words);
+            }
+            cluster.ctl_as(None, &["auth", "enable"]);
+        }
+        Some(cluster)
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.setup.tls { "https" } else { "http" }
+    }
+
+    fn run(&self, number: usize, state: &str) {
+        let member = &self.members[number];
+        let client = format!("{}://{}", self.scheme(), member.client);
+        let peer = format!("http://{}", member.peer);
+        let all: Vec<String> = self.members.iter().map(|other| format!("{}=http://{}", other.name, other.peer)).collect();
+        // It dies with the thread that started it, so that thread must not end before this process does.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "etcd", "--name", &member.name, "--log-level", "error"]);
+        command.arg("--data-dir").arg(self.path(&member.name));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", state]);
+        command.args(["--heartbeat-interval", "20", "--election-timeout", "200"]);
+        if self.setup.tls {
+            command.arg("--cert-file").arg(self.path("server.pem")).arg("--key-file").arg(self.path("server.key"));
+        }
+        if self.setup.client_certificates {
+            command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(self.path("ca.pem"));
+        }
+        command.args(&self.setup.arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            tell.send(command.spawn()).unwrap();
+            loop {
+                std::thread::park();
+            }
+        });
+        *member.child.lock().unwrap() = Some(told.recv().unwrap().unwrap());
+    }
+
+    /// Waits until it can be written to.
+    pub(crate) fn await_health(&self) {
+        let start = Instant::now();
+        loop {
+            let output = self.try_ctl(None, &["endpoint", "health"]);
+            if output.status.success() || String::from_utf8_lossy(&output.stderr).contains("is healthy") {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "etcd does not come up: {}", String::from_utf8_lossy(&output.stderr));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Where its members are to be asked.
+    pub(crate) fn endpoints(&self) -> Vec<String> {
+        self.members.iter().map(|member| member.client.clone()).collect()
+    }
+
+    /// The URL of a store in it.
+    pub(crate) fn url(&self, prefix: &str) -> String {
+        self.url_at(&self.endpoints(), prefix)
+    }
+
+    /// The same, with other servers.
+    pub(crate) fn url_at(&self, endpoints: &[String], prefix: &str) -> String {
+        format!("{}://{}/{prefix}", if self.setup.tls { "etcds" } else { "etcd" }, endpoints.join(","))
+    }
+
+    /// A file of its own: `ca.pem`, `server.pem`, `client.pem`, `client.key`.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// What etcdctl says, as root if there are users.
+    pub(crate) fn ctl(&self, words: &[&str]) -> String {
+        self.ctl_as(self.setup.root.map(|password| ("root", password)), words)
+    }
+
+    fn ctl_as(&self, user: Option<(&str, &str)>, words: &[&str]) -> String {
+        let output = self.try_ctl(user, words);
+        assert!(output.status.success(), "etcdctl {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn try_ctl(&self, user: Option<(&str, &str)>, words: &[&str]) -> Output {
+        let mut command = Command::new("etcdctl");
+        let endpoints: Vec<_> =
+            self.members.iter().map(|member| format!("{}://{}", self.scheme(), member.client)).collect();
+        command.env("ETCDCTL_API", "3").arg("--endpoints").arg(endpoints.join(","));
+        command.args(["--dial-timeout", "1s", "--command-timeout", "3s"]);
+        if self.setup.tls {
+            command.arg("--cacert").arg(self.path("ca.pem"));
+            command.arg("--cert").arg(self.path("client.pem")).arg("--key").arg(self.path("client.key"));
+        }
+        if let Some((user, password)) = user {
+            command.arg("--user").arg(format!("{user}:{password}"));
+        }
+        command.args(words).output().unwrap()
+    }
+
+    /// The member that leads.
+    pub(crate) fn leader(&self) -> usize {
+        let start = Instant::now();
+        loop {
+            for number in 0..self.members.len() {
+                let endpoint = format!("--endpoints={}://{}", self.scheme(), self.members[number].client);
+                let output = self.try_ctl(None, &[&endpoint, "endpoint", "status"]);
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                // endpoint, id, version, size, is leader, ...
+                if said.split(", ").nth(4) == Some("true") {
+                    return number;
+                }
+            }
+            assert!(start.elapsed() < PATIENCE, "nobody leads");
+        }
+    }
+
+    /// Ends one of them without warning.
+    pub(crate) fn kill(&self, number: usize) {
+        if let Some(mut child) = self.members[number].child.lock().unwrap().take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts again one that was killed.
+    pub(crate) fn restart(&self, number: usize) {
+        self.run(number, "existing");
+    }
+
+    /// Lets one stand still, or go on.
+    pub(crate) fn stop(&self, number: usize, stands: bool) {
+        let pid = self.members[number].child.lock().unwrap().as_ref().unwrap().id().to_string();
+        let signal = if stands { "-STOP" } else { "-CONT" };
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    /// Adds a user with this role, who may read and write what begins like this.
+    pub(crate) fn add_user(&self, user: &str, password: &str, prefix: &str) {
+        self.ctl(&["role", "add", user]);
+        self.ctl(&["role", "grant-permission", user, "--prefix=true", "readwrite", prefix]);
+        self.ctl(&["user", "add", &format!("{user}:{password}")]);
+        self.ctl(&["user", "grant-role", user, user]);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        (0..self.members.len()).for_each(|number| self.kill(number));
+    }
+}
+
+/// An authority, and certificates of its own: `server` for this host, `client` for nobody in particular; and a stranger.
+fn make_certificates(place: &Path) {
+    let script = r#"
+        set -e
+        key() { openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"; }
+        for ca in ca stranger; do
+            key $ca
+            openssl req -x509 -new -key $ca.key -days 2 -subj "/O=csalock $ca" -out $ca.pem
+        done
+        sign() {
+            key "$1"
+            openssl req -new -key "$1.key" -subj "/O=csalock $1" -out "$1.csr"
+            printf 'basicConstraints=CA:FALSE\nsubjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=%s\n' "$2" > "$1.ext"
+            openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile "$1.ext" -out "$1.pem"
+        }
+        sign server serverAuth
+        sign client clientAuth
+    "#;
+    let output = Command::new("sh").args(["-c", script]).current_dir(place).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
