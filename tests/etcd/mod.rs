@@ -202,13 +202,13 @@ impl Cluster {
     pub(crate) fn leader(&self) -> usize {
         let start = Instant::now();
         loop {
-            for number in 0..self.members.len() {
-                let endpoint = format!("--endpoints={}://{}", self.scheme(), self.members[number].client);
-                let output = self.try_ctl(None, &[&endpoint, "endpoint", "status"]);
-                let said = String::from_utf8_lossy(&output.stdout).into_owned();
-                // endpoint, id, version, size, is leader, ...
-                if said.split(", ").nth(4) == Some("true") {
-                    return number;
+            let output = self.try_ctl(self.setup.root.map(|password| ("root", password)), &["endpoint", "status"]);
+            // One line each: endpoint, id, version, size, is leader, ...
+            for line in String::from_utf8_lossy(&output.stdout).lines() {
+                let columns: Vec<&str> = line.split(", ").collect();
+                if columns.get(4) == Some(&"true") {
+                    let leads = |member: &Member| columns[0].ends_with(&member.client);
+                    return self.members.iter().position(leads).unwrap();
                 }
             }
             assert!(start.elapsed() < PATIENCE, "nobody leads");
@@ -265,7 +265,8 @@ fn make_certificates(place: &Path) {
             printf 'basicConstraints=CA:FALSE\nsubjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=%s\n' "$2" > "$1.ext"
             openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile "$1.ext" -out "$1.pem"
         }
-        sign server serverAuth
+        # etcd is a client of itself.
+        sign server serverAuth,clientAuth
         sign client clientAuth
     "#;
     let output = Command::new("sh").args(["-c", script]).current_dir(place).output().unwrap();

@@ -111,6 +111,10 @@ fn cure(trouble: &Trouble) -> &'static str {
              has it off"
         }
         Trouble::Strange(_) => "see what it is that answers there, and whether etcd is 3.4 or later",
+        Trouble::Said(_, said) if said.contains("connection error") => {
+            "its JSON gateway cannot reach etcd itself: with --client-cert-auth its own certificate must be good for \
+             clients as well (extendedKeyUsage clientAuth)"
+        }
         Trouble::Silent | Trouble::Closed | Trouble::Said(..) => PATIENCE,
     }
 }
