@@ -12,7 +12,7 @@ use csalock::exit::Exit;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
 use csalock::lock::LeaseClock;
-use csalock::store::{Access, Etcd, Keep, Location, Store, Swap};
+use csalock::store::{Access, Etcd, Finding, Keep, Location, Store, Swap, Verdict};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::etcd::{self, Cluster, Setup};
@@ -337,6 +337,29 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
     assert!(!direct.is_over(&lease).unwrap());
     let key = cluster.ctl(&["get", &format!("{prefix}/records/x"), "-w", "fields"]);
     assert!(key.contains("\"Version\" : 2"), "{key}");
+}
+
+#[test]
+fn what_is_found_when_a_cluster_is_examined() {
+    let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
+    let worst = |findings: &[Finding], topic: &str| {
+        findings.iter().filter(|finding| finding.topic == topic).map(|finding| finding.verdict).max()
+    };
+    let findings = open(&cluster.url("p")).examine();
+    for topic in ["server", "reading", "members", "transport"] {
+        assert_eq!(worst(&findings, topic), Some(Verdict::Good), "{findings:#?}");
+    }
+    assert_eq!(worst(&findings, "login"), Some(Verdict::Doubtful));
+    let one = open(&cluster.url_at(&cluster.endpoints()[..1], "p")).examine();
+    assert_eq!(worst(&one, "members"), Some(Verdict::Doubtful), "{one:#?}");
+    cluster.kill(cluster.leader());
+    let findings = open(&cluster.url("p")).examine();
+    assert_eq!(worst(&findings, "server"), Some(Verdict::Doubtful), "{findings:#?}");
+    assert_eq!(worst(&findings, "reading"), Some(Verdict::Good), "{findings:#?}");
+    let nothing = open(&format!("etcd://127.0.0.1:{}/p", etcd::free_port()));
+    nothing.bound(Some(Unix::new().boottime()));
+    assert_eq!(worst(&nothing.examine(), "reading"), Some(Verdict::Bad));
+    assert!(findings.iter().all(|finding| (finding.verdict == Verdict::Good) == finding.cure.is_empty()));
 }
 
 /// Stands between us and a server, and on demand closes the connection instead of the next answer to a transaction.
