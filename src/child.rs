@@ -31,7 +31,7 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
-pub use running::{Ended, Limits, Running, Stop};
+pub use running::{Ended, Limits, News, Running, Stop};
 
 use crate::environment::Environment;
 use crate::error::{Error, Result};

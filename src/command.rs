@@ -5,6 +5,7 @@ mod csa;
 mod gc;
 mod get;
 mod history;
+mod keep;
 mod lock;
 mod lookup;
 mod onlooker;

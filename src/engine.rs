@@ -13,6 +13,7 @@ mod patience;
 mod several;
 mod sight;
 mod taking;
+mod together;
 mod values;
 
 use std::sync::{Arc, Mutex};
@@ -31,10 +32,10 @@ use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Value, Waiter,
-    Wanted, Writing, decide,
+    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Value, Waiter, Wanted,
+    Writing, decide,
 };
-use crate::store::{Durability, Keep, Store, Stored, Swap, Version};
+use crate::store::{Change, Durability, Keep, Store, Stored, Swap, Version};
 
 /// So often somebody may be faster than we are, one time after the other, before we say that something is wrong.
 const MOST_CONFLICTS: usize = 50_000;
@@ -47,6 +48,14 @@ pub struct Engine {
     /// How long leases are that are renewed.
     lease: Duration,
     lent: Mutex<Vec<Lent>>,
+}
+
+/// One record that is to take another one's place.
+struct Swapped<'a> {
+    expect: Option<Version>,
+    before: &'a Record,
+    record: &'a Record,
+    wake: &'a [Proof],
 }
 
 /// One look at a record.
@@ -234,7 +243,7 @@ impl Engine {
                 facts.learn_fate(home, process, fate);
             }
             Wanted::Over(lease) => {
-                let over = self.store.remaining(&lease)?.is_zero();
+                let over = self.store.is_over(&lease)?;
                 facts.learn_over(lease, over);
             }
         }
@@ -251,20 +260,28 @@ impl Engine {
         wake: &[Proof],
         by: Option<&Party>,
     ) -> Result<Option<Version>> {
-        let body = (!record.is_vacant()).then(|| lock::encode(record));
-        let keep = Keep { durability: values::durability(before, record), mode: None };
-        match self.store.swap_kept(&record.name, expect, body.as_deref(), keep)? {
-            Swap::Conflict => Ok(None),
-            Swap::Stored(version) => {
-                self.wake(before, wake);
-                self.end_leases(before, record);
-                // What is left behind if this fails misleads nobody, and the record is as it is.
-                let _ = self.tidy_up(before, record);
-                self.remember(before, record, by);
-                self.store.settle();
-                Ok(Some(version))
-            }
+        self.swap_with(&[Swapped { expect: expect.copied(), before, record, wake }], &[], by)
+    }
+
+    /// The same of several records, and of what is kept beside them, as one change.
+    fn swap_with(&self, records: &[Swapped<'_>], beside: &[Change<'_>], by: Option<&Party>) -> Result<Option<Version>> {
+        let body = |swapped: &Swapped<'_>| (!swapped.record.is_vacant()).then(|| lock::encode(swapped.record));
+        let bodies: Vec<_> = records.iter().map(body).collect();
+        let mut changes = beside.to_vec();
+        for (Swapped { expect, before, record, .. }, body) in records.iter().zip(&bodies) {
+            let keep = Keep { durability: values::durability(before, record), mode: None };
+            changes.push(Change { name: &record.name, expect: *expect, body: body.as_deref(), keep });
         }
+        let Swap::Stored(version) = self.store.swap_all(&changes)? else { return Ok(None) };
+        for Swapped { before, record, wake, .. } in records {
+            self.wake(before, wake);
+            self.end_leases(before, record);
+            // What is left behind if this fails misleads nobody, and the record is as it is.
+            let _ = self.tidy_up(before, record);
+            self.remember(before, record, by);
+        }
+        self.store.settle();
+        Ok(Some(version))
     }
 
     fn wake(&self, before: &Record, wake: &[Proof]) {

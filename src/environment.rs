@@ -3,6 +3,7 @@
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::unistd::{Uid, User};
 
@@ -12,6 +13,12 @@ use crate::exit::Exit;
 use crate::history::{Limits, parse_size};
 use crate::name::shown;
 use crate::store::{Access, Layout, Location};
+
+/// How long leases are that are renewed, where nothing else was said.
+const LEASE: Duration = Duration::from_secs(60);
+
+/// No lease that is renewed is shorter.
+const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
 /// Variables, current directory and user, as they were at the start.
 #[derive(Debug, Clone)]
@@ -24,6 +31,8 @@ pub struct Environment {
     pub outer: Option<OsString>,
     /// `CSALOCK_TIMEOUT`
     pub timeout: Option<OsString>,
+    /// `CSALOCK_LEASE`
+    lease: Option<OsString>,
     /// `CSALOCK_HISTORY`, `CSALOCK_HISTORY_SIZE`, `CSALOCK_HISTORY_AGE`
     history: [Option<OsString>; 3],
     /// Where the default store of this user is, or would be.
@@ -50,6 +59,7 @@ impl Environment {
             handle: set("CSALOCK_HANDLE"),
             outer: set("CSALOCK_OUTER"),
             timeout: set("CSALOCK_TIMEOUT"),
+            lease: set("CSALOCK_LEASE"),
             history: ["CSALOCK_HISTORY", "CSALOCK_HISTORY_SIZE", "CSALOCK_HISTORY_AGE"].map(set),
             state,
             current: std::env::current_dir().unwrap_or_default(),
@@ -87,6 +97,22 @@ impl Environment {
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn path() -> OsString {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
+    }
+
+    /// How long leases are that are renewed.
+    ///
+    /// # Errors
+    ///
+    /// A usage error when the variable says it wrongly.
+    pub fn lease(&self) -> Result<Duration> {
+        let Some(text) = &self.lease else { return Ok(LEASE) };
+        let wrong = |why: &str| {
+            let what = format!("CSALOCK_LEASE is \"{}\", which {why}", shown(text.as_bytes()));
+            Error::new(Exit::Usage, what, "set it to a duration such as 60s, or unset it")
+        };
+        let span = parse_span(&text.to_string_lossy()).map_err(|why| wrong(&why))?;
+        // A third of it must be enough to ask a server that is slow today, and etcd counts whole seconds.
+        if span < SHORTEST_LEASE { Err(wrong("is less than three seconds")) } else { Ok(span) }
     }
 
     /// How much history is kept.

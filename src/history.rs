@@ -9,7 +9,7 @@ mod line;
 
 pub use limits::{Limits, parse_size};
 
-use crate::lock::{Ended, Ending, Grant, Party, Share, Tenure};
+use crate::lock::{Ended, Ending, Grant, Party, Share};
 
 /// A grant, from its beginning to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,9 +78,9 @@ impl Past {
 
     /// A grant that is over, as was found at this time.
     pub fn ended(name: &[u8], ending: &Ending, pid: Option<i32>, now: u64) -> Past {
-        let to = match (&ending.grant.tenure, ending.how) {
+        let to = match (ending.grant.tenure.lease(), ending.how) {
             // Whenever that was noticed.
-            (Tenure::Until(lease), Ended::Expired) => lease.wall.min(now),
+            (Some(lease), Ended::Expired) => lease.wall.min(now),
             _ => now,
         };
         Past { to: Some(to), how: Some(ending.how), ..Past::held(name, &ending.grant, pid) }

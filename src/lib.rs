@@ -28,6 +28,8 @@
 //! what the program does, [`report`] everything that it says, [`exit`] how it ends.
 #![deny(missing_docs)]
 
+pub mod background;
+pub mod boot_timer;
 pub mod child;
 pub mod cli;
 pub mod command;
@@ -41,6 +43,7 @@ pub mod glob;
 mod guard;
 pub mod history;
 pub mod host;
+pub mod lease_end;
 pub mod lock;
 pub mod name;
 pub mod report;

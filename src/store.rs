@@ -24,10 +24,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use directory::Directory;
+pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use memory::Memory;
 pub use sqlite::Sqlite;
-pub use etcd::{Access, Etcd};
 pub use url::{Cluster, Layout, Location};
 
 use crate::environment::Environment;

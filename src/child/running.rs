@@ -4,17 +4,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::time::TimeSpec;
 use nix::unistd::Pid;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
 use super::Report;
+use crate::boot_timer::BootTimer;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Bell, Host, Listener};
-use crate::lock::Proof;
+use crate::host::{Bell, Host};
 use crate::signals::{FORWARDED, Signals};
 
 /// The command, in a process of its own.
@@ -23,6 +22,25 @@ pub struct Running {
     pid: Pid,
     /// Where it tells how far it got; `None` if that is known: the lock is taken, the command runs.
     hear: Option<OwnedFd>,
+}
+
+/// What may change the limits of a command.
+pub trait News {
+    /// Becomes readable when there is some.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Whether there was some since it was last asked.
+    fn came(&self) -> bool;
+}
+
+impl News for Option<Bell> {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.as_ref().map(AsFd::as_fd)
+    }
+
+    fn came(&self) -> bool {
+        self.as_ref().is_some_and(Bell::rang)
+    }
 }
 
 /// When a command is to be ended, on CLOCK_BOOTTIME.
@@ -63,9 +81,14 @@ impl Running {
         Running { pid, hear }
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
     /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached. The limits are asked for
     /// when the lock is taken (if it is `limited` from the beginning), when one of them is reached, for it may have moved,
-    /// and when the bell of the grant with this proof rings.
+    /// and when there is news.
     ///
     /// # Errors
     ///
@@ -75,11 +98,10 @@ impl Running {
         signals: &Signals,
         limited: bool,
         ask: &dyn Fn() -> Vec<Limits>,
-        proof: &Proof,
+        news: &dyn News,
         host: &dyn Host,
     ) -> Result<Ended> {
-        let bell = Bell::new(Listener::Guardian(proof));
-
+        let timer = BootTimer::new()?;
         let mut limits: Vec<Limits> = Vec::new();
         let mut told = None;
         let mut stopped = None;
@@ -100,7 +122,7 @@ impl Running {
                 limits = if told.is_some() { ask() } else { Vec::new() };
             }
             let mut now = host.boottime();
-            let rang = bell.as_ref().is_some_and(Bell::rang);
+            let rang = news.came();
             if rang && told.is_none() {
                 told = self.told();
             }
@@ -122,8 +144,8 @@ impl Running {
             }
             let next = limits.iter().flat_map(|limit| [limit.term, limit.kill]).min();
             let hear = self.hear.as_ref().filter(|_| limited && told.is_none()).map(AsFd::as_fd);
-            let bell = bell.as_ref().map(AsFd::as_fd);
-            wait([Some(signals.as_fd()), hear, bell], next.map(|next| next.saturating_sub(now)))?;
+            timer.set(next.filter(|next| *next < Duration::MAX));
+            wait([Some(signals.as_fd()), hear, news.descriptor(), Some(timer.as_fd())])?;
             while let Some(came) = signals.next() {
                 if came.from_terminal {
                     of_terminal = Some(came.signal);
@@ -163,12 +185,10 @@ impl Running {
     }
 }
 
-fn wait(heard: [Option<BorrowedFd<'_>>; 3], at_most: Option<Duration>) -> Result<()> {
+fn wait(heard: [Option<BorrowedFd<'_>>; 4]) -> Result<()> {
     let mut polled: Vec<PollFd<'_>> =
         heard.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    // Beyond a day the kernel's and libc's limits would have to be known.
-    let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
-    match ppoll(&mut polled, at_most, None) {
+    match poll(&mut polled, PollTimeout::NONE) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(errno) => Err(Error::new(Exit::System, format!("cannot wait for the command: {}", errno.desc()), "")),
     }

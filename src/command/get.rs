@@ -2,7 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use super::lock::{applicant, told};
+use super::lock::{applicant, keep_for, told};
 use super::onlooker::Teller;
 use super::targets::Targets;
 use super::world::{World, print_bytes, print_json, refusal, the_one};
@@ -63,10 +63,11 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
                 opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
                 return given;
             }
-            if engine.confirm(&target.name, &applicant)?.is_none() {
+            let Some(grant) = engine.confirm(&target.name, &applicant)? else {
                 asked.common.tell(&format!("lock {} was lost while its value was read", shown(&target.known_as)));
                 return Ok(Exit::Lost);
-            }
+            };
+            keep_for(world, &targets, &opened, &handle, &applicant, &[grant])?;
             given
         }
     }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::glob;
 use crate::history::Past;
-use crate::lock::{Ended, Tenure};
+use crate::lock::Ended;
 use crate::name::shown;
 use crate::report::{PastJson, timeline};
 use crate::store::{Layout, Location};
@@ -121,8 +121,8 @@ fn standing(engine: &Engine, sight: &Sight) -> Vec<Past> {
     let grants = sight.record.holders.iter().zip(&sight.holders);
     let past = |(grant, standing): (&crate::lock::Grant, &std::result::Result<_, Ended>)| {
         let past = Past::held(&sight.record.name, grant, engine.pid(&grant.party));
-        let to = match (&grant.tenure, standing) {
-            (Tenure::Until(lease), Err(Ended::Expired)) => Some(lease.wall),
+        let to = match (grant.tenure.lease(), standing) {
+            (Some(lease), Err(Ended::Expired)) => Some(lease.wall),
             _ => None,
         };
         Past { how: standing.err(), to, ..past }

@@ -2,6 +2,7 @@
 
 use nix::sys::signal::Signal;
 
+use super::keep::{Keeping, leave_behind};
 use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
 use super::world::{World, print, print_json, refusal};
@@ -10,6 +11,7 @@ use crate::engine::{AllTaken, Applicant};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Called, Caller, caller};
+use crate::lease_end::LeaseEnd;
 use crate::lock::{Ending, Grant, Handle};
 use crate::name::shown;
 use crate::report::LockJson;
@@ -42,8 +44,11 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     drop(teller);
     match taken {
         AllTaken::Interrupted => Ok(signals.exit()),
-        AllTaken::Granted(..) if !prints => Ok(Exit::Done),
         AllTaken::Granted(grants, evicted) => {
+            keep_for(world, &targets, &opened, &handle, &applicant, &grants)?;
+            if !prints {
+                return Ok(Exit::Done);
+            }
             told(&asked.common, &targets, &opened, &grants, evicted.as_ref());
             let printed = if asked.common.json {
                 print_json(&document(&targets, &opened, &handle, &grants, evicted.as_ref()))
@@ -78,6 +83,35 @@ fn document(
     let names: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
     LockJson::new(&names, handle, grants, ending, &opened.reporter(at))
+}
+
+/// Leaves somebody behind who renews, where that is needed; else gives back.
+pub(super) fn keep_for(
+    world: &World,
+    targets: &Targets,
+    opened: &Opened<'_>,
+    handle: &Handle,
+    applicant: &Applicant,
+    grants: &[Grant],
+) -> Result<()> {
+    if !opened.are_shared() {
+        return Ok(());
+    }
+    let keeping = || {
+        Ok(Keeping {
+            world,
+            targets,
+            proof: handle.proof(),
+            owners: applicant.party.owners.clone(),
+            lease_end: LeaseEnd::new()?,
+            kills: false,
+        })
+    };
+    let kept = keeping().and_then(|keeping| leave_behind(&keeping, opened, grants));
+    if kept.is_err() {
+        opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
+    }
+    kept
 }
 
 /// Says from whom a lock was taken, if that one had not given it back.

@@ -10,15 +10,16 @@ use std::os::unix::ffi::OsStrExt;
 use self::guard::Guard;
 use self::old_flock::OldFlock;
 use self::take::Take;
-use super::targets::Targets;
-use super::world::{World, say};
+use super::targets::{Opened, Targets};
+use super::world::{Target, World, say};
 use crate::child::{AtOnce, Forked, Plan};
 use crate::cli::RunWithLock;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
+use crate::lease_end::LeaseEnd;
 use crate::lock::Handle;
 use crate::signals::Signals;
-use crate::store::Reach;
 
 pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     if asked.common.json {
@@ -32,23 +33,23 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     let handle = Handle::new(world.host.random()?);
     let signals = Signals::listen(world.inherited)?;
     let guardian = (!asked.no_fork).then(nix::unistd::Pid::this);
-    let take =
-        Take { world, asked, targets: &targets, plan: &plan, signals: &signals, handle: &handle, guardian, old_flock };
+    // The child opens the stores for itself: neither descriptors nor SQLite's connections may be shared.
+    let opened = targets.open(world);
+    let shared = opened.as_ref().is_ok_and(Opened::are_shared);
+    let lease_end = shared.then(LeaseEnd::new).transpose()?;
+    let (targets, plan, signals, handle) = (&targets, &plan, &signals, &handle);
+    let take = Take { world, asked, targets, plan, signals, handle, guardian, old_flock, lease_end };
     if asked.no_fork {
         return take.and_become(None);
     }
-    // The child opens the stores for itself: neither descriptors nor SQLite's connections may be shared.
-    let opened = targets.open(world);
-    // Where to look costs as much as to try, we do not look first.
+    // Where the store is on another host, looking costs as much as trying.
     let is_taken = opened.as_ref().is_ok_and(|opened| {
-        opened.each().any(|(target, engine)| {
-            let store = engine.store();
-            store.reach() == Reach::ThisHost && store.read(&target.name).is_ok_and(|found| found.is_some())
-        })
+        let found = |(target, engine): (&Target, &Engine)| engine.store().read(&target.name);
+        !shared && opened.each().any(|each| found(each).is_ok_and(|found| found.is_some()))
     });
     let guard = |running| {
-        let guard = Guard { world, asked, targets: &targets, handle: &handle, opened, old_flock };
-        let exit = guard.until_the_end(running, &signals);
+        let guard = Guard { world, asked, targets, handle, opened, old_flock, lease_end };
+        let exit = guard.until_the_end(running, signals);
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(guard);
         exit

@@ -1,14 +1,15 @@
 //! The locks that one call is about: which they are, in which order they are taken, and the stores that they are in.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use super::world::{Target, World};
 use crate::cli::Common;
 use crate::engine::{AllTaken, Applicant, Engine, Onlooker, Patience, Wish, take_all};
 use crate::error::Result;
-use crate::lock::{Ask, Outcome, Proof};
+use crate::lock::{Ask, Grant, Outcome, Proof};
 use crate::report::Reporter;
-use crate::store::Location;
+use crate::store::{Location, Reach};
 
 /// Locks that are taken together.
 #[derive(Debug)]
@@ -107,6 +108,16 @@ impl Opened<'_> {
     ) -> Result<AllTaken> {
         let wishes: Vec<Wish<'_>> = self.each().map(|(target, engine)| Wish { engine, name: &target.name }).collect();
         take_all(&wishes, applicant, patience, interrupt, onlooker)
+    }
+
+    /// When the first of the leases of these grants ends on CLOCK_BOOTTIME, if they have any.
+    pub(super) fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
+        self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.tenure)).min()
+    }
+
+    /// Whether other hosts may share one of the stores.
+    pub(super) fn are_shared(&self) -> bool {
+        self.engines.iter().any(|engine| engine.store().reach() == Reach::ManyHosts)
     }
 
     /// Gives back what this handle proves: one answer for each target, as far as it could be found out.

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use nix::sys::signal::Signal;
@@ -18,7 +19,7 @@ use crate::host::{Called, Host, Inherited, Unix, caller};
 use crate::lock::{Claimant, Grant, Handle, Link, Outcome, Party, Process, Proof, Share, Tenure};
 use crate::name::{self, shown};
 use crate::report::Reporter;
-use crate::store::{self, Layout, Location};
+use crate::store::{self, Layout, Location, Reach};
 
 /// Commands and labels are kept up to so many bytes.
 const MOST_SHOWN: usize = 256;
@@ -92,8 +93,15 @@ impl World {
 
     pub(super) fn engine(&self, location: &Location) -> Result<Engine> {
         let engine = Engine::new(store::open(location, self.host.clone())?, self.host.clone());
+        let engine =
+            if engine.store().reach() == Reach::ManyHosts { engine.leasing(self.environment.lease()?) } else { engine };
         // What is said wrongly there costs nobody a lock; `csalock history` says what is wrong.
         Ok(engine.remembering(self.environment.history().unwrap_or_default()))
+    }
+
+    /// How long leases are that are renewed.
+    pub(super) fn lease(&self) -> Duration {
+        self.environment.lease().unwrap_or(Duration::from_secs(60))
     }
 
     /// A party on this host.

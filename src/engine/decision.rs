@@ -1,8 +1,9 @@
 //! Making a [`Decision`], and asking for somebody else's.
 
 use super::Engine;
+use super::together::Together;
 use crate::error::Result;
-use crate::lock::{self, Ask, Claimant, Decision, Doubt, Fate, Outcome, Proof, Tenure};
+use crate::lock::{self, Ask, Claimant, Decision, Doubt, Fate, Outcome, Proof, Record, Tenure};
 use crate::store::{Durability, Keep, Reach, Swap, Version};
 
 impl Engine {
@@ -40,6 +41,12 @@ impl Engine {
         let of_id = || Ok(Claimant { claim: Some(id.to_vec()), ..self.claimant(None, Vec::new())? });
         if let [name] = names {
             return Ok(matches!(self.settle(name, &Ask::Release(of_id()?))?, Outcome::Released(_)));
+        }
+        if self.changes_at_once(names.len()) {
+            let of_id = of_id()?;
+            let mut decide = |_, record: &Record| self.decide(record, &Ask::Release(of_id.clone()), None);
+            let done = self.change_together(names, &mut decide, &|outcome| matches!(outcome, Outcome::Released(_)))?;
+            return Ok(matches!(done, Together::Done(_)));
         }
         let tenure = match self.store.reach() {
             Reach::ThisHost => Tenure::Forever,

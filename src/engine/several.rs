@@ -11,6 +11,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use super::together::{self, Together};
 use super::{Applicant, Engine, Patience, Taken, Waiting};
 use crate::error::Result;
 use crate::lock::{Ask, Ending, Grant, Outcome};
@@ -103,7 +104,12 @@ impl Several<'_, '_> {
             let rest =
                 Patience { limit: self.patience.limit.map(|limit| limit.saturating_sub(spent)), ..self.patience };
             let in_order = round >= MOST_ROUNDS;
-            let not = if in_order { self.keep_and_wait(began)? } else { self.wait_for_one(first, &rest)? };
+            let at_once = round == 0 && self.are_one_change();
+            let not = match in_order {
+                true => self.keep_and_wait(began)?,
+                false if at_once => self.take_together()?,
+                false => self.wait_for_one(first, &rest)?,
+            };
             match not {
                 None if self.confirm()? => {
                     let grants = self.held.iter_mut().filter_map(Option::take).collect();
@@ -112,7 +118,7 @@ impl Several<'_, '_> {
                 None => {}
                 Some(Not::Interrupted) => return Ok(AllTaken::Interrupted),
                 Some(Not::Refused(at, outcome)) => {
-                    let was_tried = !in_order && at != first && !rest.is_none();
+                    let was_tried = !in_order && (at_once || at != first) && !rest.is_none();
                     if !was_tried || !matches!(outcome, Outcome::Busy(_)) {
                         return Ok(AllTaken::Refused(at, outcome));
                     }
@@ -126,14 +132,39 @@ impl Several<'_, '_> {
 
     /// Waits for one with nothing else in hand, then tries the others.
     fn wait_for_one(&mut self, first: usize, patience: &Patience) -> Result<Option<Not>> {
-        let others = (0..self.wishes.len()).filter(|at| *at != first);
-        for at in std::iter::once(first).chain(others) {
-            let patience = if at == first { *patience } else { Patience::NONE };
-            if let Some(not) = self.take(at, &patience, at != first)? {
+        if let Some(not) = self.take(first, patience, false)? {
+            return Ok(Some(not));
+        }
+        if self.are_one_change() {
+            return self.take_together();
+        }
+        for at in (0..self.wishes.len()).filter(|at| *at != first) {
+            if let Some(not) = self.take(at, &Patience::NONE, true)? {
                 return Ok(Some(not));
             }
         }
         Ok(None)
+    }
+
+    /// Whether all of them are in one store, which can change them as one.
+    fn are_one_change(&self) -> bool {
+        let engine = self.wishes[0].engine;
+        self.wishes.iter().all(|wish| std::ptr::eq(wish.engine, engine)) && engine.changes_at_once(self.wishes.len())
+    }
+
+    /// Takes all of them for good by one change, whichever of them are held already.
+    fn take_together(&mut self) -> Result<Option<Not>> {
+        let names: Vec<&[u8]> = self.wishes.iter().map(|wish| wish.name).collect();
+        let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
+        match self.wishes[0].engine.take_together(&names, &self.keeping, &held)? {
+            Together::Refused(at, outcome) => Ok(Some(Not::Refused(at, outcome))),
+            Together::Done(outcomes) => {
+                let (grants, evicted) = together::granted(outcomes);
+                self.held = grants.into_iter().map(Some).collect();
+                self.evicted = evicted.or(self.evicted.take());
+                Ok(None)
+            }
+        }
     }
 
     /// Waits for each in order, keeping those before.
@@ -169,6 +200,10 @@ impl Several<'_, '_> {
     fn confirm(&mut self) -> Result<bool> {
         if self.wishes.len() == 1 {
             return Ok(true);
+        }
+        if self.are_one_change() {
+            let is_for_good = |held: &Option<Grant>| held.as_ref().is_some_and(|grant| grant.unconfirmed.is_none());
+            return Ok(self.held.iter().all(is_for_good) || self.take_together()?.is_none());
         }
         // Where the grants end with this process anyway, it need not be said that they do so together.
         if !self.alone.outlived {

@@ -150,7 +150,7 @@ impl Engine {
         self.store.reach() == Reach::ManyHosts && !self.store.rings()
     }
 
-    fn application(&self, applicant: &Applicant, patience: &Patience) -> Application {
+    pub(super) fn application(&self, applicant: &Applicant, patience: &Patience) -> Application {
         let tenure = match (&applicant.tenure, self.store.reach()) {
             // Other hosts cannot see whether the owner lives.
             (Tenure::OwnerLives, Reach::ManyHosts) => Tenure::Renewing(self.lease.as_millis() as u64),
@@ -358,7 +358,9 @@ impl<'a> Attempt<'a> {
         }
         // Where other hosts cannot see whether a waiter lives, it says so from time to time.
         let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
-        if engine.store.reach() == Reach::ManyHosts && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2 {
+        if engine.store.reach() == Reach::ManyHosts
+            && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2
+        {
             entry.lease = Some(engine.lend(engine.lease)?);
             changed = true;
         }
@@ -414,8 +416,7 @@ impl<'a> Attempt<'a> {
             let to_look = (may_be_in_circle && now < look_around_at).then(|| look_around_at - now);
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
             self.listen()?;
-            let mut signs =
-                Signs { processes: &visible, doorway: doorway.as_deref(), hearing: &mut self.hearing };
+            let mut signs = Signs { processes: &visible, doorway: doorway.as_deref(), hearing: &mut self.hearing };
             let Some(vigil) = &mut self.vigil else { continue };
             match vigil.wait(&mut signs, at_most)? {
                 Woken::Interrupted => return Ok(Next::Interrupted),

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::host::Fake;
-use crate::lock::{Ended, Ending, Fate, Party, Share};
+
+use crate::lock::{Ended, Ending, Fate, Party, Share, Tenure};
 use crate::store::Memory;
 
 /// Two processes of one host, 1 and 2, both alive.

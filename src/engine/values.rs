@@ -4,11 +4,11 @@
 use std::os::fd::BorrowedFd;
 
 use super::taking::Onlooker;
-use super::{Applicant, Engine, MOST_CONFLICTS, Patience, Sight, Taken, with_token};
+use super::{Applicant, Engine, MOST_CONFLICTS, Patience, Sight, Swapped, Taken, with_token};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{self, Ask, Claimant, Fate, Grant, OnlyIf, Outcome, Party, Proof, Record, Step, Value, Writing};
-use crate::store::{Durability, Keep};
+use crate::store::{Change, Durability, Keep};
 
 /// What is to be written, by whoever may.
 #[derive(Debug, Clone)]
@@ -161,16 +161,28 @@ impl Engine {
                 Step::Done(outcome) => return Ok(outcome),
                 _ => return Ok(Outcome::Busy(record.holders)),
             };
-            if let (Some(Value { within: None, mark, mode, .. }), Some(bytes)) = (&writing.value, wanted.bytes)
-                && !std::mem::replace(stored, true)
+            let apart = match (&writing.value, wanted.bytes) {
+                (Some(Value { within: None, mark, mode, .. }), Some(bytes)) if !*stored => {
+                    let key = Value::key(name, *mark);
+                    let body = lock::encode_value(&key, writer, bytes);
+                    Some((key, body, Keep { durability: Durability::Lasting, mode: *mode }))
+                }
+                _ => None,
+            };
+            let beside: Vec<Change<'_>> = apart
+                .iter()
+                .map(|(key, body, keep)| Change { name: key, expect: None, body: Some(body), keep: *keep })
+                .collect();
+            if let [value] = &beside[..]
+                && !self.changes_at_once(2)
             {
-                let (key, keep) = (Value::key(name, *mark), Keep { durability: Durability::Lasting, mode: *mode });
-                let body = lock::encode_value(&key, writer, bytes);
-                self.store.swap_kept(&key, None, Some(&body), keep)?;
+                *stored = true;
+                self.store.swap_all(&[*value])?;
                 // That took its time.
                 continue;
             }
-            if let Some(version) = self.swap(version.as_ref(), &record, &next, &wake, None)? {
+            let swapped = Swapped { expect: version, before: &record, record: &next, wake: &wake };
+            if let Some(version) = self.swap_with(&[swapped], &beside, None)? {
                 return Ok(with_token(outcome, &version));
             }
             writing.claimant.repeated = true;

@@ -88,7 +88,7 @@ fn held_up(waits: &[Wait], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Wanted
         for grant in &wait.record.holders {
             let mut by = Vec::new();
             for (at, other) in waits.iter().enumerate() {
-                // A lease ends by itself.
+                // A lease that nobody renews ends by itself.
                 if !matches!(grant.tenure, Tenure::Until(_)) && waits_within(&other.waiter, grant, facts)? {
                     by.push(at);
                 }

@@ -83,7 +83,7 @@ pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted>
 ///
 /// As [`decide`].
 pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wanted> {
-    let over = matches!(&grant.tenure, Tenure::Until(lease) if facts.over(lease)?);
+    let over = is_over(grant, facts)?;
     if let Some(waiter) = &grant.unconfirmed {
         let fate = facts.fate(&grant.party.home, waiter)?;
         if fate != Fate::Dead && !over {
@@ -112,11 +112,15 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
     }
 }
 
+fn is_over(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
+    grant.tenure.lease().map_or(Ok(false), |lease| facts.over(lease))
+}
+
 /// Whether an unconfirmed grant stands whatever becomes of whoever was granted it. Nobody asks for a decision before that
 /// one is dead, or has had his time.
 pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
     let Some(waiter) = &grant.unconfirmed else { return Ok(false) };
-    let over = grant.claim.is_some() && matches!(&grant.tenure, Tenure::Until(lease) if facts.over(lease)?);
+    let over = grant.claim.is_some() && is_over(grant, facts)?;
     Ok((over || facts.fate(&grant.party.home, waiter)? == Fate::Dead) && facts.decided(&grant.proof)?)
 }
 
@@ -261,9 +265,7 @@ fn wait_behind(
         if let Some(process) = grant.unconfirmed.or(owner) {
             processes.push((grant.party.home.clone(), process));
         }
-        if let Tenure::Until(lease) = &grant.tenure {
-            leases.push(lease.clone());
-        }
+        leases.extend(grant.tenure.lease().cloned());
     }
     Ok(Step::Wait { processes, leases, ahead })
 }
@@ -329,7 +331,7 @@ pub(super) fn find(record: &Record, claimant: &Claimant, facts: &Facts) -> Resul
         }
         // Whose life it shares does not matter to who shows the handle, or is that owner: a wrapper gives back for its
         // command that has ended.
-        let over = matches!(&grant.tenure, Tenure::Until(lease) if facts.over(lease)?);
+        let over = is_over(grant, facts)?;
         let late = Ending { grant: grant.clone(), how: Ended::Expired };
         return Ok(if over { Found::Ended(late) } else { Found::Mine(at) });
     }
@@ -383,7 +385,7 @@ pub(super) fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Ste
 fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Wanted> {
     let mut own = Vec::new();
     for grant in &record.holders {
-        // A lease ends by itself; but who does not wait for that long waits in vain.
+        // A lease that nobody renews ends by itself; but who does not wait for that long waits in vain.
         if waits_within(entry, grant, facts)?
             && !matches!(&grant.tenure, Tenure::Until(lease) if !facts.outlasts(lease)?)
         {

@@ -54,6 +54,9 @@ pub struct HolderJson {
     /// The id of a claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     claim: Option<String>,
+    /// When the lease ends, of one that is renewed as long as the owner lives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    renewed_until: Option<String>,
 }
 
 /// What `get --json`, `put --json` and `del --json` print.
@@ -188,7 +191,11 @@ impl HolderJson {
         let slot = (grant.share == Share::Slot).then_some(grant.slot);
         let shown = HolderJson::new(&grant.party, grant.since, &grant.tenure, alive, reporter);
         let claim = grant.claim.as_deref().map(text);
-        HolderJson { token: grant.token, mode: not_alone(grant.share), slot, claim, ..shown }
+        let renewed_until = match &grant.tenure {
+            Tenure::Renewed(lease) => Some(rfc3339(Duration::from_millis(lease.wall))),
+            _ => None,
+        };
+        HolderJson { token: grant.token, mode: not_alone(grant.share), slot, claim, renewed_until, ..shown }
     }
 
     fn of_waiter(waiter: &Waiter, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
@@ -214,6 +221,7 @@ impl HolderJson {
             mode: None,
             slot: None,
             claim: None,
+            renewed_until: None,
         }
     }
 }

@@ -79,7 +79,11 @@ impl Location {
         let bytes = url.as_bytes();
         let wrong = |what: &str| {
             let url = shown(bytes);
-            Error::new(Exit::Usage, format!("store {url}: {what}"), "say dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX")
+            Error::new(
+                Exit::Usage,
+                format!("store {url}: {what}"),
+                "say dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX",
+            )
         };
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {
             Some(colon) if !bytes[..colon].contains(&b'/') => (&bytes[..colon], &bytes[colon + 1..]),
@@ -194,7 +198,16 @@ mod tests {
         for url in ["", "x", "dir:", "redis:/x", "dir:a\0b"] {
             assert_eq!(parse(url).map_err(|error| error.exit()), Err(Exit::Usage), "{url:?}");
         }
-        for url in ["etcd:h:1", "etcd://", "etcd:///p", "etcd://h:x", "etcd://h:0", "etcd://h:1,", "etcd://::1", "etcd://u:p@h"] {
+        for url in [
+            "etcd:h:1",
+            "etcd://",
+            "etcd:///p",
+            "etcd://h:x",
+            "etcd://h:0",
+            "etcd://h:1,",
+            "etcd://::1",
+            "etcd://u:p@h",
+        ] {
             assert_eq!(parse(url).map_err(|error| error.exit()), Err(Exit::Usage), "{url:?}");
         }
     }

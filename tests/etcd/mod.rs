@@ -48,7 +48,8 @@ struct Member {
 
 /// Whether there is an etcd to test with.
 pub(crate) fn is_installed() -> bool {
-    let found = |program: &str| Command::new(program).arg(if program == "etcd" { "--version" } else { "version" }).output();
+    let found =
+        |program: &str| Command::new(program).arg(if program == "etcd" { "--version" } else { "version" }).output();
     let is_there = ["etcd", "etcdctl"].into_iter().all(|program| found(program).is_ok());
     if !is_there {
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "etcd-server and etcd-client must be installed");
@@ -111,7 +112,8 @@ impl Cluster {
         let member = &self.members[number];
         let client = format!("{}://{}", self.scheme(), member.client);
         let peer = format!("http://{}", member.peer);
-        let all: Vec<String> = self.members.iter().map(|other| format!("{}=http://{}", other.name, other.peer)).collect();
+        let all: Vec<String> =
+            self.members.iter().map(|other| format!("{}=http://{}", other.name, other.peer)).collect();
         // It dies with the thread that started it, so that thread must not end before this process does.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "etcd", "--name", &member.name, "--log-level", "error"]);

@@ -529,9 +529,8 @@ fn a_full_cluster_says_so() {
     let setup = Setup { arguments: vec!["--quota-backend-bytes", "200000"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let store = open(&cluster.url("p"));
-    let full = (0..100).find_map(|number: u32| {
-        store.swap(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err()
-    });
+    let full =
+        (0..100).find_map(|number: u32| store.swap(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
     let full = full.unwrap();
     assert!(full.exit() == Exit::InputOutput && full.to_string().contains("full"), "{full}");
     // What is there can still be read.

@@ -4,13 +4,16 @@ use std::cell::{Cell, OnceCell};
 use std::time::Duration;
 
 use super::old_flock::OldFlock;
-use crate::child::{Ended, Limits, Report, Running, Stop};
+use crate::child::{Ended, Limits, News, Report, Running, Stop};
 use crate::cli::{OnLost, RunWithLock};
+use crate::command::keep::{Keeper, Keeping};
 use crate::command::targets::{Opened, Targets};
 use crate::command::world::World;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::lock::{self, Ask, Grant, Handle, Outcome, Tenure};
+use crate::host::{Bell, Listener};
+use crate::lease_end::LeaseEnd;
+use crate::lock::{self, Ask, Grant, Handle, Outcome, Process, Tenure};
 use crate::name::shown;
 use crate::signals::Signals;
 
@@ -26,6 +29,8 @@ pub(super) struct Guard<'a> {
     /// Should it not be possible to open a store, the child says so as well.
     pub(super) opened: Result<Opened<'a>>,
     pub(super) old_flock: Option<&'a OldFlock>,
+    /// Where we see when the lease ends, if other hosts share the store.
+    pub(super) lease_end: Option<LeaseEnd>,
 }
 
 /// The lease of what is held, as last seen.
@@ -43,18 +48,30 @@ impl Guard<'_> {
         let _ = self.world.host.home();
         let began = OnceCell::new();
         let lease: Cell<Option<Lease>> = Cell::new(None);
+        let keeper = self.lease_end.map(|_| Keeper::new()).transpose()?;
+        let command = self.world.host.process(running.pid().as_raw())?;
         let limits = || {
+            if let Some((lease_end, keeper)) = self.lease_end.zip(keeper.as_ref()) {
+                self.keep(lease_end, keeper, command);
+            }
             let now = self.world.host.boottime();
-            let ends = self.lease_left().map(|left| now + left);
+            let ends = match self.lease_end {
+                Some(lease_end) => lease_end.get(),
+                None => self.lease_left().map(|left| now + left),
+            };
             let same = |known: &Lease, ends: Duration| known.ends.abs_diff(ends) < ROUNDING;
             lease.set(ends.map(|ends| match lease.get() {
                 Some(known) if same(&known, ends) => known,
-                _ => Lease { ends, span: ends - now },
+                _ => Lease { ends, span: ends.saturating_sub(now) },
             }));
             self.limits(*began.get_or_init(|| now), lease.get())
         };
-        let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some();
-        let ended = running.watch(signals, limited, &limits, &self.handle.proof(), self.world.host.as_ref())?;
+        let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some() || keeper.is_some();
+        let proof = self.handle.proof();
+        let bell = keeper.is_none().then(|| Bell::new(Listener::Guardian(&proof))).flatten();
+        let news: &dyn News = keeper.as_ref().map_or(&bell, |keeper| keeper);
+        let ended = running.watch(signals, limited, &limits, news, self.world.host.as_ref())?;
+        keeper.inspect(Keeper::stop);
         self.old_flock.inspect(|old_flock| old_flock.end());
         if let Some(Report::Exit(code)) = ended.told {
             return Ok(Exit::Chosen(code));
@@ -65,6 +82,20 @@ impl Guard<'_> {
             self.clean_up()?;
         }
         Ok(self.exit(&ended, lost))
+    }
+
+    /// Sees to it that somebody renews, where there is something to renew.
+    fn keep(&self, lease_end: LeaseEnd, keeper: &Keeper, command: Option<Process>) {
+        if let Some(command) = command.filter(|_| lease_end.get().is_some()) {
+            keeper.be_there(&Keeping {
+                world: self.world,
+                targets: self.targets,
+                proof: self.handle.proof(),
+                owners: vec![command],
+                lease_end,
+                kills: self.asked.on_lost == OnLost::Kill,
+            });
+        }
     }
 
     /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command ran.
@@ -94,10 +125,11 @@ impl Guard<'_> {
                     format!("it was held by {}", opened.reporter(at).ending(&ending))
                 }
                 Ok(_) => "its time ran out, or it was broken".to_string(),
-                Err(error) => {
+                Err(error) if !over => {
                     self.tell_kept(&name, &error);
                     continue;
                 }
+                Err(error) => format!("its lease is over, and it could not be given back: {error}"),
             };
             self.asked.common.tell(&format!(
                 "lost while the command ran: lock {name}: {text}; what the command did after that was not guarded"
@@ -138,7 +170,13 @@ impl Guard<'_> {
                 if killed { Exit::signalled(nix::libc::SIGKILL) } else { Exit::MaxHold }
             }
             Some((Stop::Lease, _)) => {
-                self.asked.common.tell(&format!("the command was ended before the --ttl of lock {name} was over"));
+                self.asked.common.tell(&match self.asked.taking.ttl {
+                    Some(_) => format!("the command was ended before the --ttl of lock {name} was over"),
+                    None => format!(
+                        "the command was ended before the lease of lock {name} was over: it could not be renewed; see \
+                         `csalock doctor`"
+                    ),
+                });
                 Exit::Lost
             }
             None if lost => Exit::Lost,

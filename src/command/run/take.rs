@@ -9,6 +9,7 @@ use nix::unistd::Pid;
 use super::old_flock::OldFlock;
 use crate::child::{Becoming, Plan, Progress, Report};
 use crate::cli::{OnLost, RunWithLock};
+use crate::command::keep::{Keeping, leave_behind};
 use crate::command::lock::told;
 use crate::command::onlooker::Teller;
 use crate::command::targets::{Opened, Targets};
@@ -17,6 +18,7 @@ use crate::engine::{AllTaken, Applicant, Patience};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Called;
+use crate::lease_end::LeaseEnd;
 use crate::lock::{Grant, Handle, Share};
 use crate::signals::Signals;
 
@@ -31,6 +33,8 @@ pub(super) struct Take<'a> {
     /// The process that stays behind; `None` with `-F`.
     pub(super) guardian: Option<Pid>,
     pub(super) old_flock: Option<&'a OldFlock>,
+    /// Where the others see when our lease ends, if other hosts share the store.
+    pub(super) lease_end: Option<LeaseEnd>,
 }
 
 impl Take<'_> {
@@ -58,6 +62,10 @@ impl Take<'_> {
                     return Ok(refused?);
                 }
                 told(common, self.targets, &opened, &grants, evicted.as_ref());
+                if let Err(error) = self.see_to_leases(&opened, &grants, becoming.is_none()) {
+                    self.give_back(&opened)?;
+                    return Err(error.into());
+                }
                 becoming.inspect(|becoming| becoming.tell(Report::Granted));
                 let error = self.execute(&grants);
                 self.give_back(&opened)?;
@@ -81,6 +89,7 @@ impl Take<'_> {
         let taken = opened.take(&applicant, &Patience::NONE, None, &mut |_, _| None);
         let Ok(AllTaken::Granted(grants, evicted)) = taken else { return };
         told(&self.asked.common, self.targets, &opened, &grants, evicted.as_ref());
+        self.lease_end.inspect(|end| end.set(opened.lease_ends(&grants)));
         // What it has open is not our guardian's, though its memory is.
         drop(opened);
         progress.granted();
@@ -90,6 +99,24 @@ impl Take<'_> {
         if let Err(error) = self.targets.open(self.world).and_then(|opened| self.give_back(&opened)) {
             say(&error.to_string());
         }
+    }
+
+    /// Tells when the leases end; without a guardian, leaves somebody behind who renews them.
+    fn see_to_leases(&self, opened: &Opened<'_>, grants: &[Grant], alone: bool) -> Result<()> {
+        let Some(lease_end) = self.lease_end else { return Ok(()) };
+        lease_end.set(opened.lease_ends(grants));
+        if !alone {
+            return Ok(());
+        }
+        let keeping = Keeping {
+            world: self.world,
+            targets: self.targets,
+            proof: self.handle.proof(),
+            owners: vec![self.world.host.this_process()?],
+            lease_end,
+            kills: self.asked.on_lost == OnLost::Kill,
+        };
+        leave_behind(&keeping, opened, grants)
     }
 
     fn execute(&self, grants: &[Grant]) -> Error {

@@ -181,7 +181,10 @@ impl Gateway {
         Failed { last: troubles.into_iter().next_back().map(|(_, trouble)| trouble), error }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "a store that does not answer is what we wait for, and no clock is asked")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a store that does not answer is what we wait for, and no clock is asked"
+    )]
     fn pause(&self, pause: Duration) {
         std::thread::sleep(pause);
     }

@@ -155,9 +155,7 @@ fn of_transport(gateway: &Gateway) -> Finding {
     if gateway.cluster.tls {
         return Finding::good("transport", "TLS");
     }
-    let is_local = |server: &String| {
-        ["127.", "[::1]", "localhost:"].iter().any(|local| server.starts_with(local))
-    };
+    let is_local = |server: &String| ["127.", "[::1]", "localhost:"].iter().any(|local| server.starts_with(local));
     match gateway.cluster.endpoints.iter().all(is_local) {
         true => Finding::good("transport", "plain, within this host"),
         false => Finding::doubtful(

@@ -53,7 +53,9 @@ impl Login {
             }
         };
         let mut hash = Sha256::new();
-        for part in [cluster.url().as_str()].into_iter().chain(who.iter().flat_map(|(user, word)| [&user[..], &word[..]])) {
+        for part in
+            [cluster.url().as_str()].into_iter().chain(who.iter().flat_map(|(user, word)| [&user[..], &word[..]]))
+        {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }

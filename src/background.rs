@@ -1,0 +1,93 @@
+//! A process in the background: one that has no terminal, no descriptor and no working directory of ours, that signals to
+//! us do not reach, and that outlives us.
+
+#![expect(unsafe_code, reason = "fork")]
+
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::prctl::{set_name, set_pdeathsig};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, sigaction, sigprocmask};
+use nix::sys::stat::Mode;
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, chdir, fork, setsid};
+
+use crate::error::{Error, Result};
+
+/// Whose child it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parent {
+    /// Ours.
+    Us,
+    /// Nobody's who was there before: whoever we are to become has no child that it did not make.
+    Nobody,
+}
+
+/// Runs `work` in a process in the background, with no descriptor but `keep`. Returns its pid where it is our child.
+///
+/// # Errors
+///
+/// When the system has no processes left.
+pub fn spawn(
+    name: &std::ffi::CStr,
+    parent: Parent,
+    keep: Option<&OwnedFd>,
+    work: impl FnOnce(),
+) -> Result<Option<Pid>> {
+    let failed = |errno: Errno| Error::os(errno, "start", "a process in the background");
+    // SAFETY: this process has one thread, so the child may do whatever we may.
+    if let ForkResult::Parent { child } = unsafe { fork() }.map_err(failed)? {
+        if parent == Parent::Us {
+            return Ok(Some(child));
+        }
+        return waitpid(child, None).map(|_| None).map_err(failed);
+    }
+    if parent == Parent::Nobody {
+        // SAFETY: as above. Should it fail, nobody renews, and the lease ends.
+        match unsafe { fork() } {
+            Ok(ForkResult::Child) => {}
+            _ => leave(),
+        }
+    }
+    detach(name, keep.map(AsRawFd::as_raw_fd));
+    work();
+    leave()
+}
+
+fn detach(name: &std::ffi::CStr, keep: Option<RawFd>) {
+    let _ = setsid();
+    let _ = chdir("/");
+    let _ = set_name(name);
+    let _ = set_pdeathsig(None);
+    // Whoever ends all of a session means its owner; we end with that.
+    for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGPIPE] {
+        // SAFETY: ignoring runs no code of ours.
+        let _ = unsafe { sigaction(signal, &SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty())) };
+    }
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
+    close_all_but(keep);
+    // What prints by mistake must not print into somebody's file.
+    for _ in 0..3 {
+        let null = open("/dev/null", OFlag::O_RDWR, Mode::empty());
+        if let Ok(null) = null {
+            std::mem::forget(null);
+        }
+    }
+}
+
+fn close_all_but(keep: Option<RawFd>) {
+    let names = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open: Vec<RawFd> = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for descriptor in open.into_iter().filter(|descriptor| Some(*descriptor) != keep) {
+        // SAFETY: whatever of ours has it open is not used in this process any more, and nothing here owns it.
+        unsafe { nix::libc::close(descriptor) };
+    }
+}
+
+/// Ends the process without a word: nothing that it got from its parent is to be tidied up twice.
+pub fn leave() -> ! {
+    // SAFETY: ends the process.
+    unsafe { nix::libc::_exit(0) }
+}

@@ -1,0 +1,299 @@
+//! The keeper: a process in the background that renews the leases by which somebody holds, where other hosts may share the
+//! store and so cannot see that he lives.
+//!
+//! `lock` leaves one behind. It ends when the owner does, and gives back for him; or when nothing is held any more.
+//!
+//! `run-with-lock` has one as long as its command runs. So neither a guardian that is stopped or killed nor a store that
+//! does not answer lets a second holder in while the command runs: the keeper goes on without its guardian and gives back
+//! when the command ends; the guardian, who never waits for the store while the command runs, ends the command before the
+//! lease does, which both know by [`LeaseEnd`]; and where the guardian is not there to do it, the keeper does. It starts
+//! another keeper should this one die.
+//!
+//! One thread renews, and may have to wait for the store; the other watches processes and clock, and never does.
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, getppid, pipe2, read, write};
+use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
+
+use super::targets::{Opened, Targets};
+use super::world::World;
+use crate::background::{self, Parent};
+use crate::boot_timer::BootTimer;
+use crate::child::News;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::host::{Bell, Listener};
+use crate::lease_end::LeaseEnd;
+use crate::lock::{Ask, Ended, Ending, Grant, Outcome, Process, Proof, Tenure};
+use crate::store::Reach;
+
+/// So long a guardian has to give back itself when the command has ended.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What is kept, and for whom.
+pub(super) struct Keeping<'a> {
+    pub(super) world: &'a World,
+    pub(super) targets: &'a Targets,
+    pub(super) proof: Proof,
+    /// The end of all of them is the end of it.
+    pub(super) owners: Vec<Process>,
+    /// Where others who must know it see when the lease ends.
+    pub(super) lease_end: LeaseEnd,
+    /// Whether the owners end before their lease does.
+    pub(super) kills: bool,
+}
+
+/// The keeper of a command, as its guardian has it.
+pub(super) struct Keeper {
+    hear: OwnedFd,
+    tell: OwnedFd,
+    pid: Cell<Option<Pid>>,
+}
+
+/// How it stands with one lock.
+enum Kept {
+    /// It is held until then, at least.
+    Until(Duration),
+    /// It is held, and no lease ends that.
+    ForGood,
+    /// It was given back.
+    GivenBack,
+    /// Somebody else may have it.
+    Lost,
+}
+
+/// Leaves a keeper behind for whoever holds these grants, if their leases are to be renewed.
+pub(super) fn leave_behind(keeping: &Keeping<'_>, opened: &Opened<'_>, grants: &[Grant]) -> Result<()> {
+    if !grants.iter().any(|grant| matches!(grant.tenure, Tenure::Renewed(_))) {
+        return Ok(());
+    }
+    keeping.lease_end.set(opened.lease_ends(grants));
+    background::spawn(c"csalock-keeper", Parent::Nobody, None, || keeping.run(None, None)).map(drop)
+}
+
+impl Keeper {
+    /// One that is not there yet.
+    pub(super) fn new() -> Result<Keeper> {
+        let failed = |errno: nix::Error| Error::new(Exit::System, format!("cannot make a pipe: {}", errno.desc()), "");
+        let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
+        Ok(Keeper { hear, tell, pid: Cell::new(None) })
+    }
+
+    /// Starts it, unless it is there.
+    pub(super) fn be_there(&self, keeping: &Keeping<'_>) {
+        if self.pid.get().is_none() {
+            let guardian = Pid::this();
+            let work = || keeping.run(Some(guardian), Some(&self.tell));
+            // Without one the command is ended before its lease is.
+            self.pid.set(background::spawn(c"csalock-keeper", Parent::Us, Some(&self.tell), work).unwrap_or(None));
+        }
+    }
+
+    /// Ends it.
+    pub(super) fn stop(&self) {
+        if let Some(pid) = self.pid.take() {
+            let _ = kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+        }
+    }
+}
+
+impl News for Keeper {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.hear.as_fd())
+    }
+
+    fn came(&self) -> bool {
+        let came = drain(self.hear.as_fd());
+        let ended = |pid| !matches!(waitpid(pid, Some(WaitPidFlag::WNOHANG)), Ok(WaitStatus::StillAlive));
+        let died = self.pid.get().is_some_and(ended);
+        if died {
+            self.pid.set(None);
+        }
+        came || died
+    }
+}
+
+impl Keeping<'_> {
+    /// Renews until everything is over.
+    fn run(&self, guardian: Option<Pid>, tell: Option<&OwnedFd>) {
+        let Ok((hear, poke)) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK) else { return };
+        let Ok((news, changed)) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK) else { return };
+        std::thread::scope(|scope| {
+            let renewing = || {
+                let told = || {
+                    for tell in [Some(&changed), tell].into_iter().flatten() {
+                        let _ = write(tell, b"!");
+                    }
+                };
+                self.renew_on_and_on(hear.as_fd(), &told);
+                background::leave()
+            };
+            if std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, renewing).is_ok() {
+                self.watch(guardian, poke.as_fd(), news.as_fd());
+            }
+            background::leave()
+        })
+    }
+
+    /// Watches the owners until they have ended, and then gives back for them.
+    fn watch(&self, guardian: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>) {
+        let pidfds: Vec<OwnedFd> = self.owners.iter().filter_map(|owner| self.pidfd(owner)).collect();
+        let bell = Bell::new(Listener::Guardian(&self.proof)).filter(|_| guardian.is_none());
+        let Ok(timer) = BootTimer::new() else { return };
+        let is_guarded = || guardian.is_some_and(|guardian| getppid() == guardian);
+        let mut terminated = false;
+        loop {
+            let alive: Vec<&OwnedFd> = pidfds.iter().filter(|pidfd| !is_readable(pidfd.as_fd())).collect();
+            if alive.is_empty() {
+                break;
+            }
+            let ends = self.lease_end.get().filter(|_| self.kills);
+            if let Some(ends) = ends {
+                let span = self.world.lease();
+                let (term, end) = (ends.saturating_sub(span * 3 / 10), ends.saturating_sub(span / 20));
+                let now = self.world.host.boottime();
+                if now >= end {
+                    alive.iter().for_each(|pidfd| signal(pidfd, rustix::process::Signal::KILL));
+                } else if now >= term && !is_guarded() && !std::mem::replace(&mut terminated, true) {
+                    alive.iter().for_each(|pidfd| signal(pidfd, rustix::process::Signal::TERM));
+                    alive.iter().for_each(|pidfd| signal(pidfd, rustix::process::Signal::CONT));
+                }
+                timer.set([term, end].into_iter().find(|at| *at > now).or(Some(now + LAST_WORDS)));
+            }
+            let bell_fd = bell.as_ref().map(AsFd::as_fd);
+            wait_for(alive.iter().map(|pidfd| pidfd.as_fd()).chain([news, timer.as_fd()]).chain(bell_fd), None);
+            drain(news);
+            if bell.as_ref().is_some_and(Bell::rang) {
+                let _ = write(poke, b"!");
+            }
+        }
+        if is_guarded() {
+            wait_for([], Some(LAST_WORDS));
+        }
+        self.give_back();
+    }
+
+    fn pidfd(&self, owner: &Process) -> Option<OwnedFd> {
+        let pidfd = pidfd_open(rustix::process::Pid::from_raw(owner.pid)?, PidfdFlags::empty()).ok()?;
+        // Only after this is it known to be that process's, and not its pid's next user's.
+        (self.world.host.process(owner.pid) == Ok(Some(*owner))).then_some(pidfd)
+    }
+
+    /// Gives back for owners who have ended.
+    fn give_back(&self) {
+        while self.lease_end.get().is_some_and(|ends| self.world.host.boottime() < ends) {
+            let Ok(opened) = self.targets.open(self.world) else { continue };
+            if opened.give_back(self.proof).iter().all(Result::is_ok) {
+                break;
+            }
+            wait_for([], Some(LAST_WORDS));
+        }
+    }
+
+    /// Renews in good time, again and again. Returns when nothing is held any more.
+    fn renew_on_and_on(&self, poke: BorrowedFd<'_>, told: &dyn Fn()) {
+        let Ok(timer) = BootTimer::new() else { return };
+        let span = self.world.lease();
+        let mut opened: Option<Opened<'_>> = None;
+        let mut next = self.lease_end.get().map_or(Duration::ZERO, |ends| ends.saturating_sub(span * 2 / 3));
+        loop {
+            timer.set(Some(next));
+            wait_for([poke, timer.as_fd()], None);
+            drain(poke);
+            let now = self.world.host.boottime();
+            next = match self.renew(&mut opened) {
+                Ok(Some(ends)) => {
+                    self.lease_end.set(ends);
+                    told();
+                    let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
+                    now + (left / 3).max(Duration::from_millis(10))
+                }
+                Ok(None) => return,
+                Err(_) => {
+                    opened = None;
+                    self.world.host.boottime() + span / 30
+                }
+            };
+        }
+    }
+
+    /// Renews once, and says when the first of the leases ends; `Some(None)`: none of them does; `None`: nothing is held.
+    fn renew<'a>(&'a self, opened: &mut Option<Opened<'a>>) -> Result<Option<Option<Duration>>> {
+        let opened = match opened {
+            Some(opened) => opened,
+            none => none.insert(self.targets.open(self.world)?),
+        };
+        let (mut held, mut first): (bool, Option<Duration>) = (false, None);
+        for (target, engine) in opened.each().filter(|(_, engine)| engine.store().reach() == Reach::ManyHosts) {
+            let now = self.world.host.boottime();
+            let ends = match self.keep(&target.name, engine)? {
+                Kept::GivenBack => continue,
+                Kept::Lost if !self.kills => continue,
+                Kept::ForGood => None,
+                Kept::Until(ends) => Some(ends),
+                Kept::Lost => Some(now),
+            };
+            held = true;
+            first = ends.map(|ends| first.map_or(ends, |first| first.min(ends))).or(first);
+        }
+        Ok(held.then_some(first))
+    }
+
+    fn keep(&self, name: &[u8], engine: &Engine) -> Result<Kept> {
+        let now = self.world.host.boottime();
+        let mine = |grant: &Grant| grant.proof == self.proof;
+        let record = engine.sight(name)?.record;
+        match record.holders.into_iter().find(mine).map(|grant| grant.tenure) {
+            Some(Tenure::Renewed(_)) => {
+                let tenure = engine.begin(&Tenure::Renewing(self.world.lease().as_millis() as u64))?;
+                match engine.settle(name, &Ask::Renew(engine.claimant(Some(self.proof), Vec::new())?, tenure))? {
+                    Outcome::Renewed(grant) => Ok(engine.ends(&grant.tenure).map_or(Kept::ForGood, Kept::Until)),
+                    Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending) => Ok(self.ended(ending)),
+                    _ => Ok(Kept::Lost),
+                }
+            }
+            Some(Tenure::Until(lease)) => Ok(Kept::Until(now + engine.store().remaining(&lease)?)),
+            Some(_) => Ok(Kept::ForGood),
+            None => Ok(self.ended(record.endings.into_iter().find(|ending| mine(&ending.grant)))),
+        }
+    }
+
+    /// What it means that nothing is held. That a grant was given back is soon forgotten; that one was broken is not.
+    fn ended(&self, ending: Option<Ending>) -> Kept {
+        let over = self.lease_end.get().is_some_and(|ends| ends <= self.world.host.boottime());
+        match ending.map(|ending| ending.how) {
+            Some(Ended::Released | Ended::Died) => Kept::GivenBack,
+            None if !over => Kept::GivenBack,
+            _ => Kept::Lost,
+        }
+    }
+}
+
+fn signal(pidfd: &OwnedFd, signal: rustix::process::Signal) {
+    let _ = pidfd_send_signal(pidfd, signal);
+}
+
+fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
+    poll(&mut [PollFd::new(descriptor, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+}
+
+fn wait_for<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: Option<Duration>) {
+    let mut polled: Vec<PollFd<'_>> = descriptors.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    let at_most = at_most.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX));
+    let _ = poll(&mut polled, at_most);
+}
+
+/// Whether there was anything to read.
+fn drain(descriptor: BorrowedFd<'_>) -> bool {
+    let mut buffer = [0; 64];
+    std::iter::from_fn(|| read(descriptor, &mut buffer).ok().filter(|length| *length > 0)).count() > 0
+}

@@ -1,0 +1,107 @@
+//! Several names as one change, where the store can make one of several swaps: no crash comes between, so nothing has to
+//! be tentative and nothing to be decided.
+
+use super::{Applicant, Current, Engine, MOST_CONFLICTS, Patience, Swapped, with_token};
+use crate::error::Result;
+use crate::lock::{Ask, Ending, Grant, Outcome, Record, Step, Tenure};
+use crate::store::Version;
+
+/// How an attempt to change several records ended.
+pub(super) enum Together {
+    /// All of them are changed, or were as they ought to be: what is to be answered for each.
+    Done(Vec<Outcome>),
+    /// None of them, because of this one.
+    Refused(usize, Outcome),
+}
+
+impl Engine {
+    /// Whether so many names can be changed as one.
+    pub(super) fn changes_at_once(&self, names: usize) -> bool {
+        (2..=self.store.most_at_once()).contains(&names)
+    }
+
+    /// Takes all of these names, some of which may be granted tentatively already (`held`), or none. Waits for nobody.
+    pub(super) fn take_together(&self, names: &[&[u8]], applicant: &Applicant, held: &[bool]) -> Result<Together> {
+        let for_good = Applicant { tentative: false, called: None, ..applicant.clone() };
+        let application = self.application(&for_good, &Patience::NONE);
+        // Each has its own, for each may be given back alone.
+        let mut begun: Vec<Option<Tenure>> = vec![None; names.len()];
+        self.change_together(
+            names,
+            &mut |at, record| {
+                let refuse_stale = application.refuse_stale && !held[at];
+                let application = crate::lock::Application { refuse_stale, ..application.clone() };
+                let tenure = application.tenure.clone();
+                let mut step = self.decide(record, &Ask::Take(application), None)?;
+                if let Step::Write { record, outcome: Some(Outcome::Granted(grant, _)), .. } = &mut step {
+                    let known = begun[at].take().filter(|begun| self.is_fresh(begun));
+                    let tenure = known.map_or_else(|| self.begin(&tenure), Ok)?;
+                    begun[at] = Some(tenure.clone());
+                    for holder in record.holders.iter_mut().filter(|holder| holder.proof == grant.proof) {
+                        holder.tenure = tenure.clone();
+                    }
+                    grant.tenure = tenure;
+                }
+                Ok(step)
+            },
+            &|outcome| matches!(outcome, Outcome::Granted(..)),
+        )
+    }
+
+    /// Decides about each of these names, and makes all changes as one if all answers are as `wanted`.
+    pub(super) fn change_together(
+        &self,
+        names: &[&[u8]],
+        decide: &mut dyn FnMut(usize, &Record) -> Result<Step>,
+        wanted: &dyn Fn(&Outcome) -> bool,
+    ) -> Result<Together> {
+        for _ in 0..MOST_CONFLICTS {
+            let mut looks: Vec<(Current, Option<Step>)> = Vec::new();
+            let mut answers = Vec::new();
+            for (at, name) in names.iter().enumerate() {
+                let (version, record) = self.read(name)?;
+                let step = decide(at, &record)?;
+                let (outcome, step) = match step {
+                    Step::Done(outcome) => (outcome, None),
+                    Step::Write { outcome: Some(ref outcome), .. } => (outcome.clone(), Some(step)),
+                    _ => (Outcome::Busy(record.holders.clone()), None),
+                };
+                if !wanted(&outcome) {
+                    return Ok(Together::Refused(at, outcome));
+                }
+                answers.push(outcome);
+                looks.push(((version, record), step));
+            }
+            let swapped: Vec<Swapped<'_>> =
+                looks.iter().filter_map(|(look, step)| swapped(look, step.as_ref()?)).collect();
+            let stored = match swapped.is_empty() {
+                true => return Ok(Together::Done(answers)),
+                false => self.swap_with(&swapped, &[], None)?,
+            };
+            if let Some(version) = stored {
+                let number = |outcome| with_token(outcome, &version);
+                return Ok(Together::Done(answers.into_iter().map(number).collect()));
+            }
+        }
+        Err(self.overtaken(names[0]))
+    }
+}
+
+fn swapped<'a>((version, before): &'a (Option<Version>, Record), step: &'a Step) -> Option<Swapped<'a>> {
+    match step {
+        Step::Write { record, wake, .. } => Some(Swapped { expect: *version, before, record, wake }),
+        _ => None,
+    }
+}
+
+/// The grants in the order of the names, and from whom the last of them was taken, if somebody had not given it back.
+pub(super) fn granted(outcomes: Vec<Outcome>) -> (Vec<Grant>, Option<(usize, Ending)>) {
+    let (mut grants, mut evicted) = (Vec::new(), None);
+    for (at, outcome) in outcomes.into_iter().enumerate() {
+        if let Outcome::Granted(grant, ending) = outcome {
+            grants.push(grant);
+            evicted = ending.map(|ending| (at, ending)).or(evicted);
+        }
+    }
+    (grants, evicted)
+}
