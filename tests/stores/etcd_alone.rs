@@ -323,7 +323,7 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
     let Some(cluster) = etcd::shared() else { return };
     let proxy = Proxy::to(&cluster.endpoints()[0]);
     let prefix = etcd::new_prefix();
-    let store = open(&cluster.url_at(&[proxy.address.clone()], &prefix));
+    let store = open(&cluster.url_at(std::slice::from_ref(&proxy.address), &prefix));
     let lease = store.lend(60 * SECOND).unwrap();
     let first = stored(store.swap(b"x", None, Some(b"one")).unwrap());
     proxy.swallow.store(true, Ordering::SeqCst);

@@ -127,6 +127,8 @@ struct Inside {
     unwanted: usize,
     /// What was read behind them.
     read: Vec<u8>,
+    /// Whether we lost count of them.
+    lost: bool,
 }
 
 fn locked(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
@@ -161,8 +163,14 @@ impl Inside {
         }
     }
 
-    /// Reads the answers that nobody wants.
+    /// Reads the answers that nobody wants. If that fails, nothing can be read any more.
     fn skip_unwanted(&mut self) -> io::Result<()> {
+        let skipped = self.try_to_skip_unwanted();
+        self.lost |= skipped.is_err();
+        skipped
+    }
+
+    fn try_to_skip_unwanted(&mut self) -> io::Result<()> {
         let mut said = std::mem::take(&mut self.read);
         while self.unwanted > 0 {
             while self.unwanted > 0
@@ -201,7 +209,7 @@ impl Line {
                 Wire::Tls(Box::new(StreamOwned::new(tls, socket)))
             }
         };
-        let inside = Arc::new(Mutex::new(Inside { wire, unwanted: 0, read: Vec::new() }));
+        let inside = Arc::new(Mutex::new(Inside { wire, unwanted: 0, read: Vec::new(), lost: false }));
         Ok(Line { inside, buffers: LazyBuffers::new(1 << 14, 1 << 14), unsent: Vec::new() })
     }
 
@@ -282,7 +290,7 @@ impl Transport for Line {
     fn is_open(&mut self) -> bool {
         let inside = self.inside();
         // What comes unasked is the end of the connection.
-        inside.unwanted > 0 || !is_readable(inside.socket().stream.as_fd())
+        !inside.lost && (inside.unwanted > 0 || !is_readable(inside.socket().stream.as_fd()))
     }
 
     fn is_tls(&self) -> bool {
