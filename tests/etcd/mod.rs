@@ -1,5 +1,5 @@
-//! etcd as tests need it: real servers on free ports of the loopback, alone or three of them, with TLS, with users, killed
-//! and stopped. They end with the test process, however that ends.
+//! etcd as tests need it: real servers on free ports of the loopback, alone or three of them, with TLS, with users,
+//! killed and stopped. They end with the test process, however that ends.
 //!
 //! Where etcd is not installed the tests that need it say so and pass; with `CI=true` they fail.
 
@@ -252,7 +252,7 @@ impl Drop for Cluster {
     }
 }
 
-/// An authority, and certificates of its own: `server` for this host, `client` for nobody in particular; and a stranger.
+/// An authority, and certificates of its own: `server` for this host, `client` for nobody in particular. A stranger, too.
 fn make_certificates(place: &Path) {
     let script = r#"
         set -e
@@ -264,8 +264,10 @@ fn make_certificates(place: &Path) {
         sign() {
             key "$1"
             openssl req -new -key "$1.key" -subj "/O=csalock $1" -out "$1.csr"
-            printf 'basicConstraints=CA:FALSE\nsubjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=%s\n' "$2" > "$1.ext"
-            openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile "$1.ext" -out "$1.pem"
+            names=IP:127.0.0.1,DNS:localhost
+            printf 'basicConstraints=CA:FALSE\nsubjectAltName=%s\nextendedKeyUsage=%s\n' $names "$2" > "$1.ext"
+            openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile "$1.ext" \
+                -out "$1.pem"
         }
         # etcd is a client of itself.
         sign server serverAuth,clientAuth

@@ -1,8 +1,8 @@
 //! Bells: a key that is put when somebody is to wake, and a watch on it by the one who sleeps.
 //!
 //! A watch is a request whose answer never ends, on a connection of its own. Once etcd has said that it began, whatever
-//! comes is worth a look: the key, a watch that ended, the end of the connection. So nothing of it is read any more, and no
-//! thread is needed: the descriptor becomes readable, that is all. Who misses a ring looks a second later.
+//! comes is worth a look: the key, a watch that ended, the end of the connection. So nothing of it is read any more,
+//! and no thread is needed: the descriptor becomes readable, that is all. Who misses a ring looks a second later.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -47,7 +47,8 @@ pub(super) fn hear(gateway: &Gateway, key: &[u8], from: u64) -> Option<Box<dyn H
     }});
     let (question, login) = (question.to_string(), token.map(|token| format!("Authorization: {token}\r\n")));
     let request = format!(
-        "POST /v3/watch HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\n{}Content-Length: {}\r\n\r\n{question}",
+        "POST /v3/watch HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\n{}\
+         Content-Length: {}\r\n\r\n{question}",
         login.unwrap_or_default(),
         question.len(),
     );

@@ -1,8 +1,8 @@
 //! From a server's name to a connection.
 //!
-//! ureq would look up names in a thread for each request, and keep time in its own way. Here an address is an address; a
-//! name is looked up in a thread, which can be left alone when it takes too long, and what was found is known to the whole
-//! process for a while: a child that shares our memory must not start threads.
+//! ureq would look up names in a thread for each request, and keep time in its own way. Here an address is an address;
+//! a name is looked up in a thread, which can be left alone when it takes too long, and what was found is known to the
+//! whole process for a while: a child that shares our memory must not start threads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -68,7 +68,7 @@ impl Dialler {
         Err(last.into())
     }
 
-    /// Learns the addresses of all these. Now, because a child that shares our memory must not start the thread for that.
+    /// Learns the addresses of all these. Now, because a child that shares our memory must not start a thread.
     pub(super) fn look_up_names(&self, servers: &[String]) {
         servers.iter().for_each(|server| drop(self.addresses(server, TO_LOOK_UP)));
     }

@@ -1,13 +1,14 @@
 //! One question to the cluster, through the JSON gateway that each of its servers has, until one of them answers or the
 //! time is over.
 //!
-//! **Which server.** We start with any of them, so that one that is dead in silence holds up only a part of all calls, and
-//! stay with the one that answered. Within a call each gets its share of the time that is left.
+//! **Which server.** We start with any of them, so that one that is dead in silence holds up only a part of all calls,
+//! and stay with the one that answered. Within a call each gets its share of the time that is left.
 //!
-//! **What is tried again.** A cluster's own answer, also a refusal, ends the call at once. So does it, as long as nobody
-//! has answered this process yet, when all servers are certainly not to be had: refused, unknown, without gateway, of a
-//! strange authority. Silence, a closed connection and "no leader" are tried again while there is time; once somebody has
-//! answered, everything that may pass is. A request may thus reach the cluster more than once. All that we send may.
+//! **What is tried again.** A cluster's own answer, also a refusal, ends the call at once. So does it, as long as
+//! nobody has answered this process yet, when all servers are certainly not to be had: refused, unknown, without
+//! gateway, of a strange authority. Silence, a closed connection and "no leader" are tried again while there is time;
+//! once somebody has answered, everything that may pass is. A request may thus reach the cluster more than once. All
+//! that we send may.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -287,8 +288,8 @@ impl Gateway {
         }
     }
 
-    /// Waits a little for the answers that nobody waited for: should we end before the server has taken up a request, then
-    /// it takes our end for a change of mind.
+    /// Waits a little for the answers that nobody waited for: should we end before the server has taken up a request,
+    /// then it takes our end for a change of mind.
     pub(super) fn settle(&self) {
         let _state = self.state();
         if self.terms.is_owed() {

@@ -1,9 +1,9 @@
-//! A connection to one server, as ureq wants it: with TLS or without, and never waiting for longer than the present call
-//! has left.
+//! A connection to one server, as ureq wants it: with TLS or without, and never waiting for longer than the present
+//! call has left.
 //!
-//! What ureq writes of one request goes out at once: two small segments would wake the server twice. And a request may be
-//! sent whose answer nobody wants now ([`Terms::set`]): ureq is then given one, and the real one is skipped before the next
-//! is read, or by [`Terms::settle`].
+//! What ureq writes of one request goes out at once: two small segments would wake the server twice. And a request may
+//! be sent whose answer nobody wants now ([`Terms::set`]): ureq is then given one, and the real one is skipped before
+//! the next is read, or by [`Terms::settle`].
 
 use std::fmt;
 use std::io::{self, Read, Write};

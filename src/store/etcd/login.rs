@@ -1,8 +1,8 @@
 //! Who we are to etcd: user and password, and the token that it gives for them.
 //!
-//! A login costs the server a twentieth of a second on purpose, so the token is kept for the next call, in a directory that
-//! is this user's alone and gone with the boot. It is opened through no link and believed only if nobody else can have
-//! written it. A token that is too old is refused; then we log in once more.
+//! A login costs the server a twentieth of a second on purpose, so the token is kept for the next call, in a directory
+//! that is this user's alone and gone with the boot. It is opened through no link and believed only if nobody else can
+//! have written it. A token that is too old is refused; then we log in once more.
 
 use std::fs::File;
 use std::io::{Read, Write};

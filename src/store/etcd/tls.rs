@@ -1,5 +1,5 @@
-//! What TLS needs: whom we trust, and who we are. Read once per process, since a child that shares our memory may use it,
-//! and with it the sessions that can be taken up again.
+//! What TLS needs: whom we trust, and who we are. Read once per process, since a child that shares our memory may use
+//! it, and with it the sessions that can be taken up again.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -109,8 +109,8 @@ fn cure(trouble: &Trouble) -> &'static str {
         }
         Trouble::WantsTls => "say etcds:// instead of etcd:// in the store's URL",
         Trouble::NoGateway => {
-            "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, where 3.4 \
-             has it off"
+            "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, \
+             where 3.4 has it off"
         }
         Trouble::Strange(_) => "see what it is that answers there, and whether etcd is 3.4 or later",
         Trouble::Said(_, said) if said.contains("connection error") => {
