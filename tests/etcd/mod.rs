@@ -252,7 +252,7 @@ impl Drop for Cluster {
     }
 }
 
-/// An authority, and certificates of its own: `server` for this host, `client` for nobody in particular. A stranger, too.
+/// An authority, its certificates for `server` (this host) and `client` (nobody in particular), and a strange authority.
 fn make_certificates(place: &Path) {
     let script = r#"
         set -e

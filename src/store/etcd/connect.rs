@@ -108,10 +108,13 @@ impl Dialler {
 fn look_up(server: &str, at_most: Duration) -> Option<Vec<SocketAddr>> {
     let (tell, told) = mpsc::channel();
     let server = server.to_string();
-    std::thread::spawn(move || {
+    let thread = std::thread::Builder::new().spawn(move || {
         let _ = tell.send(server.to_socket_addrs().ok().map(|found| found.take(8).collect::<Vec<_>>()));
     });
-    told.recv_timeout(at_most).ok().flatten().filter(|found| !found.is_empty())
+    let found = told.recv_timeout(at_most).ok()?;
+    // We may fork, so it must not be busy with its own end.
+    let _ = thread.map(std::thread::JoinHandle::join);
+    found.filter(|found| !found.is_empty())
 }
 
 /// The host of `HOST:PORT`, without brackets.

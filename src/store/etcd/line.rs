@@ -76,10 +76,12 @@ impl Socket {
         Ok(Socket { stream, terms })
     }
 
+    /// Waits until that can be done; or until a signal came, and it is to be tried again.
     fn wait_for(&self, what: PollFlags) -> io::Result<()> {
-        match poll(self.stream.as_fd(), what, self.terms.left())? {
-            true => Ok(()),
-            false => Err(io::ErrorKind::TimedOut.into()),
+        match poll(self.stream.as_fd(), what, self.terms.left()) {
+            Ok(false) => Err(io::ErrorKind::TimedOut.into()),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+            _ => Ok(()),
         }
     }
 }
