@@ -280,6 +280,7 @@ impl Engine {
             let _ = self.tidy_up(before, record);
             self.remember(before, record, by);
         }
+        self.store.settle();
         Ok(Some(version))
     }
 

@@ -184,6 +184,9 @@ pub trait Store: Send + Sync {
     /// Wakes whoever hears this bell, which goes away with the lease. Nobody relies on it.
     fn ring(&self, _bell: &[u8], _lease: &Lease) {}
 
+    /// Sees to it that what was noted, rung and remembered so far reaches the store, if it can within a moment.
+    fn settle(&self) {}
+
     /// Begins to listen for a bell: for all that rang after this version was stored.
     fn hear(&self, _bell: &[u8], _since: &Version) -> Option<Box<dyn Hearing>> {
         None

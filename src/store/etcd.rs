@@ -10,23 +10,25 @@
 //! ```
 //!
 //! **Swap.** One transaction: if the key is still at that revision (0: not there), put or delete it. Revisions are the
-//! cluster's own and only grow, so a record that was removed and came back has a greater one. A transaction whose answer
-//! did not come may have happened: it is sent again until there is an answer, and if it had happened, the repetition finds
-//! another revision and says *conflict*. That no answer came in time never means that nothing was stored.
+//! cluster's own and only grow, so a record that was removed and came back has a greater one. A transaction whose
+//! answer did not come may have happened: it is sent again until there is an answer, and if it had happened, the
+//! repetition finds another revision and says *conflict*. That no answer came in time never means that nothing was
+//! stored.
 //!
 //! **Reading** is always linearizable: a server that lost touch with the others does not answer from what it remembers.
 //!
 //! **Leases** are etcd's own, each with a key that goes when it ends. A lease is over when that key is gone, as a
-//! linearizable read sees it. What a server says of a lease itself is believed for nothing but the time that is left: it
-//! comes from the leader's memory, and a leader that was deposed and does not know it yet goes on to say it, and to accept
-//! keep-alives. So nothing is ever kept alive here. To renew is to begin a new lease and to swap it into the record, and
-//! both take a majority. The key of a new lease is put by the next transaction of this process ([`leases`]), which
-//! saves a request for each lock that is taken. etcd may let a lease last longer, never shorter, than it was asked for: it
-//! begins anew with each leader. So its holder must count on his own clock, and does.
+//! linearizable read sees it. What a server says of a lease itself is believed for nothing but the time that is left:
+//! it comes from the leader's memory, and a leader that was deposed and does not know it yet goes on to say it, and to
+//! accept keep-alives. So nothing is ever kept alive here. To renew is to begin a new lease and to swap it into the
+//! record, and both take a majority. The key of a new lease is put by the next transaction of this process
+//! ([`leases`]), which saves a request for each lock that is taken. etcd may let a lease last longer, never shorter,
+//! than it was asked for: it begins anew with each leader. So its holder must count on his own clock, and does.
 //!
-//! **Giving back** ends with the end of the lease and a line of history. Nobody waits for the answers to these: the
-//! requests are written, the answers skipped by the next call if there is one ([`line`]). What is lost in that way lives
-//! for the rest of its time to live, and hurts nobody.
+//! **Giving back** ends with the end of the lease and a line of history, and perhaps a bell. They are written one after
+//! the other without waiting for answers ([`line`]); then all of these are waited for, for a tenth of a second at most.
+//! Not to wait at all would be cheaper still, but a server whose client is gone does not do what it has not begun: most
+//! leases stayed. What is lost all the same lives for the rest of its time to live, and hurts nobody.
 //!
 //! **Bells** wake waiters on other hosts ([`bell`]). Nobody relies on them.
 //!
@@ -325,6 +327,10 @@ impl Store for Etcd {
             });
             self.gateway.tell("/v3/kv/put", &question);
         }
+    }
+
+    fn settle(&self) {
+        self.gateway.settle();
     }
 
     fn hear(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Hearing>> {

@@ -1,5 +1,5 @@
-//! etcd as tests need it: real servers on free ports of the loopback, alone or three of them, with TLS, with users, killed
-//! and stopped. They end with the test process, however that ends.
+//! etcd as tests need it: real servers on free ports of the loopback, alone or three of them, with TLS, with users,
+//! killed and stopped. They end with the test process, however that ends.
 //!
 //! Where etcd is not installed the tests that need it say so and pass; with `CI=true` they fail.
 
@@ -48,7 +48,8 @@ struct Member {
 
 /// Whether there is an etcd to test with.
 pub(crate) fn is_installed() -> bool {
-    let found = |program: &str| Command::new(program).arg(if program == "etcd" { "--version" } else { "version" }).output();
+    let found =
+        |program: &str| Command::new(program).arg(if program == "etcd" { "--version" } else { "version" }).output();
     let is_there = ["etcd", "etcdctl"].into_iter().all(|program| found(program).is_ok());
     if !is_there {
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "etcd-server and etcd-client must be installed");
@@ -111,7 +112,8 @@ impl Cluster {
         let member = &self.members[number];
         let client = format!("{}://{}", self.scheme(), member.client);
         let peer = format!("http://{}", member.peer);
-        let all: Vec<String> = self.members.iter().map(|other| format!("{}=http://{}", other.name, other.peer)).collect();
+        let all: Vec<String> =
+            self.members.iter().map(|other| format!("{}=http://{}", other.name, other.peer)).collect();
         // It dies with the thread that started it, so that thread must not end before this process does.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "etcd", "--name", &member.name, "--log-level", "error"]);
@@ -250,7 +252,7 @@ impl Drop for Cluster {
     }
 }
 
-/// An authority, and certificates of its own: `server` for this host, `client` for nobody in particular; and a stranger.
+/// An authority, its certificates for `server` (this host) and `client` (nobody in particular), and a strange authority.
 fn make_certificates(place: &Path) {
     let script = r#"
         set -e
@@ -262,8 +264,10 @@ fn make_certificates(place: &Path) {
         sign() {
             key "$1"
             openssl req -new -key "$1.key" -subj "/O=csalock $1" -out "$1.csr"
-            printf 'basicConstraints=CA:FALSE\nsubjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=%s\n' "$2" > "$1.ext"
-            openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile "$1.ext" -out "$1.pem"
+            names=IP:127.0.0.1,DNS:localhost
+            printf 'basicConstraints=CA:FALSE\nsubjectAltName=%s\nextendedKeyUsage=%s\n' $names "$2" > "$1.ext"
+            openssl x509 -req -in "$1.csr" -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile "$1.ext" \
+                -out "$1.pem"
         }
         # etcd is a client of itself.
         sign server serverAuth,clientAuth

@@ -4,6 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests start processes and tell them their part in the environment")]
 
+#[path = "../etcd/mod.rs"]
+mod etcd;
+mod etcd_alone;
 mod kept;
 mod promises;
 mod rig;
@@ -19,14 +22,16 @@ macro_rules! keep {
         mod $store {
             $(#[test]
             fn $promise() {
-                crate::$from::$promise(&crate::rig::Rig::$store());
+                if let Some(rig) = crate::rig::Rig::$store() {
+                    crate::$from::$promise(&rig);
+                }
             })+
         }
     };
 }
 
 mod every_store {
-    keep! { promises on memory, directory, beside, sqlite: {
+    keep! { promises on memory, directory, beside, sqlite, etcd: {
         a_record_that_was_never_written_is_absent
         what_was_written_is_read_back
         the_first_swap_expects_none
@@ -43,17 +48,22 @@ mod every_store {
         a_scan_sees_what_stays_once_while_others_come_and_go
         opening_and_asking_create_nothing
         a_second_opener_sees_the_same_records
-        ten_thousand_takes_leave_nothing_behind
-        a_lease_ends_when_its_time_is_over
-        a_lease_does_not_care_for_the_wall_clock
-        a_lease_that_is_over_stays_over
+        many_takes_leave_nothing_behind
         the_place_of_a_record_shows_its_name_escaped
         lines_of_history_come_back_in_order
     } }
 }
 
+mod stores_whose_leases_end_by_clocks_that_a_test_can_set {
+    keep! { promises on memory, directory, beside, sqlite: {
+        a_lease_ends_when_its_time_is_over
+        a_lease_does_not_care_for_the_wall_clock
+        a_lease_that_is_over_stays_over
+    } }
+}
+
 mod stores_that_processes_share {
-    keep! { storms on directory, beside, sqlite: {
+    keep! { storms on directory, beside, sqlite, etcd: {
         steps_of_many_processes_on_one_record_are_all_kept
         tokens_of_many_processes_that_also_remove_are_never_given_twice
         processes_killed_in_mid_storm_leave_a_store_that_works
@@ -61,7 +71,7 @@ mod stores_that_processes_share {
 }
 
 mod stores_that_keep_what_they_are_told_to {
-    keep! { kept on memory, directory, beside, sqlite: {
+    keep! { kept on memory, directory, beside, sqlite, etcd: {
         swaps_of_every_durability_do_the_same
     } }
     mod modes {

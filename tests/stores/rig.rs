@@ -3,10 +3,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use csalock::host::{Fake, Host, Unix};
-use csalock::store::{Directory, Layout, Memory, Sqlite, Store, Swap, Version};
+use csalock::store::{Access, Directory, Etcd, Layout, Location, Memory, Sqlite, Store, Swap, Version};
 use tempfile::TempDir;
+
+use crate::etcd;
 
 /// The kinds of stores there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,10 +18,11 @@ pub(crate) enum Kind {
     Directory,
     Beside,
     Sqlite,
+    Etcd,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 4] = [Kind::Memory, Kind::Directory, Kind::Beside, Kind::Sqlite];
+    pub(crate) const ALL: [Kind; 5] = [Kind::Memory, Kind::Directory, Kind::Beside, Kind::Sqlite, Kind::Etcd];
 
     pub(crate) fn open(self, path: &Path, host: Arc<dyn Host>) -> Arc<dyn Store> {
         match self {
@@ -26,6 +30,10 @@ impl Kind {
             Kind::Directory => Arc::new(Directory::open(path, Layout::Own, host).unwrap()),
             Kind::Beside => Arc::new(Directory::open(path, Layout::Beside, host).unwrap()),
             Kind::Sqlite => Arc::new(Sqlite::open(path, host).unwrap()),
+            Kind::Etcd => match Location::parse(path.as_os_str(), Path::new("/")).unwrap() {
+                Location::Etcd(cluster) => Arc::new(Etcd::open(&cluster, &Access::default(), host).unwrap()),
+                other => panic!("{other:?} is in no etcd"),
+            },
         }
     }
 }
@@ -34,35 +42,61 @@ pub(crate) struct Rig {
     pub(crate) kind: Kind,
     pub(crate) store: Arc<dyn Store>,
     place: TempDir,
+    /// Where the store is: a path, or for etcd a URL.
+    path: PathBuf,
 }
 
 impl Rig {
-    pub(crate) fn memory() -> Rig {
-        Rig::new(Kind::Memory)
+    pub(crate) fn memory() -> Option<Rig> {
+        Some(Rig::new(Kind::Memory, None))
     }
 
-    pub(crate) fn directory() -> Rig {
-        Rig::new(Kind::Directory)
+    pub(crate) fn directory() -> Option<Rig> {
+        Some(Rig::new(Kind::Directory, None))
     }
 
-    pub(crate) fn beside() -> Rig {
-        Rig::new(Kind::Beside)
+    pub(crate) fn beside() -> Option<Rig> {
+        Some(Rig::new(Kind::Beside, None))
     }
 
-    pub(crate) fn sqlite() -> Rig {
-        Rig::new(Kind::Sqlite)
+    pub(crate) fn sqlite() -> Option<Rig> {
+        Some(Rig::new(Kind::Sqlite, None))
     }
 
-    fn new(kind: Kind) -> Rig {
+    /// `None`: there is no etcd to be tested with.
+    pub(crate) fn etcd() -> Option<Rig> {
+        let url = etcd::shared()?.url(&etcd::new_prefix());
+        Some(Rig::new(Kind::Etcd, Some(url.into())))
+    }
+
+    fn new(kind: Kind, url: Option<PathBuf>) -> Rig {
         // In memory where that is possible: thousands of syncs would test nothing but the disk.
         let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-        let store = kind.open(&path_in(&place), Arc::new(Unix::new()));
-        Rig { kind, store, place }
+        let path = url.unwrap_or_else(|| place.path().join("store"));
+        let store = kind.open(&path, Arc::new(Unix::new()));
+        Rig { kind, store, place, path }
     }
 
     /// Where the store is.
     pub(crate) fn path(&self) -> PathBuf {
-        path_in(&self.place)
+        self.path.clone()
+    }
+
+    /// What the place of each of its records names.
+    pub(crate) fn is_in(&self) -> &Path {
+        if self.kind == Kind::Etcd { &self.path } else { self.around() }
+    }
+
+    /// Waits for what the dead had asked for and a server has not done yet.
+    pub(crate) fn await_last_words(&self) {
+        if self.kind == Kind::Etcd {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// How often a lock is to be taken before it is clear that nothing is left behind.
+    pub(crate) fn many(&self) -> u32 {
+        if self.kind == Kind::Etcd { 1000 } else { 10_000 }
     }
 
     /// The directory that is for this test alone, with the store in it.
@@ -84,8 +118,13 @@ impl Rig {
         (self.kind.open(&self.path(), Arc::new(fake.clone())), fake)
     }
 
-    /// How many files and directories there are, and how many bytes.
+    /// How many files and directories there are, and how many bytes; or keys, and bytes of these and their values.
     pub(crate) fn footprint(&self) -> (u64, u64) {
+        if self.kind == Kind::Etcd {
+            let prefix = self.path.to_str().unwrap().rsplit('/').next().unwrap();
+            let ours = etcd::shared().unwrap().ctl(&["get", "--prefix", &format!("{prefix}/"), "--hex"]);
+            return (ours.lines().filter(|line| !line.is_empty()).count() as u64, ours.len() as u64);
+        }
         footprint(self.place.path())
     }
 
@@ -122,10 +161,6 @@ pub(crate) fn stored(swap: Swap) -> Version {
         Swap::Stored(version) => version,
         Swap::Conflict => panic!("a swap that nobody disturbed met a conflict"),
     }
-}
-
-fn path_in(place: &TempDir) -> PathBuf {
-    place.path().join("store")
 }
 
 fn footprint(directory: &Path) -> (u64, u64) {

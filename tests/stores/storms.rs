@@ -47,6 +47,7 @@ pub(crate) fn processes_killed_in_mid_storm_leave_a_store_that_works(rig: &Rig) 
             victim.await_steps(usize::from(byte % 40) + 1);
         }
         killed.extend(victims.into_iter().map(Victim::kill));
+        rig.await_last_words();
         assert_sound(rig);
     }
     // What the dead wrote down has happened, and at most one step of each beyond it.

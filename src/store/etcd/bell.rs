@@ -1,18 +1,17 @@
 //! Bells: a key that is put when somebody is to wake, and a watch on it by the one who sleeps.
 //!
 //! A watch is a request whose answer never ends, on a connection of its own. Once etcd has said that it began, whatever
-//! comes is worth a look: the key, a watch that ended, the end of the connection. So nothing of it is read any more, and no
-//! thread is needed: the descriptor becomes readable, that is all. Who misses a ring looks a second later.
+//! comes is worth a look: the key, a watch that ended, the end of the connection. So nothing of it is read any more,
+//! and no thread is needed: the descriptor becomes readable, that is all. Who misses a ring looks a second later.
 
-use std::io::{Read, Write};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::gateway::Gateway;
-use super::line::{Line, Terms};
+use super::line::{Line, Terms, is_readable};
 use super::wire::encoded;
 use crate::store::Hearing;
 
@@ -22,15 +21,19 @@ const TO_BEGIN: Duration = Duration::from_millis(500);
 /// No beginning of a watch is longer.
 const LONGEST_BEGINNING: usize = 8192;
 
-struct Watch(Line);
+struct Watch {
+    descriptor: OwnedFd,
+    /// Keeps it open.
+    _line: Line,
+}
 
 impl Hearing for Watch {
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.descriptor()
+        self.descriptor.as_fd()
     }
 
     fn rang(&mut self) -> bool {
-        self.0.is_readable()
+        is_readable(self.descriptor.as_fd())
     }
 }
 
@@ -44,16 +47,16 @@ pub(super) fn hear(gateway: &Gateway, key: &[u8], from: u64) -> Option<Box<dyn H
     }});
     let (question, login) = (question.to_string(), token.map(|token| format!("Authorization: {token}\r\n")));
     let request = format!(
-        "POST /v3/watch HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\n{}Content-Length: {}\r\n\r\n{question}",
+        "POST /v3/watch HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\n{}\
+         Content-Length: {}\r\n\r\n{question}",
         login.unwrap_or_default(),
         question.len(),
     );
-    line.write_all(request.as_bytes()).ok()?;
-    line.flush().ok()?;
+    line.write(request.as_bytes()).ok()?;
     let mut said = Vec::new();
     loop {
         let mut buffer = [0; 1024];
-        let amount = Read::read(&mut line, &mut buffer).ok().filter(|amount| *amount > 0)?;
+        let amount = line.read(&mut buffer).ok().filter(|amount| *amount > 0)?;
         said.extend_from_slice(&buffer[..amount]);
         match begun(&said)? {
             Begun::No if said.len() > LONGEST_BEGINNING => return None,
@@ -65,7 +68,7 @@ pub(super) fn hear(gateway: &Gateway, key: &[u8], from: u64) -> Option<Box<dyn H
             }
         }
     }
-    Some(Box::new(Watch(line)))
+    Some(Box::new(Watch { descriptor: line.descriptor().ok()?, _line: line }))
 }
 
 enum Begun {

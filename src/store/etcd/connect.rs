@@ -1,8 +1,8 @@
 //! From a server's name to a connection.
 //!
-//! ureq would look up names in a thread for each request, and keep time in its own way. Here an address is an address; a
-//! name is looked up in a thread, which can be left alone when it takes too long, and what was found is known to the whole
-//! process for a while: a child that shares our memory must not start threads.
+//! ureq would look up names in a thread for each request, and keep time in its own way. Here an address is an address;
+//! a name is looked up in a thread, which can be left alone when it takes too long, and what was found is known to the
+//! whole process for a while: a child that shares our memory must not start threads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,6 +28,9 @@ const DOUBTED: Duration = Duration::from_secs(5);
 
 /// One of several servers that does not take a connection that fast is left for the next.
 const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
+
+/// So long we wait for the first answer of the name service.
+const TO_LOOK_UP: Duration = Duration::from_secs(2);
 
 type Looked = (Duration, Option<Vec<SocketAddr>>);
 
@@ -65,6 +68,11 @@ impl Dialler {
         Err(last.into())
     }
 
+    /// Learns the addresses of all these. Now, because a child that shares our memory must not start a thread.
+    pub(super) fn look_up_names(&self, servers: &[String]) {
+        servers.iter().for_each(|server| drop(self.addresses(server, TO_LOOK_UP)));
+    }
+
     fn talk(&self, server: &str, stream: TcpStream) -> io::Result<Line> {
         let socket = Socket::new(stream, self.terms.clone())?;
         let Some(config) = &self.tls else { return Line::new(socket, None) };
@@ -100,10 +108,13 @@ impl Dialler {
 fn look_up(server: &str, at_most: Duration) -> Option<Vec<SocketAddr>> {
     let (tell, told) = mpsc::channel();
     let server = server.to_string();
-    std::thread::spawn(move || {
+    let thread = std::thread::Builder::new().spawn(move || {
         let _ = tell.send(server.to_socket_addrs().ok().map(|found| found.take(8).collect::<Vec<_>>()));
     });
-    told.recv_timeout(at_most).ok().flatten().filter(|found| !found.is_empty())
+    let found = told.recv_timeout(at_most).ok()?;
+    // We may fork, so it must not be busy with its own end.
+    let _ = thread.map(std::thread::JoinHandle::join);
+    found.filter(|found| !found.is_empty())
 }
 
 /// The host of `HOST:PORT`, without brackets.

@@ -1,13 +1,14 @@
 //! One question to the cluster, through the JSON gateway that each of its servers has, until one of them answers or the
 //! time is over.
 //!
-//! **Which server.** We start with any of them, so that one that is dead in silence holds up only a part of all calls, and
-//! stay with the one that answered. Within a call each gets its share of the time that is left.
+//! **Which server.** We start with any of them, so that one that is dead in silence holds up only a part of all calls,
+//! and stay with the one that answered. Within a call each gets its share of the time that is left.
 //!
-//! **What is tried again.** A cluster's own answer, also a refusal, ends the call at once. So does it, as long as nobody
-//! has answered this process yet, when all servers are certainly not to be had: refused, unknown, without gateway, of a
-//! strange authority. Silence, a closed connection and "no leader" are tried again while there is time; once somebody has
-//! answered, everything that may pass is. A request may thus reach the cluster more than once. All that we send may.
+//! **What is tried again.** A cluster's own answer, also a refusal, ends the call at once. So does it, as long as
+//! nobody has answered this process yet, when all servers are certainly not to be had: refused, unknown, without
+//! gateway, of a strange authority. Silence, a closed connection and "no leader" are tried again while there is time;
+//! once somebody has answered, everything that may pass is. A request may thus reach the cluster more than once. All
+//! that we send may.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use ureq::Agent;
 use super::connect::{Dialler, NoResolver};
 use super::line::Terms;
 use super::login::Login;
-use super::wire::{Authenticated, Refusal};
+use super::wire::{Anything, Authenticated, Refusal};
 use super::wrong::{Hope, Trouble};
 use super::{Access, tls};
 use crate::error::{Error, Result};
@@ -43,8 +44,8 @@ const LEAST_SHARE: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// What nobody waits for is written within this, or not at all.
-const IN_PASSING: Duration = Duration::from_millis(50);
+/// So long we wait at most for answers that nobody wants.
+const TO_SETTLE: Duration = Duration::from_millis(100);
 
 /// A connection to whichever server of a cluster answers.
 pub(super) struct Gateway {
@@ -90,6 +91,7 @@ impl Gateway {
         let tls = cluster.tls.then(|| tls::config(access)).transpose()?;
         let count = cluster.endpoints.len();
         let dialler = Dialler { host: host.clone(), terms: terms.clone(), tls, lonely: count == 1 };
+        dialler.look_up_names(&cluster.endpoints);
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
@@ -180,7 +182,10 @@ impl Gateway {
         Failed { last: troubles.into_iter().next_back().map(|(_, trouble)| trouble), error }
     }
 
-    #[expect(clippy::disallowed_methods, reason = "a store that does not answer is what we wait for, and no clock is asked")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a store that does not answer is what we wait for, and no clock is asked"
+    )]
     fn pause(&self, pause: Duration) {
         std::thread::sleep(pause);
     }
@@ -264,21 +269,32 @@ impl Gateway {
         self.ask_logged_in(server, path, question.to_string().as_bytes(), share)
     }
 
-    /// Tells a server that has answered before something, and does not wait for what it says.
+    /// Tells the server that answered last something, and leaves its answer to [`Gateway::settle`] or the next call.
     pub(super) fn tell(&self, path: &str, news: &Value) {
         let state = self.state();
+        let server = &self.cluster.endpoints[state.at];
         if !state.answered {
+            let _ = self.ask_logged_in::<Anything>(server, path, news.to_string().as_bytes(), TO_SETTLE);
             return;
         }
-        self.terms.set(self.host.boottime() + IN_PASSING, true);
+        self.terms.set(self.host.boottime() + TO_SETTLE, true);
         let token = self.login.token();
-        let server = &self.cluster.endpoints[state.at];
         let mut request = self.agent.post(self.url(server, path)).header("content-type", "application/json");
         if let Some(token) = &token {
             request = request.header("authorization", token);
         }
         if let Ok(answer) = request.send(news.to_string().as_bytes()) {
             let _ = read(answer);
+        }
+    }
+
+    /// Waits a little for the answers that nobody waited for: should we end before the server has taken up a request,
+    /// then it takes our end for a change of mind.
+    pub(super) fn settle(&self) {
+        let _state = self.state();
+        if self.terms.is_owed() {
+            self.terms.set(self.host.boottime() + TO_SETTLE, false);
+            let _ = self.terms.settle();
         }
     }
 

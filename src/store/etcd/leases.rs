@@ -1,7 +1,7 @@
 //! Leases that we asked for, and whose keys nobody has stored yet.
 //!
-//! A lease is over when its key is gone. To put that key would cost each taking a request more, so the next transaction of
-//! this process, which is the one that makes the lease mean something, puts it as well.
+//! A lease is over when its key is gone. To put that key would cost each taking a request more, so the next transaction
+//! of this process, which is the one that makes the lease mean something, puts it as well.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

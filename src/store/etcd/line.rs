@@ -1,17 +1,16 @@
-//! A connection to one server, as ureq wants it: with TLS or without, and never waiting for longer than the present call
-//! has left.
+//! A connection to one server, as ureq wants it: with TLS or without, and never waiting for longer than the present
+//! call has left.
 //!
-//! What ureq writes of one request goes out at once: two small segments would wake the server twice. And a request may be
-//! sent whose answer nobody wants now ([`Terms::unanswered`]): ureq is then given one, and the real one is skipped before
-//! the next is read. An empty line follows such a request. HTTP allows it, and a Go server that has read a byte behind a
-//! request no longer takes the end of the connection for a reason to give the request up.
+//! What ureq writes of one request goes out at once: two small segments would wake the server twice. And a request may
+//! be sent whose answer nobody wants now ([`Terms::set`]): ureq is then given one, and the real one is skipped before
+//! the next is read, or by [`Terms::settle`].
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -32,17 +31,31 @@ pub(super) struct Terms {
     /// On CLOCK_BOOTTIME, in nanoseconds.
     deadline: AtomicU64,
     unanswered: AtomicBool,
+    /// The connection that owes answers which nobody waited for.
+    owing: Mutex<Weak<Mutex<Inside>>>,
 }
 
 impl Terms {
     pub(super) fn new(host: Arc<dyn Host>) -> Terms {
-        Terms { host, deadline: AtomicU64::new(0), unanswered: AtomicBool::new(false) }
+        Terms { host, deadline: AtomicU64::new(0), unanswered: AtomicBool::new(false), owing: Mutex::default() }
     }
 
-    /// From now on, nothing waits beyond this.
+    /// From now on, nothing waits beyond this, or for any answer if all are unwanted.
     pub(super) fn set(&self, deadline: Duration, unanswered: bool) {
         self.deadline.store(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.unanswered.store(unanswered, Ordering::Relaxed);
+    }
+
+    /// Whether answers are still to come that nobody wants.
+    pub(super) fn is_owed(&self) -> bool {
+        let owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        owing.is_some_and(|inside| locked(&inside).unwanted > 0)
+    }
+
+    /// Waits for them.
+    pub(super) fn settle(&self) -> io::Result<()> {
+        let owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        owing.map_or(Ok(()), |inside| locked(&inside).skip_unwanted())
     }
 
     pub(super) fn left(&self) -> Duration {
@@ -63,10 +76,12 @@ impl Socket {
         Ok(Socket { stream, terms })
     }
 
+    /// Waits until that can be done; or until a signal came, and it is to be tried again.
     fn wait_for(&self, what: PollFlags) -> io::Result<()> {
-        match poll(self.stream.as_fd(), what, self.terms.left())? {
-            true => Ok(()),
-            false => Err(io::ErrorKind::TimedOut.into()),
+        match poll(self.stream.as_fd(), what, self.terms.left()) {
+            Ok(false) => Err(io::ErrorKind::TimedOut.into()),
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+            _ => Ok(()),
         }
     }
 }
@@ -107,13 +122,83 @@ enum Wire {
     Tls(Box<StreamOwned<ClientConnection, Socket>>),
 }
 
-/// One connection.
-pub(super) struct Line {
+/// One connection, without what ureq needs of it.
+struct Inside {
     wire: Wire,
-    buffers: LazyBuffers,
-    unsent: Vec<u8>,
     /// How many answers are still to come that nobody wants.
     unwanted: usize,
+    /// What was read behind them.
+    read: Vec<u8>,
+    /// Whether we lost count of them.
+    lost: bool,
+}
+
+fn locked(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
+    inside.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inside {
+    fn socket(&self) -> &Socket {
+        match &self.wire {
+            Wire::Plain(socket) => socket,
+            Wire::Tls(stream) => &stream.sock,
+        }
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if !self.read.is_empty() {
+            let amount = buffer.len().min(self.read.len());
+            buffer[..amount].copy_from_slice(&self.read[..amount]);
+            self.read.drain(..amount);
+            return Ok(amount);
+        }
+        match &mut self.wire {
+            Wire::Plain(socket) => socket.read(buffer),
+            Wire::Tls(stream) => stream.read(buffer),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match &mut self.wire {
+            Wire::Plain(socket) => socket.write_all(bytes),
+            Wire::Tls(stream) => stream.write_all(bytes).and_then(|()| stream.flush()),
+        }
+    }
+
+    /// Reads the answers that nobody wants. If that fails, nothing can be read any more.
+    fn skip_unwanted(&mut self) -> io::Result<()> {
+        let skipped = self.try_to_skip_unwanted();
+        self.lost |= skipped.is_err();
+        skipped
+    }
+
+    fn try_to_skip_unwanted(&mut self) -> io::Result<()> {
+        let mut said = std::mem::take(&mut self.read);
+        while self.unwanted > 0 {
+            while self.unwanted > 0
+                && let Some(length) = length_of_answer(&said)?
+            {
+                said.drain(..length);
+                self.unwanted -= 1;
+            }
+            if self.unwanted > 0 {
+                let mut buffer = [0; 2048];
+                match self.read(&mut buffer)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    amount => said.extend_from_slice(&buffer[..amount]),
+                }
+            }
+        }
+        self.read = said;
+        Ok(())
+    }
+}
+
+/// One connection.
+pub(super) struct Line {
+    inside: Arc<Mutex<Inside>>,
+    buffers: LazyBuffers,
+    unsent: Vec<u8>,
 }
 
 impl Line {
@@ -126,59 +211,41 @@ impl Line {
                 Wire::Tls(Box::new(StreamOwned::new(tls, socket)))
             }
         };
-        Ok(Line { wire, buffers: LazyBuffers::new(1 << 14, 1 << 14), unsent: Vec::new(), unwanted: 0 })
+        let inside = Arc::new(Mutex::new(Inside { wire, unwanted: 0, read: Vec::new(), lost: false }));
+        Ok(Line { inside, buffers: LazyBuffers::new(1 << 14, 1 << 14), unsent: Vec::new() })
     }
 
-    fn socket(&self) -> &Socket {
-        match &self.wire {
-            Wire::Plain(socket) => socket,
-            Wire::Tls(stream) => &stream.sock,
-        }
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        locked(&self.inside)
     }
 
-    /// Becomes readable with the connection.
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket().stream.as_fd()
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.inside().write(bytes)
     }
 
-    /// Whether there is something to read.
-    pub(super) fn is_readable(&self) -> bool {
-        poll(self.descriptor(), PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.inside().read(buffer)
+    }
+
+    /// Goes on without us: the descriptor that becomes readable with it, and what keeps it open.
+    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.inside().socket().stream.as_fd().try_clone_to_owned()
     }
 
     /// Ends it: it is readable from now on.
     pub(super) fn shut(&self) {
-        let _ = self.socket().stream.shutdown(Shutdown::Both);
+        let _ = self.inside().socket().stream.shutdown(Shutdown::Both);
     }
 
     fn send(&mut self) -> io::Result<()> {
         let unsent = std::mem::take(&mut self.unsent);
-        self.write_all(&unsent)
+        if unsent.is_empty() { Ok(()) } else { self.write(&unsent) }
     }
+}
 
-    /// Reads the answers that nobody wants.
-    fn skip_unwanted(&mut self) -> io::Result<()> {
-        let mut read = Vec::new();
-        while self.unwanted > 0 {
-            let mut buffer = [0; 2048];
-            let amount = Read::read(self, &mut buffer)?;
-            if amount == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            read.extend_from_slice(&buffer[..amount]);
-            while self.unwanted > 0
-                && let Some(length) = length_of_answer(&read)?
-            {
-                read.drain(..length);
-                self.unwanted -= 1;
-            }
-        }
-        // They come one by one, after what was asked next only if that was not sent yet.
-        let input = self.buffers.input_append_buf();
-        input[..read.len()].copy_from_slice(&read);
-        self.buffers.input_appended(read.len());
-        Ok(())
-    }
+/// Whether there is something to read.
+pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
+    poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
 }
 
 /// How long the answer is that this begins with; `None`: longer than this.
@@ -190,31 +257,6 @@ fn length_of_answer(read: &[u8]) -> io::Result<Option<usize>> {
     let length = length.ok_or(io::ErrorKind::UnexpectedEof)?;
     let whole = head + 4 + length;
     Ok((read.len() >= whole).then_some(whole))
-}
-
-impl Read for Line {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match &mut self.wire {
-            Wire::Plain(socket) => socket.read(buffer),
-            Wire::Tls(stream) => stream.read(buffer),
-        }
-    }
-}
-
-impl Write for Line {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut self.wire {
-            Wire::Plain(socket) => socket.write(bytes),
-            Wire::Tls(stream) => stream.write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match &mut self.wire {
-            Wire::Plain(socket) => socket.flush(),
-            Wire::Tls(stream) => stream.flush(),
-        }
-    }
 }
 
 impl Transport for Line {
@@ -231,49 +273,36 @@ impl Transport for Line {
     }
 
     fn await_input(&mut self, _: NextTimeout) -> Result<bool, ureq::Error> {
-        if self.socket().terms.unanswered.load(Ordering::Relaxed) {
-            // If we are gone when an answer comes, then the server does not read what was asked after that.
-            self.skip_unwanted()?;
-            self.unsent.extend_from_slice(b"\r\n");
-            self.send()?;
-            self.flush()?;
-            self.unwanted += 1;
+        self.send()?;
+        let mut inside = locked(&self.inside);
+        let terms = inside.socket().terms.clone();
+        if terms.unanswered.load(Ordering::Relaxed) {
+            inside.unwanted += 1;
+            *terms.owing.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&self.inside);
             self.buffers.input_append_buf()[..NO_ANSWER.len()].copy_from_slice(NO_ANSWER);
             self.buffers.input_appended(NO_ANSWER.len());
             return Ok(true);
         }
-        if !self.unsent.is_empty() {
-            self.send()?;
-            self.flush()?;
-        }
-        if self.unwanted > 0 {
-            self.skip_unwanted()?;
-            if !self.buffers.input().is_empty() {
-                return Ok(true);
-            }
-        }
-        let input = self.buffers.input_append_buf();
-        let amount = match &mut self.wire {
-            Wire::Plain(socket) => socket.read(input)?,
-            Wire::Tls(stream) => stream.read(input)?,
-        };
+        inside.skip_unwanted()?;
+        let amount = inside.read(self.buffers.input_append_buf())?;
         self.buffers.input_appended(amount);
         Ok(amount > 0)
     }
 
     fn is_open(&mut self) -> bool {
+        let inside = self.inside();
         // What comes unasked is the end of the connection.
-        self.unwanted > 0 || !self.is_readable()
+        !inside.lost && (inside.unwanted > 0 || !is_readable(inside.socket().stream.as_fd()))
     }
 
     fn is_tls(&self) -> bool {
-        matches!(self.wire, Wire::Tls(_))
+        matches!(self.inside().wire, Wire::Tls(_))
     }
 }
 
 impl fmt::Debug for Line {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Line({:?})", self.descriptor())
+        write!(out, "Line")
     }
 }
 

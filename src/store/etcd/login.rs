@@ -1,8 +1,8 @@
 //! Who we are to etcd: user and password, and the token that it gives for them.
 //!
-//! A login costs the server a twentieth of a second on purpose, so the token is kept for the next call, in a directory that
-//! is this user's alone and gone with the boot. It is opened through no link and believed only if nobody else can have
-//! written it. A token that is too old is refused; then we log in once more.
+//! A login costs the server a twentieth of a second on purpose, so the token is kept for the next call, in a directory
+//! that is this user's alone and gone with the boot. It is opened through no link and believed only if nobody else can
+//! have written it. A token that is too old is refused; then we log in once more.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -53,7 +53,9 @@ impl Login {
             }
         };
         let mut hash = Sha256::new();
-        for part in [cluster.url().as_str()].into_iter().chain(who.iter().flat_map(|(user, word)| [&user[..], &word[..]])) {
+        for part in
+            [cluster.url().as_str()].into_iter().chain(who.iter().flat_map(|(user, word)| [&user[..], &word[..]]))
+        {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }

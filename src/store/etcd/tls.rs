@@ -1,5 +1,5 @@
-//! What TLS needs: whom we trust, and who we are. Read once per process, since a child that shares our memory may use it,
-//! and with it the sessions that can be taken up again.
+//! What TLS needs: whom we trust, and who we are. Read once per process, since a child that shares our memory may use
+//! it, and with it the sessions that can be taken up again.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -86,7 +86,11 @@ fn wrong(variable: &str, path: &Path, error: &pem::Error) -> Error {
         pem::Error::Io(error) => {
             let errno = Errno::from_raw(error.raw_os_error().unwrap_or(0));
             let found = Error::os(errno, "read", path);
-            Error::new(found.exit(), format!("{variable}: cannot read {}: {}", shown_path(path), errno.desc()), "set it right")
+            Error::new(
+                found.exit(),
+                format!("{variable}: cannot read {}: {}", shown_path(path), errno.desc()),
+                "set it right",
+            )
         }
         _ => useless(variable, path, "it has nothing of that kind in PEM"),
     }

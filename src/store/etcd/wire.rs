@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_zero_empty_or_false() {
-        let done: Done = serde_json::from_str(r#"{"header":{"cluster_id":"1","revision":"9223372036854775807"}}"#).unwrap();
+        let done: Done =
+            serde_json::from_str(r#"{"header":{"cluster_id":"1","revision":"9223372036854775807"}}"#).unwrap();
         assert_eq!((done.header.revision, done.succeeded), (i64::MAX as u64, false));
         let found: Found = serde_json::from_str(r#"{"kvs":[{"key":"AGE=","mod_revision":"7"}]}"#).unwrap();
         assert_eq!((&found.kvs[0].key[..], found.kvs[0].mod_revision), (&b"\0a"[..], 7));

@@ -104,22 +104,36 @@ fn cure(trouble: &Trouble) -> &'static str {
         Trouble::Tls(why) if why.contains("NotValidForName") => {
             "name the server in the store's URL as its certificate does, or give it a certificate for that name"
         }
-        Trouble::Tls(_) => "see whether it speaks TLS at all (else say etcd:// instead of etcds://), and its certificate",
+        Trouble::Tls(_) => {
+            "see whether it speaks TLS at all (else say etcd:// instead of etcds://), and its certificate"
+        }
         Trouble::WantsTls => "say etcds:// instead of etcd:// in the store's URL",
         Trouble::NoGateway => {
-            "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, where 3.4 \
-             has it off"
+            "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, \
+             where 3.4 has it off"
         }
         Trouble::Strange(_) => "see what it is that answers there, and whether etcd is 3.4 or later",
+        Trouble::Said(_, said) if said.contains("connection error") => {
+            "its JSON gateway cannot reach etcd itself: with --client-cert-auth its own certificate must be good for \
+             clients as well (extendedKeyUsage clientAuth)"
+        }
         Trouble::Silent | Trouble::Closed | Trouble::Said(..) => PATIENCE,
     }
 }
 
 /// What etcd says while its members look for a leader or are overburdened.
 fn passes(said: &str) -> bool {
-    ["request timed out", "leader changed", "no leader", "not leader", "too many requests", "not healthy", "server stopped"]
-        .iter()
-        .any(|passing| said.contains(passing))
+    [
+        "request timed out",
+        "leader changed",
+        "no leader",
+        "not leader",
+        "too many requests",
+        "not healthy",
+        "server stopped",
+    ]
+    .iter()
+    .any(|passing| said.contains(passing))
 }
 
 /// What the cluster does not do for us, wherever we ask.
@@ -196,8 +210,12 @@ impl From<io::Error> for Trouble {
         }
         match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Trouble::Silent,
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Trouble::Closed,
-            io::ErrorKind::ConnectionRefused => Trouble::Refused("nothing listens there (connection refused)".to_string()),
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Trouble::Closed
+            }
+            io::ErrorKind::ConnectionRefused => {
+                Trouble::Refused("nothing listens there (connection refused)".to_string())
+            }
             _ => Trouble::Refused(error.to_string()),
         }
     }

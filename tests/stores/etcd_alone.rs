@@ -1,0 +1,538 @@
+//! What is true of the etcd store alone: its leases, its bells, and what it says when a cluster is not to be had.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use csalock::exit::Exit;
+use csalock::history::Limits;
+use csalock::host::{Host, Unix};
+use csalock::lock::LeaseClock;
+use csalock::store::{Access, Etcd, Finding, Keep, Location, Store, Swap, Verdict};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::etcd::{self, Cluster, Setup};
+use crate::rig::{Rig, stored};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Whatever is bounded ends in this time, also on a machine that is busy.
+const BOUNDED: Duration = Duration::from_secs(16);
+
+fn open_as(url: &str, access: &Access) -> csalock::error::Result<Etcd> {
+    match Location::parse(url.as_ref(), Path::new("/")).unwrap() {
+        Location::Etcd(cluster) => Etcd::open(&cluster, access, Arc::new(Unix::new())),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn open(url: &str) -> Etcd {
+    open_as(url, &Access::default()).unwrap()
+}
+
+/// That reading and writing fail with this code, within a time, and with all these words.
+fn assert_fails(store: &Etcd, exit: Exit, within: Duration, words: &[&str]) {
+    let begun = Instant::now();
+    let error = store.read(b"x").unwrap_err();
+    let said = error.to_string();
+    assert!(begun.elapsed() < within, "after {:?}: {said}", begun.elapsed());
+    assert_eq!(error.exit(), exit, "{said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    assert_eq!(store.swap(b"x", None, Some(b"body")).unwrap_err().exit(), exit);
+}
+
+/// Until a moment from now.
+fn bound_soon(store: &Etcd) {
+    store.bound(Some(Unix::new().boottime() + SECOND / 2));
+}
+
+fn lease_id(lease: &csalock::lock::Lease) -> String {
+    match lease.clock {
+        LeaseClock::Etcd(id) => format!("{id:x}"),
+        _ => panic!("{lease:?}"),
+    }
+}
+
+#[test]
+fn a_lease_is_over_exactly_when_its_key_is_gone() {
+    let Some(rig) = Rig::etcd() else { return };
+    let cluster = etcd::shared().unwrap();
+    let other = rig.again();
+    let lease = rig.store.lend(60 * SECOND).unwrap();
+    // Not stored yet: so far only we know of it.
+    assert!(!rig.store.is_over(&lease).unwrap());
+    assert!(rig.store.remaining(&lease).unwrap() > 50 * SECOND);
+    assert!(other.is_over(&lease).unwrap());
+    let version = rig.put(b"x", None, b"body");
+    assert!(!rig.store.is_over(&lease).unwrap() && !other.is_over(&lease).unwrap());
+    let left = other.remaining(&lease).unwrap();
+    assert!(left > 50 * SECOND && left <= 60 * SECOND, "{left:?}");
+    cluster.ctl(&["lease", "revoke", &lease_id(&lease)]);
+    for store in [&rig.store, &other] {
+        assert!(store.is_over(&lease).unwrap());
+        assert_eq!(store.remaining(&lease).unwrap(), Duration::ZERO);
+    }
+    rig.remove(b"x", &version);
+}
+
+#[test]
+fn a_lease_lasts_as_long_as_it_was_lent_for_and_ends_soon_after() {
+    let Some(rig) = Rig::etcd() else { return };
+    let begun = Instant::now();
+    let lease = rig.store.lend(SECOND / 2).unwrap();
+    rig.put(b"x", None, b"body");
+    let other = rig.again();
+    let mut over = Duration::ZERO;
+    while !other.is_over(&lease).unwrap() {
+        over = begun.elapsed();
+        assert!(!other.remaining(&lease).unwrap().is_zero() || other.is_over(&lease).unwrap());
+        assert!(over < BOUNDED);
+        std::thread::sleep(SECOND / 50);
+    }
+    assert!(over > SECOND / 2, "{over:?}");
+    assert_eq!(rig.body(b"x"), Some(b"body".to_vec()));
+}
+
+#[test]
+fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
+    let Some(rig) = Rig::etcd() else { return };
+    let before = rig.footprint();
+    let lease = rig.store.lend(60 * SECOND).unwrap();
+    let unused = rig.store.lend(60 * SECOND).unwrap();
+    let version = rig.put(b"x", None, b"body");
+    rig.store.end(&lease);
+    rig.store.end(&unused);
+    rig.store.settle();
+    rig.remove(b"x", &version);
+    assert_eq!(rig.footprint(), before);
+    let leases = etcd::shared().unwrap().ctl(&["lease", "list"]);
+    assert!(!leases.contains(&lease_id(&lease)) && !leases.contains(&lease_id(&unused)));
+    let strange = csalock::lock::Lease { clock: LeaseClock::FileSystem, ..lease };
+    assert!(rig.store.is_over(&strange).unwrap());
+}
+
+#[test]
+fn a_new_lease_that_somebody_ended_is_an_error_and_not_one_for_ever() {
+    let Some(rig) = Rig::etcd() else { return };
+    let lease = rig.store.lend(60 * SECOND).unwrap();
+    etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
+    let error = rig.store.swap(b"x", None, Some(b"body")).unwrap_err();
+    assert_eq!(error.exit(), Exit::System, "{error}");
+    assert_eq!(rig.body(b"x"), None);
+    rig.put(b"x", None, b"body");
+}
+
+#[test]
+fn several_changes_are_one() {
+    let Some(rig) = Rig::etcd() else { return };
+    let version = rig.put(b"a", None, b"1");
+    let change = |name, expect, body| csalock::store::Change { name, expect, body, keep: Keep::default() };
+    let wrong = [change(&b"a"[..], Some(version), Some(&b"2"[..])), change(b"b", Some(version), Some(b"2"))];
+    assert_eq!(rig.store.swap_all(&wrong).unwrap(), Swap::Conflict);
+    assert_eq!((rig.body(b"a"), rig.body(b"b")), (Some(b"1".to_vec()), None));
+    let names: Vec<String> = (0..rig.store.most_at_once() - 1).map(|number| format!("name {number}")).collect();
+    let mut right = vec![change(b"a", Some(version), None)];
+    right.extend(names.iter().map(|name| change(name.as_bytes(), None, Some(b"2"))));
+    let version = stored(rig.store.swap_all(&right).unwrap());
+    assert_eq!(rig.store.version(b"name 0").unwrap(), Some(version));
+    assert_eq!(rig.bodies().len(), names.len());
+}
+
+#[test]
+fn a_bell_wakes_who_hears_it_also_if_it_rang_before() {
+    let Some(rig) = Rig::etcd() else { return };
+    let ringer = rig.again();
+    let lease = rig.store.lend(60 * SECOND).unwrap();
+    let version = rig.put(b"x", None, b"body");
+    let rang = |hearing: &mut Box<dyn csalock::store::Hearing>, at_most: u16| {
+        poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(at_most)).unwrap();
+        hearing.rang()
+    };
+    let mut hearing = rig.store.hear(b"bell", &version).unwrap();
+    assert!(!rang(&mut hearing, 100));
+    assert!(rig.store.rings());
+    ringer.ring(b"another bell", &lease);
+    ringer.settle();
+    assert!(!rang(&mut hearing, 100));
+    ringer.ring(b"bell", &lease);
+    assert!(rang(&mut hearing, 5000));
+    let mut late = rig.store.hear(b"bell", &version).unwrap();
+    assert!(rang(&mut late, 5000));
+    // It goes away with the lease.
+    rig.store.end(&lease);
+    rig.store.settle();
+    let newest = rig.put(b"x", Some(&version), b"another");
+    let mut later = rig.store.hear(b"bell", &newest).unwrap();
+    assert!(!rang(&mut later, 100));
+}
+
+#[test]
+fn history_stays_within_its_limits() {
+    let Some(rig) = Rig::etcd() else { return };
+    let limits = Limits { size: 2000, ..Limits::default() };
+    for number in 0..1000 {
+        rig.store.remember(format!("line {number:94}\n").as_bytes(), &limits);
+    }
+    let mut lines = Vec::new();
+    rig.store.remembered(&mut |line| lines.push(line.to_vec())).unwrap();
+    // Nobody looks each time.
+    assert!(lines.len() < 900, "{}", lines.len());
+    assert!(lines.last().unwrap().ends_with(b" 999\n"));
+    rig.store.remember(b"none", &limits.off());
+    rig.store.settle();
+    assert!(lines.iter().all(|line| line != b"none"));
+}
+
+#[test]
+fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
+    let Some(rig) = Rig::etcd() else { return };
+    let swap = |mode| rig.store.swap_kept(b"x", None, Some(b"body"), Keep { mode, ..Keep::default() });
+    let refused = swap(Some(0o600)).unwrap_err();
+    assert_eq!(refused.exit(), Exit::Permission);
+    assert!(refused.to_string().contains("role"), "{refused}");
+    stored(swap(Some(0o644)).unwrap());
+}
+
+#[test]
+fn what_is_too_large_is_refused_with_words() {
+    let Some(rig) = Rig::etcd() else { return };
+    let error = rig.store.swap(b"x", None, Some(&vec![b'x'; 3 << 20])).unwrap_err();
+    assert!(error.exit() == Exit::InputOutput && error.to_string().contains("large"), "{error}");
+    assert_eq!(rig.body(b"x"), None);
+}
+
+#[test]
+fn nothing_listening_is_said_at_once() {
+    let servers = [etcd::free_port(), etcd::free_port()].map(|port| format!("127.0.0.1:{port}"));
+    let store = open(&format!("etcd://{}/p", servers.join(",")));
+    assert_fails(&store, Exit::Unreachable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
+    assert!(store.hear(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
+    store.ring(b"bell", &csalock::lock::Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 });
+    store.remember(b"line\n", &Limits::default());
+}
+
+#[test]
+fn a_name_that_leads_nowhere_is_said_soon() {
+    let store = open("etcd://no-such-host.invalid:2379/p");
+    assert_fails(&store, Exit::Unreachable, BOUNDED, &["no-such-host.invalid:2379", "name"]);
+}
+
+#[test]
+fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
+    bound_soon(&store);
+    assert_fails(&store, Exit::Unreachable, 4 * SECOND, &["no answer in time"]);
+    let begun = Instant::now();
+    assert!(store.hear(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
+    assert!(begun.elapsed() < 4 * SECOND);
+}
+
+#[test]
+fn a_server_that_never_answers_does_not_hide_the_others() {
+    let Some(cluster) = etcd::shared() else { return };
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = format!("127.0.0.1:{}", etcd::free_port());
+    let servers = [silent.local_addr().unwrap().to_string(), dead, cluster.endpoints()[0].clone()];
+    for _ in 0..4 {
+        let store = open(&cluster.url_at(&servers, &etcd::new_prefix()));
+        let begun = Instant::now();
+        stored(store.swap(b"x", None, Some(b"body")).unwrap());
+        assert!(store.read(b"x").unwrap().is_some());
+        assert!(begun.elapsed() < BOUNDED);
+    }
+}
+
+#[test]
+fn a_gateway_that_is_off_says_so() {
+    let setup = Setup { arguments: vec!["--enable-grpc-gateway=false"], ..Setup::default() };
+    let Some(cluster) = Cluster::start(setup) else { return };
+    assert_fails(&open(&cluster.url("p")), Exit::Unreachable, 2 * SECOND, &["404", "--enable-grpc-gateway", "3.4"]);
+}
+
+#[test]
+fn what_answers_and_is_no_etcd_says_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>");
+        }
+    });
+    assert_fails(&open(&format!("etcd://{server}/p")), Exit::Unreachable, 2 * SECOND, &[&server]);
+}
+
+#[test]
+fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
+    let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
+    let store = open(&cluster.url("p"));
+    let version = stored(store.swap(b"x", None, Some(b"one")).unwrap());
+    // Without the one that leads, the others go on.
+    cluster.kill(cluster.leader());
+    let version = match store.swap(b"x", Some(&version), Some(b"two")).unwrap() {
+        Swap::Stored(version) => version,
+        Swap::Conflict => store.read(b"x").unwrap().unwrap().version,
+    };
+    assert_eq!(store.read(b"x").unwrap().unwrap().body, b"two");
+    cluster.kill(cluster.leader());
+    bound_soon(&store);
+    let begun = Instant::now();
+    assert_eq!(store.read(b"x").unwrap_err().exit(), Exit::Unreachable);
+    assert_eq!(store.swap(b"y", None, Some(b"y")).unwrap_err().exit(), Exit::Unreachable);
+    assert_eq!(store.lend(SECOND).unwrap_err().exit(), Exit::Unreachable);
+    assert!(begun.elapsed() < BOUNDED);
+    (0..3).for_each(|member| {
+        cluster.kill(member);
+        cluster.restart(member);
+    });
+    cluster.await_health();
+    store.bound(None);
+    assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
+}
+
+#[test]
+fn a_leader_that_stands_still_is_passed_by() {
+    let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
+    let store = open(&cluster.url("p"));
+    let mut version = stored(store.swap(b"x", None, Some(b"0")).unwrap());
+    let leader = cluster.leader();
+    cluster.stop(leader, true);
+    for step in 1..20 {
+        let body = step.to_string().into_bytes();
+        version = match store.swap(b"x", Some(&version), Some(&body)).unwrap() {
+            Swap::Stored(version) => version,
+            Swap::Conflict => {
+                let found = store.read(b"x").unwrap().unwrap();
+                assert_eq!(found.body, body, "nobody else writes there");
+                found.version
+            }
+        };
+    }
+    cluster.stop(leader, false);
+    assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
+}
+
+#[test]
+fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
+    let Some(cluster) = etcd::shared() else { return };
+    let proxy = Proxy::to(&cluster.endpoints()[0]);
+    let prefix = etcd::new_prefix();
+    let store = open(&cluster.url_at(std::slice::from_ref(&proxy.address), &prefix));
+    let lease = store.lend(60 * SECOND).unwrap();
+    let first = stored(store.swap(b"x", None, Some(b"one")).unwrap());
+    proxy.swallow.store(true, Ordering::SeqCst);
+    let swapped = store.swap(b"x", Some(&first), Some(b"two")).unwrap();
+    assert!(proxy.swallowed.load(Ordering::SeqCst) > 0);
+    let found = store.read(b"x").unwrap().unwrap();
+    assert_eq!(found.body, b"two");
+    assert!(swapped == Swap::Conflict || swapped == Swap::Stored(found.version));
+    let direct = open(&cluster.url(&prefix));
+    assert_eq!(direct.read(b"x").unwrap(), Some(found));
+    assert!(!direct.is_over(&lease).unwrap());
+    let key = cluster.ctl(&["get", &format!("{prefix}/records/x"), "-w", "fields"]);
+    assert!(key.contains("\"Version\" : 2"), "{key}");
+}
+
+#[test]
+fn what_is_found_when_a_cluster_is_examined() {
+    let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
+    let worst = |findings: &[Finding], topic: &str| {
+        findings.iter().filter(|finding| finding.topic == topic).map(|finding| finding.verdict).max()
+    };
+    let findings = open(&cluster.url("p")).examine();
+    for topic in ["server", "reading", "members", "transport"] {
+        assert_eq!(worst(&findings, topic), Some(Verdict::Good), "{findings:#?}");
+    }
+    assert_eq!(worst(&findings, "login"), Some(Verdict::Doubtful));
+    let one = open(&cluster.url_at(&cluster.endpoints()[..1], "p")).examine();
+    assert_eq!(worst(&one, "members"), Some(Verdict::Doubtful), "{one:#?}");
+    cluster.kill(cluster.leader());
+    let findings = open(&cluster.url("p")).examine();
+    assert_eq!(worst(&findings, "server"), Some(Verdict::Doubtful), "{findings:#?}");
+    assert_eq!(worst(&findings, "reading"), Some(Verdict::Good), "{findings:#?}");
+    let nothing = open(&format!("etcd://127.0.0.1:{}/p", etcd::free_port()));
+    nothing.bound(Some(Unix::new().boottime()));
+    assert_eq!(worst(&nothing.examine(), "reading"), Some(Verdict::Bad));
+    assert!(findings.iter().all(|finding| (finding.verdict == Verdict::Good) == finding.cure.is_empty()));
+}
+
+/// Stands between us and a server, and on demand closes the connection instead of the next answer to a transaction.
+struct Proxy {
+    address: String,
+    swallow: Arc<AtomicBool>,
+    swallowed: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    fn to(server: &str) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (swallow, swallowed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let proxy = Proxy {
+            address: listener.local_addr().unwrap().to_string(),
+            swallow: swallow.clone(),
+            swallowed: swallowed.clone(),
+        };
+        let server = server.to_string();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (mut client, mut behind) = (client.unwrap(), TcpStream::connect(&server).unwrap());
+                let (swallow, swallowed) = (swallow.clone(), swallowed.clone());
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 65536];
+                    while let Ok(amount @ 1..) = client.read(&mut buffer) {
+                        let is_txn = buffer[..amount].windows(11).any(|part| part == b"/v3/kv/txn ");
+                        behind.write_all(&buffer[..amount]).unwrap();
+                        let answer = behind.read(&mut buffer).unwrap();
+                        if is_txn && swallow.swap(false, Ordering::SeqCst) {
+                            swallowed.fetch_add(1, Ordering::SeqCst);
+                            return;
+                        }
+                        client.write_all(&buffer[..answer]).unwrap();
+                    }
+                });
+            }
+        });
+        proxy
+    }
+}
+
+fn with_ca(cluster: &Cluster) -> Access {
+    Access { cacert: Some(cluster.path("ca.pem")), ..Access::default() }
+}
+
+#[test]
+fn tls_with_the_right_authority_works_and_with_another_says_so() {
+    let Some(cluster) = Cluster::start(Setup { tls: true, ..Setup::default() }) else { return };
+    let store = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
+    let version = stored(store.swap(b"x", None, Some(&[b'x'; 100_000])).unwrap());
+    assert_eq!(store.read(b"x").unwrap().unwrap().body.len(), 100_000);
+    let lease = store.lend(60 * SECOND).unwrap();
+    stored(store.swap(b"y", None, Some(b"y")).unwrap());
+    let mut hearing = store.hear(b"bell", &version).unwrap();
+    store.ring(b"bell", &lease);
+    store.end(&lease);
+    store.settle();
+    poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(5000u16)).unwrap();
+    assert!(hearing.rang() && store.is_over(&lease).unwrap());
+    let stranger = Access { cacert: Some(cluster.path("stranger.pem")), ..Access::default() };
+    let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
+    assert_fails(&open_as(&cluster.url("p"), &stranger).unwrap(), Exit::Unreachable, 2 * SECOND, &words);
+    // Plain to one that speaks TLS, and the other way round.
+    let plain = cluster.url("p").replace("etcds:", "etcd:");
+    let begun = Instant::now();
+    let error = open(&plain).read(b"x").unwrap_err();
+    assert_eq!(error.exit(), Exit::Unreachable, "{error}");
+    assert!(begun.elapsed() < BOUNDED);
+    let shared = etcd::shared().unwrap().url("p").replace("etcd:", "etcds:");
+    assert_fails(&open_as(&shared, &with_ca(&cluster)).unwrap(), Exit::Unreachable, 2 * SECOND, &["TLS", "etcd://"]);
+    for (wrong, exit) in [("missing.pem", Exit::Unreachable), ("ca.key", Exit::Unreachable)] {
+        let access = Access { cacert: Some(cluster.path(wrong)), ..Access::default() };
+        assert_eq!(open_as(&cluster.url("p"), &access).map(drop).unwrap_err().exit(), exit, "{wrong}");
+    }
+}
+
+#[test]
+fn a_server_that_wants_a_certificate_gets_one_or_says_so() {
+    let setup = Setup { tls: true, client_certificates: true, ..Setup::default() };
+    let Some(cluster) = Cluster::start(setup) else { return };
+    let without = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
+    assert_fails(&without, Exit::Unreachable, BOUNDED, &["CSALOCK_ETCD_CERT"]);
+    let [cert, key] = ["client.pem", "client.key"].map(|name| Some(cluster.path(name)));
+    let access = Access { cert: cert.clone(), key, ..with_ca(&cluster) };
+    stored(open_as(&cluster.url("p"), &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
+    let wrong = Access { cert, key: Some(cluster.path("server.key")), ..with_ca(&cluster) };
+    assert_eq!(open_as(&cluster.url("p"), &wrong).map(drop).unwrap_err().exit(), Exit::Unreachable);
+}
+
+/// The tokens that are kept in there.
+fn tokens(runtime: &Path) -> Vec<PathBuf> {
+    let listing = std::fs::read_dir(runtime.join("csalock")).unwrap();
+    listing.map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn logging_in() {
+    let Some(cluster) = Cluster::start(Setup { root: Some("geheim"), ..Setup::default() }) else { return };
+    cluster.add_user("cron", "wort", "p/");
+    let runtime = tempfile::tempdir().unwrap();
+    let access = |user: &str, password: &str| Access {
+        user: Some(user.to_string()),
+        password: Some(password.to_string()),
+        runtime: Some(runtime.path().to_path_buf()),
+        ..Access::default()
+    };
+    let url = cluster.url("p");
+    let cron = access("cron", "wort");
+    let store = open_as(&url, &cron).unwrap();
+    let lease = store.lend(60 * SECOND).unwrap();
+    let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
+    assert!(!store.is_over(&lease).unwrap());
+    assert!(store.hear(b"bell", &version).is_some());
+    store.end(&lease);
+    store.settle();
+    assert!(store.is_over(&lease).unwrap());
+
+    // The token is kept for others, in a file that nobody else can read and that does not bear the password.
+    let [kept] = &tokens(runtime.path())[..] else { panic!("{:?}", tokens(runtime.path())) };
+    assert_eq!(std::fs::metadata(kept).unwrap().permissions().mode() & 0o7777, 0o600);
+    assert_eq!(std::fs::metadata(kept.parent().unwrap()).unwrap().permissions().mode() & 0o7777, 0o700);
+    let token = std::fs::read_to_string(kept).unwrap();
+    assert!(!token.contains("wort"));
+    assert!(open_as(&url, &cron).unwrap().read(b"x").unwrap().is_some());
+    assert_eq!(std::fs::read_to_string(kept).unwrap(), token);
+
+    // One that is of no use is replaced; one that others could have written is not even tried.
+    for (wrong, mode) in [("nonsense.17", 0o600), (&token[..], 0o666), ("", 0o600)] {
+        std::fs::write(kept, wrong).unwrap();
+        std::fs::set_permissions(kept, PermissionsExt::from_mode(mode)).unwrap();
+        assert!(open_as(&url, &cron).unwrap().read(b"x").unwrap().is_some(), "{wrong}");
+        assert_ne!(std::fs::read_to_string(kept).unwrap(), wrong);
+        assert_eq!(std::fs::metadata(kept).unwrap().permissions().mode() & 0o7777, 0o600);
+    }
+
+    let wrong = open_as(&url, &access("cron", "falsch")).unwrap();
+    assert_fails(&wrong, Exit::Permission, BOUNDED, &["CSALOCK_ETCD_PASSWORD"]);
+    assert!(!wrong.read(b"x").unwrap_err().to_string().contains("falsch"));
+    let unknown = open_as(&url, &access("nobody", "wort")).unwrap();
+    assert_fails(&unknown, Exit::Permission, BOUNDED, &["CSALOCK_ETCD_USER"]);
+    assert_fails(&open(&url), Exit::Permission, BOUNDED, &["CSALOCK_ETCD_USER"]);
+    let elsewhere = open_as(&cluster.url("q"), &cron).unwrap();
+    assert_fails(&elsewhere, Exit::Permission, BOUNDED, &["role", "q/"]);
+}
+
+#[test]
+fn passwords_in_files_and_where_nobody_asks_for_one() {
+    let Some(cluster) = etcd::shared() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("password");
+    std::fs::write(&file, "wort\nsecond line\n").unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+    let access = Access { user: Some("cron".to_string()), password_file: Some(file.clone()), ..Access::default() };
+    let url = cluster.url(&etcd::new_prefix());
+    let refused = open_as(&url, &access).map(drop).unwrap_err();
+    assert!(refused.exit() == Exit::Permission && refused.to_string().contains("chmod"), "{refused}");
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
+    // This cluster has no users at all.
+    stored(open_as(&url, &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
+    let without = Access { user: Some("cron".to_string()), ..Access::default() };
+    assert_eq!(open_as(&url, &without).map(drop).unwrap_err().exit(), Exit::Usage);
+}
+
+#[test]
+fn a_full_cluster_says_so() {
+    let setup = Setup { arguments: vec!["--quota-backend-bytes", "200000"], ..Setup::default() };
+    let Some(cluster) = Cluster::start(setup) else { return };
+    let store = open(&cluster.url("p"));
+    let full =
+        (0..100).find_map(|number: u32| store.swap(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
+    let full = full.unwrap();
+    assert!(full.exit() == Exit::InputOutput && full.to_string().contains("full"), "{full}");
+    // What is there can still be read.
+    assert!(store.read(b"x0").unwrap().is_some());
+}
