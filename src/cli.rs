@@ -467,8 +467,8 @@ pub struct Gc {
 
 /// Say whether a store is all right, and what to do if not
 ///
-/// Looks at the store, its file system and who may use it, and tries a lock out under a name that nobody else uses. Nothing
-/// of that is left behind. Exit 0 if nothing is bad, 69 if something is, or if the store cannot be reached.
+/// Looks at the store, its file system and who may use it, and tries a lock out under a name that nobody else uses.
+/// Nothing of that is left behind. Exit 0 if nothing is bad, 69 if something is, or if the store cannot be reached.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock doctor [OPTIONS] [NAME]")]
 pub struct Doctor {

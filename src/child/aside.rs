@@ -1,5 +1,5 @@
-//! A second process that does something of ours when it is told to, and tells what came of it: for what one process alone
-//! cannot try out. It ends with us.
+//! A second process that does something of ours when it is told to, and tells what came of it: for what one process
+//! alone cannot try out. It ends with us.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -21,8 +21,8 @@ pub struct Aside {
 }
 
 impl Aside {
-    /// Forks it. It answers each line with what `act` makes of it, one line as well. Whoever calls this has one thread, and
-    /// nothing open that must not be carried over a fork.
+    /// Forks it. It answers each line with what `act` makes of it, one line as well. Whoever calls this has one thread,
+    /// and nothing open that must not be carried over a fork.
     ///
     /// # Errors
     ///

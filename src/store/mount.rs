@@ -1,5 +1,5 @@
-//! The mount that a store is on, as /proc/self/mountinfo shows it (proc_pid_mountinfo(5)), and what its options mean for
-//! locks. For `csalock doctor`; no lock depends on it.
+//! The mount that a store is on, as /proc/self/mountinfo shows it (proc_pid_mountinfo(5)), and what its options mean
+//! for locks. For `csalock doctor`; no lock depends on it.
 
 use std::path::Path;
 
@@ -37,8 +37,8 @@ const DOUBTS: [(&[&str], &str, &str); 3] = [
     ),
     (
         &["nolock", "local_lock=all", "local_lock=flock"],
-        "flock(2) is not seen by other hosts, so --flock keeps out users of flock(1) on this host only; csalock's own locks \
-         do not need it",
+        "flock(2) is not seen by other hosts, so --flock keeps out users of flock(1) on this host only; csalock's \
+         own locks do not need it",
         "mount it without nolock and local_lock",
     ),
     (&["nocto"], "what other hosts change may be seen late", "mount it without nocto"),
@@ -197,8 +197,8 @@ acregmax=600,local_lock=none
     #[test]
     fn each_option_of_nfs_that_matters_is_told() {
         let found = findings(40);
-        let mount = "nfs4 server:/export on /mnt/two words: rw, relatime, vers=4.2, soft, proto=tcp, timeo=600, acregmax=600, \
-                     local_lock=none";
+        let mount = "nfs4 server:/export on /mnt/two words: rw, relatime, vers=4.2, soft, proto=tcp, timeo=600, \
+                     acregmax=600, local_lock=none";
         assert_eq!(found[0], (Verdict::Good, mount.to_string()));
         assert!(found[1].0 == Verdict::Doubtful && found[1].1.starts_with("soft: "), "{found:?}");
         assert!(found[2].0 == Verdict::Doubtful && found[2].1.contains("600s"), "{found:?}");

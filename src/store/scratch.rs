@@ -1,5 +1,5 @@
-//! Where a store is tried out that is not there yet, so that looking does not make it: under a name of its own beside the
-//! place where it will be, or inside a directory that waits, empty, to become a store. Nobody else can be using it.
+//! Where a store is tried out that is not there yet, so that looking does not make it: under a name of its own beside
+//! the place where it will be, or inside a directory that waits, empty, to become a store. Nobody else can be using it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// For a store that was never used; `None` for one that was: that one is itself the place to try. `mark` is what nobody
-    /// else can guess.
+    /// For a store that was never used; `None` for one that was: that one is itself the place to try. `mark` is what
+    /// nobody else can guess.
     pub fn of(location: &Location, mark: &str) -> Option<Scratch> {
         match location {
             Location::Directory { path, layout, shared } => {

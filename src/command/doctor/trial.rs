@@ -1,5 +1,5 @@
-//! A lock that is tried out: taken, read, changed, refused to somebody else, waited for and given back, under a name that
-//! nobody can type. Should we be killed in the middle, it is a dead holder's.
+//! A lock that is tried out: taken, read, changed, refused to somebody else, waited for and given back, under a name
+//! that nobody can type. Should we be killed in the middle, it is a dead holder's.
 
 use std::time::Duration;
 
@@ -176,7 +176,7 @@ impl Trial<'_> {
             milliseconds(median)
         );
         Ok(if median > LATE {
-            let cure = "nobody rings, so they look again every so often: see whether another network namespace is between them";
+            let cure = "nobody rings, so they look again every so often; see how busy this host is";
             Finding::doubtful("wake", found, cure)
         } else {
             Finding::good("wake", found)

@@ -1,5 +1,5 @@
-//! What a directory store has to say about its health: what it is, the place that it is in, and the clock of its file system.
-//! It creates nothing that is still there afterwards.
+//! What a directory store has to say about its health: what it is, the place that it is in, and the clock of its file
+//! system. It creates nothing that is still there afterwards.
 
 use std::path::Path;
 use std::time::Duration;

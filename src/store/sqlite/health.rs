@@ -1,5 +1,5 @@
-//! What an SQLite store has to say about its health: what it is, the place that it is in, and whether the database is whole.
-//! It only reads.
+//! What an SQLite store has to say about its health: what it is, the place that it is in, and whether the database is
+//! whole. It only reads.
 
 use super::{Sqlite, ground};
 use crate::name::{quoted, shown, shown_path};
