@@ -46,6 +46,7 @@ mod crowd;
 mod csa;
 mod deadlock;
 mod descriptors;
+mod doctor;
 mod exit_codes;
 mod gc;
 mod history;

@@ -2,6 +2,7 @@
 
 mod call;
 mod job;
+mod mount;
 mod plain;
 pub(crate) mod proc;
 mod screen;
@@ -23,6 +24,7 @@ use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
 pub(crate) use job::Job;
+pub(crate) use mount::Mount;
 pub(crate) use screen::{PROMPT, Screen};
 
 /// The program that is tested.
