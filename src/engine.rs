@@ -128,8 +128,10 @@ impl Engine {
                         }
                         return Ok(with_token(outcome, &version));
                     }
-                    if let Ask::Release(claimant) | Ask::Renew(claimant, _) | Ask::Write(Writing { claimant, .. }) =
-                        &mut ask
+                    if let Ask::Release(claimant)
+                    | Ask::Renew(claimant, _)
+                    | Ask::Mourn(claimant)
+                    | Ask::Write(Writing { claimant, .. }) = &mut ask
                     {
                         claimant.repeated = true;
                     }

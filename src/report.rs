@@ -77,10 +77,8 @@ impl Reporter<'_> {
 
     fn until(&self, tenure: &Tenure) -> String {
         match tenure {
-            Tenure::OwnerLives | Tenure::Renewing(_) => "while it lives".to_string(),
-            Tenure::Renewed(lease) => {
-                format!("while it renews its lease, now until {}", rfc3339(Duration::from_millis(lease.wall)))
-            }
+            Tenure::OwnerLives | Tenure::Renewing(_) | Tenure::Renewed(_) => "while it lives".to_string(),
+            Tenure::OwnerDied => "no longer".to_string(),
             Tenure::AtMost(most) => format!("for at most {}", span(Duration::from_millis(*most))),
             Tenure::Until(lease) => format!("until {} at the latest", rfc3339(Duration::from_millis(lease.wall))),
             Tenure::Forever => "until it is given back".to_string(),

@@ -1,11 +1,11 @@
 //! The keeper: a process in the background that renews the leases by which somebody holds, where other hosts may share the
 //! store and so cannot see that he lives.
 //!
-//! `lock` leaves one behind. It ends when the owner does, and gives back for him; or when nothing is held any more.
+//! `lock` leaves one behind. It ends when the owner does, and says so in the record; or when nothing is held any more.
 //!
 //! `run-with-lock` has one as long as its command runs. So neither a guardian that is stopped or killed nor a store that
-//! does not answer lets a second holder in while the command runs: the keeper goes on without its guardian and gives back
-//! when the command ends; the guardian, who never waits for the store while the command runs, ends the command before the
+//! does not answer lets a second holder in while the command runs: the keeper goes on without its guardian and says when
+//! the command has ended; the guardian, who never waits for the store while the command runs, ends the command before the
 //! lease does, which both know by [`LeaseEnd`]; and where the guardian is not there to do it, the keeper does. It starts
 //! another keeper should this one die.
 //!
@@ -23,7 +23,7 @@ use nix::unistd::{Pid, getppid, pipe2, read, write};
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
 use super::targets::{Opened, Targets};
-use super::world::World;
+use super::world::{Target, World};
 use crate::background::{self, Parent};
 use crate::boot_timer::BootTimer;
 use crate::child::News;
@@ -179,7 +179,7 @@ impl Keeping<'_> {
         if is_guarded() {
             wait_for([], Some(LAST_WORDS));
         }
-        self.give_back();
+        self.mourn();
     }
 
     fn pidfd(&self, owner: &Process) -> Option<OwnedFd> {
@@ -188,11 +188,16 @@ impl Keeping<'_> {
         (self.world.host.process(owner.pid) == Ok(Some(*owner))).then_some(pidfd)
     }
 
-    /// Gives back for owners who have ended.
-    fn give_back(&self) {
+    /// Says that the owners have ended: then everybody sees it, and whoever waits gets the lock.
+    fn mourn(&self) {
+        let mourned = |(target, engine): (&Target, &Engine)| {
+            engine.settle(&target.name, &Ask::Mourn(engine.claimant(Some(self.proof), Vec::new())?)).map(drop)
+        };
         while self.lease_end.get().is_some_and(|ends| self.world.host.boottime() < ends) {
-            let Ok(opened) = self.targets.open(self.world) else { continue };
-            if opened.give_back(self.proof).iter().all(Result::is_ok) {
+            let opened = self.targets.open(self.world);
+            let shared = |(_, engine): &(&Target, &Engine)| engine.store().reach() == Reach::ManyHosts;
+            if opened.is_ok_and(|opened| opened.each().filter(shared).map(mourned).filter(Result::is_err).count() == 0)
+            {
                 break;
             }
             wait_for([], Some(LAST_WORDS));

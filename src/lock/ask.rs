@@ -15,6 +15,8 @@ pub enum Ask {
     Release(Claimant),
     /// Set a new tenure for what the claimant holds.
     Renew(Claimant, Tenure),
+    /// Say that the owner of what the claimant holds has died, to those who cannot see it.
+    Mourn(Claimant),
     /// Make the claimant's claim depend on a decision, with this proof from now on; see [`super::Decision`].
     Doubt(Claimant, Doubt),
     /// Write the value, or delete it.

@@ -320,6 +320,7 @@ fn write_tenure(text: &mut String, tenure: &Tenure) {
     match tenure {
         Tenure::OwnerLives => text.push_str("owner"),
         Tenure::Forever => text.push_str("forever"),
+        Tenure::OwnerDied => text.push_str("died"),
         Tenure::AtMost(span) => {
             let _ = write!(text, "most:{span}");
         }
@@ -339,6 +340,7 @@ fn read_tenure(word: &str) -> Option<Tenure> {
     Some(match word {
         "owner" => Tenure::OwnerLives,
         "forever" => Tenure::Forever,
+        "died" => Tenure::OwnerDied,
         _ => match word.split_once(':')? {
             ("most", span) => Tenure::AtMost(span.parse().ok()?),
             ("renewing", span) => Tenure::Renewing(span.parse().ok()?),

@@ -60,6 +60,18 @@ pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted>
             }
             other => refuse(record, other, facts),
         },
+        Ask::Mourn(claimant) => match find(record, claimant, facts)? {
+            Found::Mine(at) => {
+                let mut next = record.clone();
+                next.holders[at].tenure = Tenure::OwnerDied;
+                let grant = next.holders[at].clone();
+                // Where nobody waits it stays, to be seen by whoever comes next.
+                let is_wanted = !next.waiters.is_empty() || next.pages.is_some();
+                let wake = if is_wanted { serve(&mut next, facts)? } else { Vec::new() };
+                Ok(write(next, Outcome::Released(grant), wake))
+            }
+            other => refuse(record, other, facts),
+        },
         Ask::Doubt(claimant, doubt) => match find(record, claimant, facts)? {
             Found::Mine(at) => {
                 let mut next = record.clone();
@@ -100,6 +112,7 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
         return Ok(Err(Ended::Expired));
     }
     let fate = match effective_owner(&grant.party, facts)? {
+        _ if grant.tenure == Tenure::OwnerDied => Fate::Dead,
         Some((_, fate)) => fate,
         None if grant.party.owners.is_empty() => Fate::Unknown,
         None => Fate::Dead,

@@ -206,6 +206,8 @@ pub enum Tenure {
     Renewing(u64),
     /// While its owner lives, and until the lease is over, which is renewed before.
     Renewed(Lease),
+    /// It is over: whoever renewed it saw its owner die.
+    OwnerDied,
     /// Until it is given back.
     Forever,
 }
@@ -237,7 +239,7 @@ impl Tenure {
     pub fn lease(&self) -> Option<&Lease> {
         match self {
             Tenure::Until(lease) | Tenure::Renewed(lease) => Some(lease),
-            Tenure::OwnerLives | Tenure::AtMost(_) | Tenure::Renewing(_) | Tenure::Forever => None,
+            Tenure::OwnerLives | Tenure::AtMost(_) | Tenure::Renewing(_) | Tenure::OwnerDied | Tenure::Forever => None,
         }
     }
 }

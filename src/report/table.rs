@@ -51,6 +51,7 @@ pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, paper: Paper) 
         let until = match &grant.tenure {
             _ if standing.is_err() => "over".to_string(),
             Tenure::OwnerLives | Tenure::Renewing(_) | Tenure::Renewed(_) => "alive".to_string(),
+            Tenure::OwnerDied => "over".to_string(),
             Tenure::Forever => "forever".to_string(),
             Tenure::AtMost(most) => span(Duration::from_millis(*most)),
             Tenure::Until(lease) => span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall())),

@@ -42,7 +42,7 @@ fn every_command_refuses(sandbox: &Sandbox, store: &str, codes: &[i32], path: &P
     assert_eq!(sandbox.listing("files"), before);
 }
 
-on_every_store! {
+on_every_store_of_files! {
     fn a_store_in_a_directory_that_is_missing_is_out_of_reach(sandbox: &Sandbox) {
         every_command_refuses(sandbox, &sandbox.store_at("files/none/store"), &[69], &sandbox.path("files/none"));
     }

@@ -314,7 +314,7 @@ on_every_store! {
 
 #[test]
 fn a_shared_directory_counts_on_the_time_of_its_file_system() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let store = format!("{}?shared=1", sandbox.store());
     for _ in 0..2 {
         let (code, findings) = doctor(&sandbox, &["--store", &store]);
@@ -327,7 +327,7 @@ fn a_shared_directory_counts_on_the_time_of_its_file_system() {
 
 #[test]
 fn the_default_store_is_tried_where_its_first_missing_directory_will_be() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     if nix::unistd::geteuid().is_root() {
         // Root's is the machine's.
         return;
@@ -339,7 +339,7 @@ fn the_default_store_is_tried_where_its_first_missing_directory_will_be() {
 
 #[test]
 fn an_empty_directory_that_is_to_become_a_store_stays_empty() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     std::fs::create_dir(sandbox.store_path()).unwrap();
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o2770)).unwrap();
     let (code, findings) = doctor(&sandbox, &[]);
@@ -349,7 +349,7 @@ fn an_empty_directory_that_is_to_become_a_store_stays_empty() {
 
 #[test]
 fn a_write_ahead_log_is_doubtful_and_damage_bad() {
-    let sandbox = Sandbox::new("sqlite:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Sqlite);
     for name in 0..60 {
         sandbox.csalock(["lock", "--forever", &format!("x{name}")]).capture();
     }

@@ -20,6 +20,10 @@ pub(crate) fn plain(text: &str, sandbox: &Sandbox) -> String {
     for (before, name) in [("pid ", "PID"), ("\"pid\":", "PID"), ("token ", "TOKEN"), ("\"token\":", "TOKEN")] {
         text = after(&text, before, |char| char.is_ascii_digit(), name);
     }
+    // Where hosts share the store.
+    while let Some((before, rest)) = text.split_once(",\"renewed_until\":\"") {
+        text = format!("{before}{}", rest.split_once('"').unwrap().1);
+    }
     text = after(&text, " (", |char| char.is_ascii_alphanumeric(), "AGE");
     words(&text)
 }
