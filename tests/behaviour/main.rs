@@ -60,6 +60,7 @@ mod old_flock;
 mod owner;
 mod queue;
 mod records;
+mod renewed;
 mod referee;
 mod run;
 mod screen;

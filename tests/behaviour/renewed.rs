@@ -1,0 +1,231 @@
+//! Stores that other hosts may share: there a lock lasts while its owner lives, by leases that somebody renews.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sandbox::proc::{children, lives, private_kibibytes, stat};
+use crate::sandbox::{Call, Job, Sandbox, wait_until};
+
+/// The shortest there is.
+const LEASE: &str = "3s";
+
+fn csalock<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Call<'a> {
+    sandbox.csalock(words).env("CSALOCK_LEASE", LEASE)
+}
+
+fn script<'a>(sandbox: &'a Sandbox, text: &str) -> Call<'a> {
+    sandbox.script("dash", text).env("CSALOCK_LEASE", LEASE)
+}
+
+/// Until when the one holder's lease was renewed, if there is one.
+fn renewed_until(sandbox: &Sandbox, name: &str) -> Option<String> {
+    sandbox.sight(name)["holders"][0]["renewed_until"].as_str().map(str::to_string)
+}
+
+/// Waits until the lease has been renewed so often.
+#[track_caller]
+fn await_renewals(sandbox: &Sandbox, name: &str, times: usize) {
+    for _ in 0..times {
+        let before = renewed_until(sandbox, name);
+        assert!(before.is_some(), "{}", sandbox.sight(name));
+        wait_until("the lease is renewed", || renewed_until(sandbox, name) != before);
+        assert!(renewed_until(sandbox, name).is_some(), "{}", sandbox.sight(name));
+    }
+}
+
+/// The keepers that renew in this sandbox, which its environment tells.
+fn keepers(sandbox: &Sandbox) -> Vec<i32> {
+    let store = format!("CSALOCK_STORE={}", sandbox.store());
+    let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_keeper = |pid: &i32| {
+        let read = |what: &str| std::fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
+        read("comm") == b"csalock-keeper\n" && read("environ").split(|byte| *byte == 0).any(|set| set == store.as_bytes())
+    };
+    processes.filter(|pid| lives(*pid) && is_keeper(pid)).collect()
+}
+
+#[track_caller]
+fn the_keeper(sandbox: &Sandbox) -> i32 {
+    wait_until("there is a keeper", || keepers(sandbox).len() == 1);
+    keepers(sandbox)[0]
+}
+
+/// A command that holds the lock until its stdin ends, its wrapper, and its pid.
+fn running(sandbox: &Sandbox, options: &[&str]) -> (Job, i32) {
+    let words = [&["run"], options, &["x", "dash", "-c", "echo $$; cat; :"]].concat();
+    let mut job = csalock(sandbox, &words).spawn();
+    let pid = job.lines(1)[0].parse().unwrap();
+    (job, pid)
+}
+
+fn send(pid: i32, signal: Signal) {
+    kill(Pid::from_raw(pid), signal).unwrap();
+}
+
+on_every_shared_store! {
+    fn a_lock_outlasts_its_first_lease_as_long_as_its_owner_lives(sandbox: &Sandbox) {
+        let mut job = script(sandbox, "csalock lock x y; cat; :").spawn();
+        job.lines(1);
+        await_renewals(sandbox, "x", 4);
+        assert_eq!(sandbox.state("y"), "held");
+        csalock(sandbox, &["lock", "-qn", "y"]).status(75).run();
+        assert_eq!(keepers(sandbox).len(), 1, "one keeper for both");
+    }
+
+    fn its_keeper_sees_the_owner_die(sandbox: &Sandbox) {
+        let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
+        job.lines(1);
+        let keeper = the_keeper(sandbox);
+        job.kill();
+        wait_until("the keeper has ended", || !lives(keeper));
+        assert_eq!(sandbox.state("x"), "abandoned");
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; cat; :, who died without giving it back\n";
+        csalock(sandbox, &["run", "-n", "x", "true"]).stderr(said).run();
+    }
+
+    fn its_keeper_ends_when_the_lock_is_given_back(sandbox: &Sandbox) {
+        let mut job = script(sandbox, "csalock lock x; read go; csalock unlock x; cat; :").spawn();
+        job.lines(1);
+        let keeper = the_keeper(sandbox);
+        job.tell("go");
+        wait_until("the keeper has ended", || !lives(keeper));
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn its_keeper_ends_when_the_lock_is_broken(sandbox: &Sandbox) {
+        let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
+        job.lines(1);
+        let keeper = the_keeper(sandbox);
+        assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
+        wait_until("the keeper has ended", || !lives(keeper));
+    }
+
+    fn its_keeper_is_small_and_has_nothing_of_the_script(sandbox: &Sandbox) {
+        // Nobody waits for it: not the substitution that reads the handle, not `wait`, not a pipe.
+        let text = "h=$(csalock lock x); csalock lock y | cat > /dev/null; wait; echo $h; cat; :";
+        let mut job = script(sandbox, text).spawn();
+        job.lines(1);
+        wait_until("there are two", || keepers(sandbox).len() == 2);
+        await_renewals(sandbox, "x", 1);
+        for keeper in keepers(sandbox) {
+            assert!(private_kibibytes(keeper) <= 2048, "{} KiB", private_kibibytes(keeper));
+            assert!(children(job.pid()).iter().all(|child| *child != keeper), "it is no child of the script");
+            let (session, terminal) = (stat_field(keeper, 3), stat_field(keeper, 4));
+            assert_eq!((session, terminal), (keeper, 0), "its own session, no terminal");
+            let open = std::fs::read_dir(format!("/proc/{keeper}/fd")).unwrap().map(|entry| entry.unwrap().path());
+            let open: Vec<_> = open.map(|path| std::fs::read_link(path).unwrap_or_default()).collect();
+            let inside = sandbox.path("files");
+            assert!(open.iter().all(|path| !path.starts_with(&inside) && !path.to_string_lossy().contains("(deleted)")));
+            assert_eq!(std::fs::read_link(format!("/proc/{keeper}/cwd")).unwrap(), std::path::Path::new("/"));
+        }
+    }
+
+    fn without_its_keeper_the_lock_ends_with_the_lease(sandbox: &Sandbox) {
+        let mut job = script(sandbox, "csalock lock x; read go; csalock unlock x; echo $?; cat; :").spawn();
+        job.lines(1);
+        send(the_keeper(sandbox), Signal::SIGKILL);
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; read go; csalock unlock x; echo $?; cat; :, who did not renew its lease\n";
+        csalock(sandbox, &["run", "-w", "inf", "x", "true"]).stderr(said).run();
+        job.tell("go");
+        assert_eq!(job.lines(2)[1], "81");
+    }
+
+    fn a_command_holds_as_long_as_it_runs(sandbox: &Sandbox) {
+        let (job, _) = running(sandbox, &[]);
+        await_renewals(sandbox, "x", 4);
+        let keeper = the_keeper(sandbox);
+        assert_eq!(job.wait().code, Some(0));
+        assert_eq!(sandbox.state("x"), "free");
+        assert!(!lives(keeper));
+    }
+
+    fn a_command_that_stands_still_keeps_its_lock(sandbox: &Sandbox) {
+        let (job, command) = running(sandbox, &[]);
+        send(command, Signal::SIGSTOP);
+        await_renewals(sandbox, "x", 4);
+        send(command, Signal::SIGCONT);
+        assert_eq!(job.wait().code, Some(0));
+    }
+
+    fn a_wrapper_that_stands_still_loses_nothing(sandbox: &Sandbox) {
+        let (mut job, command) = running(sandbox, &[]);
+        send(job.pid(), Signal::SIGSTOP);
+        await_renewals(sandbox, "x", 4);
+        job.release();
+        wait_until("the command has ended", || !lives(command));
+        wait_until("its keeper says so", || sandbox.state("x") != "held");
+        csalock(sandbox, &["run", "-qn", "x", "true"]).run();
+        job.send(Signal::SIGCONT);
+        assert_eq!(job.wait().code, Some(0));
+    }
+
+    fn a_command_whose_wrapper_was_killed_keeps_its_lock_until_it_ends(sandbox: &Sandbox) {
+        let (mut job, command) = running(sandbox, &[]);
+        let keeper = the_keeper(sandbox);
+        job.kill();
+        await_renewals(sandbox, "x", 4);
+        job.release();
+        wait_until("the command and its keeper have ended", || !lives(command) && !lives(keeper));
+        assert_eq!(sandbox.state("x"), "abandoned");
+    }
+
+    fn a_keeper_that_dies_has_a_successor(sandbox: &Sandbox) {
+        let (job, _) = running(sandbox, &[]);
+        let first = the_keeper(sandbox);
+        send(first, Signal::SIGKILL);
+        await_renewals(sandbox, "x", 4);
+        assert_ne!(the_keeper(sandbox), first);
+        assert_eq!(job.wait().code, Some(0));
+    }
+
+    fn a_command_whose_lease_nobody_renews_is_ended_before_it_is_over(sandbox: &Sandbox) {
+        let (mut job, command) = running(sandbox, &["--kill-after", "100ms"]);
+        send(the_keeper(sandbox), Signal::SIGSTOP);
+        // Who comes next finds no command that still runs.
+        let next = csalock(sandbox, &["run", "-q", "-w", "inf", "x", "dash", "-c", &format!("kill -0 {command} 2> /dev/null && echo both")]);
+        let done = next.capture();
+        assert_eq!(done.stdout, "");
+        wait_until("the wrapper has ended", || job.has_ended());
+        let done = job.wait();
+        assert_eq!(done.code, Some(85));
+        assert_eq!(
+            done.stderr,
+            "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see `csalock doctor`\n"
+        );
+    }
+
+    fn with_no_fork_the_command_has_a_keeper_and_no_child(sandbox: &Sandbox) {
+        let words = ["run", "-F", "x", "dash", "-c", "echo $$; wait; cat; :"];
+        let mut job = csalock(sandbox, &words).spawn();
+        let command: i32 = job.lines(1)[0].parse().unwrap();
+        assert_eq!(command, job.pid());
+        assert!(children(command).iter().all(|child| *child != the_keeper(sandbox)));
+        await_renewals(sandbox, "x", 4);
+        let keeper = the_keeper(sandbox);
+        assert_eq!(job.wait().code, Some(0));
+        wait_until("the keeper has ended", || !lives(keeper));
+    }
+
+    fn who_waits_for_longer_than_a_lease_is_served(sandbox: &Sandbox) {
+        let (job, _) = running(sandbox, &[]);
+        let waiter = csalock(sandbox, &["run", "-w", "inf", "x", "echo", "served"]).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        await_renewals(sandbox, "x", 5);
+        assert_eq!(sandbox.waiters("x").len(), 1);
+        assert_eq!(job.wait().code, Some(0));
+        assert_eq!(waiter.wait().stdout, "served\n");
+    }
+
+    fn a_garbled_lease_is_a_usage_error(sandbox: &Sandbox) {
+        for (lease, why) in [("2s", "is less than three seconds"), ("soon", "is no duration")] {
+            let done = sandbox.csalock(["run", "x", "true"]).env("CSALOCK_LEASE", lease).capture();
+            assert_eq!(done.code, Some(64), "{done:?}");
+            assert!(done.stderr.contains("CSALOCK_LEASE") && (lease == "soon" || done.stderr.contains(why)), "{done:?}");
+        }
+    }
+}
+
+fn stat_field(pid: i32, at: usize) -> i32 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    text.rsplit_once(") ").unwrap().1.split(' ').nth(at).unwrap().parse().unwrap()
+}
