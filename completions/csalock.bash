@@ -22,6 +22,9 @@ _csalock() {
             csalock,del)
                 cmd="csalock__subcmd__del"
                 ;;
+            csalock,doctor)
+                cmd="csalock__subcmd__doctor"
+                ;;
             csalock,gc)
                 cmd="csalock__subcmd__gc"
                 ;;
@@ -68,7 +71,7 @@ _csalock() {
 
     case "${cmd}" in
         csalock)
-            opts="-h -V --help --version lock unlock run-with-lock run status list history renew get put del claim unclaim lookup gc"
+            opts="-h -V --help --version lock unlock run-with-lock run status list history renew get put del claim unclaim lookup gc doctor"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -241,6 +244,24 @@ _csalock() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
                     fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__doctor)
+            opts="-q -v -h --store --json --quiet --verbose --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 *)

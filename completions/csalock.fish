@@ -41,6 +41,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "claim" -d 'Claim na
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unclaim" -d 'Give up claims'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lookup" -d 'Print the id under which a name is claimed, or the names of an id'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove what dead holders and waiters left behind'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "doctor" -d 'Say whether a store is all right, and what to do if not'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
@@ -231,6 +232,11 @@ complete -c csalock -n "__fish_csalock_using_subcommand gc" -s q -l quiet -d 'Sa
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -l dry-run -d 'Only say what would be removed'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s v -l verbose -d 'Say on stderr what happens'
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
 
 # The words before the cursor that come after the options, one a line; and whether there are any.
 function __fish_csalock_operands

@@ -13,6 +13,7 @@
 
 #![expect(unsafe_code, reason = "fork")]
 
+mod aside;
 mod running;
 
 use std::convert::Infallible;
@@ -31,6 +32,7 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
+pub use aside::Aside;
 pub use running::{Ended, Limits, News, Running, Stop};
 
 use crate::environment::Environment;

@@ -66,6 +66,8 @@ pub enum Command {
     Lookup(Lookup),
     /// Remove what dead holders and waiters left behind
     Gc(Gc),
+    /// Say whether a store is all right, and what to do if not
+    Doctor(Doctor),
 }
 
 /// Options of every command.
@@ -461,6 +463,21 @@ pub struct Gc {
     /// Only say what would be removed
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// Say whether a store is all right, and what to do if not
+///
+/// Looks at the store, its file system and who may use it, and tries a lock out under a name that nobody else uses.
+/// Nothing of that is left behind. Exit 0 if nothing is bad, 69 if something is, or if the store cannot be reached.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock doctor [OPTIONS] [NAME]")]
+pub struct Doctor {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// The store of this name: with a slash in it, the one beside that file
+    #[arg(value_name = "NAME", trailing_var_arg = true)]
+    pub names: Vec<OsString>,
 }
 
 /// Permission bits in octal; at least the owner may read and write.

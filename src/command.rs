@@ -2,6 +2,7 @@
 
 mod claim;
 mod csa;
+mod doctor;
 mod gc;
 mod get;
 mod history;
@@ -58,6 +59,7 @@ pub fn run() -> Exit {
         Command::Unclaim(asked) => claim::unclaim(&world, &asked),
         Command::Lookup(asked) => lookup::run(&world, &asked).or_else(end_with_reader),
         Command::Gc(asked) => gc::run(&world, &asked),
+        Command::Doctor(asked) => doctor::run(&world, &asked),
     };
     end(done)
 }
@@ -89,6 +91,7 @@ fn options_stand_first(command: &Command) -> crate::error::Result<()> {
         Command::Claim(asked) => &asked.names,
         Command::Unclaim(asked) => &asked.names,
         Command::Lookup(asked) => &asked.names,
+        Command::Doctor(asked) => &asked.names,
         Command::RunWithLock(_) | Command::Put(_) | Command::Gc(_) => return Ok(()),
     };
     let Some(option) = names.iter().find(|name| name.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };

@@ -56,6 +56,16 @@ impl Error {
         Error { cure: cure.to_string(), ..self }
     }
 
+    /// What happened to which thing.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// What to do about it; empty where nobody knows.
+    pub fn cure(&self) -> &str {
+        &self.cure
+    }
+
     /// The exit code that goes with it.
     pub fn exit(&self) -> Exit {
         self.exit

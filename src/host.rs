@@ -98,3 +98,14 @@ pub enum Woken {
     /// The time was over.
     TimeOver,
 }
+
+/// Does nothing for so long.
+///
+/// # Errors
+///
+/// When the system cannot wait.
+pub fn pause(host: &dyn Host, span: Duration) -> Result<()> {
+    let nobodys = crate::lock::Handle::new(host.random()?).proof();
+    let mut signs = Signs { processes: &[], doorway: None, hearing: &mut None };
+    host.vigil(&nobodys, None)?.wait(&mut signs, span).map(drop)
+}

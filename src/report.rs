@@ -1,5 +1,6 @@
 //! All wording: what a person reads, and what a program parses.
 
+mod health;
 mod json;
 mod past;
 mod table;
@@ -7,6 +8,7 @@ mod timeline;
 
 use std::time::Duration;
 
+pub use health::{HealthJson, health};
 pub use json::{ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson};
 pub use past::PastJson;
 pub use table::{HEADER, Paper, WIDTH, table};

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -77,6 +78,12 @@ impl Signals {
     /// How to exit when a wait was interrupted: by the signal that did.
     pub fn exit(&self) -> Exit {
         self.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32))
+    }
+
+    /// Whether one came that ends a wait. It can still be asked for by [`Signals::exit`].
+    pub fn came(&self) -> bool {
+        let mut polled = [PollFd::new(self.interrupt(), PollFlags::POLLIN)];
+        matches!(poll(&mut polled, PollTimeout::ZERO), Ok(1))
     }
 
     /// The signal that ended a wait.

@@ -15,7 +15,10 @@ mod etcd;
 mod file_system;
 mod finding;
 mod memory;
+mod mount;
+mod scratch;
 mod sqlite;
+mod surroundings;
 mod url;
 
 use std::os::fd::BorrowedFd;
@@ -27,7 +30,9 @@ pub use directory::Directory;
 pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use memory::Memory;
+pub use scratch::Scratch;
 pub use sqlite::Sqlite;
+pub use surroundings::surroundings;
 pub use url::{Cluster, Layout, Location};
 
 use crate::environment::Environment;

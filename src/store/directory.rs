@@ -40,6 +40,7 @@
 
 mod anchor;
 mod entry;
+mod health;
 mod history;
 mod lease;
 mod pointer;
@@ -265,7 +266,7 @@ impl Store for Directory {
     }
 
     fn examine(&self) -> Vec<Finding> {
-        Vec::new()
+        self.findings()
     }
 
     fn sweep(&self, dry_run: bool) -> Result<u64> {

@@ -1,5 +1,7 @@
 //! What a store has to say about its own health, for `csalock doctor`.
 
+use crate::error::Error;
+
 /// One thing that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
@@ -33,6 +35,11 @@ impl Finding {
     /// What may not do, and what to do about it.
     pub fn doubtful(topic: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Finding {
         Finding { topic, found: found.into(), verdict: Verdict::Doubtful, cure: cure.into() }
+    }
+
+    /// What could not be found out, which is as bad: in the error's own words.
+    pub fn failed(topic: &'static str, error: &Error) -> Finding {
+        Finding::bad(topic, error.what(), error.cure())
     }
 
     /// What will not do, and what to do about it.

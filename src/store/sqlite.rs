@@ -34,6 +34,7 @@
 //! table of its own here and says so.
 
 mod ground;
+mod health;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -302,7 +303,7 @@ impl Store for Sqlite {
     }
 
     fn examine(&self) -> Vec<Finding> {
-        Vec::new()
+        self.findings()
     }
 
     fn sweep(&self, dry_run: bool) -> Result<u64> {

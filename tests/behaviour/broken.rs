@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::sandbox::{Done, Sandbox, is_root};
+use crate::sandbox::{Done, Mount, Sandbox, is_root};
 
 const NOBODY: u32 = 65534;
 
@@ -40,31 +40,6 @@ fn every_command_refuses(sandbox: &Sandbox, store: &str, codes: &[i32], path: &P
         refused(sandbox, &done, codes, path);
     }
     assert_eq!(sandbox.listing("files"), before);
-}
-
-/// A tmpfs that goes away with the test.
-struct Mount(std::path::PathBuf);
-
-impl Mount {
-    fn new(sandbox: &Sandbox, options: &str) -> Mount {
-        let place = sandbox.path("files/mount");
-        std::fs::create_dir_all(&place).unwrap();
-        let place_text = place.display().to_string();
-        let done = sandbox.call("mount", ["-t", "tmpfs", "-o", options, "none", &place_text]).capture();
-        assert_eq!(done.code, Some(0), "{done:?}");
-        Mount(place)
-    }
-
-    fn again(&self, sandbox: &Sandbox, options: &str) {
-        let place = self.0.display().to_string();
-        assert_eq!(sandbox.call("mount", ["-o", &format!("remount,{options}"), &place]).capture().code, Some(0));
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 on_every_store! {
@@ -239,7 +214,7 @@ on_every_store! {
 
 #[test]
 fn a_stranger_where_a_record_belongs_is_named_and_left_alone() {
-    let sandbox = crate::sandbox::Sandbox::new("dir:");
+    let sandbox = crate::sandbox::Sandbox::new(crate::sandbox::Kind::Directory);
     sandbox.csalock(["run", "other", "true"]).run();
     std::fs::create_dir(sandbox.path("store/x")).unwrap();
     sandbox.file("store/x/stranger", "mine");

@@ -17,7 +17,7 @@ fn script<'a>(sandbox: &'a Sandbox, text: &str) -> crate::sandbox::Call<'a> {
 
 #[test]
 fn the_lock_is_the_files_and_the_scripts() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let text = "csaLock \"$PWD/data\" || exit; csalock status ./data > /dev/null; echo $?; (csaLock data); echo $?
                 csaUnlock data; echo $?; csaUnlock ./data; echo $?; csalock status ./data > /dev/null; echo $?";
     let done = script(&sandbox, text).capture();
@@ -27,14 +27,14 @@ fn the_lock_is_the_files_and_the_scripts() {
 
 #[test]
 fn it_ends_with_the_script() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     script(&sandbox, "csaLock data other || exit; exit 3").status(3).run();
     sandbox.script("dash", "csalock run -q -n ./data --also ./other -- true").without("CSALOCK_STORE").run();
 }
 
 #[test]
 fn it_tries_for_so_long_as_the_variable_says_and_says_why_not() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line; csaUnlock data; read line").spawn();
     holder.lines(1);
     for timeout in ["0", "50ms", "0.05"] {
@@ -63,7 +63,7 @@ fn it_tries_for_so_long_as_the_variable_says_and_says_why_not() {
 
 #[test]
 fn a_dead_script_is_taken_over_from_in_silence() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line").spawn();
     holder.lines(1);
     holder.kill();
@@ -72,7 +72,7 @@ fn a_dead_script_is_taken_over_from_in_silence() {
 
 #[test]
 fn what_makes_no_sense_is_a_usage_error() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     install(&sandbox);
     for (text, said) in [
         ("csaLock", "csalock: csaLock was not told which file; say `csaLock FILE`\n"),

@@ -61,6 +61,6 @@ on_every_store! {
 
     fn on_a_store_that_is_not_there_it_does_nothing(sandbox: &Sandbox) {
         sandbox.csalock(["gc"]).run();
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 
-use crate::sandbox::{Sandbox, wait_until};
+use crate::sandbox::{Kind, Sandbox, wait_until};
 
 /// What `history --json` says.
 #[track_caller]
@@ -56,7 +56,7 @@ on_every_store! {
         sandbox.csalock(["history"]).run();
         sandbox.csalock(["history", "x", "y*"]).run();
         sandbox.csalock(["history", "--json"]).stdout("[]\n").run();
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
         assert!(sandbox.history_paths().iter().all(|path| !path.exists()));
     }
 
@@ -382,8 +382,8 @@ fn what_root_wrote_first_its_user_can_write_on() {
     if !crate::sandbox::is_root("what root writes into another's store") {
         return;
     }
-    for scheme in ["dir:", "sqlite:"] {
-        let sandbox = Sandbox::new(scheme);
+    for kind in [Kind::Directory, Kind::Sqlite] {
+        let sandbox = Sandbox::new(kind);
         let place = sandbox.path("theirs");
         fs::create_dir(&place).unwrap();
         nix::unistd::chown(&place, Some(1234.into()), Some(1234.into())).unwrap();
@@ -400,6 +400,6 @@ fn what_root_wrote_first_its_user_can_write_on() {
             run(1234);
         }
         let done = sandbox.csalock(["history", "--json"]).env("CSALOCK_STORE", &store).capture();
-        assert_eq!(serde_json::from_str::<Vec<Value>>(&done.line()).unwrap().len(), 2, "{scheme}");
+        assert_eq!(serde_json::from_str::<Vec<Value>>(&done.line()).unwrap().len(), 2, "{kind:?}");
     }
 }

@@ -128,7 +128,7 @@ on_every_store! {
             let done = sandbox.csalock(["lock", options[0], options[1], "x"]).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{options:?} {done:?}");
         }
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
     }
 
     fn with_stdout_closed_nothing_is_taken(sandbox: &Sandbox) {
@@ -145,7 +145,7 @@ on_every_store! {
             let done = sandbox.csalock(words).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");
         }
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
     }
 
     fn attached_values_of_short_options_are_values(sandbox: &Sandbox) {

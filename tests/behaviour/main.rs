@@ -7,15 +7,35 @@
 
 mod sandbox;
 
-/// One test for each function and store: `directory::NAME` and `sqlite::NAME`.
+#[path = "../etcd/mod.rs"]
+mod etcd;
+
+/// One test for each function and kind of store: `directory::NAME`, `sqlite::NAME`, `etcd::NAME`.
 macro_rules! on_every_store {
-    ($($(#[$meta:meta])* fn $name:ident($sandbox:ident: &Sandbox) $body:block)*) => {
+    ($($tests:tt)*) => { tests_on! { [directory Directory] [sqlite Sqlite] [etcd Etcd] $($tests)* } };
+}
+
+/// The same for what is only to be said of stores that are files on this host.
+macro_rules! on_every_store_of_files {
+    ($($tests:tt)*) => { tests_on! { [file_directory Directory] [file_sqlite Sqlite] $($tests)* } };
+}
+
+/// The same for stores that other hosts may share.
+macro_rules! on_every_shared_store {
+    ($($tests:tt)*) => { tests_on! { [shared Shared] [etcd Etcd] $($tests)* } };
+}
+
+macro_rules! tests_on {
+    ($([$module:ident $kind:ident])+ $($(#[$meta:meta])* fn $name:ident($sandbox:ident: &Sandbox) $body:block)*) => {
         $(fn $name($sandbox: &crate::sandbox::Sandbox) $body)*
-        mod directory {
-            $($(#[$meta])* #[test] fn $name() { super::$name(&crate::sandbox::Sandbox::new("dir:")); })*
-        }
-        mod sqlite {
-            $($(#[$meta])* #[test] fn $name() { super::$name(&crate::sandbox::Sandbox::new("sqlite:")); })*
+        tests_on! { @ [$([$module $kind])+] { $([$(#[$meta])* $name])* } }
+    };
+    (@ [$([$module:ident $kind:ident])+] $tests:tt) => { $(tests_on! { @@ $module $kind $tests })+ };
+    (@@ $module:ident $kind:ident { $([$(#[$meta:meta])* $name:ident])* }) => {
+        mod $module {
+            $($(#[$meta])* #[test] fn $name() {
+                crate::sandbox::Sandbox::with(crate::sandbox::Kind::$kind, super::$name);
+            })*
         }
     };
 }
@@ -26,6 +46,7 @@ mod crowd;
 mod csa;
 mod deadlock;
 mod descriptors;
+mod doctor;
 mod exit_codes;
 mod gc;
 mod history;

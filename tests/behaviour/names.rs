@@ -133,7 +133,7 @@ on_every_store! {
         }
         assert_eq!(sandbox.csalock(["run", "", "true"]).capture().code, Some(64));
         assert_eq!(sandbox.csalock([&"n".repeat(1025)[..]].iter().fold(vec!["run"], |mut all, name| { all.push(name); all.push("true"); all })).capture().code, Some(64));
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
     }
 
     fn every_odd_name_can_be_run_under_and_is_told_to_the_command(sandbox: &Sandbox) {

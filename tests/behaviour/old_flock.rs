@@ -336,7 +336,7 @@ on_every_store! {
         sandbox.csalock(["run", "--flock", "x", "touch", "ran"]).status(64).stderr(said).run();
         let said = "csalock: --flock locks a file, and a b is no path; say ./'a b', or leave out --flock\n";
         sandbox.csalock(["run", "-F", "--flock", "a b", "touch", "ran"]).status(64).stderr(said).run();
-        assert!(!sandbox.path("files/ran").exists() && !sandbox.store_path().exists());
+        assert!(!sandbox.path("files/ran").exists() && !sandbox.store_exists());
     }
 
     fn a_file_that_cannot_be_opened_is_an_error_and_the_lock_is_given_back(sandbox: &Sandbox) {

@@ -2,6 +2,7 @@
 
 mod call;
 mod job;
+mod mount;
 mod plain;
 pub(crate) mod proc;
 mod screen;
@@ -14,6 +15,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::etcd;
+
 use csalock::host::Unix;
 use csalock::lock::Record;
 use csalock::store::{Location, Store, Swap};
@@ -21,6 +24,7 @@ use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
 pub(crate) use job::Job;
+pub(crate) use mount::Mount;
 pub(crate) use screen::{PROMPT, Screen};
 
 /// The program that is tested.
@@ -32,18 +36,44 @@ pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh
 /// Whoever waits longer than this in a test waits for ever.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The kinds of stores there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Directory,
+    Sqlite,
+    /// A directory that other hosts are said to share.
+    Shared,
+    Etcd,
+}
+
 pub(crate) struct Sandbox {
     directory: tempfile::TempDir,
-    scheme: &'static str,
+    kind: Kind,
+    /// What comes before the name of a store in its URL, and behind it.
+    around: (String, &'static str),
     jobs: Cell<u32>,
 }
 
 impl Sandbox {
-    /// With a store of this scheme, `dir:` or `sqlite:`, that does not exist yet.
-    pub(crate) fn new(scheme: &'static str) -> Sandbox {
+    /// Tests in one, where its kind of store is to be had.
+    pub(crate) fn with(kind: Kind, test: impl FnOnce(&Sandbox)) {
+        if kind != Kind::Etcd || etcd::shared().is_some() {
+            test(&Sandbox::new(kind));
+        }
+    }
+
+    /// With a store of this kind that does not exist yet.
+    pub(crate) fn new(kind: Kind) -> Sandbox {
         let directory = tempfile::Builder::new().prefix("csalock-").tempdir().unwrap();
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let sandbox = Sandbox { directory, scheme, jobs: Cell::new(0) };
+        let place = directory.path().display();
+        let around = match kind {
+            Kind::Directory => (format!("dir:{place}/"), ""),
+            Kind::Shared => (format!("dir:{place}/"), "?shared=1"),
+            Kind::Sqlite => (format!("sqlite:{place}/"), ""),
+            Kind::Etcd => (etcd::shared().unwrap().url(&format!("{}/", etcd::new_prefix().replace(' ', "-"))), ""),
+        };
+        let sandbox = Sandbox { directory, kind, around, jobs: Cell::new(0) };
         for made in ["bin", "home", "state", "files"] {
             std::fs::create_dir(sandbox.path(made)).unwrap();
         }
@@ -57,16 +87,35 @@ impl Sandbox {
 
     /// A store of this sandbox's kind at another place.
     pub(crate) fn store_at(&self, place: impl AsRef<Path>) -> String {
-        format!("{}{}", self.scheme, self.path(place).display())
+        let (before, after) = &self.around;
+        format!("{before}{}{after}", place.as_ref().display())
     }
 
     pub(crate) fn store(&self) -> String {
         self.store_at("store")
     }
 
-    /// Where the store is.
+    /// Where the store is, if it is a file.
     pub(crate) fn store_path(&self) -> PathBuf {
+        assert!(self.is_of_files(), "etcd has no path");
         self.path("store")
+    }
+
+    /// As messages name the store.
+    pub(crate) fn store_place(&self) -> String {
+        if self.is_of_files() { self.store_path().display().to_string() } else { self.store() }
+    }
+
+    /// Whether anything of the store is there.
+    pub(crate) fn store_exists(&self) -> bool {
+        match self.kind {
+            Kind::Etcd => {
+                let prefix = self.store();
+                let prefix = prefix.splitn(4, '/').last().unwrap();
+                !etcd::shared().unwrap().ctl(&["get", "--prefix", "--keys-only", prefix]).is_empty()
+            }
+            _ => self.store_path().exists(),
+        }
     }
 
     /// Where its history is, and its older generation.
@@ -76,7 +125,21 @@ impl Sandbox {
     }
 
     pub(crate) fn is_directory(&self) -> bool {
-        self.scheme == "dir:"
+        matches!(self.kind, Kind::Directory | Kind::Shared)
+    }
+
+    pub(crate) fn is_of_files(&self) -> bool {
+        self.kind != Kind::Etcd
+    }
+
+    /// Whether other hosts may share the store, as far as it knows.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.kind, Kind::Shared | Kind::Etcd)
+    }
+
+    /// A short lease, as an option's argument, and one so long that nothing happens meanwhile.
+    pub(crate) fn short(&self) -> &'static str {
+        if self.is_of_files() { "50ms" } else { "1s" }
     }
 
     /// Writes a file and says where it is.

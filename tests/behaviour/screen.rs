@@ -172,7 +172,7 @@ on_every_store! {
             first.contains("  0 locks, 0 holders, 0 waiters  ") && first.contains(&sandbox.store()) && lines.next() == Some(header)
         });
         assert_eq!(screen.mode(), (true, false));
-        assert!(!sandbox.store_path().exists(), "watching makes no store");
+        assert!(!sandbox.store_exists(), "watching makes no store");
         let mut holder = sandbox.holder("x");
         screen.shows("  1 lock, 1 holder, 0 waiters  ");
         let mut waiter = sandbox.waiter("x", "cat");
@@ -280,6 +280,6 @@ on_every_store! {
             let done = on_terminal("csalock status -W ''", "xterm");
             assert!(done.code == Some(64) && !done.stdout.contains('\x1b') && done.stdout.contains("the empty name"), "{done:?}");
         }
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
     }
 }

@@ -54,13 +54,13 @@ on_every_store! {
     fn the_table_of_an_empty_store_is_empty(sandbox: &Sandbox) {
         sandbox.csalock(["status"]).run();
         sandbox.csalock(["list", "--json"]).stdout("[]\n").run();
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
     }
 
     fn a_free_lock_is_81(sandbox: &Sandbox) {
         shows(sandbox, &["x"], 81, &format!("{HEADER}x|free|||||||\n").replace("|||||||", "||||||"));
         sandbox.csalock(["status", "-1", "x"]).status(81).stdout("x\n").run();
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
     }
 
     fn the_table_fits_80_columns(sandbox: &Sandbox) {

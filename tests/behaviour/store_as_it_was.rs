@@ -165,7 +165,7 @@ on_every_store! {
 
 #[test]
 fn what_stands_beside_a_file_goes_away_with_the_last_lock() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     sandbox.file("files/data", "");
     let before = paths(&sandbox.path(""));
     let mut last = 0;

@@ -53,7 +53,7 @@ on_every_store! {
     fn what_nobody_holds_cannot_be_given_back(sandbox: &Sandbox) {
         let said = "csalock: lock x is not held by anybody; see `csalock status`\n";
         sandbox.csalock(["unlock", "x"]).status(81).stderr(said).run();
-        assert!(!sandbox.store_path().exists());
+        assert!(!sandbox.store_exists());
     }
 
     fn nothing_is_given_back_twice(sandbox: &Sandbox) {

@@ -343,7 +343,7 @@ on_every_store! {
 /// Who may read a value, of those who may use the store.
 #[test]
 fn a_mode_is_never_wider_than_it_was_said_to_be() {
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     std::fs::create_dir(sandbox.store_path()).unwrap();
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o755)).unwrap();
     let trace = |words: &str| {
@@ -386,7 +386,7 @@ fn another_user_sees_that_it_is_there_and_not_what_it_is() {
     if !crate::sandbox::is_root("a value that another user may not read") {
         return;
     }
-    let sandbox = Sandbox::new("dir:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     std::fs::create_dir(sandbox.store_path()).unwrap();
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o755)).unwrap();
     sandbox.csalock(["put", "--mode", "600", "x", "secret"]).run();
@@ -404,7 +404,7 @@ fn another_user_sees_that_it_is_there_and_not_what_it_is() {
 
 #[test]
 fn a_database_has_one_mode() {
-    let sandbox = Sandbox::new("sqlite:");
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Sqlite);
     sandbox.csalock(["put", "--mode", "600", "x", "secret"]).run();
     assert_eq!(std::fs::metadata(sandbox.store_path()).unwrap().permissions().mode() & 0o777, 0o600);
     sandbox.csalock(["put", "--mode", "600", "x", "secret"]).run();

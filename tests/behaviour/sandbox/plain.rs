@@ -8,7 +8,7 @@ const MOST_OF_COMMAND: usize = 256;
 pub(crate) fn plain(text: &str, sandbox: &Sandbox) -> String {
     let place = |below| sandbox.path(below).display().to_string();
     let mut text =
-        text.replace(&this_command(), "TEST").replace(&place("store"), "STORE").replace(&place(""), "SANDBOX/");
+        text.replace(&this_command(), "TEST").replace(&sandbox.store_place(), "STORE").replace(&place(""), "SANDBOX/");
     let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
     let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
     for (varying, name) in [

@@ -1,0 +1,103 @@
+//! What is in a store: records, what was left by the dead, history. Looking changes nothing.
+
+use std::time::Duration;
+
+use crate::command::world::World;
+use crate::duration::shown as span;
+use crate::engine::{Engine, Sight};
+use crate::error::{Error, Result};
+use crate::lock::{Ended, Fate};
+use crate::name::shown;
+use crate::store::Finding;
+
+/// What was counted.
+#[derive(Default)]
+struct Count {
+    held: u64,
+    waiting: u64,
+    abandoned: u64,
+    /// The first that could not be read, and how many there are.
+    unreadable: (Option<Error>, u64),
+    /// Since when the oldest is held, and its name.
+    oldest: Option<(u64, Vec<u8>)>,
+}
+
+pub(super) fn findings(world: &World, engine: &Engine) -> Vec<Finding> {
+    let mut count = Count::default();
+    let scanned = engine.each_sight(&mut |sight| {
+        count.add(sight);
+        Ok(())
+    });
+    let mut findings = match scanned {
+        Err(error) => vec![Finding::failed("records", &error)],
+        Ok(()) => count.findings(engine),
+    };
+    findings.push(history(world, engine));
+    findings
+}
+
+impl Count {
+    fn add(&mut self, sight: Result<Sight>) {
+        let sight = match sight {
+            Ok(sight) => sight,
+            Err(error) => {
+                self.unreadable.0.get_or_insert(error);
+                self.unreadable.1 += 1;
+                return;
+            }
+        };
+        self.held += u64::from(sight.is_held());
+        let is_left =
+            |standing: &std::result::Result<Fate, Ended>| matches!(standing, Err(how) if *how != Ended::Released);
+        let is_abandoned = sight.holders.iter().any(is_left) || sight.waiters.contains(&Fate::Dead);
+        self.abandoned += u64::from(is_abandoned);
+        self.waiting += sight.waiters.iter().filter(|fate| **fate != Fate::Dead).count() as u64;
+        for (grant, _) in sight.record.holders.iter().zip(&sight.holders).filter(|(_, standing)| standing.is_ok()) {
+            if self.oldest.as_ref().is_none_or(|(since, _)| grant.since < *since) {
+                self.oldest = Some((grant.since, sight.record.name.clone()));
+            }
+        }
+    }
+
+    fn findings(self, engine: &Engine) -> Vec<Finding> {
+        let mut text = format!("{} held, {} waiting", self.held, self.waiting);
+        if let Some((since, name)) = &self.oldest {
+            let age = engine.host().wall().saturating_sub(Duration::from_millis(*since));
+            text.push_str(&format!("; the oldest is {}, taken {} ago", shown(name), span(age)));
+        }
+        let mut findings = vec![Finding::good("records", text)];
+        if let (Some(error), number) = self.unreadable {
+            let cure = "see `csalock status`; `csalock unlock --force NAME` removes one, whatever was in it";
+            let others = if number > 1 { format!("; and {} more", number - 1) } else { String::new() };
+            findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.what()), cure));
+        }
+        let left = engine.sweep(true);
+        match left {
+            Err(error) => findings.push(Finding::failed("leftovers", &error)),
+            Ok(0) if self.abandoned == 0 => findings.push(Finding::good("leftovers", "none")),
+            Ok(swept) => findings.push(Finding::doubtful(
+                "leftovers",
+                format!("locks left by the dead: {}; other leftovers: {swept}", self.abandoned),
+                "nobody has to wait for them; `csalock gc` removes them",
+            )),
+        }
+        findings
+    }
+}
+
+/// How much is remembered of past grants.
+fn history(world: &World, engine: &Engine) -> Finding {
+    let limits = match world.environment.history() {
+        Ok(limits) => limits,
+        Err(error) => return Finding::doubtful("history", error.what(), error.cure()),
+    };
+    let mut number = 0;
+    match engine.each_past(&limits, &mut |_| number += 1) {
+        Err(error) => Finding::doubtful("history", error.what(), error.cure()),
+        Ok(false) => Finding::good("history", "none is kept here"),
+        Ok(true) if limits.are_off() => {
+            Finding::good("history", format!("{number} remembered; CSALOCK_HISTORY=0 adds none"))
+        }
+        Ok(true) => Finding::good("history", format!("{number} remembered, for {} at most", span(limits.age))),
+    }
+}

@@ -1,0 +1,87 @@
+//! What a directory store has to say about its health: what it is, the place that it is in, and the clock of its file
+//! system. It creates nothing that is still there afterwards.
+
+use std::path::Path;
+use std::time::Duration;
+
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+
+use super::root::WORK;
+use super::{Directory, tokens};
+use crate::error::{Error, Result};
+use crate::host::pause;
+use crate::name::shown_path;
+use crate::store::surroundings::{Place, first_that_exists};
+use crate::store::{Finding, Layout, Reach, Store};
+
+/// Two clocks that are further apart than this puzzle whoever reads times that both wrote.
+const FAR: Duration = Duration::from_secs(10);
+
+/// So far the file system's clock may seem to go back between two files: it ticks, and rounds.
+const TICK: Duration = Duration::from_millis(50);
+
+impl Directory {
+    /// All of it.
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let mut findings = vec![self.what()];
+        findings.extend(Place { what: "directory", path: &self.path }.findings());
+        if self.reach() == Reach::ManyHosts {
+            findings.push(self.clock().unwrap_or_else(|error| Finding::failed("clock", &error)));
+        } else {
+            findings.push(Finding::good(
+                "clock",
+                "leases count on this host's time since it was started, which nobody can set",
+            ));
+        }
+        findings
+    }
+
+    fn what(&self) -> Finding {
+        let what = match self.layout {
+            Layout::Beside => "the locks of the files beside it, in",
+            _ => "directory of records,",
+        };
+        let path = shown_path(&self.path);
+        match self.existing() {
+            Ok(Some(_)) => Finding::good("store", format!("{what} {path}")),
+            Ok(None) => Finding::good("store", format!("{what} {path}: not there yet, the first lock makes it")),
+            Err(error) => Finding::failed("store", &error),
+        }
+    }
+
+    /// The time that the file system gives to fresh files, on which leases count, and ours, on which nothing does.
+    fn clock(&self) -> Result<Finding> {
+        let path = [self.path.join(WORK), self.path.clone()].into_iter().find(|path| path.is_dir());
+        let path = path.as_deref().or_else(|| first_that_exists(&self.path)).unwrap_or(Path::new("/"));
+        let failed = |errno| Error::os(errno, "ask for the time of the file system of", path);
+        let directory = open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
+        let directory = directory.map_err(failed)?;
+        let fresh = || tokens::fresh_time(&directory, Mode::S_IRUSR | Mode::S_IWUSR);
+        let (before, since) = (self.host.wall(), self.host.boottime());
+        let first = fresh().map_err(failed)?;
+        let mut last = first;
+        // A clock that ticks every few milliseconds may stand still for that long.
+        while last == first && self.host.boottime().saturating_sub(since) < Duration::from_secs(1) {
+            pause(self.host.as_ref(), Duration::from_millis(10))?;
+            last = fresh().map_err(failed)?;
+        }
+        let apart = if first > before { first.saturating_sub(before) } else { before.saturating_sub(first) };
+        let ahead = if first > before { "ahead of" } else { "behind" };
+        let by = crate::duration::shown(apart);
+        Ok(if last.saturating_add(TICK) < first {
+            let back = crate::duration::shown(first.saturating_sub(last));
+            let cure =
+                "leases count on it: see that only one host stamps files there, and that its clock is not set back";
+            Finding::bad("clock", format!("the file system's time went back by {back} between two fresh files"), cure)
+        } else if last == first {
+            let cure = "leases count on it: see `stat` on fresh files there, and the clock of the server";
+            Finding::bad("clock", "the file system's time stood still for a second", cure)
+        } else if apart > FAR {
+            let cure = "locks do not compare clocks, but people do: let both be set by NTP";
+            Finding::doubtful("clock", format!("the file system's time is {by} {ahead} this host's"), cure)
+        } else {
+            Finding::good("clock", format!("leases count on the file system's time, which is {by} {ahead} this host's"))
+        })
+    }
+}

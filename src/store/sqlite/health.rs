@@ -1,0 +1,83 @@
+//! What an SQLite store has to say about its health: what it is, the place that it is in, and whether the database is
+//! whole. It only reads.
+
+use super::{Sqlite, ground};
+use crate::name::{quoted, shown, shown_path};
+use crate::store::Finding;
+use crate::store::surroundings::Place;
+
+/// A database that is larger is not read through: those who want to write would have to wait for that.
+const LARGEST: u64 = 256 << 20;
+
+impl Sqlite {
+    /// All of it.
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let path = shown_path(&self.path);
+        let there = match ground::check_directory(&self.path).and_then(|()| ground::check_file(&self.path)) {
+            Ok(true) => Ok(Finding::good("store", format!("SQLite database {path}"))),
+            Ok(false) => {
+                Ok(Finding::good("store", format!("SQLite database {path}: not there yet, the first lock makes it")))
+            }
+            Err(error) => Err(Finding::failed("store", &error)),
+        };
+        let is_there = there.is_ok();
+        let mut findings = vec![there.unwrap_or_else(|bad| bad)];
+        findings.extend(Place { what: "database", path: &self.path }.findings());
+        findings.push(Finding::good(
+            "clock",
+            "leases count on this host's time since it was started, which nobody can set",
+        ));
+        if is_there {
+            findings.extend(self.database_is_whole());
+        }
+        findings
+    }
+
+    /// How changes are made safe, and whether SQLite finds anything wrong in the file. Nothing, where there is none.
+    fn database_is_whole(&self) -> Vec<Finding> {
+        let size = std::fs::metadata(&self.path).map_or(0, |found| found.len());
+        if size == 0 {
+            return Vec::new();
+        }
+        let asked = self.reading(|connection| {
+            let mode: String = connection.query_row("PRAGMA journal_mode", [], |row| row.get(0))?;
+            let check = || connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0));
+            let found = if size > LARGEST { None } else { Some(check()?) };
+            Ok(Some((mode, found)))
+        });
+        let (mode, found) = match asked {
+            Ok(Some(asked)) => asked,
+            Ok(None) => return Vec::new(),
+            Err(error) => return vec![Finding::failed("database", &error)],
+        };
+        let mut findings = vec![match mode.as_str() {
+            "delete" => Finding::good("journal", "rollback journal, removed by each change"),
+            "wal" | "truncate" | "persist" => Finding::doubtful(
+                "journal",
+                format!("{mode}, which csalock did not choose"),
+                format!(
+                    "sqlite3 {path} 'PRAGMA journal_mode = DELETE'",
+                    path = quoted(self.path.as_os_str().as_encoded_bytes())
+                ),
+            ),
+            _ => Finding::bad(
+                "journal",
+                format!("{mode}: who is killed half-way leaves a damaged database"),
+                format!(
+                    "sqlite3 {path} 'PRAGMA journal_mode = DELETE'",
+                    path = quoted(self.path.as_os_str().as_encoded_bytes())
+                ),
+            ),
+        }];
+        findings.push(match found {
+            None => Finding::good("database", "too large to be read through while others wait"),
+            Some(found) if found == "ok" => Finding::good("database", "whole, as SQLite's quick_check has it"),
+            Some(found) => Finding::bad(
+                "database",
+                format!("SQLite's quick_check finds: {}", shown(found.as_bytes())),
+                "move it away when nobody holds a lock in it, or recover it: `sqlite3 OLD .recover | sqlite3 NEW`",
+            ),
+        });
+        findings
+    }
+}

@@ -1,0 +1,368 @@
+//! `csalock doctor`: what it finds in stores that are all right and in stores that are not, and that it leaves nothing.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::sandbox::{Done, Mount, Sandbox, is_root, wait_until};
+
+const NOBODY: u32 = 65534;
+
+/// What it finds in the store at this place: the exit code, and `VERDICT TOPIC: FOUND` for each finding.
+fn examined(done: &Done, sandbox: &Sandbox) -> (i32, Vec<String>) {
+    assert_eq!(done.stderr, "", "{done:?}");
+    let document: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
+    let text = |value: &Value| value.as_str().unwrap_or("").to_string();
+    let findings = document["findings"].as_array().unwrap();
+    let worst =
+        ["bad", "doubtful", "good"].into_iter().find(|word| findings.iter().any(|found| found["verdict"] == **word));
+    assert_eq!(document["verdict"].as_str(), worst);
+    for found in findings {
+        assert_eq!(found.as_object().unwrap().len(), 4, "{found}");
+        assert_eq!(found["cure"].is_null(), found["verdict"] == "good", "{found}");
+    }
+    let line = |found: &Value| {
+        let (topic, found_text) = (text(&found["topic"]), text(&found["found"]));
+        let shown = match topic.as_str() {
+            // What is mounted where, and how full it is, is this machine's business.
+            "mount" | "space" | "inodes" if found["verdict"] == "good" => "...".to_string(),
+            "access" => sandbox.plain(&found_text),
+            _ => numbers(&sandbox.plain(&found_text)),
+        };
+        format!("{} {topic}: {shown}", text(&found["verdict"]))
+    };
+    (done.code.unwrap(), findings.iter().map(line).collect())
+}
+
+/// Numbers differ from run to run.
+fn numbers(text: &str) -> String {
+    let word = |word: &str| match word.trim_end_matches(',').parse::<f64>() {
+        Ok(_) if word.contains('.') || text.contains("medians") || text.contains("median of") => "N".to_string(),
+        _ => word.to_string(),
+    };
+    text.split(' ').map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn doctor(sandbox: &Sandbox, words: &[&str]) -> (i32, Vec<String>) {
+    examined(&sandbox.csalock(["doctor", "--json"].iter().chain(words)).capture(), sandbox)
+}
+
+#[track_caller]
+fn has(findings: &[String], beginning: &str) {
+    assert!(findings.iter().any(|line| line.starts_with(beginning)), "{beginning}\n{findings:#?}");
+}
+
+/// Every path below a place, and what the files say; without what a store only ever counts upward.
+fn content(place: &Path) -> Vec<String> {
+    let mut lines = Vec::new();
+    let Ok(entries) = std::fs::read_dir(place) else { return lines };
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.ends_with("bin/csalock") {
+            continue;
+        }
+        if path.is_dir() {
+            lines.push(path.display().to_string());
+            lines.extend(content(&path));
+        } else if !path.display().to_string().contains("/token.") && path.file_name().unwrap() != "store" {
+            lines.push(format!("{} {:?}", path.display(), std::fs::read(&path).unwrap()));
+        }
+    }
+    lines.sort();
+    lines
+}
+
+/// What the last findings of every store on one host are.
+fn the_same_everywhere(records: &str) -> Vec<String> {
+    [
+        "good hosts: this host alone: the end of an owner is seen at once, and waiters are woken",
+        records,
+        "good leftovers: none",
+        "good history: 0 remembered, for 30d at most",
+        "good locks: take N ms, read N ms, swap N ms, give back N ms (medians of 5)",
+        "good refusal: what one process holds is refused to another",
+        "good wake: N ms from giving back to the next one who waits on this host (median of 5)",
+    ]
+    .map(String::from)
+    .to_vec()
+}
+
+fn us() -> (String, String) {
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap();
+    let group = nix::unistd::Group::from_gid(nix::unistd::getegid()).unwrap().unwrap();
+    (user.name, group.name)
+}
+
+const CLOCK: &str = "good clock: leases count on this host's time since it was started, which nobody can set";
+
+on_every_store! {
+    fn of_a_store_that_is_not_there_yet_it_says_so_and_leaves_nothing(sandbox: &Sandbox) {
+        let before = content(&sandbox.path(""));
+        let (user, group) = us();
+        let what = if sandbox.is_directory() { "directory of records," } else { "SQLite database" };
+        let mut wanted = vec![
+            format!("good store: {what} STORE: not there yet, the first lock makes it"),
+            "good mount: ...".into(),
+            format!("good access: to be made in {}: mode 0755, owner {user}, group {group}; {user} may take locks",
+                    sandbox.path("").display().to_string().trim_end_matches('/')),
+            "good space: ...".into(),
+            "good inodes: ...".into(),
+            CLOCK.into(),
+        ];
+        wanted.extend(the_same_everywhere("good records: 0 held, 0 waiting"));
+        assert_eq!(doctor(sandbox, &[]), (0, wanted));
+        assert_eq!(content(&sandbox.path("")), before);
+    }
+
+    fn of_a_store_in_use_it_says_what_is_in_it_and_changes_nothing(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("held");
+        let _waiter = sandbox.waiter("held", "true");
+        // A wait that lasts leaves a note.
+        let mut notes = 0;
+        wait_until("there is one", || {
+            let is_internal = |stored: csalock::store::Stored| csalock::lock::is_internal(&stored.body);
+            sandbox.open().scan(&mut |_, stored| stored.map(|stored| notes += usize::from(is_internal(stored)))).unwrap();
+            notes > 0
+        });
+        let (before, sight) = (content(&sandbox.path("")), sandbox.csalock(["status", "--json"]).capture().stdout);
+        let (user, group) = us();
+        let access = |mode| format!("mode {mode}, owner {user}, group {group}");
+        let mut wanted = match sandbox.is_directory() {
+            true => vec!["good store: directory of records, STORE".into(), "good mount: ...".into(),
+                         format!("good access: {}; {user} may take locks", access("0755"))],
+            false => vec!["good store: SQLite database STORE".into(), "good mount: ...".into(),
+                          format!("good access: {}; its directory: {}; {user} may take locks",
+                                  access("0644"), access("0755"))],
+        };
+        wanted.extend(["good space: ...", "good inodes: ...", CLOCK].map(String::from));
+        if !sandbox.is_directory() {
+            wanted.push("good journal: rollback journal, removed by each change".into());
+            wanted.push("good database: whole, as SQLite's quick_check has it".into());
+        }
+        wanted.extend(the_same_everywhere("good records: 1 held, 1 waiting; the oldest is held, taken AGE ago"));
+        let (code, findings) = doctor(sandbox, &[]);
+        let aged = |line: &String| match line.split_once(", taken ") {
+            Some((taken, _)) => format!("{taken}, taken AGE ago"),
+            None => line.clone(),
+        };
+        assert_eq!((code, findings.iter().map(aged).collect::<Vec<_>>()), (0, wanted));
+        assert_eq!(content(&sandbox.path("")), before);
+        assert_eq!(sandbox.csalock(["status", "--json"]).capture().stdout, sight);
+        assert_eq!(sandbox.csalock(["history", "--json"]).capture().stdout.matches("\"to\":null").count(), 1);
+    }
+
+    fn for_people_it_fits_80_columns_and_ends_with_what_follows(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let done = sandbox.csalock(["doctor"]).capture();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+        let lines: Vec<&str> = done.stdout.lines().collect();
+        let place = sandbox.path("").display().to_string();
+        assert!(lines.iter().all(|line| line.len() <= 80 || line.contains(&place)), "{lines:#?}");
+        assert_eq!(lines.last(), Some(&"All is well."));
+        let margin = "good     leftovers ".len();
+        for line in &lines[..lines.len() - 1] {
+            assert!(line.starts_with("good     ") || line.starts_with(&" ".repeat(margin)), "{line}");
+            assert_ne!(line.as_bytes()[margin], b' ', "{line}");
+        }
+        assert!(!done.stdout.contains('\x1b'));
+    }
+
+    fn what_the_dead_left_and_what_cannot_be_read_is_doubtful(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
+        sandbox.overwrite("bad", b"nonsense");
+        let before = content(&sandbox.path(""));
+        let (code, findings) = doctor(sandbox, &[]);
+        assert_eq!((code, content(&sandbox.path(""))), (0, before));
+        has(&findings, "doubtful records: unreadable: STORE");
+        has(&findings, "doubtful leftovers: locks left by the dead: 1; other leftovers: 0");
+        let done = sandbox.csalock(["doctor"]).capture();
+        assert!(done.stdout.ends_with("Locks work here; 2 things are doubtful.\n"), "{done:?}");
+        sandbox.csalock(["gc"]).capture();
+        sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture();
+        has(&doctor(sandbox, &[]).1, "good leftovers: none");
+    }
+
+    fn a_store_that_cannot_be_is_bad_with_69_and_a_cure(sandbox: &Sandbox) {
+        sandbox.file("files/file", "data");
+        let before = sandbox.listing("files");
+        for place in ["files/none/store", "files/file/store"] {
+            let (code, findings) = doctor(sandbox, &["--store", &sandbox.store_at(place)]);
+            assert_eq!(code, 69, "{findings:#?}");
+            has(&findings, "bad store: ");
+        }
+        let done = sandbox.csalock(["doctor", "--store", &sandbox.store_at("files/none/store")]).capture();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(69), ""));
+        assert!(done.stdout.starts_with("bad      store") && done.stdout.contains("cure: "), "{done:?}");
+        assert!(done.stdout.ends_with("Locks do not work here.\n"), "{done:?}");
+        assert_eq!(sandbox.listing("files"), before);
+    }
+
+    fn what_is_no_store_is_bad_and_left_alone(sandbox: &Sandbox) {
+        let place = sandbox.path("files/thing");
+        if sandbox.is_directory() {
+            sandbox.file("files/thing", "somebody's data");
+        } else {
+            sandbox.file("files/thing", "somebody's data, and a lot of it, that is no database".repeat(100));
+        }
+        let before = sandbox.listing(&place);
+        let (code, findings) = doctor(sandbox, &["--store", &sandbox.store_at("files/thing")]);
+        assert_eq!((code, sandbox.listing(&place)), (69, before));
+        has(&findings, if sandbox.is_directory() { "bad store: " } else { "bad database: " });
+    }
+
+    fn a_url_that_is_none_and_two_names_are_usage_errors(sandbox: &Sandbox) {
+        let wrong: [&[&str]; 5] =
+            [&["--store", "mysql:x"], &["--store", "dir:"], &["x", "y"], &["x", "--json"], &["--timeout", "1"]];
+        for words in wrong {
+            let done = sandbox.csalock(["doctor"].iter().chain(words)).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");
+        }
+    }
+
+    fn a_place_that_everybody_may_tamper_with_is_bad(sandbox: &Sandbox) {
+        let place = sandbox.path("files/open");
+        std::fs::create_dir(&place).unwrap();
+        let store = sandbox.store_at(if sandbox.is_directory() { "files/open" } else { "files/open/db" });
+        std::fs::set_permissions(&place, PermissionsExt::from_mode(0o777)).unwrap();
+        let (code, findings) = doctor(sandbox, &["--store", &store]);
+        assert_eq!(code, 69);
+        has(&findings, "bad store: everybody may ");
+        has(&findings, "bad access: ");
+        std::fs::set_permissions(&place, PermissionsExt::from_mode(0o1777)).unwrap();
+        let (code, findings) = doctor(sandbox, &["--store", &store]);
+        assert_eq!(code, 0, "{findings:#?}");
+        assert_eq!(content(&place), [""; 0]);
+    }
+
+    fn who_may_not_write_there_is_told(sandbox: &Sandbox) {
+        if !is_root("another user") {
+            return;
+        }
+        sandbox.csalock(["run", "x", "true"]).run();
+        let done = sandbox.csalock(["doctor", "--json"]).user(NOBODY).capture();
+        let (code, findings) = examined(&done, sandbox);
+        assert_eq!(code, 69);
+        has(&findings, "bad access: mode 0");
+        has(&findings, "bad locks: ");
+        let done = sandbox.csalock(["doctor", "--json", "--store", &sandbox.store_at("other")]).user(NOBODY).capture();
+        let (code, findings) = examined(&done, sandbox);
+        assert_eq!(code, 69);
+        has(&findings, "bad access: to be made in ");
+    }
+
+    fn a_read_only_mount_is_bad(sandbox: &Sandbox) {
+        if !is_root("a mount") {
+            return;
+        }
+        let mount = Mount::new(sandbox, "size=4m");
+        let store = sandbox.store_at("files/mount/store");
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_STORE", &store).run();
+        mount.again(sandbox, "ro");
+        let before = sandbox.listing("files");
+        for place in [&store, &sandbox.store_at("files/mount/other")] {
+            let (code, findings) = doctor(sandbox, &["--store", place]);
+            assert_eq!(code, 69);
+            has(&findings, "bad mount: tmpfs ");
+            has(&findings, "bad access: ");
+            has(&findings, "bad locks: ");
+        }
+        assert_eq!(sandbox.listing("files"), before);
+    }
+
+    fn a_full_disk_is_bad_and_a_small_one_doubtful(sandbox: &Sandbox) {
+        if !is_root("a mount") {
+            return;
+        }
+        let mount = Mount::new(sandbox, "size=256k");
+        let store = sandbox.store_at("files/mount/store");
+        let (code, findings) = doctor(sandbox, &["--store", &store]);
+        assert_eq!(code, 0, "{findings:#?}");
+        has(&findings, "doubtful space: ");
+        sandbox.script("dash", "cat /dev/zero > mount/filler 2>/dev/null; :").run();
+        let (code, findings) = doctor(sandbox, &["--store", &store]);
+        assert_eq!(code, 69);
+        has(&findings, "bad locks: ");
+        std::fs::remove_file(sandbox.path("files/mount/filler")).unwrap();
+        assert_eq!(content(&sandbox.path("files/mount")), [""; 0]);
+        drop(mount);
+    }
+
+    fn a_name_with_a_slash_is_the_store_beside_that_file(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "--forever", "./file"]).without("CSALOCK_STORE").stdout("HANDLE\n").run();
+        let before = content(&sandbox.path("files"));
+        let done = sandbox.csalock(["doctor", "--json", "./file"]).without("CSALOCK_STORE").capture();
+        let (code, findings) = examined(&done, sandbox);
+        assert_eq!((code, content(&sandbox.path("files"))), (0, before));
+        has(&findings, "good store: the locks of the files beside it, in ");
+        has(&findings, "good records: 1 held, 0 waiting; the oldest is file, taken ");
+        has(&findings, "good history: none is kept here");
+        let done = sandbox.csalock(["doctor", "--json", "./none/file"]).without("CSALOCK_STORE").capture();
+        let (code, findings) = examined(&done, sandbox);
+        assert_eq!((code, findings.len()), (69, 1));
+    }
+
+    fn a_signal_leaves_nothing(sandbox: &Sandbox) {
+        let job = sandbox.csalock(["doctor"]).spawn();
+        job.send(nix::sys::signal::Signal::SIGTERM);
+        let done = job.wait();
+        assert!(done.signal == Some(15) || done.code == Some(0), "{done:?}");
+        assert!(!sandbox.store_path().exists());
+        assert!(!content(&sandbox.path("")).iter().any(|line| line.contains(".doctor-")));
+    }
+}
+
+#[test]
+fn a_shared_directory_counts_on_the_time_of_its_file_system() {
+    let sandbox = Sandbox::new("dir:");
+    let store = format!("{}?shared=1", sandbox.store());
+    for _ in 0..2 {
+        let (code, findings) = doctor(&sandbox, &["--store", &store]);
+        assert_eq!(code, 0, "{findings:#?}");
+        has(&findings, "good clock: leases count on the file system's time, which is ");
+        has(&findings, "good hosts: other hosts may share it: ");
+        assert_eq!(sandbox.csalock(["run", "--store", &store, "x", "true"]).capture().code, Some(0));
+    }
+}
+
+#[test]
+fn the_default_store_is_tried_where_its_first_missing_directory_will_be() {
+    let sandbox = Sandbox::new("dir:");
+    if nix::unistd::geteuid().is_root() {
+        // Root's is the machine's.
+        return;
+    }
+    let before = content(&sandbox.path(""));
+    let done = sandbox.csalock(["doctor", "--json"]).without("CSALOCK_STORE").capture();
+    assert_eq!((done.code, content(&sandbox.path(""))), (Some(0), before));
+}
+
+#[test]
+fn an_empty_directory_that_is_to_become_a_store_stays_empty() {
+    let sandbox = Sandbox::new("dir:");
+    std::fs::create_dir(sandbox.store_path()).unwrap();
+    std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o2770)).unwrap();
+    let (code, findings) = doctor(&sandbox, &[]);
+    assert_eq!((code, content(&sandbox.store_path())), (0, vec![]), "{findings:#?}");
+    assert_eq!(std::fs::metadata(sandbox.store_path()).unwrap().mode() & 0o7777, 0o2770);
+}
+
+#[test]
+fn a_write_ahead_log_is_doubtful_and_damage_bad() {
+    let sandbox = Sandbox::new("sqlite:");
+    for name in 0..60 {
+        sandbox.csalock(["lock", "--forever", &format!("x{name}")]).capture();
+    }
+    if crate::sandbox::has("sqlite3") {
+        sandbox.call("sqlite3", [&sandbox.store_path().display().to_string(), "PRAGMA journal_mode=WAL"]).capture();
+        has(&doctor(&sandbox, &[]).1, "doubtful journal: wal, ");
+        sandbox.call("sqlite3", [&sandbox.store_path().display().to_string(), "PRAGMA journal_mode=DELETE"]).capture();
+        has(&doctor(&sandbox, &[]).1, "good journal: ");
+    }
+    let mut bytes = std::fs::read(sandbox.store_path()).unwrap();
+    bytes[8192..12288].fill(0x5a);
+    std::fs::write(sandbox.store_path(), &bytes).unwrap();
+    let (code, findings) = doctor(&sandbox, &[]);
+    assert_eq!(code, 69);
+    has(&findings, "bad database: ");
+}
