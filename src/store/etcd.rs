@@ -21,8 +21,8 @@
 //! linearizable read sees it. What a server says of a lease itself is believed for nothing but the time that is left:
 //! it comes from the leader's memory, and a leader that was deposed and does not know it yet goes on to say it, and to
 //! accept keep-alives. So nothing is ever kept alive here. To renew is to begin a new lease and to swap it into the
-//! record, and both take a majority. The key of a new lease is put by the next transaction of this process
-//! ([`leases`]), which saves a request for each lock that is taken. etcd may let a lease last longer, never shorter,
+//! record, and both take a majority. Its key is put by the next transaction of this process ([`leases`]), so that a
+//! lock is taken with two waits: for what stands there, and for what we make of it. etcd may let a lease last longer, never shorter,
 //! than it was asked for: it begins anew with each leader. So its holder must count on his own clock, and does.
 //!
 //! **Giving back** ends with the end of the lease and a line of history, and perhaps a bell. They are written one after
@@ -55,7 +55,7 @@ use serde_json::{Value, json};
 
 use self::gateway::{Failed, Gateway};
 use self::leases::{Leases, Pending};
-use self::wire::{Done, Found, Granted, Pair, delete, encoded, end_of, is_at, put};
+use self::wire::{Anything, Done, Found, Granted, Pair, delete, encoded, end_of, is_at, put};
 use super::{Change, Cluster, Finding, Hearing, Keep, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -94,6 +94,11 @@ pub struct Access {
     pub password_file: Option<PathBuf>,
     /// Where tokens are kept that a login gave: a directory of this user's, gone with the boot.
     pub runtime: Option<PathBuf>,
+}
+
+/// What asks for a lease.
+fn grant(lease: &Pending) -> Value {
+    json!({"ID": lease.id.to_string(), "TTL": lease.seconds.to_string()})
 }
 
 /// A store in an etcd cluster.
@@ -142,37 +147,30 @@ impl Etcd {
     fn transact(&self, compare: Vec<Value>, mut steps: Vec<Value>) -> Result<Swap> {
         let pending = self.leases.pending(self.host.boottime());
         steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
-        match self.gateway.ask_closely::<Done>("/v3/kv/txn", &json!({"compare": compare, "success": steps})) {
-            Ok(done) if done.succeeded => {
-                self.leases.settle(&pending);
-                Ok(Swap::Stored(Version { number: done.header.revision, mark: 0 }))
-            }
-            Ok(_) => Ok(Swap::Conflict),
-            Err(failed) if failed.is_lease_gone() => self.without_ended(&pending, failed),
-            Err(failed) => Err(failed.error()),
+        let question = json!({"compare": compare, "success": steps});
+        let mut asked = self.gateway.ask_closely::<Done>("/v3/kv/txn", &question);
+        if matches!(&asked, Err(failed) if failed.is_lease_gone()) {
+            self.grant_anew(&pending)?;
+            asked = self.gateway.ask_closely("/v3/kv/txn", &question);
         }
+        let done = asked.map_err(Failed::error)?;
+        if !done.succeeded {
+            return Ok(Swap::Conflict);
+        }
+        self.leases.settle(&pending);
+        Ok(Swap::Stored(Version { number: done.header.revision, mark: 0 }))
     }
 
-    /// Gives up new leases that were over before they were used: when we were stopped for so long, whoever comes next
-    /// begins new ones. Nobody should have ended them before.
-    fn without_ended(&self, pending: &[Pending], failed: Failed) -> Result<Swap> {
-        let mut ended = Vec::new();
+    /// Asks again for new leases, of which one did not come about. Nobody has used them, so that they begin anew does no
+    /// harm.
+    fn grant_anew(&self, pending: &[Pending]) -> Result<()> {
         for lease in pending {
-            if self.granted(lease.id)?.ttl <= 0 {
-                ended.push(*lease);
+            match self.gateway.ask_closely::<Anything>("/v3/lease/grant", &grant(lease)) {
+                Err(failed) if !failed.is_lease_there() => return Err(failed.error()),
+                _ => {}
             }
         }
-        self.leases.settle(&ended);
-        let now = self.host.boottime();
-        match ended.iter().find(|lease| lease.ends > now) {
-            None if ended.is_empty() => Err(failed.error()),
-            None => Ok(Swap::Conflict),
-            Some(lease) => {
-                let servers = self.gateway.cluster.endpoints.join(", ");
-                let what = format!("somebody ended the lease {:x} that etcd at {servers} had just given us", lease.id);
-                Err(Error::new(Exit::System, what, "see who revokes leases there, then try again"))
-            }
-        }
+        Ok(())
     }
 
     fn granted(&self, id: u64) -> Result<Granted> {
@@ -268,12 +266,14 @@ impl Store for Etcd {
 
     fn lend(&self, span: Duration) -> Result<Lease> {
         let begun = self.host.boottime();
-        let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
-        let granted: Granted = self.gateway.ask("/v3/lease/grant", &json!({"TTL": seconds.max(1).to_string()}))?;
-        self.leases.add(Pending { id: granted.id, ends: begun.saturating_add(span) });
-        let span = Duration::from_secs(u64::try_from(granted.ttl).unwrap_or_default());
-        let wall = self.host.wall().saturating_add(span).as_millis() as u64;
-        Ok(Lease { clock: LeaseClock::Etcd(granted.id), ends: wall, wall })
+        // Above zero, as etcd wants its numbers.
+        let id = ((u128::from_ne_bytes(self.host.random()?) >> 65) as u64).max(1);
+        let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
+        let lease = Pending { id, seconds, ends: begun.saturating_add(span) };
+        self.gateway.tell("/v3/lease/grant", &grant(&lease));
+        self.leases.add(lease);
+        let wall = self.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
+        Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
     }
 
     fn remaining(&self, lease: &Lease) -> Result<Duration> {

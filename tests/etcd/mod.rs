@@ -129,7 +129,8 @@ impl Cluster {
             command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(self.path("ca.pem"));
         }
         command.args(&self.setup.arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let log = std::fs::File::options().create(true).append(true).open(self.path(&format!("{}.log", member.name)));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {
             tell.send(command.spawn()).unwrap();

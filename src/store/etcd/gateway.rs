@@ -79,6 +79,11 @@ impl Failed {
         self.last.as_ref().is_some_and(Trouble::is_lease_gone)
     }
 
+    /// Whether etcd says that there already is such a lease.
+    pub(super) fn is_lease_there(&self) -> bool {
+        self.last.as_ref().is_some_and(Trouble::is_lease_there)
+    }
+
     /// In words.
     pub(super) fn error(self) -> Error {
         self.error

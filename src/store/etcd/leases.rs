@@ -1,7 +1,9 @@
 //! Leases that we asked for, and whose keys nobody has stored yet.
 //!
-//! A lease is over when its key is gone. To put that key would cost each taking a request more, so the next transaction
-//! of this process, which is the one that makes the lease mean something, puts it as well.
+//! A lease is over when its key is gone. To ask for it, and to put that key, would cost each taking two requests more that
+//! are waited for. So its number is ours to choose, it is asked for without waiting for the answer, and the next
+//! transaction of this process, which is the one that makes it mean something, puts its key as well. If etcd does not
+//! know the lease by then, it is asked for once more.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,6 +12,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pending {
     pub(super) id: u64,
+    /// How long it is for etcd.
+    pub(super) seconds: u64,
     /// When it ends on CLOCK_BOOTTIME, at the earliest.
     pub(super) ends: Duration,
 }

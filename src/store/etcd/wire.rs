@@ -76,8 +76,6 @@ pub(super) struct Done {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Granted {
-    #[serde(rename = "ID", deserialize_with = "number")]
-    pub(super) id: u64,
     /// In seconds; below zero for a lease that is not there.
     #[serde(rename = "TTL", deserialize_with = "signed")]
     pub(super) ttl: i64,
@@ -141,7 +139,7 @@ mod tests {
         assert_eq!((&found.kvs[0].key[..], found.kvs[0].mod_revision), (&b"\0a"[..], 7));
         assert!(found.kvs[0].value.is_empty() && !found.more);
         let gone: Granted = serde_json::from_str(r#"{"ID":"5","TTL":"-1"}"#).unwrap();
-        assert_eq!((gone.id, gone.ttl), (5, -1));
+        assert_eq!(gone.ttl, -1);
     }
 
     #[test]

@@ -65,6 +65,11 @@ impl Trouble {
         matches!(self, Trouble::Said(_, message) if message.contains("lease not found"))
     }
 
+    /// Whether etcd says that there already is such a lease.
+    pub(super) fn is_lease_there(&self) -> bool {
+        matches!(self, Trouble::Said(_, message) if message.contains("lease already exists"))
+    }
+
     /// Whether etcd says that nobody needs to log in.
     pub(super) fn needs_no_login(&self) -> bool {
         matches!(self, Trouble::Said(_, message) if message.contains("authentication is not enabled"))
