@@ -8,6 +8,8 @@
 //! 3. The child takes the lock, waiting for it if need be. While it waits it dies with its guardian. Then it tells
 //!    [`Report::Granted`] and executes the command: with no descriptor of ours, and with signals as they were when we
 //!    were started. If it gets no lock it tells [`Report::Exit`].
+//!    Where other hosts may share the store it needs leave: its guardian first starts who renews the lease, so that no
+//!    command ever runs without.
 //! 4. The guardian [watches](Running::watch): it forwards signals, ends the command when its time is over, and sees how
 //!    it ended.
 
@@ -19,12 +21,14 @@ mod running;
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsString};
 use std::num::NonZeroUsize;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::prctl::set_pdeathsig;
@@ -95,6 +99,8 @@ impl Progress {
 pub struct Becoming {
     tell: OwnedFd,
     guardian: Pid,
+    /// Where leave comes to become the command, if it needs one.
+    ask: Option<OwnedFd>,
 }
 
 /// What the child has to tell its guardian before it becomes the command, or ends without.
@@ -146,7 +152,7 @@ impl Plan {
         let pid = started.map_err(failed)?;
         let came = progress.0.load(Ordering::SeqCst);
         if came == Progress::GRANTED {
-            return Ok(AtOnce::Running(Running::new(pid, None)));
+            return Ok(AtOnce::Running(Running::new(pid, None, None)));
         }
         let ended = nix::sys::wait::waitpid(pid, None);
         Ok(match ended {
@@ -157,19 +163,20 @@ impl Plan {
         })
     }
 
-    /// Forks the child that is to become the command.
+    /// Forks the child that is to become the command; with `leave` only after [`Running::give_leave`].
     ///
     /// # Errors
     ///
     /// When the system has no processes or descriptors left.
-    pub fn fork(&self) -> Result<Forked> {
+    pub fn fork(&self, leave: bool) -> Result<Forked> {
         let failed = |errno: Errno| Error::os(errno, "start", self.shown());
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
+        let (ask, give) = leave.then(|| pipe2(OFlag::O_CLOEXEC)).transpose().map_err(failed)?.unzip();
         let guardian = nix::unistd::Pid::this();
         // SAFETY: this process has one thread, so the child may do whatever we may.
         match unsafe { fork() }.map_err(failed)? {
-            ForkResult::Parent { child } => Ok(Forked::Guardian(Running::new(child, Some(hear)))),
-            ForkResult::Child => Ok(Forked::Command(Becoming { tell, guardian })),
+            ForkResult::Parent { child } => Ok(Forked::Guardian(Running::new(child, Some(hear), give))),
+            ForkResult::Child => Ok(Forked::Command(Becoming { tell, guardian, ask })),
         }
     }
 
@@ -229,6 +236,14 @@ impl Becoming {
             // It was gone before we asked to be told.
             die_of(Signal::SIGKILL);
         }
+    }
+
+    /// Waits for leave to become the command, at most so long. Whether it came.
+    pub fn has_leave(&self, at_most: Duration) -> bool {
+        let Some(ask) = &self.ask else { return true };
+        let at_most = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
+        let came = poll(&mut [PollFd::new(ask.as_fd(), PollFlags::POLLIN)], at_most).is_ok_and(|ready| ready > 0);
+        came && nix::unistd::read(ask, &mut [0; 1]) == Ok(1)
     }
 
     /// Tells the guardian.

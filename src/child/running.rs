@@ -1,5 +1,6 @@
 //! A command that runs: its signals, its time limits, its end.
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub struct Running {
     pid: Pid,
     /// Where it tells how far it got; `None` if that is known: the lock is taken, the command runs.
     hear: Option<OwnedFd>,
+    /// Where it waits for leave to become the command.
+    give: RefCell<Option<OwnedFd>>,
 }
 
 /// What may change the limits of a command.
@@ -77,8 +80,15 @@ pub struct Ended {
 }
 
 impl Running {
-    pub(super) fn new(pid: Pid, hear: Option<OwnedFd>) -> Running {
-        Running { pid, hear }
+    pub(super) fn new(pid: Pid, hear: Option<OwnedFd>, give: Option<OwnedFd>) -> Running {
+        Running { pid, hear, give: RefCell::new(give) }
+    }
+
+    /// Lets it become the command; or not, and then it gives back.
+    pub fn give_leave(&self, leave: bool) {
+        if let Some(give) = self.give.take().filter(|_| leave) {
+            let _ = nix::unistd::write(give, b"!");
+        }
     }
 
     /// Its process id.
@@ -94,7 +104,7 @@ impl Running {
     ///
     /// When the system cannot wait.
     pub fn watch(
-        self,
+        &self,
         signals: &Signals,
         limited: bool,
         ask: &dyn Fn() -> Vec<Limits>,

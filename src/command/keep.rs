@@ -87,14 +87,15 @@ impl Keeper {
         Ok(Keeper { hear, tell, pid: Cell::new(None) })
     }
 
-    /// Starts it, unless it is there.
-    pub(super) fn be_there(&self, keeping: &Keeping<'_>) {
+    /// Starts it, unless it is there. Whether it is there now.
+    pub(super) fn be_there(&self, keeping: &Keeping<'_>) -> bool {
         if self.pid.get().is_none() {
             let guardian = Pid::this();
             let work = || keeping.run(Some(guardian), Some(&self.tell));
             // Without one the command is ended before its lease is.
             self.pid.set(background::spawn(c"csalock-keeper", Parent::Us, Some(&self.tell), work).unwrap_or(None));
         }
+        self.pid.get().is_some()
     }
 
     /// Ends it.
@@ -198,6 +199,7 @@ impl Keeping<'_> {
             let shared = |(_, engine): &(&Target, &Engine)| engine.store().reach() == Reach::ManyHosts;
             if opened.is_ok_and(|opened| opened.each().filter(shared).map(mourned).filter(Result::is_err).count() == 0)
             {
+                self.lease_end.set(None);
                 break;
             }
             wait_for([], Some(LAST_WORDS));

@@ -42,7 +42,6 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     if asked.no_fork {
         return take.and_become(None);
     }
-    // Where the store is on another host, looking costs as much as trying.
     let is_taken = opened.as_ref().is_ok_and(|opened| {
         let found = |(target, engine): (&Target, &Engine)| engine.store().read(&target.name);
         !shared && opened.each().any(|each| found(each).is_ok_and(|found| found.is_some()))
@@ -54,15 +53,15 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
         std::mem::forget(guard);
         exit
     };
-    // A file may have to be waited for, which a child that shares our memory must not do.
-    if !is_taken && old_flock.is_none() {
+    // A file may have to be waited for, and so may leave to begin, which a child that shares our memory must not do.
+    if !is_taken && !shared && old_flock.is_none() {
         match plan.at_once(&|progress| take.at_once(progress))? {
             AtOnce::Running(running) => return guard(running),
             AtOnce::Failed(exit) => return Ok(exit),
             AtOnce::No => {}
         }
     }
-    match plan.fork()? {
+    match plan.fork(shared)? {
         Forked::Command(becoming) => {
             let exit = take.and_become(Some(&becoming)).unwrap_or_else(|error| {
                 say(&format!("{error:#}"));

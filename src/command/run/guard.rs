@@ -52,7 +52,7 @@ impl Guard<'_> {
         let command = self.world.host.process(running.pid().as_raw())?;
         let limits = || {
             if let Some((lease_end, keeper)) = self.lease_end.zip(keeper.as_ref()) {
-                self.keep(lease_end, keeper, command);
+                running.give_leave(self.keep(lease_end, keeper, command));
             }
             let now = self.world.host.boottime();
             let ends = match self.lease_end {
@@ -76,7 +76,8 @@ impl Guard<'_> {
         if let Some(Report::Exit(code)) = ended.told {
             return Ok(Exit::Chosen(code));
         }
-        let lost = ended.told.is_some() && self.give_back(lease.get().map(|lease| lease.ends));
+        let lease_ends = self.lease_end.map_or_else(|| lease.get().map(|lease| lease.ends), LeaseEnd::get);
+        let lost = ended.told.is_some() && self.give_back(lease_ends);
         if ended.told.is_none() {
             // It was killed while it waited, or just as it was granted the lock.
             self.clean_up()?;
@@ -84,18 +85,20 @@ impl Guard<'_> {
         Ok(self.exit(&ended, lost))
     }
 
-    /// Sees to it that somebody renews, where there is something to renew.
-    fn keep(&self, lease_end: LeaseEnd, keeper: &Keeper, command: Option<Process>) {
-        if let Some(command) = command.filter(|_| lease_end.get().is_some()) {
-            keeper.be_there(&Keeping {
-                world: self.world,
-                targets: self.targets,
-                proof: self.handle.proof(),
-                owners: vec![command],
-                lease_end,
-                kills: self.asked.on_lost == OnLost::Kill,
-            });
+    /// Sees to it that somebody renews, where there is something to renew. Whether it is so.
+    fn keep(&self, lease_end: LeaseEnd, keeper: &Keeper, command: Option<Process>) -> bool {
+        if lease_end.get().is_none() {
+            return true;
         }
+        let Some(command) = command else { return false };
+        keeper.be_there(&Keeping {
+            world: self.world,
+            targets: self.targets,
+            proof: self.handle.proof(),
+            owners: vec![command],
+            lease_end,
+            kills: self.asked.on_lost == OnLost::Kill,
+        })
     }
 
     /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command ran.

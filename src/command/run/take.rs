@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -67,7 +68,12 @@ impl Take<'_> {
                     return Err(error.into());
                 }
                 becoming.inspect(|becoming| becoming.tell(Report::Granted));
-                let error = self.execute(&grants);
+                let error = match becoming.is_none_or(|becoming| self.has_leave(becoming)) {
+                    true => self.execute(&grants),
+                    false => {
+                        Error::new(Exit::Lost, "nobody is there to renew the lease, so the command was not run", "")
+                    }
+                };
                 self.give_back(&opened)?;
                 Err(error.into())
             }
@@ -89,7 +95,6 @@ impl Take<'_> {
         let taken = opened.take(&applicant, &Patience::NONE, None, &mut |_, _| None);
         let Ok(AllTaken::Granted(grants, evicted)) = taken else { return };
         told(&self.asked.common, self.targets, &opened, &grants, evicted.as_ref());
-        self.lease_end.inspect(|end| end.set(opened.lease_ends(&grants)));
         // What it has open is not our guardian's, though its memory is.
         drop(opened);
         progress.granted();
@@ -117,6 +122,15 @@ impl Take<'_> {
             kills: self.asked.on_lost == OnLost::Kill,
         };
         leave_behind(&keeping, opened, grants)
+    }
+
+    /// Waits until somebody is there who renews our lease. Not if the command would have to be ended before it has begun.
+    fn has_leave(&self, becoming: &Becoming) -> bool {
+        let left = || {
+            let ends = self.lease_end.and_then(LeaseEnd::get).unwrap_or(Duration::MAX);
+            ends.saturating_sub(self.world.host.boottime()).saturating_sub(self.world.lease() * 3 / 10)
+        };
+        becoming.has_leave(left()) && !left().is_zero()
     }
 
     fn execute(&self, grants: &[Grant]) -> Error {

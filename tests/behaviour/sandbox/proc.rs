@@ -30,3 +30,31 @@ pub(crate) fn start_of(pid: i32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
+
+/// A field of /proc/PID/stat, counted as proc_pid_stat(5) does.
+pub(crate) fn stat_field(pid: i32, number: usize) -> Option<i64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(") ")?.1.split(' ').nth(number - 3)?.parse().ok()
+}
+
+/// The processes whose parent it is.
+pub(crate) fn children(pid: i32) -> Vec<i32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    text.split_whitespace().map(|child| child.parse().unwrap()).collect()
+}
+
+/// How much memory it has for itself, programs and libraries aside, in KiB.
+pub(crate) fn private_kibibytes(pid: i32) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let (mut anonymous, mut sum) = (false, 0);
+    for line in maps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if words[0].contains('-') && !words[0].ends_with(':') {
+            // A file that was only just built has not been written to the disk yet, and counts as dirty.
+            anonymous = words.get(1).is_some_and(|access| access.contains('w'));
+        } else if anonymous && words[0] == "Private_Dirty:" {
+            sum += words[1].parse::<u64>().unwrap();
+        }
+    }
+    sum
+}
