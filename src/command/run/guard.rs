@@ -111,6 +111,8 @@ impl Guard<'_> {
                 return false;
             }
         };
+        // Who cannot give it back before its lease is over need not give it back any more.
+        opened.each().for_each(|(_, engine)| engine.store().bound(lease_ends));
         let mut lost = false;
         for (at, released) in opened.give_back(self.handle.proof()).into_iter().enumerate() {
             let name = shown(&self.targets.all[at].known_as);
