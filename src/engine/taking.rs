@@ -138,6 +138,12 @@ impl Engine {
         }
     }
 
+    /// Asks the store no longer than somebody is patient who begins now.
+    pub fn bound_by(&self, patience: &Patience) {
+        let until = patience.limit.map_or(Duration::MAX, |limit| self.host.boottime().saturating_add(limit));
+        self.store.bound(Some(until));
+    }
+
     /// How long to wait at most with so many ahead; `None` when patience is over.
     fn pause(&self, clock: &mut Clock, ahead: usize, leases: &[Lease]) -> Result<Option<Duration>> {
         let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };

@@ -79,8 +79,11 @@ impl Guard<'_> {
         let lease_ends = self.lease_end.map_or_else(|| lease.get().map(|lease| lease.ends), LeaseEnd::get);
         let lost = ended.told.is_some() && self.give_back(lease_ends);
         if ended.told.is_none() {
-            // It was killed while it waited, or just as it was granted the lock.
-            self.clean_up()?;
+            // It was killed while it waited, or just as it was granted the lock. What cannot be said at once ends by itself.
+            match self.clean_up() {
+                Err(error) if error.exit() != Exit::Unreachable => return Err(error.into()),
+                _ => {}
+            }
         }
         Ok(self.exit(&ended, lost))
     }
@@ -153,6 +156,7 @@ impl Guard<'_> {
         let opened = self.opened.as_ref().map_err(Clone::clone)?;
         let proof = self.handle.proof();
         for (target, engine) in opened.each() {
+            engine.store().bound(Some(self.world.host.boottime()));
             if let Outcome::GrantedMeanwhile(_) = engine.settle(&target.name, &Ask::Withdraw(proof, None))? {
                 engine.settle(&target.name, &Ask::Release(engine.claimant(Some(proof), Vec::new())?))?;
             }
