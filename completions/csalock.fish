@@ -42,7 +42,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "unclaim" -d 'Give u
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lookup" -d 'Print the id under which a name is claimed, or the names of an id'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove what dead holders and waiters left behind'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "doctor" -d 'Say whether a store is all right, and what to do if not'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -60,7 +60,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s x -l exclusive 
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s s -l shared -d 'Take it together with all others who share it'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
@@ -68,7 +68,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose 
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Give back everything that the caller owns: in the store, in the current directory, and beside the files named'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock, whoever holds it, and say whose it was'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -79,7 +79,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if it had to be killed' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that was asked to end and did not, after this time' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'What to do with the command when --ttl is about to be over' -r -f -a "kill\t'It is ended before'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'What to do with the command when --ttl is about to be over, or a lease that could not be renewed' -r -f -a "kill\t'It is ended before'
 warn\t'It goes on; a warning is printed'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Take this lock as well: all or none. It may also stand after the name' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document'
@@ -93,7 +93,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l foreve
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with it'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) as well, as flock(1) does; for names that are paths'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -104,7 +104,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l ttl -d 'Hold it 
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l max-hold -d 'End the command after this time: exit 124, or 137 if it had to be killed' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'Kill a command that was asked to end and did not, after this time' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'What to do with the command when --ttl is about to be over' -r -f -a "kill\t'It is ended before'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'What to do with the command when --ttl is about to be over, or a lease that could not be renewed' -r -f -a "kill\t'It is ended before'
 warn\t'It goes on; a warning is printed'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Take this lock as well: all or none. It may also stand after the name' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document'
@@ -118,7 +118,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l forever -d 'Hold
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with it'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l flock -d 'Lock the file itself with flock(2) as well, as flock(1) does; for names that are paths'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'How often --watch looks again' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
@@ -126,7 +126,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose 
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s 1 -l names-only -d 'Print the names only, one a line'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d 'Go on showing it, as top(1) does, until q or Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l interval -d 'How often --watch looks again' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
@@ -134,21 +134,21 @@ complete -c csalock -n "__fish_csalock_using_subcommand list" -s v -l verbose -d
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s 1 -l names-only -d 'Print the names only, one a line'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s W -l watch -d 'Go on showing it, as top(1) does, until q or Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l since -d 'Show only what ended within this time: 12h, 7d' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s n -l lines -d 'Show the last N; without it 50, or all with --json' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Hold it at most this long from now on' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -166,7 +166,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -s x -l exclusive -
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s s -l shared -d 'Take it together with all others who share it'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -184,7 +184,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -l unlock -d 'Only 
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l even-if-stale -d 'With --unlock: also when the lock\'s time is over, if nobody has had it since'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Only if there is no value yet: exit 83 if there is one'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -200,7 +200,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l fail-on-stale -d
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l unlock -d 'Only as the holder of the lock, and give it back in the same step'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l even-if-stale -d 'With --unlock: also when the lock\'s time is over, if nobody has had it since'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
@@ -213,26 +213,26 @@ complete -c csalock -n "__fish_csalock_using_subcommand claim" -s v -l verbose -
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l fail-on-stale -d 'Do not take over from a holder that died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l id -d 'The id that they were claimed under' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l all -d 'Give up everything that the id has in the store'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l id -d 'Print the names that are claimed under this id, one a line' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -l dry-run -d 'Only say what would be removed'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Print the result as one JSON document'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s v -l verbose -d 'Say on stderr what happens'

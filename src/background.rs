@@ -88,6 +88,11 @@ fn close_all_but(keep: Option<RawFd>) {
 
 /// Ends the process without a word: nothing that it got from its parent is to be tidied up twice.
 pub fn leave() -> ! {
+    leave_with(0)
+}
+
+/// The same with a status, from any thread, whatever the others are held up by.
+pub fn leave_with(status: u8) -> ! {
     // SAFETY: ends the process.
-    unsafe { nix::libc::_exit(0) }
+    unsafe { nix::libc::_exit(status.into()) }
 }

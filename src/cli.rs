@@ -73,7 +73,7 @@ pub enum Command {
 /// Options of every command.
 #[derive(Debug, Args)]
 pub struct Common {
-    /// Where the records are: dir:PATH or sqlite:PATH [env: CSALOCK_STORE]
+    /// Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]
     #[arg(long, value_name = "URL")]
     pub store: Option<OsString>,
     /// Print the result as one JSON document
@@ -223,7 +223,7 @@ pub struct RunWithLock {
     /// Kill a command that was asked to end and did not, after this time
     #[arg(long, value_name = "DURATION", value_parser = parse_span, default_value = "10s")]
     pub kill_after: Duration,
-    /// What to do with the command when --ttl is about to be over
+    /// What to do with the command when --ttl is about to be over, or a lease that could not be renewed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill")]
     pub on_lost: OnLost,
     /// Take this lock as well: all or none. It may also stand after the name

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use crate::engine::{Applicant, Engine, Patience, Taken};
@@ -12,22 +13,31 @@ use crate::host::{Host, Unix};
 use crate::lock::{Ask, Grant, Handle, Outcome, Party, Share, Tenure};
 use crate::store::{self, Location};
 
+/// What is never sent.
+enum Never {}
+
 /// A store of locks, for this process.
 pub struct Locks {
-    engine: Engine,
+    engine: Arc<Engine>,
 }
 
 /// A lock that this process holds. Dropping it gives it back; should the process die, the lock is free all the same.
+///
+/// Where other hosts may share the store, a thread renews its lease as long as the guard is there. Should that not be
+/// possible for the length of a lease, the lock is lost: [`Guard::give_back`] says so.
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct Guard<'a> {
     engine: &'a Engine,
+    /// Dropping it ends the thread that renews.
+    renewer: Option<Sender<Never>>,
     name: Vec<u8>,
     handle: Handle,
     token: u64,
 }
 
 impl Locks {
-    /// The locks in the store at `url`, as `--store` takes it: `dir:PATH` or `sqlite:PATH`.
+    /// The locks in the store at `url`, as `--store` takes it: `dir:PATH`, `sqlite:PATH` or
+    /// `etcd://HOST:PORT/PREFIX`.
     ///
     /// # Errors
     ///
@@ -36,8 +46,8 @@ impl Locks {
         let host: Arc<dyn Host> = Arc::new(Unix::new());
         let environment = Environment::of_this_process();
         let location = Location::parse(url.as_ref(), &environment.current)?;
-        let engine = Engine::new(store::open(&location, host.clone())?, host);
-        Ok(Locks { engine: engine.remembering(environment.history().unwrap_or_default()) })
+        let engine = Engine::new(store::open(&location, host.clone())?, host).leasing(environment.lease()?);
+        Ok(Locks { engine: Arc::new(engine.remembering(environment.history().unwrap_or_default())) })
     }
 
     /// Takes a lock for this process, waiting for it at most so long. `None`: somebody else has it.
@@ -74,8 +84,9 @@ impl Locks {
         };
         let patience = Patience { limit: Some(at_most), attempts: None, backoff: None };
         match self.engine.take(name.as_bytes(), &applicant, &patience, None, &mut |_| None)? {
-            Taken::Answer(Outcome::Granted(Grant { token, .. }, _)) => Ok(Some(Guard {
+            Taken::Answer(Outcome::Granted(Grant { token, tenure, .. }, _)) => Ok(Some(Guard {
                 engine: &self.engine,
+                renewer: matches!(tenure, Tenure::Renewed(_)).then(|| self.renew(name, &applicant.handle)),
                 name: name.as_bytes().to_vec(),
                 handle: applicant.handle,
                 token: token.unwrap_or_default(),
@@ -86,6 +97,30 @@ impl Locks {
             }
             _ => Ok(None),
         }
+    }
+}
+
+impl Locks {
+    /// Starts a thread that renews a grant until it is given back, or what this returns is dropped.
+    fn renew(&self, name: &str, handle: &Handle) -> Sender<Never> {
+        let (stop, stopped) = channel::<Never>();
+        let (engine, name, proof) = (self.engine.clone(), name.as_bytes().to_vec(), handle.proof());
+        let renew = move || -> Result<Outcome> {
+            let tenure = engine.begin(&Tenure::Renewing(engine.lease().as_millis() as u64))?;
+            engine.settle(&name, &Ask::Renew(engine.claimant(Some(proof), Vec::new())?, tenure))
+        };
+        let (often, seldom) = (self.engine.lease() / 30, self.engine.lease() / 3);
+        std::thread::spawn(move || {
+            let mut pause = seldom;
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
+                pause = match renew() {
+                    Ok(Outcome::Renewed(_)) => seldom,
+                    Ok(_) => break,
+                    Err(_) => often,
+                };
+            }
+        });
+        stop
     }
 }
 
@@ -101,8 +136,9 @@ impl Guard<'_> {
     /// # Errors
     ///
     /// When the store cannot be told. The lock is free all the same when this process ends.
-    pub fn give_back(self) -> Result<bool> {
+    pub fn give_back(mut self) -> Result<bool> {
         let outcome = self.release();
+        drop(self.renewer.take());
         std::mem::forget(self);
         outcome.map(|outcome| matches!(outcome, Outcome::Released(_)))
     }

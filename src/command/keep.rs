@@ -13,6 +13,8 @@
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -128,6 +130,7 @@ impl Keeping<'_> {
     fn run(&self, guardian: Option<Pid>, tell: Option<&OwnedFd>) {
         let Ok((hear, poke)) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK) else { return };
         let Ok((news, changed)) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK) else { return };
+        let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let renewing = || {
                 let told = || {
@@ -135,18 +138,20 @@ impl Keeping<'_> {
                         let _ = write(tell, b"!");
                     }
                 };
-                self.renew_on_and_on(hear.as_fd(), &told);
-                background::leave()
+                self.renew_on_and_on(hear.as_fd(), &told, &ended);
+                if !ended.load(SeqCst) {
+                    background::leave();
+                }
             };
             if std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, renewing).is_ok() {
-                self.watch(guardian, poke.as_fd(), news.as_fd());
+                self.watch(guardian, poke.as_fd(), news.as_fd(), &ended);
             }
             background::leave()
         })
     }
 
-    /// Watches the owners until they have ended, and then gives back for them.
-    fn watch(&self, guardian: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>) {
+    /// Watches the owners until they have `ended`, and then gives back for them.
+    fn watch(&self, guardian: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>, ended: &AtomicBool) {
         let pidfds: Vec<OwnedFd> = self.owners.iter().filter_map(|owner| self.pidfd(owner)).collect();
         let bell = Bell::new(Listener::Guardian(&self.proof)).filter(|_| guardian.is_none());
         let Ok(timer) = BootTimer::new() else { return };
@@ -177,6 +182,8 @@ impl Keeping<'_> {
                 let _ = write(poke, b"!");
             }
         }
+        // Where the store is slow, whoever renews on and on is always faster than whoever wants to give back.
+        ended.store(true, SeqCst);
         if is_guarded() {
             wait_for([], Some(LAST_WORDS));
         }
@@ -206,8 +213,8 @@ impl Keeping<'_> {
         }
     }
 
-    /// Renews in good time, again and again. Returns when nothing is held any more.
-    fn renew_on_and_on(&self, poke: BorrowedFd<'_>, told: &dyn Fn()) {
+    /// Renews in good time, again and again. Returns when nothing is held any more, or the owners have `ended`.
+    fn renew_on_and_on(&self, poke: BorrowedFd<'_>, told: &dyn Fn(), ended: &AtomicBool) {
         let Ok(timer) = BootTimer::new() else { return };
         let span = self.world.lease();
         let mut opened: Option<Opened<'_>> = None;
@@ -216,6 +223,9 @@ impl Keeping<'_> {
             timer.set(Some(next));
             wait_for([poke, timer.as_fd()], None);
             drain(poke);
+            if ended.load(SeqCst) {
+                return;
+            }
             let now = self.world.host.boottime();
             next = match self.renew(&mut opened) {
                 Ok(Some(ends)) => {

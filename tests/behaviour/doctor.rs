@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::sandbox::{Done, Mount, Sandbox, is_root, wait_until};
+use crate::sandbox::{Done, Kind, Mount, Sandbox, is_root, wait_until};
 
 const NOBODY: u32 = 65534;
 
@@ -96,6 +96,53 @@ fn us() -> (String, String) {
 const CLOCK: &str = "good clock: leases count on this host's time since it was started, which nobody can set";
 
 on_every_store! {
+    fn what_it_tries_leaves_nothing(sandbox: &Sandbox) {
+        for _ in 0..2 {
+            let (code, findings) = doctor(sandbox, &[]);
+            assert_eq!(code, 0, "{findings:#?}");
+            has(&findings, "good locks: take N ms, read N ms, swap N ms, give back N ms (medians of 5)");
+            has(&findings, "good refusal: what one process holds is refused to another");
+            has(&findings, "good wake: N ms from giving back to the next one who waits on this host (median of 5)");
+            assert!(!sandbox.store_exists());
+        }
+    }
+
+    fn what_the_dead_left_and_what_cannot_be_read_is_doubtful(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
+        sandbox.overwrite("bad", b"nonsense");
+        let before = content(&sandbox.path(""));
+        let (code, findings) = doctor(sandbox, &[]);
+        assert_eq!((code, content(&sandbox.path(""))), (0, before));
+        has(&findings, "doubtful records: unreadable: ");
+        has(&findings, "doubtful leftovers: locks left by the dead: 1; other leftovers: 0");
+        let done = sandbox.csalock(["doctor"]).capture();
+        assert!(done.stdout.ends_with(" things are doubtful.\n"), "{done:?}");
+        sandbox.csalock(["gc"]).capture();
+        sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture();
+        has(&doctor(sandbox, &[]).1, "good leftovers: none");
+    }
+
+    fn a_url_that_is_none_and_two_names_are_usage_errors(sandbox: &Sandbox) {
+        let wrong: [&[&str]; 5] =
+            [&["--store", "mysql:x"], &["--store", "dir:"], &["x", "y"], &["x", "--json"], &["--timeout", "1"]];
+        for words in wrong {
+            let done = sandbox.csalock(["doctor"].iter().chain(words)).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");
+        }
+    }
+
+    fn a_signal_leaves_nothing(sandbox: &Sandbox) {
+        let job = sandbox.csalock(["doctor"]).spawn();
+        job.send(nix::sys::signal::Signal::SIGTERM);
+        let done = job.wait();
+        assert!(done.signal == Some(15) || done.code == Some(0), "{done:?}");
+        assert!(!sandbox.store_exists());
+        assert!(!content(&sandbox.path("")).iter().any(|line| line.contains(".doctor-")));
+    }
+}
+
+on_every_store_of_files! {
     fn of_a_store_that_is_not_there_yet_it_says_so_and_leaves_nothing(sandbox: &Sandbox) {
         let before = content(&sandbox.path(""));
         let (user, group) = us();
@@ -167,22 +214,6 @@ on_every_store! {
         assert!(!done.stdout.contains('\x1b'));
     }
 
-    fn what_the_dead_left_and_what_cannot_be_read_is_doubtful(sandbox: &Sandbox) {
-        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
-        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
-        sandbox.overwrite("bad", b"nonsense");
-        let before = content(&sandbox.path(""));
-        let (code, findings) = doctor(sandbox, &[]);
-        assert_eq!((code, content(&sandbox.path(""))), (0, before));
-        has(&findings, "doubtful records: unreadable: STORE");
-        has(&findings, "doubtful leftovers: locks left by the dead: 1; other leftovers: 0");
-        let done = sandbox.csalock(["doctor"]).capture();
-        assert!(done.stdout.ends_with("Locks work here; 2 things are doubtful.\n"), "{done:?}");
-        sandbox.csalock(["gc"]).capture();
-        sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture();
-        has(&doctor(sandbox, &[]).1, "good leftovers: none");
-    }
-
     fn a_store_that_cannot_be_is_bad_with_69_and_a_cure(sandbox: &Sandbox) {
         sandbox.file("files/file", "data");
         let before = sandbox.listing("files");
@@ -209,15 +240,6 @@ on_every_store! {
         let (code, findings) = doctor(sandbox, &["--store", &sandbox.store_at("files/thing")]);
         assert_eq!((code, sandbox.listing(&place)), (69, before));
         has(&findings, if sandbox.is_directory() { "bad store: " } else { "bad database: " });
-    }
-
-    fn a_url_that_is_none_and_two_names_are_usage_errors(sandbox: &Sandbox) {
-        let wrong: [&[&str]; 5] =
-            [&["--store", "mysql:x"], &["--store", "dir:"], &["x", "y"], &["x", "--json"], &["--timeout", "1"]];
-        for words in wrong {
-            let done = sandbox.csalock(["doctor"].iter().chain(words)).capture();
-            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");
-        }
     }
 
     fn a_place_that_everybody_may_tamper_with_is_bad(sandbox: &Sandbox) {
@@ -301,20 +323,11 @@ on_every_store! {
         let (code, findings) = examined(&done, sandbox);
         assert_eq!((code, findings.len()), (69, 1));
     }
-
-    fn a_signal_leaves_nothing(sandbox: &Sandbox) {
-        let job = sandbox.csalock(["doctor"]).spawn();
-        job.send(nix::sys::signal::Signal::SIGTERM);
-        let done = job.wait();
-        assert!(done.signal == Some(15) || done.code == Some(0), "{done:?}");
-        assert!(!sandbox.store_path().exists());
-        assert!(!content(&sandbox.path("")).iter().any(|line| line.contains(".doctor-")));
-    }
 }
 
 #[test]
 fn a_shared_directory_counts_on_the_time_of_its_file_system() {
-    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let sandbox = Sandbox::new(Kind::Directory);
     let store = format!("{}?shared=1", sandbox.store());
     for _ in 0..2 {
         let (code, findings) = doctor(&sandbox, &["--store", &store]);
@@ -327,7 +340,7 @@ fn a_shared_directory_counts_on_the_time_of_its_file_system() {
 
 #[test]
 fn the_default_store_is_tried_where_its_first_missing_directory_will_be() {
-    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let sandbox = Sandbox::new(Kind::Directory);
     if nix::unistd::geteuid().is_root() {
         // Root's is the machine's.
         return;
@@ -339,7 +352,7 @@ fn the_default_store_is_tried_where_its_first_missing_directory_will_be() {
 
 #[test]
 fn an_empty_directory_that_is_to_become_a_store_stays_empty() {
-    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let sandbox = Sandbox::new(Kind::Directory);
     std::fs::create_dir(sandbox.store_path()).unwrap();
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o2770)).unwrap();
     let (code, findings) = doctor(&sandbox, &[]);
@@ -349,7 +362,7 @@ fn an_empty_directory_that_is_to_become_a_store_stays_empty() {
 
 #[test]
 fn a_write_ahead_log_is_doubtful_and_damage_bad() {
-    let sandbox = Sandbox::new(crate::sandbox::Kind::Sqlite);
+    let sandbox = Sandbox::new(Kind::Sqlite);
     for name in 0..60 {
         sandbox.csalock(["lock", "--forever", &format!("x{name}")]).capture();
     }

@@ -69,6 +69,7 @@ mod screen;
 mod several;
 mod shells;
 mod signals;
+mod silent_store;
 mod status;
 mod store_as_it_was;
 mod storm;

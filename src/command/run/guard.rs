@@ -1,9 +1,11 @@
 //! The process that stays behind, waits for the command's end and gives the lock back.
 
 use std::cell::{Cell, OnceCell};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use super::old_flock::OldFlock;
+use crate::background;
 use crate::child::{Ended, Limits, News, Report, Running, Stop};
 use crate::cli::{OnLost, RunWithLock};
 use crate::command::keep::{Keeper, Keeping};
@@ -19,6 +21,10 @@ use crate::signals::Signals;
 
 /// Two looks at one lease may differ by this much.
 const ROUNDING: Duration = Duration::from_millis(5);
+
+/// So long a shared store may be silent before we end without having given back: a dead NFS server holds up whoever asks
+/// it until it is back.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// Everything that it needs.
 pub(super) struct Guard<'a> {
@@ -71,21 +77,50 @@ impl Guard<'_> {
         let bell = keeper.is_none().then(|| Bell::new(Listener::Guardian(&proof))).flatten();
         let news: &dyn News = keeper.as_ref().map_or(&bell, |keeper| keeper);
         let ended = running.watch(signals, limited, &limits, news, self.world.host.as_ref())?;
-        keeper.inspect(Keeper::stop);
         self.old_flock.inspect(|old_flock| old_flock.end());
-        if let Some(Report::Exit(code)) = ended.told {
-            return Ok(Exit::Chosen(code));
-        }
-        let lease_ends = self.lease_end.map_or_else(|| lease.get().map(|lease| lease.ends), LeaseEnd::get);
-        let lost = ended.told.is_some() && self.give_back(lease_ends);
-        if ended.told.is_none() {
-            // It was killed while it waited, or just as it was granted the lock. What cannot be said at once ends by itself.
-            match self.clean_up() {
-                Err(error) if error.exit() != Exit::Unreachable => return Err(error.into()),
-                _ => {}
+        match ended.told {
+            Some(Report::Exit(code)) => {
+                keeper.inspect(Keeper::stop);
+                return Ok(Exit::Chosen(code));
+            }
+            Some(Report::Granted) => {}
+            None => {
+                // It was killed while it waited, or just as it was granted the lock. What cannot be said at once ends
+                // by itself.
+                match self.clean_up() {
+                    Err(error) if error.exit() != Exit::Unreachable => return Err(error.into()),
+                    _ => return Ok(self.exit(&ended)),
+                }
             }
         }
-        Ok(self.exit(&ended, lost))
+        let exit = self.exit(&ended);
+        let lease_ends = self.lease_end.map_or_else(|| lease.get().map(|lease| lease.ends), LeaseEnd::get);
+        let give_back = || self.give_back(lease_ends);
+        // The keeper goes on when we do not get through.
+        let lost = if keeper.is_some() { self.in_time(exit, give_back) } else { give_back() };
+        keeper.inspect(Keeper::stop);
+        Ok(if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit })
+    }
+
+    /// Does that, and ends the process like this should a store hold it up for too long.
+    fn in_time<T>(&self, exit: Exit, what: impl FnOnce() -> T) -> T {
+        let (common, names) = (&self.asked.common, self.names());
+        let (done, is_done) = channel::<()>();
+        let watch = move || {
+            if is_done.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
+                common.tell(&format!(
+                    "lock {names} could not be given back: the store does not answer; it is given back when that \
+                     answers again, and at the latest its lease ends it"
+                ));
+                background::leave_with(exit.code());
+            }
+        };
+        std::thread::scope(|scope| {
+            let watching = std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, watch);
+            let result = what();
+            drop((done, watching));
+            result
+        })
     }
 
     /// Sees to it that somebody renews, where there is something to renew. Whether it is so.
@@ -168,7 +203,8 @@ impl Guard<'_> {
         self.targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ")
     }
 
-    fn exit(&self, ended: &Ended, lost: bool) -> Exit {
+    /// How we exit if giving back shows nothing else, and what there is to say about that.
+    fn exit(&self, ended: &Ended) -> Exit {
         let name = self.names();
         if let Some(signal) = ended.of_terminal {
             return Exit::Raised(signal as i32);
@@ -188,7 +224,6 @@ impl Guard<'_> {
                 });
                 Exit::Lost
             }
-            None if lost => Exit::Lost,
             None => ended.exit,
         }
     }

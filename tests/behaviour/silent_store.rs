@@ -1,0 +1,50 @@
+//! A store that other hosts share, and that does not answer any more when the command has ended.
+
+use crate::sandbox::{Sandbox, has, is_root, wait_until};
+
+/// Makes the guardian hang as it changes the store, as a dead NFS server would. (It can be killed then as well, but as
+/// long as strace holds it nobody sees that it has ended.)
+const HANG: &str = "strace -qq -f -p $PPID -e trace=unlinkat -e inject=unlinkat:delay_enter=9s -o trace 2> strace &
+                    while grep -q 'TracerPid:.0$' /proc/$PPID/status; do sleep 0.02; done
+                    exit 3";
+
+#[test]
+fn does_not_keep_csalock_from_ending_with_the_status_of_the_command() {
+    if !has("strace") || !is_root("to trace its parent") {
+        return;
+    }
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let store = format!("{}?shared=1", sandbox.store());
+    let said = "csalock: lock x could not be given back: the store does not answer; it is given back when that answers \
+                again, and at the latest its lease ends it\n";
+    sandbox.csalock(["run", "--store", &store, "x", "sh", "-c", HANG]).status(3).stderr(said).run();
+    // Its keeper lives on, and does it.
+    wait_until("it is given back", || sandbox.csalock(["status", "--store", &store, "x"]).capture().code == Some(81));
+}
+
+/// Takes x, makes the thread of the keeper hang that is to give it back, and ends.
+const DIE: &str = "csalock lock -q x
+                   for p in /proc/[0-9]*; do
+                       read -r name < $p/comm && [ \"$name\" = csalock-keeper ] && grep -q \"$TMPDIR\" $p/environ &&
+                           keeper=${p#/proc/}
+                   done
+                   strace -qq -p $keeper -e trace=unlinkat,renameat -e inject=unlinkat,renameat:delay_enter=15s \
+                       -o trace 2> strace &
+                   while grep -q 'TracerPid:.0$' /proc/$keeper/status; do sleep 0.02; done";
+
+#[test]
+fn who_cannot_give_back_for_a_dead_owner_does_not_renew_either() {
+    if !has("strace") || !is_root("to trace, and for a pid namespace") {
+        return;
+    }
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let store = format!("{}?shared=1", sandbox.store());
+    let of_its_own = sandbox.path("").display().to_string();
+    let taken = sandbox.script("sh", DIE).env("CSALOCK_STORE", &store).env("CSALOCK_LEASE", "3s");
+    let taken = taken.env("TMPDIR", &of_its_own).capture();
+    assert_eq!(taken.code, Some(0), "{taken:?}");
+    // As on another host, where nobody can see that the owner is dead.
+    let words = ["--pid", "--fork", "--mount-proc", "csalock", "run", "-q", "-w", "9s", "x", "true"];
+    let next = sandbox.call("unshare", words).env("CSALOCK_STORE", &store).env("CSALOCK_LEASE", "3s").capture();
+    assert_eq!(next.code, Some(0), "{next:?}");
+}
