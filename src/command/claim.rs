@@ -30,6 +30,8 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
         return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
     }
     let opened = targets.open(world)?;
+    let patience = asked.waiting.patience();
+    opened.each().for_each(|(_, engine)| engine.bound_by(&patience));
     let taken = taken(&opened, &id)?;
     if !taken.is_empty() {
         return not_unique(asked, &taken);
@@ -38,7 +40,6 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
     let applicant = applicant(world, asked, &handle, &id)?;
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);
-    let patience = asked.waiting.patience();
     let done = opened.take(&applicant, &patience, Some(signals.interrupt()), &mut |at, waiting| {
         teller.look(&targets.all[at], &opened.reporter(at), waiting)
     })?;

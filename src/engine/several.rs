@@ -56,8 +56,10 @@ pub fn take_all(
     interrupt: Option<BorrowedFd<'_>>,
     onlooker: &mut Onlooker<'_>,
 ) -> Result<AllTaken> {
+    let until = patience.limit.map_or(Duration::MAX, |limit| wishes[0].engine.host().boottime().saturating_add(limit));
     let mut several = Several {
         wishes,
+        until,
         alone: applicant.clone(),
         keeping: applicant.clone(),
         patience: *patience,
@@ -69,15 +71,25 @@ pub fn take_all(
     several.alone.tentative |= wishes.len() > 1;
     several.keeping.tentative |= wishes.len() > 1;
     several.keeping.under.push(applicant.handle.proof());
+    several.bound(Some(until));
     let taken = several.run();
     if !matches!(taken, Ok(AllTaken::Granted(..))) {
-        several.give_back()?;
+        if !matches!(taken, Ok(AllTaken::Refused(..))) {
+            // What cannot be said at once ends by itself.
+            several.bound(Some(wishes[0].engine.host().boottime()));
+        }
+        let given_back = several.give_back();
+        several.bound(None);
+        given_back?;
     }
+    several.bound(None);
     taken
 }
 
 struct Several<'a, 'b> {
     wishes: &'a [Wish<'a>],
+    /// So long the stores may be asked, on CLOCK_BOOTTIME.
+    until: Duration,
     /// The applicant while it holds nothing of this, and while it does.
     alone: Applicant,
     keeping: Applicant,
@@ -95,6 +107,10 @@ enum Not {
 }
 
 impl Several<'_, '_> {
+    fn bound(&self, until: Option<Duration>) {
+        self.wishes.iter().for_each(|wish| wish.engine.store().bound(until));
+    }
+
     fn run(&mut self) -> Result<AllTaken> {
         let host = self.wishes[0].engine.host();
         let began = host.boottime();
@@ -184,7 +200,9 @@ impl Several<'_, '_> {
         let Wish { engine, name } = self.wishes[at];
         let applicant = if keeping { &self.keeping } else { &self.alone };
         let onlooker = &mut *self.onlooker;
-        match engine.take(name, applicant, patience, self.interrupt, &mut |waiting| onlooker(at, waiting))? {
+        let taken = engine.take(name, applicant, patience, self.interrupt, &mut |waiting| onlooker(at, waiting));
+        engine.store().bound(Some(self.until));
+        match taken? {
             Taken::Interrupted => Ok(Some(Not::Interrupted)),
             Taken::Answer(Outcome::Granted(grant, evicted)) => {
                 self.held[at] = Some(grant);

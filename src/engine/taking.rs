@@ -17,6 +17,9 @@ use crate::store::{Hearing, Reach, Version};
 /// So soon a store that does not answer is asked again.
 const OUTAGE: Duration = Duration::from_millis(500);
 
+/// So long a waiter asks a store that answered before: while he asks, he does not hear the interrupt.
+const TO_ASK: Duration = Duration::from_secs(1);
+
 /// A wait that is over so soon is in no circle.
 const SOON_OVER: Duration = Duration::from_millis(25);
 
@@ -114,11 +117,11 @@ impl Engine {
         let mut clock = patience.begin(self.host.boottime(), self.must_poll());
         self.store.bound(Some(clock.deadline().unwrap_or(Duration::MAX)));
         let taken = attempt.run_through_outages(applicant, &mut clock, onlooker);
-        self.store.bound(None);
         if attempt.noted.is_some() {
             // A note that stays leads to a wait that is no more, and misleads nobody.
             let _ = self.forget(name, &attempt.application.entry);
         }
+        self.store.bound(None);
         taken
     }
 
@@ -133,6 +136,12 @@ impl Engine {
             Taken::Answer(Outcome::Granted(grant, _)) => Ok(Some(grant)),
             _ => Ok(None),
         }
+    }
+
+    /// Asks the store no longer than somebody is patient who begins now.
+    pub fn bound_by(&self, patience: &Patience) {
+        let until = patience.limit.map_or(Duration::MAX, |limit| self.host.boottime().saturating_add(limit));
+        self.store.bound(Some(until));
     }
 
     /// How long to wait at most with so many ahead; `None` when patience is over.
@@ -234,9 +243,7 @@ impl<'a> Attempt<'a> {
             }
             let mut signs = Signs { processes: &[], doorway: None, hearing: &mut None };
             if let Woken::Interrupted = self.listen()?.wait(&mut signs, left.min(OUTAGE))? {
-                // What we cannot say ends by itself.
-                let _ = self.abandon();
-                return Ok(Taken::Interrupted);
+                return Ok(self.interrupted());
             }
         }
     }
@@ -246,6 +253,10 @@ impl<'a> Attempt<'a> {
         let mut current = None;
         let mut conflicts = 0;
         loop {
+            if self.in_touch && engine.store.reach() == Reach::ManyHosts {
+                let soon = engine.host.boottime().saturating_add(TO_ASK);
+                engine.store.bound(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
+            }
             let (version, record) = match current.take() {
                 Some(current) => current,
                 None => engine.read(self.name)?,
@@ -310,10 +321,7 @@ impl<'a> Attempt<'a> {
                     };
                     match self.wait(&record, version.as_ref(), &processes, ahead, end, &mut show)? {
                         Next::Look => {}
-                        Next::Interrupted => {
-                            self.abandon()?;
-                            return Ok(Taken::Interrupted);
-                        }
+                        Next::Interrupted => return Ok(self.interrupted()),
                         Next::GiveUp(links) => match self.leave()? {
                             Outcome::GrantedMeanwhile(_) => continue,
                             _ => return Ok(Taken::Answer(Outcome::Deadlock(links))),
@@ -470,6 +478,13 @@ impl<'a> Attempt<'a> {
             return Ok(Outcome::Withdrawn);
         }
         self.engine.settle(self.name, &Ask::Withdraw(me, page))
+    }
+
+    /// Gives up because the interrupt came. What cannot be said at once ends by itself.
+    fn interrupted(&self) -> Taken {
+        self.engine.store.bound(Some(self.engine.host.boottime()));
+        let _ = self.abandon();
+        Taken::Interrupted
     }
 
     /// Leaves the queue, and gives back what was granted in the meantime.

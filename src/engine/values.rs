@@ -80,7 +80,10 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         onlooker: &mut Onlooker<'_>,
     ) -> Result<Taken> {
-        let outcome = self.write_at_once(name, wanted, &applicant.party)?;
+        self.bound_by(patience);
+        let outcome = self.write_at_once(name, wanted, &applicant.party);
+        self.store.bound(None);
+        let outcome = outcome?;
         if patience.is_none() || !matches!(outcome, Outcome::Busy(_)) {
             return Ok(Taken::Answer(outcome));
         }

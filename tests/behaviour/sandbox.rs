@@ -3,6 +3,7 @@
 mod call;
 mod job;
 mod mount;
+mod network;
 mod plain;
 pub(crate) mod proc;
 mod screen;
@@ -25,6 +26,7 @@ use serde_json::Value;
 pub(crate) use call::{Call, Done};
 pub(crate) use job::Job;
 pub(crate) use mount::Mount;
+pub(crate) use network::Network;
 pub(crate) use screen::{PROMPT, Screen};
 
 /// The program that is tested.
@@ -64,15 +66,28 @@ impl Sandbox {
 
     /// With a store of this kind that does not exist yet.
     pub(crate) fn new(kind: Kind) -> Sandbox {
-        let directory = tempfile::Builder::new().prefix("csalock-").tempdir().unwrap();
-        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let place = directory.path().display();
-        let around = match kind {
+        Sandbox::with_store(kind, |place| match kind {
             Kind::Directory => (format!("dir:{place}/"), ""),
             Kind::Shared => (format!("dir:{place}/"), "?shared=1"),
             Kind::Sqlite => (format!("sqlite:{place}/"), ""),
             Kind::Etcd => (etcd::shared().unwrap().url(&format!("{}/", etcd::new_prefix().replace(' ', "-"))), ""),
-        };
+        })
+    }
+
+    /// With a store in this cluster, which is the test's own.
+    pub(crate) fn at(cluster: &etcd::Cluster) -> Sandbox {
+        Sandbox::at_servers(&cluster.endpoints())
+    }
+
+    /// With a store at these servers, or what passes for such.
+    pub(crate) fn at_servers(endpoints: &[String]) -> Sandbox {
+        Sandbox::with_store(Kind::Etcd, |_| (format!("etcd://{}/", endpoints.join(",")), ""))
+    }
+
+    fn with_store(kind: Kind, around: impl FnOnce(&str) -> (String, &'static str)) -> Sandbox {
+        let directory = tempfile::Builder::new().prefix("csalock-").tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let around = around(&directory.path().display().to_string());
         let sandbox = Sandbox { directory, kind, around, jobs: Cell::new(0) };
         for made in ["bin", "home", "state", "files"] {
             std::fs::create_dir(sandbox.path(made)).unwrap();
@@ -163,6 +178,13 @@ impl Sandbox {
     /// `csalock` with these arguments.
     pub(crate) fn csalock<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Call<'_> {
         self.call(Path::new("csalock"), arguments)
+    }
+
+    /// `csalock` with these arguments, run by other words: in another place.
+    pub(crate) fn csalock_by(&self, words: &[String], arguments: &[&str]) -> Call<'_> {
+        let all: Vec<&str> =
+            words.iter().map(String::as_str).chain(["csalock"]).chain(arguments.iter().copied()).collect();
+        self.call(all[0], &all[1..])
     }
 
     /// A script in this shell. `$0` is the shell's name.

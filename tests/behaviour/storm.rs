@@ -36,10 +36,10 @@ fn storm(sandbox: &Sandbox, round: &str) {
 }
 
 /// Small random numbers that a printed seed brings back.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn roll(&mut self, below: usize) -> usize {
+    pub(crate) fn roll(&mut self, below: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -48,7 +48,7 @@ impl Dice {
 }
 
 /// The pids of everybody in the process groups of these jobs.
-fn members(jobs: &[Job]) -> Vec<i32> {
+pub(crate) fn members(jobs: &[Job]) -> Vec<i32> {
     let groups: Vec<String> = jobs.iter().map(|job| job.pid().to_string()).collect();
     let all =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());

@@ -30,6 +30,18 @@ pub(crate) struct Setup {
     pub(crate) root: Option<&'static str>,
     /// What else is said to each of them.
     pub(crate) arguments: Vec<&'static str>,
+    /// Where each of them runs; those that are not named: here, on the loopback.
+    pub(crate) places: Vec<Place>,
+    /// The words that run etcdctl where it reaches all of them.
+    pub(crate) reach: Vec<String>,
+}
+
+/// Where a server runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    pub(crate) address: String,
+    /// The words that run a program there.
+    pub(crate) enter: Vec<String>,
 }
 
 /// A running cluster. Its data go away with it.
@@ -85,11 +97,14 @@ impl Cluster {
         if setup.tls {
             make_certificates(place.path());
         }
-        let member = |number: usize| Member {
-            name: format!("m{number}"),
-            client: format!("127.0.0.1:{}", free_port()),
-            peer: format!("127.0.0.1:{}", free_port()),
-            child: Mutex::default(),
+        let member = |number: usize| {
+            let address = setup.places.get(number).map_or("127.0.0.1", |place| &place.address);
+            Member {
+                name: format!("m{number}"),
+                client: format!("{address}:{}", free_port()),
+                peer: format!("{address}:{}", free_port()),
+                child: Mutex::default(),
+            }
         };
         let members = (0..setup.members.max(1)).map(member).collect();
         let cluster = Cluster { setup, members, place };
@@ -116,7 +131,9 @@ impl Cluster {
             self.members.iter().map(|other| format!("{}=http://{}", other.name, other.peer)).collect();
         // It dies with the thread that started it, so that thread must not end before this process does.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "etcd", "--name", &member.name, "--log-level", "error"]);
+        command.args(["--pdeathsig", "KILL"]);
+        command.args(self.setup.places.get(number).iter().flat_map(|place| &place.enter));
+        command.args(["etcd", "--name", &member.name, "--log-level", "error"]);
         command.arg("--data-dir").arg(self.path(&member.name));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
@@ -186,7 +203,9 @@ impl Cluster {
     }
 
     fn try_ctl(&self, user: Option<(&str, &str)>, words: &[&str]) -> Output {
-        let mut command = Command::new("etcdctl");
+        let program: Vec<_> = self.setup.reach.iter().map(String::as_str).chain(["etcdctl"]).collect();
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]);
         let endpoints: Vec<_> =
             self.members.iter().map(|member| format!("{}://{}", self.scheme(), member.client)).collect();
         command.env("ETCDCTL_API", "3").arg("--endpoints").arg(endpoints.join(","));
@@ -229,6 +248,11 @@ impl Cluster {
     /// Starts again one that was killed.
     pub(crate) fn restart(&self, number: usize) {
         self.run(number, "existing");
+    }
+
+    /// How many members it has.
+    pub(crate) fn size(&self) -> usize {
+        self.members.len()
     }
 
     /// Lets one stand still, or go on.

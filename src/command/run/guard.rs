@@ -85,9 +85,12 @@ impl Guard<'_> {
             }
             Some(Report::Granted) => {}
             None => {
-                // It was killed while it waited, or just as it was granted the lock.
-                self.clean_up()?;
-                return Ok(self.exit(&ended));
+                // It was killed while it waited, or just as it was granted the lock. What cannot be said at once ends
+                // by itself.
+                match self.clean_up() {
+                    Err(error) if error.exit() != Exit::Unreachable => return Err(error.into()),
+                    _ => return Ok(self.exit(&ended)),
+                }
             }
         }
         let exit = self.exit(&ended);
@@ -146,6 +149,8 @@ impl Guard<'_> {
                 return false;
             }
         };
+        // Who cannot give it back before its lease is over need not give it back any more.
+        opened.each().for_each(|(_, engine)| engine.store().bound(lease_ends));
         let mut lost = false;
         for (at, released) in opened.give_back(self.handle.proof()).into_iter().enumerate() {
             let name = shown(&self.targets.all[at].known_as);
@@ -186,6 +191,7 @@ impl Guard<'_> {
         let opened = self.opened.as_ref().map_err(Clone::clone)?;
         let proof = self.handle.proof();
         for (target, engine) in opened.each() {
+            engine.store().bound(Some(self.world.host.boottime()));
             if let Outcome::GrantedMeanwhile(_) = engine.settle(&target.name, &Ask::Withdraw(proof, None))? {
                 engine.settle(&target.name, &Ask::Release(engine.claimant(Some(proof), Vec::new())?))?;
             }

@@ -1,0 +1,304 @@
+//! Three hosts with a server of etcd each, and workers on all of them that share two locks. Servers are killed and stand
+//! still, hosts are cut off, a majority is lost and comes back; meanwhile workers are killed and stopped. A referee who
+//! knows nothing of csalock sees to it that no two are in at once, and that tokens only grow. When it is over everybody
+//! who is left finishes soon.
+//!
+//! It lasts for as many seconds as `CSALOCK_STORM` says, else for ten.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::etcd::{Cluster, Place, Setup};
+use crate::sandbox::{Job, Network, Sandbox, proc, wait_until};
+use crate::storm::{Dice, members};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+const LEASE: Duration = Duration::from_secs(5);
+const ELECTION: Duration = Duration::from_secs(1);
+
+/// What a machine that has other things to do needs to let all workers do their last step one after the other.
+const BUSY: Duration = Duration::from_secs(8);
+
+/// Where the referee keeps its files, what the section is under, and whether it may last for longer than the lease.
+const PLACE: &str = "CSALOCK_TEST_STORM";
+const UNDER: &str = "CSALOCK_TEST_UNDER";
+const SHARED: &str = "CSALOCK_TEST_SHARED";
+const LONG: &str = "CSALOCK_TEST_LONG";
+
+/// How a worker comes to run the section, and what may happen to it.
+struct Work {
+    /// One round, with the section's words in `$SECTION`.
+    round: &'static str,
+    under: &'static str,
+    shared: bool,
+    /// Whether it may be stopped. A script that holds by `lock` and is stopped for longer than its lease, on a host that
+    /// is cut off, cannot know when it goes on that somebody else holds.
+    stops: bool,
+    /// Whether it may be killed. What a script has started lives on when it is killed, though its lock does not.
+    dies: bool,
+}
+
+/// Takes lock x for the script and says its token in `$CSALOCK_TOKEN`.
+macro_rules! lock {
+    () => {
+        "held=$(csalock lock --json -w inf x) && rest=${held#*\\\"token\\\":} && export CSALOCK_TOKEN=${rest%%[!0-9]*}"
+    };
+}
+
+const RUN: Work = Work { round: "csalock run -w inf x $SECTION", under: "x", shared: false, stops: true, dies: true };
+const BOTH: Work = Work { round: "csalock run -w inf x --also y -- $SECTION", under: "x y", ..RUN };
+const OTHER: Work = Work { round: "csalock run -w inf y $SECTION", under: "y", ..RUN };
+const READ: Work = Work { round: "csalock run -s -w inf x $SECTION", shared: true, ..RUN };
+const TAKE_PLACE: Work = Work { round: concat!("dash -c '", lock!(), " && exec $SECTION'"), stops: false, ..RUN };
+const LOCK: Work =
+    Work { round: concat!(lock!(), " && $SECTION && csalock unlock x"), stops: false, dies: false, ..RUN };
+
+/// What the workers do; one after the other they are on the first host, the second, the third, the first.
+const WORKERS: [&Work; 12] =
+    [&RUN, &RUN, &RUN, &LOCK, &LOCK, &BOTH, &BOTH, &TAKE_PLACE, &TAKE_PLACE, &READ, &READ, &OTHER];
+
+/// What a round may end with: done; the store was out of reach; `unlock` came too late; the lock was lost while the
+/// command ran; somebody was killed.
+const ENDS: [&str; 6] = ["0", "69", "81", "82", "85", "137"];
+
+/// Something that happens to a server or its host.
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    Killed(usize),
+    Stopped(usize),
+    CutOff(usize),
+    /// All but this one are stopped.
+    Left(usize),
+}
+
+impl Fault {
+    fn pick(dice: &mut Dice, cluster: &Cluster, may_cut: bool) -> Fault {
+        let leader = cluster.leader();
+        let member = if dice.roll(2) == 0 { leader } else { dice.roll(cluster.size()) };
+        match dice.roll(if may_cut { 6 } else { 4 }) {
+            0 => Fault::Killed(member),
+            1 | 2 => Fault::Stopped(member),
+            3 => Fault::Left(member),
+            _ => Fault::CutOff(member),
+        }
+    }
+
+    fn happens(self, cluster: &Cluster, network: Option<&Network>) {
+        match self {
+            Fault::Killed(member) => cluster.kill(member),
+            Fault::Stopped(member) => cluster.stop(member, true),
+            Fault::CutOff(member) => network.unwrap().cut(member, true),
+            Fault::Left(member) => others(cluster, member).for_each(|other| cluster.stop(other, true)),
+        }
+    }
+
+    fn is_over(self, cluster: &Cluster, network: Option<&Network>) {
+        match self {
+            Fault::Killed(member) => cluster.restart(member),
+            Fault::Stopped(member) => cluster.stop(member, false),
+            Fault::CutOff(member) => network.unwrap().cut(member, false),
+            Fault::Left(member) => others(cluster, member).for_each(|other| cluster.stop(other, false)),
+        }
+    }
+}
+
+fn others(cluster: &Cluster, member: usize) -> impl Iterator<Item = usize> {
+    (0..cluster.size()).filter(move |other| *other != member)
+}
+
+/// Kills and stops processes of workers.
+struct Shooter<'a> {
+    jobs: &'a [Job],
+    /// Who stands still, and until when: one of each job at most, else nobody would be left to end its command in time.
+    stopped: BTreeMap<usize, (i32, Instant)>,
+    killed: usize,
+}
+
+impl Shooter<'_> {
+    fn shoot(&mut self, dice: &mut Dice) {
+        let over: Vec<usize> =
+            self.stopped.iter().filter(|(_, (_, until))| Instant::now() >= *until).map(|(at, _)| *at).collect();
+        for at in over {
+            let (pid, _) = self.stopped.remove(&at).unwrap();
+            let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+        }
+        let at = dice.roll(self.jobs.len());
+        let work = WORKERS[at];
+        let script = self.jobs[at].pid();
+        let comm = |pid: i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let is_aim = |pid: &i32| *pid != script && comm(*pid) != "csalock-keeper\n";
+        let aims: Vec<i32> = members(&self.jobs[at..=at]).into_iter().filter(is_aim).collect();
+        if aims.is_empty() || self.stopped.contains_key(&at) {
+            return;
+        }
+        let aim = aims[dice.roll(aims.len())];
+        match dice.roll(3) {
+            0 if work.dies => {
+                let _ = kill(Pid::from_raw(aim), Signal::SIGKILL);
+                self.killed += 1;
+            }
+            1 if work.stops => {
+                let _ = kill(Pid::from_raw(aim), Signal::SIGSTOP);
+                self.stopped.insert(at, (aim, Instant::now() + span(dice)));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Mostly shorter than the lease, sometimes longer.
+fn span(dice: &mut Dice) -> Duration {
+    let (least, more) = if dice.roll(4) == 0 { (LEASE + SECOND, 2000) } else { (200 * MILLISECOND, 2000) };
+    least + MILLISECOND * dice.roll(more) as u32
+}
+
+fn words_of_section() -> String {
+    let this = std::env::current_exe().unwrap().display().to_string();
+    format!("{this} etcd_storm::section --exact --ignored --test-threads=1")
+}
+
+/// Begins one of the workers, in its own process group, on its host.
+fn begin(sandbox: &Sandbox, network: Option<&Network>, at: usize) -> Job {
+    let work = WORKERS[at];
+    let script = format!("while [ ! -e over ]; do {{ {}; }} > /dev/null 2>> said; echo $? >> ends; done", work.round);
+    let enter = network.map(|network| network.on(at % 3)).unwrap_or_default();
+    let words: Vec<String> = enter.into_iter().chain(["dash".into(), "-c".into(), script]).collect();
+    let mut call = sandbox.call(&words[0], &words[1..]).env("CSALOCK_LEASE", format!("{}s", LEASE.as_secs()));
+    call = call.env("SECTION", words_of_section()).env(PLACE, sandbox.path("files")).env(UNDER, work.under);
+    if work.shared {
+        call = call.env(SHARED, "1");
+    }
+    if work.stops {
+        call = call.env(LONG, "1");
+    }
+    call.stdin("").spawn()
+}
+
+#[test]
+fn a_storm_over_three_hosts_lets_nobody_in_twice() {
+    let network = Network::new(3);
+    let place = |network: &Network, host| Place { address: network.address(host), enter: network.on(host) };
+    let setup = Setup {
+        members: 3,
+        places: network.iter().flat_map(|network| (0..3).map(|host| place(network, host))).collect(),
+        reach: network.as_ref().map(Network::on_the_switch).unwrap_or_default(),
+        arguments: vec!["--heartbeat-interval=100", "--election-timeout=1000"],
+        ..Setup::default()
+    };
+    let Some(cluster) = Cluster::start(setup) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let network = network.as_ref();
+    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
+    println!("seed {seed}");
+    let mut dice = Dice(seed);
+    let lasts = std::env::var("CSALOCK_STORM").map_or(10, |text| text.parse().unwrap()) * SECOND;
+
+    let jobs: Vec<Job> = (0..WORKERS.len()).map(|at| begin(&sandbox, network, at)).collect();
+    wait_until("somebody was in", || !sandbox.read("files/grants").is_empty());
+    let mut shooter = Shooter { jobs: &jobs, stopped: BTreeMap::new(), killed: 0 };
+    let begun = Instant::now();
+    let mut faults = Vec::new();
+    while begun.elapsed() < lasts {
+        let fault = Fault::pick(&mut dice, &cluster, network.is_some());
+        let span = span(&mut dice);
+        println!("{:5.1} s: {fault:?} for {:.1} s", begun.elapsed().as_secs_f64(), span.as_secs_f64());
+        fault.happens(&cluster, network);
+        faults.push(fault);
+        let happened = Instant::now();
+        while happened.elapsed() < span {
+            shooter.shoot(&mut dice);
+            std::thread::sleep(MILLISECOND * dice.roll(200) as u32);
+        }
+        fault.is_over(&cluster, network);
+        // A majority always comes back.
+        cluster.await_health();
+    }
+    let killed = shooter.killed;
+    for (pid, _) in shooter.stopped.into_values() {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGCONT);
+    }
+    let calm = Instant::now();
+    sandbox.file("files/over", "");
+    wait_until("everybody who is left finishes", || members(&jobs).into_iter().all(|pid| !proc::lives(pid)));
+    let calm = calm.elapsed();
+
+    assert_eq!(sandbox.read("files/broken"), "", "seed {seed}");
+    let mut ends: BTreeMap<String, usize> = BTreeMap::new();
+    sandbox.read("files/ends").lines().for_each(|end| *ends.entry(end.to_string()).or_default() += 1);
+    let grants = sandbox.read("files/grants").lines().count();
+    println!("{} faults, {killed} killed, {grants} grants, ends {ends:?}, calm after {calm:.1?}", faults.len());
+    let said = sandbox.read("files/said");
+    assert!(ends.keys().all(|end| ENDS.contains(&&end[..])), "{ends:?} seed {seed}\n{said}");
+    assert!(calm < LEASE + ELECTION + 2 * SECOND + BUSY, "seed {seed}: {calm:?}\n{said}");
+    for name in ["x", "y"] {
+        assert_eq!(
+            sandbox.csalock_by(&on_any(network), &["run", "-q", "-w", "6s", name, "true"]).capture().code,
+            Some(0)
+        );
+    }
+}
+
+/// The words that run something on the first host, if there are hosts.
+fn on_any(network: Option<&Network>) -> Vec<String> {
+    network.map_or_else(|| vec!["env".to_string()], |network| network.on(0))
+}
+
+/// What is done under the lock: an flock(2) that must be free, and a token that must be higher than the last.
+#[test]
+#[ignore = "is run by other tests, under a lock"]
+fn section() {
+    let Some(place) = std::env::var_os(PLACE) else { return };
+    let place = Path::new(&place);
+    let set = |name| std::env::var(name).unwrap_or_default();
+    let shared = !set(SHARED).is_empty();
+    let token: u64 = set("CSALOCK_TOKEN").parse().unwrap();
+    let wrong =
+        |what: String| append(&place.join("broken"), &format!("pid {} token {token}: {what}", std::process::id()));
+    let under = set(UNDER);
+    let mut held = Vec::new();
+    for (at, name) in under.split(' ').enumerate() {
+        let file = OpenOptions::new().read(true).append(true).create(true).open(place.join(name)).unwrap();
+        let how = if shared { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
+        let mut file = match Flock::lock(file, how) {
+            Ok(file) => file,
+            Err((_, Errno::EWOULDBLOCK)) => return wrong(format!("somebody else is in {name}")),
+            Err((_, errno)) => panic!("{errno}"),
+        };
+        // The token is that of the first.
+        if at == 0 {
+            let mut tokens = String::new();
+            file.read_to_string(&mut tokens).unwrap();
+            let last: u64 = tokens.lines().last().map_or(0, |line| line.parse().unwrap());
+            if token <= last {
+                wrong(format!("the last of {name} was {last}"));
+            }
+            if !shared {
+                file.write_all(format!("{token}\n").as_bytes()).unwrap();
+            }
+        }
+        held.push(file);
+    }
+    append(&place.join("grants"), &format!("{under} {token}"));
+    let random = u128::from_le_bytes(std::fs::read("/proc/sys/kernel/random/uuid").unwrap()[..16].try_into().unwrap());
+    let mut dice = Dice(random as u64 | 1);
+    let is_long = !set(LONG).is_empty() && dice.roll(20) == 0;
+    let lasts = if is_long { LEASE + SECOND } else { MILLISECOND * dice.roll(20) as u32 };
+    let begun = Instant::now();
+    while begun.elapsed() < lasts && !(is_long && place.join("over").exists()) {
+        std::thread::sleep(5 * MILLISECOND);
+    }
+}
+
+fn append(file: &Path, line: &str) {
+    OpenOptions::new().append(true).create(true).open(file).unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
+}

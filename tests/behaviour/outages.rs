@@ -1,0 +1,481 @@
+//! Stores that cannot be reached for a while: a server that is gone or stands still, a cut network, a majority that is
+//! lost. Whoever holds by a lease that he cannot renew stops before it is over; whoever comes next gets in after that;
+//! and nobody waits for the store longer than he said.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::etcd::{Cluster, Place, Setup};
+use crate::sandbox::{Call, Job, Network, Sandbox, proc::lives, wait_until};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Short, but long enough for a machine that has other things to do.
+const LEASE: &str = "5s";
+const LEASE_SECONDS: f64 = 5.0;
+
+/// What a machine that has other things to do needs to start a program and to see its end, at most.
+const BUSY: Duration = Duration::from_secs(3);
+
+/// Notes CLOCK_BOOTTIME, in seconds, in a file.
+const STAMP: &str = "stamp() { read up rest < /proc/uptime; echo $up > $1.new; mv $1.new $1; }; ";
+
+/// What a command says when it was ended for its lease.
+const ENDED: &str = "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see \
+                     `csalock doctor`\n";
+
+/// With times as etcd has them where nothing is said, for elections that happen by chance would prolong leases.
+fn cluster_of(members: usize) -> Option<Cluster> {
+    Cluster::start(Setup { members, arguments: calm(), ..Setup::default() })
+}
+
+fn calm() -> Vec<&'static str> {
+    vec!["--heartbeat-interval=100", "--election-timeout=1000"]
+}
+
+fn csalock<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Call<'a> {
+    sandbox.csalock(words).env("CSALOCK_LEASE", LEASE)
+}
+
+/// A command that notes again and again that it lives, and that nothing but SIGKILL ends before `over` is there.
+fn noting(file: &str) -> String {
+    format!("{STAMP}trap '' TERM; while [ ! -e over ]; do stamp {file}; sleep 0.02; done")
+}
+
+/// What a script noted.
+#[track_caller]
+fn noted(sandbox: &Sandbox, file: &str) -> f64 {
+    let text = sandbox.read(&format!("files/{file}"));
+    text.trim().parse().unwrap_or_else(|_| panic!("{file}: {text:?}"))
+}
+
+fn has_noted(sandbox: &Sandbox, file: &str) -> bool {
+    sandbox.path(format!("files/{file}")).exists()
+}
+
+fn uptime() -> f64 {
+    std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap()
+}
+
+/// Somebody who holds lock x, and notes in `alive` that he does.
+fn holder(sandbox: &Sandbox, options: &[&str]) -> Job {
+    let job = csalock(sandbox, &[&["run"], options, &["x", "dash", "-c", &noting("alive")]].concat()).spawn();
+    wait_until("the holder holds", || has_noted(sandbox, "alive"));
+    job
+}
+
+/// Somebody who waits for lock x as long as it takes, and notes in `next` when he got it.
+fn waiter(sandbox: &Sandbox) -> Job {
+    let job = csalock(sandbox, &["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next")]).spawn();
+    wait_until("the waiter waits", || sandbox.waiters("x").len() == 1);
+    job
+}
+
+#[track_caller]
+fn await_end(mut job: Job) -> crate::sandbox::Done {
+    // It may not end because its input does.
+    wait_until("it ends", || job.has_ended());
+    job.wait()
+}
+
+fn renewed_until(sandbox: &Sandbox) -> String {
+    sandbox.sight("x")["holders"][0]["renewed_until"].as_str().unwrap_or("nobody renews").to_string()
+}
+
+/// Waits until the lease of lock x has been renewed so often.
+#[track_caller]
+fn await_renewals(sandbox: &Sandbox, times: usize) {
+    for _ in 0..times {
+        let before = renewed_until(sandbox);
+        wait_until("the lease is renewed", || renewed_until(sandbox) != before);
+        assert_ne!(renewed_until(sandbox), "nobody renews");
+    }
+}
+
+/// The one server there is goes away in one way, for longer than the lease, and comes back.
+fn the_only_server_goes(go: impl Fn(&Cluster), come_back: impl Fn(&Cluster)) {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let holder = holder(&sandbox, &[]);
+    let waiter = waiter(&sandbox);
+    await_renewals(&sandbox, 1);
+    let gone = uptime();
+    go(&cluster);
+    let done = await_end(holder);
+    let took = uptime() - gone;
+    assert_eq!(done.code, Some(85), "{done:?}");
+    assert!(done.stderr.contains(ENDED), "{done:?}");
+    let last_alive = noted(&sandbox, "alive");
+    assert!(last_alive < gone + LEASE_SECONDS, "it lived {} s without the server", last_alive - gone);
+    assert!(took < LEASE_SECONDS + 1.0 + BUSY.as_secs_f64(), "{took} s");
+    come_back(&cluster);
+    let done = await_end(waiter);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
+    println!("ended after {:.2} s, said so after {took:.2} s", last_alive - gone);
+}
+
+#[test]
+fn a_command_is_ended_before_its_lease_when_the_only_server_stands_still() {
+    the_only_server_goes(|cluster| cluster.stop(0, true), |cluster| cluster.stop(0, false));
+}
+
+#[test]
+fn a_command_is_ended_before_its_lease_when_the_only_server_is_killed() {
+    the_only_server_goes(|cluster| cluster.kill(0), |cluster| cluster.restart(0));
+}
+
+#[test]
+fn a_command_that_is_only_to_be_warned_goes_on_and_85_says_so_afterwards() {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let holder = holder(&sandbox, &["--on-lost", "warn"]);
+    let waiter = waiter(&sandbox);
+    cluster.kill(0);
+    let gone = uptime();
+    wait_until("the lease is over", || uptime() > gone + LEASE_SECONDS);
+    // What etcd remembers of a lease begins anew with the server, and nobody renews it while everybody stands still.
+    holder.send(Signal::SIGSTOP);
+    let keepers = crate::sandbox::proc::children(holder.pid());
+    let keepers: Vec<i32> = keepers.into_iter().filter(|pid| comm(*pid) == "csalock-keeper").collect();
+    keepers.iter().for_each(|pid| send(*pid, Signal::SIGSTOP));
+    cluster.restart(0);
+    let done = await_end(waiter);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    keepers.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
+    holder.send(Signal::SIGCONT);
+    let next = noted(&sandbox, "next");
+    wait_until("the holder is still there", || noted(&sandbox, "alive") > next);
+    sandbox.file("files/over", "");
+    let done = await_end(holder);
+    assert_eq!(done.code, Some(85), "{done:?}");
+    assert!(done.stderr.contains("csalock: lost while the command ran: lock x: "), "{done:?}");
+}
+
+fn comm(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_string()
+}
+
+fn send(pid: i32, signal: Signal) {
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap();
+}
+
+#[test]
+fn a_command_that_is_only_to_be_warned_ends_with_85_also_if_the_server_stays_away() {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let holder = holder(&sandbox, &["--on-lost", "warn"]);
+    cluster.stop(0, true);
+    let gone = uptime();
+    wait_until("the lease is over", || uptime() > gone + LEASE_SECONDS + 0.5);
+    wait_until("the holder is still there", || noted(&sandbox, "alive") > gone + LEASE_SECONDS + 0.5);
+    sandbox.file("files/over", "");
+    let begun = Instant::now();
+    let done = await_end(holder);
+    assert_eq!(done.code, Some(85), "{done:?}");
+    assert!(done.stderr.contains("csalock: lost while the command ran: lock x: its lease is over"), "{done:?}");
+    assert!(begun.elapsed() < 2 * SECOND + BUSY, "{:?}", begun.elapsed());
+}
+
+/// Three hosts: one that holds, one that waits, one with the store.
+fn three_hosts() -> Option<(Network, Cluster)> {
+    let network = Network::new(3)?;
+    let place = Place { address: network.address(2), enter: network.on(2) };
+    let setup = Setup { places: vec![place], reach: network.on_the_switch(), arguments: calm(), ..Setup::default() };
+    let cluster = Cluster::start(setup)?;
+    Some((network, cluster))
+}
+
+/// What `status --json` says of lock x on a host.
+fn sight_on(network: &Network, sandbox: &Sandbox, host: usize) -> serde_json::Value {
+    let done = sandbox.csalock_by(&network.on(host), &["status", "--json", "x"]).capture();
+    assert!(matches!(done.code, Some(0 | 81)), "{done:?}");
+    serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0].clone()
+}
+
+/// Somebody on host 1 who waits for lock x as long as it takes.
+fn waiter_on_a_machine(network: &Network, sandbox: &Sandbox) -> Job {
+    let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next; echo $CSALOCK_TOKEN; cat; :")];
+    let waiter = sandbox.csalock_by(&network.on_a_machine(1), &words).env("CSALOCK_LEASE", LEASE).spawn();
+    wait_until("the waiter waits", || sight_on(network, sandbox, 1)["waiters"].as_array().unwrap().len() == 1);
+    waiter
+}
+
+#[test]
+fn on_a_host_that_is_cut_off_the_command_ends_before_the_next_one_begins_elsewhere() {
+    let Some((network, cluster)) = three_hosts() else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let words = ["run", "x", "dash", "-c", &noting("alive")];
+    let holder = sandbox.csalock_by(&network.on_a_machine(0), &words).env("CSALOCK_LEASE", LEASE).spawn();
+    wait_until("the holder holds", || has_noted(&sandbox, "alive"));
+    let mut waiter = waiter_on_a_machine(&network, &sandbox);
+    let cut = uptime();
+    network.cut(0, true);
+    let token: u64 = waiter.lines(1)[0].parse().unwrap();
+    let (last_alive, next) = (noted(&sandbox, "alive"), noted(&sandbox, "next"));
+    assert!(last_alive <= next, "both at once: {last_alive} {next}");
+    assert!(last_alive > cut, "it lived on after the cut");
+    assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
+    let done = await_end(holder);
+    assert_eq!(done.code, Some(85), "{done:?}");
+    assert!(done.stderr.contains(ENDED), "{done:?}");
+    assert!(token > 0 && waiter.wait().code == Some(0));
+    println!("cut: the command ended after {:.2} s, the next began after {:.2} s", last_alive - cut, next - cut);
+}
+
+#[test]
+fn a_script_on_a_host_that_is_cut_off_loses_its_lock_and_is_told_so() {
+    let Some((network, cluster)) = three_hosts() else { return };
+    let sandbox = Sandbox::at(&cluster);
+    // It takes the lock, and then does what it is told, in a line each.
+    let script = "csalock lock --json x; while read words; do csalock $words; echo $?; done";
+    let words = [&network.on_a_machine(0)[..], &["dash", "-c", script].map(str::to_string)].concat();
+    let mut holder = sandbox.call(&words[0], &words[1..]).env("CSALOCK_LEASE", LEASE).spawn();
+    let taken: serde_json::Value = serde_json::from_str(&holder.lines(1)[0]).unwrap();
+    let mut waiter = waiter_on_a_machine(&network, &sandbox);
+    let cut = uptime();
+    network.cut(0, true);
+    let token: u64 = waiter.lines(1)[0].parse().unwrap();
+    let next = noted(&sandbox, "next");
+    assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
+    assert!(token > taken["token"].as_u64().unwrap(), "{token} {taken}");
+    // As long as it is alone, it cannot know.
+    holder.tell("unlock x");
+    assert_eq!(holder.lines(2)[1], "69");
+    network.cut(0, false);
+    for (at, words) in ["put x value", "renew --ttl 5s x", "unlock x"].into_iter().enumerate() {
+        holder.tell(words);
+        let code = &holder.lines(3 + at)[2 + at];
+        assert!(["81", "82"].contains(&&code[..]), "{words}: {code} {:?}", holder.said());
+    }
+    assert_eq!(waiter.wait().code, Some(0));
+    println!("cut: the next began after {:.2} s", next - cut);
+}
+
+/// Something happens to a cluster of three. The holder holds on, and who waits gets in when he is done.
+fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
+    let Some(cluster) = cluster_of(3) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let holder = holder(&sandbox, &[]);
+    let waiter = waiter(&sandbox);
+    await_renewals(&sandbox, 1);
+    let before = sandbox.sight("x")["holders"][0]["token"].clone();
+    happens(&cluster);
+    await_renewals(&sandbox, 4);
+    assert_eq!(sandbox.sight("x")["holders"][0]["token"], before);
+    assert!(!has_noted(&sandbox, "next"));
+    sandbox.file("files/over", "");
+    let done = await_end(holder);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    let done = await_end(waiter);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
+}
+
+fn a_follower(cluster: &Cluster) -> usize {
+    (cluster.leader() + 1) % cluster.size()
+}
+
+#[test]
+fn nothing_is_lost_when_one_of_three_servers_is_killed() {
+    nothing_is_lost_when(|cluster| cluster.kill(a_follower(cluster)));
+}
+
+#[test]
+fn nothing_is_lost_when_the_leader_of_three_servers_is_killed() {
+    nothing_is_lost_when(|cluster| cluster.kill(cluster.leader()));
+}
+
+#[test]
+fn nothing_is_lost_when_the_leader_of_three_servers_stands_still() {
+    nothing_is_lost_when(|cluster| cluster.stop(cluster.leader(), true));
+}
+
+/// Takes the majority away, or gives it back.
+fn stop_majority(cluster: &Cluster, stands: bool) {
+    (0..2).for_each(|number| cluster.stop(number, stands));
+}
+
+#[test]
+fn without_a_majority_for_less_than_the_lease_nothing_is_lost() {
+    let Some(cluster) = cluster_of(3) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let words = ["run", "x", "dash", "-c", &noting("alive")];
+    let holder = sandbox.csalock(words).env("CSALOCK_LEASE", "15s").spawn();
+    wait_until("the holder holds", || has_noted(&sandbox, "alive"));
+    let waiter = waiter(&sandbox);
+    let before = renewed_until(&sandbox);
+    stop_majority(&cluster, true);
+    let gone = uptime();
+    wait_until("a part of the lease is over", || uptime() > gone + 5.5);
+    stop_majority(&cluster, false);
+    wait_until("the lease is renewed", || renewed_until(&sandbox) != before);
+    assert!(!has_noted(&sandbox, "next"));
+    sandbox.file("files/over", "");
+    let done = await_end(holder);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    assert_eq!(await_end(waiter).code, Some(0));
+    assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
+}
+
+#[test]
+fn without_a_majority_for_longer_than_the_lease_the_command_is_ended_and_the_next_gets_in_after_it() {
+    let Some(cluster) = cluster_of(3) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let holder = holder(&sandbox, &[]);
+    let waiter = waiter(&sandbox);
+    stop_majority(&cluster, true);
+    let gone = uptime();
+    let done = await_end(holder);
+    assert_eq!(done.code, Some(85), "{done:?}");
+    assert!(done.stderr.contains(ENDED), "{done:?}");
+    assert!(noted(&sandbox, "alive") < gone + LEASE_SECONDS);
+    assert!(!has_noted(&sandbox, "next"));
+    stop_majority(&cluster, false);
+    assert_eq!(await_end(waiter).code, Some(0));
+    assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
+}
+
+/// Each of these ends in its time, with one of these codes, and says why.
+fn everything_ends_in_time(call: &dyn Fn(&[&str]) -> Job) {
+    // One call to a store takes ten seconds at most where nothing else is said.
+    let calls: [(&[&str], u64, &[i32]); 13] = [
+        (&["lock", "-w", "2s", "x"], 3, &[69]),
+        (&["lock", "-n", "x"], 1, &[69]),
+        (&["lock", "-w", "2s", "x", "y"], 3, &[69]),
+        (&["run", "-w", "2s", "x", "echo", "ran"], 3, &[69]),
+        (&["run", "-n", "x", "echo", "ran"], 1, &[69]),
+        (&["run", "-w", "2s", "x", "--also", "y", "--", "echo", "ran"], 3, &[69]),
+        (&["get", "--lock", "-w", "2s", "x"], 3, &[69]),
+        (&["claim", "-w", "2s", "--id", "me", "x", "y"], 3, &[69]),
+        (&["put", "-w", "2s", "x", "value"], 3, &[69]),
+        (&["get", "x"], 11, &[69]),
+        (&["status", "x"], 11, &[69]),
+        (&["status"], 11, &[69]),
+        (&["unlock", "x"], 11, &[69]),
+    ];
+    let begun = Instant::now();
+    let mut jobs: Vec<_> = calls.iter().map(|(words, limit, codes)| (call(words), words, *limit, codes)).collect();
+    while !jobs.is_empty() {
+        let mut ended = Vec::new();
+        for at in (0..jobs.len()).rev() {
+            let (job, words, limit, _) = &mut jobs[at];
+            if job.has_ended() {
+                ended.push(jobs.swap_remove(at));
+            } else {
+                // They are started at once, so each has to wait for the others.
+                let late = begun.elapsed().saturating_sub(Duration::from_secs(*limit) + BUSY);
+                assert!(late.is_zero(), "{words:?} hangs: {:?}", job.said());
+            }
+        }
+        for (job, words, _, codes) in ended {
+            let done = job.wait();
+            assert!(codes.contains(&done.code.unwrap()), "{words:?}: {done:?}");
+            assert_eq!(done.stdout, "", "{words:?}");
+            assert!(done.stderr.starts_with("csalock: "), "{words:?}: {done:?}");
+            println!("{words:?}: {:.1} s", begun.elapsed().as_secs_f64());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn at_a_server_that_stands_still_everything_ends_in_time() {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    cluster.stop(0, true);
+    everything_ends_in_time(&|words| csalock(&sandbox, words).spawn());
+}
+
+#[test]
+fn at_three_servers_of_which_no_majority_is_left_everything_ends_in_time() {
+    let Some(cluster) = cluster_of(3) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    stop_majority(&cluster, true);
+    everything_ends_in_time(&|words| csalock(&sandbox, words).spawn());
+}
+
+#[test]
+fn at_a_server_that_takes_no_connections_everything_ends_in_time() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let sandbox = Sandbox::at_servers(&[silent.local_addr().unwrap().to_string()]);
+    everything_ends_in_time(&|words| csalock(&sandbox, words).spawn());
+}
+
+#[test]
+fn at_an_address_from_which_nothing_comes_back_everything_ends_in_time() {
+    let Some(network) = Network::new(1) else { return };
+    let sandbox = Sandbox::at_servers(&[format!("{}:2379", network.abyss(0))]);
+    everything_ends_in_time(&|words| sandbox.csalock_by(&network.on(0), words).spawn());
+}
+
+/// A lock that somebody holds for good, on a server that then stands still.
+fn busy_and_out_of_reach(ask: impl FnOnce(&Sandbox, &dyn Fn())) {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let _holder = holder(&sandbox, &["--on-lost", "warn"]);
+    ask(&sandbox, &|| cluster.stop(0, true));
+}
+
+#[test]
+fn a_wait_ends_in_time_also_if_the_server_stands_still_meanwhile() {
+    busy_and_out_of_reach(|sandbox, stop| {
+        let begun = Instant::now();
+        let waiters: [&[&str]; 3] =
+            [&["lock", "-w", "6s", "x"], &["run", "-w", "6s", "x", "true"], &["lock", "-w", "6s", "w", "x"]];
+        let waiters = waiters.map(|words| csalock(sandbox, words).spawn());
+        wait_until("all of them wait", || sandbox.waiters("x").len() == waiters.len());
+        assert!(begun.elapsed() < 5 * SECOND, "this machine is too busy for this test");
+        stop();
+        for mut waiter in waiters {
+            wait_until("it ends", || waiter.has_ended());
+            assert!(begun.elapsed() < 7 * SECOND + BUSY, "{:?}", begun.elapsed());
+            let done = waiter.wait();
+            assert!(matches!(done.code, Some(69 | 75)), "{done:?}");
+            println!("{:.1} s", begun.elapsed().as_secs_f64());
+        }
+    });
+}
+
+#[test]
+fn a_waiter_that_is_interrupted_ends_soon_also_if_the_server_stands_still() {
+    busy_and_out_of_reach(|sandbox, stop| {
+        let waiters: [&[&str]; 2] = [&["lock", "-w", "inf", "x"], &["run", "-w", "inf", "x", "true"]];
+        let waiters = waiters.map(|words| csalock(sandbox, words).spawn());
+        wait_until("both wait", || sandbox.waiters("x").len() == waiters.len());
+        stop();
+        // One who has not noticed yet, and one who asks the server again and again.
+        for (mut waiter, after) in waiters.into_iter().zip([SECOND / 10, 3 * SECOND]) {
+            std::thread::sleep(after);
+            let begun = Instant::now();
+            waiter.send(Signal::SIGTERM);
+            wait_until("it ends", || waiter.has_ended());
+            println!("{:.1} s", begun.elapsed().as_secs_f64());
+            assert!(begun.elapsed() < 2 * SECOND + BUSY, "{:?}", begun.elapsed());
+            let done = waiter.wait();
+            assert_eq!(done.seen_by_shell(), 143, "{done:?}");
+        }
+    });
+}
+
+#[test]
+fn who_waits_as_long_as_it_takes_outlasts_an_outage() {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    let mut script = sandbox.script("dash", "csalock lock x; cat; csalock unlock x; echo $?").spawn();
+    script.lines(1);
+    let waiter = waiter(&sandbox);
+    cluster.kill(0);
+    let gone = uptime();
+    wait_until("it has been gone for some seconds", || uptime() > gone + 3.0);
+    assert!(lives(waiter.pid()));
+    cluster.restart(0);
+    cluster.await_health();
+    let done = script.wait();
+    assert_eq!(done.stdout.lines().last(), Some("0"), "{done:?}");
+    let done = await_end(waiter);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    assert!(has_noted(&sandbox, "next"));
+}

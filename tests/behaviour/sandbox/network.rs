@@ -1,0 +1,108 @@
+//! Hosts of one's own: network namespaces, each with a cable to one switch, that can be cut. Where root can make them.
+
+use std::process::{Child, Command};
+
+use super::{has, is_root, skip, wait_until};
+
+/// Some hosts and their switch. They go away with the test.
+pub(crate) struct Network {
+    switch: Namespace,
+    hosts: Vec<Namespace>,
+}
+
+/// A process that keeps a network namespace.
+struct Namespace(Child);
+
+impl Network {
+    /// `None`, and a word about it, where that cannot be.
+    pub(crate) fn new(hosts: usize) -> Option<Network> {
+        let tools = ["ip", "nsenter", "unshare", "setpriv"];
+        if !is_root("a network of one's own") || !tools.into_iter().all(has) {
+            return None;
+        }
+        let network = Network { switch: Namespace::new()?, hosts: Vec::new() };
+        network.switch.run("echo 1 > /proc/sys/net/ipv4/ip_forward");
+        (0..hosts).try_fold(network, |mut network, number| {
+            let host = Namespace::new()?;
+            let (cable, pid) = (format!("cable{number}"), host.0.id());
+            network.switch.run(&format!(
+                "ip link add {cable} type veth peer name plug netns {pid}
+                 ip address add 10.77.{number}.1/24 dev {cable}; ip link set {cable} up"
+            ));
+            host.run(&format!(
+                "ip address add 10.77.{number}.2/24 dev plug; ip link set plug up
+                 ip route add default via 10.77.{number}.1"
+            ));
+            network.hosts.push(host);
+            Some(network)
+        })
+    }
+
+    /// The address of a host.
+    pub(crate) fn address(&self, host: usize) -> String {
+        format!("10.77.{host}.2")
+    }
+
+    /// An address that a host sends to, and from which nothing ever comes back.
+    pub(crate) fn abyss(&self, host: usize) -> String {
+        let address = format!("10.77.{host}.99");
+        self.hosts[host].run(&format!("ip neighbour replace {address} lladdr 02:00:00:00:00:99 dev plug"));
+        address
+    }
+
+    /// The words that run a program on a host.
+    pub(crate) fn on(&self, host: usize) -> Vec<String> {
+        self.hosts[host].enter()
+    }
+
+    /// The words that run a program there which sees no processes but its own, as on a machine of its own.
+    pub(crate) fn on_a_machine(&self, host: usize) -> Vec<String> {
+        // Whoever is process 1 of a namespace is not like others, so that is a shell.
+        let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
+        self.on(host).into_iter().chain(alone.map(str::to_string)).collect()
+    }
+
+    /// The words that run a program where all hosts are reached whose cables are not cut.
+    pub(crate) fn on_the_switch(&self) -> Vec<String> {
+        self.switch.enter()
+    }
+
+    /// Cuts a host's cable, or mends it.
+    pub(crate) fn cut(&self, host: usize, is_cut: bool) {
+        self.switch.run(&format!("ip link set cable{host} {}", if is_cut { "down" } else { "up" }));
+    }
+}
+
+impl Namespace {
+    fn new() -> Option<Namespace> {
+        let words = ["--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"];
+        let namespace = Namespace(Command::new("setpriv").args(words).spawn().unwrap());
+        let of = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        // Where it is not allowed it ends at once.
+        wait_until("there is a network namespace", || of(namespace.0.id()) != of(std::process::id()));
+        if of(namespace.0.id()).is_none() {
+            skip("a network of one's own", "no network namespace can be made here");
+            return None;
+        }
+        namespace.run("ip link set lo up");
+        Some(namespace)
+    }
+
+    fn enter(&self) -> Vec<String> {
+        ["nsenter", "-n", "-t", &self.0.id().to_string()].map(str::to_string).to_vec()
+    }
+
+    #[track_caller]
+    fn run(&self, script: &str) {
+        let words = self.enter();
+        let output = Command::new(&words[0]).args(&words[1..]).args(["sh", "-ec", script]).output().unwrap();
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
