@@ -3,7 +3,7 @@
 
 use super::{Applicant, Current, Engine, MOST_CONFLICTS, Patience, Swapped, with_token};
 use crate::error::Result;
-use crate::lock::{Ask, Ending, Grant, Outcome, Record, Step, Tenure};
+use crate::lock::{Application, Ask, Ending, Grant, Outcome, Record, Step, Tenure};
 use crate::store::Version;
 
 /// How an attempt to change several records ended.
@@ -23,14 +23,24 @@ impl Engine {
     /// Takes all of these names, some of which may be granted tentatively already (`held`), or none. Waits for nobody.
     pub(super) fn take_together(&self, names: &[&[u8]], applicant: &Applicant, held: &[bool]) -> Result<Together> {
         let for_good = Applicant { tentative: false, called: None, ..applicant.clone() };
-        let application = self.application(&for_good, &Patience::NONE);
+        let mut application = self.application(&for_good, &Patience::NONE);
+        let refused = self.try_to_take(names, &application, held)?;
+        let Some(called) = applicant.called.filter(|_| matches!(refused, Together::Refused(..))) else {
+            return Ok(refused);
+        };
+        // It may be held by whoever waits for us.
+        application.entry.within = self.host.waiting_caller(&called, false);
+        self.try_to_take(names, &application, held)
+    }
+
+    fn try_to_take(&self, names: &[&[u8]], application: &Application, held: &[bool]) -> Result<Together> {
         // Each has its own, for each may be given back alone.
         let mut begun: Vec<Option<Tenure>> = vec![None; names.len()];
         self.change_together(
             names,
             &mut |at, record| {
                 let refuse_stale = application.refuse_stale && !held[at];
-                let application = crate::lock::Application { refuse_stale, ..application.clone() };
+                let application = Application { refuse_stale, ..application.clone() };
                 let tenure = application.tenure.clone();
                 let mut step = self.decide(record, &Ask::Take(application), None)?;
                 if let Step::Write { record, outcome: Some(Outcome::Granted(grant, _)), .. } = &mut step {
