@@ -162,8 +162,8 @@ impl Keeping<'_> {
             if alive.is_empty() {
                 break;
             }
-            let ends = self.lease_end.get().filter(|_| self.kills);
-            if let Some(ends) = ends {
+            timer.set(None);
+            if let Some(ends) = self.lease_end.get().filter(|_| self.kills) {
                 let span = self.world.lease();
                 let (term, end) = (ends.saturating_sub(span * 3 / 10), ends.saturating_sub(span / 20));
                 let now = self.world.host.boottime();
