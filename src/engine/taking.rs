@@ -257,7 +257,8 @@ impl<'a> Attempt<'a> {
                 Step::Write { record, outcome: Some(Outcome::Granted(grant, _)), .. } => {
                     self.begin(applicant, record, grant)?;
                 }
-                Step::Done(_) => {}
+                Step::Done(outcome) if !matches!(outcome, Outcome::Busy(_)) => {}
+                // It may be our own caller who is in our way.
                 _ if self.prepare_to_wait()? => {
                     current = Some((version, record));
                     continue;
@@ -343,12 +344,9 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// Finds out what those who wait have to say of themselves. Whether that has changed.
+    /// Finds out what those who wait, or would have to, have to say of themselves. Whether that has changed.
     fn prepare_to_wait(&mut self) -> Result<bool> {
         let (engine, entry) = (self.engine, &mut self.application.entry);
-        if !self.application.queue {
-            return Ok(false);
-        }
         let mut changed = false;
         if let Some(called) = self.called
             && !std::mem::replace(&mut self.looked_for_caller, true)
@@ -358,7 +356,8 @@ impl<'a> Attempt<'a> {
         }
         // Where other hosts cannot see whether a waiter lives, it says so from time to time.
         let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
-        if engine.store.reach() == Reach::ManyHosts
+        if self.application.queue
+            && engine.store.reach() == Reach::ManyHosts
             && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2
         {
             entry.lease = Some(engine.lend(engine.lease)?);

@@ -8,15 +8,16 @@ use crate::sandbox::{proc, wait_until};
 const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
                     dead; :, who died without giving it back\n";
 
-on_every_store! {
+on_every_kind_of_store! {
     fn it_removes_what_the_dead_left_and_says_so(sandbox: &Sandbox) {
         let _holder = sandbox.holder("held");
         sandbox.csalock(["lock", "--forever", "permanent"]).stdout("HANDLE\n").run();
         sandbox.script("dash", "csalock lock --forever outlived; :").stdout("HANDLE\n").run();
         sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
-        let before = sandbox.listing("store");
+        sandbox.await_abandoned("dead");
+        let before = sandbox.stored();
         sandbox.csalock(["gc", "--dry-run"]).stdout(DIED).run();
-        assert_eq!(sandbox.listing("store"), before);
+        assert_eq!(sandbox.stored(), before);
         sandbox.csalock(["gc"]).stdout(DIED).run();
         sandbox.csalock(["gc"]).run();
         for (name, state) in [("held", "held"), ("permanent", "held"), ("outlived", "held"), ("dead", "free")] {

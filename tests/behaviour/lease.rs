@@ -34,7 +34,7 @@ fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
     (job, handle)
 }
 
-on_every_store! {
+on_every_kind_of_store! {
     fn when_it_is_over_the_next_one_gets_it_and_is_told_from_whom(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "150ms");
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 150ms x; cat; :, who let its time run out\n";
@@ -63,14 +63,14 @@ on_every_store! {
     fn who_comes_late_is_told_that_nobody_holds_it_any_more(sandbox: &Sandbox) {
         let (_job, handle) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
-        let before = sandbox.listing("store");
+        let before = sandbox.stored();
         for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(81));
             assert!(done.stderr.contains("who let its time run out"), "{}", done.stderr);
         }
-        if sandbox.is_directory() {
-            assert_eq!(sandbox.listing("store"), before);
+        if sandbox.is_directory() || sandbox.is_shared() {
+            assert_eq!(sandbox.stored(), before);
         }
         sandbox.csalock(["run", "-q", "-n", "x", "true"]).run();
         let done = sandbox.csalock(["unlock", "--handle", &handle, "x"]).capture();

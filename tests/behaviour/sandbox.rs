@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::etcd;
 
 use csalock::host::Unix;
-use csalock::lock::Record;
+use csalock::lock::{Record, Tenure};
 use csalock::store::{Location, Store, Swap};
 use serde_json::Value;
 
@@ -124,6 +124,10 @@ impl Sandbox {
         [self.path(below), self.path(format!("{below}.1"))]
     }
 
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub(crate) fn is_directory(&self) -> bool {
         matches!(self.kind, Kind::Directory | Kind::Shared)
     }
@@ -137,9 +141,43 @@ impl Sandbox {
         matches!(self.kind, Kind::Shared | Kind::Etcd)
     }
 
-    /// A short lease, as an option's argument, and one so long that nothing happens meanwhile.
-    pub(crate) fn short(&self) -> &'static str {
-        if self.is_of_files() { "50ms" } else { "1s" }
+    /// A lease, as an option's argument, that is over as soon as can be waited for. etcd counts in seconds.
+    pub(crate) fn lease(&self, of_files: &'static str) -> &'static str {
+        if self.is_of_files() { of_files } else { "1s" }
+    }
+
+    /// How many of something that a test does often: a tenth where each takes some answers of a server.
+    pub(crate) fn many(&self, of_files: usize) -> usize {
+        if self.is_of_files() { of_files } else { of_files.div_ceil(10) }
+    }
+
+    /// Everything that is stored, so that it can be seen whether anything changed; but no history.
+    pub(crate) fn stored(&self) -> Vec<String> {
+        if !self.is_shared() {
+            return self.listing("store");
+        }
+        let mut lines = Vec::new();
+        let mut add = |place: &str, stored: csalock::store::Stored| {
+            lines.push(format!("{place} {:?} {}", stored.version, String::from_utf8_lossy(&stored.body)));
+        };
+        self.open().scan(&mut |place, stored| stored.map(|stored| add(place, stored))).unwrap();
+        lines.sort();
+        lines
+    }
+
+    /// Waits until it is seen that the owner of a lock died, and everybody has said so who will.
+    pub(crate) fn await_abandoned(&self, name: &str) {
+        wait_until("it is abandoned", || self.state(name) == "abandoned");
+        if self.is_shared() {
+            let is_said = |record: Record| record.holders.iter().all(|grant| grant.tenure == Tenure::OwnerDied);
+            wait_until("it is said that its owner died", || self.record(name).is_none_or(is_said));
+        }
+    }
+
+    /// A record as it is stored.
+    fn record(&self, name: &str) -> Option<Record> {
+        let found = self.open().read(name.as_bytes()).unwrap()?;
+        Some(csalock::lock::decode(&found.body, found.version.number).unwrap())
     }
 
     /// Writes a file and says where it is.

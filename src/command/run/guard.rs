@@ -70,23 +70,25 @@ impl Guard<'_> {
         let proof = self.handle.proof();
         let bell = keeper.is_none().then(|| Bell::new(Listener::Guardian(&proof))).flatten();
         let news: &dyn News = keeper.as_ref().map_or(&bell, |keeper| keeper);
-        let ended = running.watch(signals, limited, &limits, news, self.world.host.as_ref())?;
+        let mut ended = running.watch(signals, limited, &limits, news, self.world.host.as_ref())?;
+        ended.stopped = ended.stopped.or_else(|| self.stopped_by_keeper(&ended, lease.get()));
         keeper.inspect(Keeper::stop);
         self.old_flock.inspect(|old_flock| old_flock.end());
         if let Some(Report::Exit(code)) = ended.told {
             return Ok(Exit::Chosen(code));
         }
-        let lost = ended.told.is_some() && self.give_back(lease.get().map(|lease| lease.ends));
+        let by_time = Cell::new(self.asked.taking.ttl.is_some());
+        let lost = ended.told.is_some() && self.give_back(lease.get().map(|lease| lease.ends), &by_time);
         if ended.told.is_none() {
             // It was killed while it waited, or just as it was granted the lock.
             self.clean_up()?;
         }
-        Ok(self.exit(&ended, lost))
+        Ok(self.exit(&ended, lost, by_time.get()))
     }
 
-    /// Sees to it that somebody renews, where there is something to renew.
+    /// Sees to it that somebody renews what is to be renewed, and hears of it if the command renews or gives back.
     fn keep(&self, lease_end: LeaseEnd, keeper: &Keeper, command: Option<Process>) {
-        if let Some(command) = command.filter(|_| lease_end.get().is_some()) {
+        if let Some(command) = command {
             keeper.be_there(&Keeping {
                 world: self.world,
                 targets: self.targets,
@@ -98,8 +100,16 @@ impl Guard<'_> {
         }
     }
 
-    /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command ran.
-    fn give_back(&self, lease_ends: Option<Duration>) -> bool {
+    /// Whether the keeper had to end the command, because we did not in time.
+    fn stopped_by_keeper(&self, ended: &Ended, lease: Option<Lease>) -> Option<(Stop, bool)> {
+        let Lease { ends, span } = lease.filter(|_| self.lease_end.is_some() && self.asked.on_lost == OnLost::Kill)?;
+        let is_due = ends.saturating_sub(span / 20) <= self.world.host.boottime();
+        (is_due && ended.exit == Exit::signalled(nix::libc::SIGKILL)).then_some((Stop::Lease, true))
+    }
+
+    /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command ran; and
+    /// if a lease that nobody renews was the last, it is `by_time` that the command had to end.
+    fn give_back(&self, lease_ends: Option<Duration>, by_time: &Cell<bool>) -> bool {
         let over = lease_ends.is_some_and(|ends| ends <= self.world.host.boottime());
         let opened = match &self.opened {
             Ok(opened) => opened,
@@ -112,7 +122,10 @@ impl Guard<'_> {
         for (at, released) in opened.give_back(self.handle.proof()).into_iter().enumerate() {
             let name = shown(&self.targets.all[at].known_as);
             let text = match released {
-                Ok(Outcome::Released(_)) => continue,
+                Ok(Outcome::Released(grant)) => {
+                    by_time.set(by_time.get() || matches!(grant.tenure, Tenure::Until(_)));
+                    continue;
+                }
                 // The command gave it back itself, or somebody saw its end before we did, perhaps long ago. (That it was
                 // broken would be remembered for us.)
                 Ok(Outcome::NotHeld(None) | Outcome::NotOwner(_, None)) if !over => continue,
@@ -159,7 +172,7 @@ impl Guard<'_> {
         self.targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ")
     }
 
-    fn exit(&self, ended: &Ended, lost: bool) -> Exit {
+    fn exit(&self, ended: &Ended, lost: bool, by_time: bool) -> Exit {
         let name = self.names();
         if let Some(signal) = ended.of_terminal {
             return Exit::Raised(signal as i32);
@@ -170,9 +183,9 @@ impl Guard<'_> {
                 if killed { Exit::signalled(nix::libc::SIGKILL) } else { Exit::MaxHold }
             }
             Some((Stop::Lease, _)) => {
-                self.asked.common.tell(&match self.asked.taking.ttl {
-                    Some(_) => format!("the command was ended before the --ttl of lock {name} was over"),
-                    None => format!(
+                self.asked.common.tell(&match by_time {
+                    true => format!("the command was ended before the --ttl of lock {name} was over"),
+                    false => format!(
                         "the command was ended before the lease of lock {name} was over: it could not be renewed; see \
                          `csalock doctor`"
                     ),
