@@ -272,14 +272,15 @@ impl Keeping<'_> {
             let now = self.world.host.boottime();
             let ends = match self.keep(&target.name, engine, known)? {
                 Kept::GivenBack => continue,
-                Kept::Lost if !self.kills => {
-                    lost = true;
-                    continue;
-                }
                 Kept::ForGood => None,
                 Kept::Until(lease, ends) => Some(known.insert((lease, ends)).1),
                 Kept::Lost => Some(now),
             };
+            // Whoever goes on without it needs nobody who looks on.
+            if !self.kills && ends.is_some_and(|ends| ends <= now) {
+                lost = true;
+                continue;
+            }
             held = true;
             first = ends.map(|ends| first.map_or(ends, |first| first.min(ends))).or(first);
         }

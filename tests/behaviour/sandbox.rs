@@ -175,7 +175,7 @@ impl Sandbox {
     }
 
     /// A record as it is stored.
-    fn record(&self, name: &str) -> Option<Record> {
+    pub(crate) fn record(&self, name: &str) -> Option<Record> {
         let found = self.open().read(name.as_bytes()).unwrap()?;
         Some(csalock::lock::decode(&found.body, found.version.number).unwrap())
     }

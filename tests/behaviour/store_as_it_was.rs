@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use csalock::Locks;
+use csalock::lock::{Record, Tenure};
 
 use crate::sandbox::{Job, Kind, Sandbox, wait_until};
 
@@ -70,8 +71,11 @@ fn used(sandbox: &Sandbox) -> Job {
     neighbour
 }
 
-fn neighbour(sandbox: &Sandbox) -> Vec<u8> {
-    sandbox.open().read(b"neighbour").unwrap().unwrap().body
+/// What is stored of the lock that is held all the while; but not its lease, which may have been renewed meanwhile.
+fn neighbour(sandbox: &Sandbox) -> Record {
+    let mut record = sandbox.record("neighbour").unwrap();
+    record.holders.iter_mut().for_each(|grant| grant.tenure = Tenure::OwnerLives);
+    record
 }
 
 fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
