@@ -167,6 +167,10 @@ impl Keeping<'_> {
     fn watch(&self, guardian: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>) {
         let pidfds: Vec<OwnedFd> = self.owners.iter().filter_map(|owner| self.pidfd(owner)).collect();
         let bell = Bell::new(Listener::Guardian(&self.proof));
+        if guardian.is_some() {
+            // The command may have renewed or given back before anybody could be rung.
+            let _ = write(poke, b"!");
+        }
         let Ok(timer) = BootTimer::new() else { return };
         let is_guarded = || guardian.is_some_and(|guardian| getppid() == guardian);
         let mut terminated = false;

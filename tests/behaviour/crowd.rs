@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use crate::sandbox::{Job, Sandbox, wait_until};
 
 /// Enough for the record itself and two pages.
-const CROWD: usize = 60;
+const CROWD: usize = 51;
 
 /// Waiters that stand in the queue one behind the other, each of which adds its number to a file when it is its turn.
 fn crowd(sandbox: &Sandbox, count: usize) -> Vec<Job> {
@@ -94,7 +94,7 @@ on_every_store! {
         wait_until("it holds", || sandbox.state("x") == "held");
         let wait = |number: usize| {
             let job = sandbox.csalock(["run", "-F", "-w", "inf", "x", "dash", "-c", &format!("echo {number} >> order")]).spawn();
-            wait_until("it waits", || sandbox.waiters("x").len() == number + 1);
+            wait_until("it waits", || sandbox.waiting("x") == number + 1);
             job
         };
         let mut waiters: Vec<Job> = (0..50).map(wait).collect();
@@ -114,7 +114,7 @@ on_every_store! {
         let mut waiters: Vec<Job> = Vec::new();
         for number in 0..20 {
             waiters.push(sandbox.csalock(["run", "-F", "-w", "inf", "x", "true"]).spawn());
-            wait_until("it waits", || sandbox.waiters("x").len() == number + 1);
+            wait_until("it waits", || sandbox.waiting("x") == number + 1);
         }
         // In the record, on the page, and not the first.
         for dead in [5, 17] {
@@ -144,7 +144,7 @@ on_every_store! {
         let mut waiters: Vec<Job> = Vec::new();
         for number in 0..17 {
             waiters.push(sandbox.csalock(["run", "-F", "-w", "inf", "A", "true"]).spawn());
-            wait_until("it waits", || sandbox.waiters("A").len() == number + 1);
+            wait_until("it waits", || sandbox.waiting("A") == number + 1);
         }
         b.release();
         wait_until("it waits for A", || sandbox.waiters("A").len() == 18);

@@ -24,7 +24,7 @@ on_every_shared_store! {
         job.lines(1);
         let before = sandbox.stored();
         for _ in 0..10 {
-            sandbox.csalock(["status", "-q", "y"]).run();
+            assert_eq!(sandbox.state("y"), "held");
             assert_eq!(sandbox.stored(), before);
         }
         assert_eq!(job.wait().code, Some(0));

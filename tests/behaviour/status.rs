@@ -96,6 +96,7 @@ on_every_store! {
             sandbox.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
             notes > 0
         });
+        sandbox.await_abandoned("abandoned");
         let before = sandbox.stored();
         for words in [&[][..], &["--json"], &["-1"], &["held"], &["none"], &["*"], &["--json", "held", "none", "abandoned"]] {
             sandbox.csalock(["status"].iter().chain(words)).capture();
