@@ -45,6 +45,8 @@ pub fn spawn(
         return waitpid(child, None).map(|_| None).map_err(failed);
     }
     if parent == Parent::Nobody {
+        // What is sent to all of our group from the moment on that we go on does not reach it.
+        let _ = setsid();
         // SAFETY: as above. Should it fail, nobody renews, and the lease ends.
         match unsafe { fork() } {
             Ok(ForkResult::Child) => {}

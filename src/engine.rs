@@ -168,8 +168,7 @@ impl Engine {
     ///
     /// When the store cannot be asked.
     pub fn sight(&self, name: &[u8]) -> Result<Sight> {
-        let (_, record) = self.read(name)?;
-        Sight::of(self.whole(record)?, |facts, wanted| self.learn(name, facts, wanted, None))
+        self.see(self.read(name)?.1)
     }
 
     /// Everything about every name, one after the other. `visit` gets an `Err` for a record that is unreadable.
@@ -182,9 +181,13 @@ impl Engine {
             if stored.as_ref().is_ok_and(|stored| lock::is_internal(&stored.body)) {
                 return Ok(());
             }
-            let record = stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.whole(record));
-            visit(record.and_then(|record| Sight::of(record, |facts, wanted| self.learn(b"", facts, wanted, None))))
+            visit(stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.see(record)))
         })
+    }
+
+    fn see(&self, record: Record) -> Result<Sight> {
+        let whole = self.whole(record.clone())?;
+        Sight::of(whole, |facts, wanted| self.learn(&record, facts, wanted, None))
     }
 
     /// Removes a record that cannot be understood, whatever was in it.
@@ -232,25 +235,26 @@ impl Engine {
             match decide(record, ask, &facts) {
                 Ok(step) => return Ok(step),
                 Err(Wanted::Decided(proof)) => facts.learn_decided(proof, self.has_decided_for_good(&proof)?),
-                Err(wanted) => self.learn(&record.name, &mut facts, wanted, patience)?,
+                Err(wanted) => self.learn(record, &mut facts, wanted, patience)?,
             }
         }
     }
 
-    fn learn(&self, name: &[u8], facts: &mut Facts, wanted: Wanted, patience: Option<Duration>) -> Result<()> {
+    /// Finds out what must be known to decide about this record, as we read it.
+    fn learn(&self, record: &Record, facts: &mut Facts, wanted: Wanted, patience: Option<Duration>) -> Result<()> {
         match wanted {
             Wanted::Outlasts(lease) => {
                 let remaining = self.store.remaining(&lease)?;
                 facts.learn_outlasts(lease, patience.is_some_and(|patience| remaining > patience));
             }
             Wanted::Decided(proof) => facts.learn_decided(proof, self.has_decided(&proof)?),
-            Wanted::Page(number) => facts.learn_page(number, self.seal(name, number)?),
+            Wanted::Page(number) => facts.learn_page(number, self.seal(&record.name, number)?),
             Wanted::Fate(home, process) => {
                 let fate = self.host.fate(&home, &process, self.store.reach());
                 facts.learn_fate(home, process, fate);
             }
             Wanted::Over(lease) => {
-                let over = self.store.is_over(&lease)?;
+                let over = self.is_over(record, &lease)?;
                 facts.learn_over(lease, over);
             }
         }

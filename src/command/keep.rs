@@ -34,11 +34,14 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Bell, Listener};
 use crate::lease_end::LeaseEnd;
-use crate::lock::{Ask, Ended, Ending, Grant, Outcome, Process, Proof, Tenure};
+use crate::lock::{Ask, Ended, Ending, Grant, Lease, Outcome, Process, Proof, Tenure};
 use crate::store::Reach;
 
 /// So long a guardian has to give back itself when the command has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The coarsest unit that a store counts leases in.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// What is kept, and for whom.
 pub(super) struct Keeping<'a> {
@@ -58,12 +61,14 @@ pub(super) struct Keeper {
     hear: OwnedFd,
     tell: OwnedFd,
     pid: Cell<Option<Pid>>,
+    /// It ended by itself: there is nothing to renew any more.
+    done: Cell<bool>,
 }
 
 /// How it stands with one lock.
 enum Kept {
-    /// It is held until then, at least.
-    Until(Duration),
+    /// It is held by this lease, until then at least.
+    Until(Lease, Duration),
     /// It is held, and no lease ends that.
     ForGood,
     /// It was given back.
@@ -71,6 +76,19 @@ enum Kept {
     /// Somebody else may have it.
     Lost,
 }
+
+/// How it stands with all of them.
+enum AllKept {
+    /// Some are held. When the first of their leases ends, if any of them does.
+    Held(Option<Duration>),
+    /// None is held any more: they were given back.
+    GivenBack,
+    /// None is held any more, and one was lost.
+    Lost,
+}
+
+/// The lease by which we last saw a lock held, and when it ends.
+type Known = Option<(Lease, Duration)>;
 
 /// Leaves a keeper behind for whoever holds these grants, if their leases are to be renewed.
 pub(super) fn leave_behind(keeping: &Keeping<'_>, opened: &Opened<'_>, grants: &[Grant]) -> Result<()> {
@@ -86,18 +104,18 @@ impl Keeper {
     pub(super) fn new() -> Result<Keeper> {
         let failed = |errno: nix::Error| Error::new(Exit::System, format!("cannot make a pipe: {}", errno.desc()), "");
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
-        Ok(Keeper { hear, tell, pid: Cell::new(None) })
+        Ok(Keeper { hear, tell, pid: Cell::new(None), done: Cell::new(false) })
     }
 
-    /// Starts it, unless it is there. Whether it is there now.
+    /// Starts it, unless it is there or has done its work. Whether that is so now.
     pub(super) fn be_there(&self, keeping: &Keeping<'_>) -> bool {
-        if self.pid.get().is_none() {
+        if self.pid.get().is_none() && !self.done.get() {
             let guardian = Pid::this();
             let work = || keeping.run(Some(guardian), Some(&self.tell));
             // Without one the command is ended before its lease is.
             self.pid.set(background::spawn(c"csalock-keeper", Parent::Us, Some(&self.tell), work).unwrap_or(None));
         }
-        self.pid.get().is_some()
+        self.pid.get().is_some() || self.done.get()
     }
 
     /// Ends it.
@@ -116,12 +134,13 @@ impl News for Keeper {
 
     fn came(&self) -> bool {
         let came = drain(self.hear.as_fd());
-        let ended = |pid| !matches!(waitpid(pid, Some(WaitPidFlag::WNOHANG)), Ok(WaitStatus::StillAlive));
-        let died = self.pid.get().is_some_and(ended);
-        if died {
+        let status = self.pid.get().map(|pid| waitpid(pid, Some(WaitPidFlag::WNOHANG)));
+        let ended = status.is_some_and(|status| status != Ok(WaitStatus::StillAlive));
+        if ended {
             self.pid.set(None);
+            self.done.set(matches!(status, Some(Ok(WaitStatus::Exited(..)))));
         }
-        came || died
+        came || ended
     }
 }
 
@@ -154,19 +173,29 @@ impl Keeping<'_> {
     fn watch(&self, guardian: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>, ended: &AtomicBool) {
         let pidfds: Vec<OwnedFd> = self.owners.iter().filter_map(|owner| self.pidfd(owner)).collect();
         let bell = Bell::new(Listener::Guardian(&self.proof));
+        if guardian.is_some() {
+            // The command may have renewed or given back before anybody could be rung.
+            let _ = write(poke, b"!");
+        }
         let Ok(timer) = BootTimer::new() else { return };
         let is_guarded = || guardian.is_some_and(|guardian| getppid() == guardian);
         let mut terminated = false;
+        let mut lease: Option<(Duration, Duration)> = None;
         loop {
             let alive: Vec<&OwnedFd> = pidfds.iter().filter(|pidfd| !is_readable(pidfd.as_fd())).collect();
             if alive.is_empty() {
                 break;
             }
             timer.set(None);
-            if let Some(ends) = self.lease_end.get().filter(|_| self.kills) {
-                let span = self.world.lease();
-                let (term, end) = (ends.saturating_sub(span * 3 / 10), ends.saturating_sub(span / 20));
+            let ends = self.lease_end.get().filter(|_| self.kills);
+            if let Some(ends) = ends {
                 let now = self.world.host.boottime();
+                // How long it was when it was last begun, or when we first saw it.
+                let (_, span) = *lease.insert(match lease {
+                    Some(known) if known.0 == ends => known,
+                    _ => (ends, ends.saturating_sub(now)),
+                });
+                let (term, end) = (ends.saturating_sub(span * 3 / 10), ends.saturating_sub(span / 20));
                 if now >= end {
                     alive.iter().for_each(|pidfd| signal(pidfd, rustix::process::Signal::KILL));
                 } else if now >= term && !is_guarded() && !std::mem::replace(&mut terminated, true) {
@@ -218,6 +247,7 @@ impl Keeping<'_> {
         let Ok(timer) = BootTimer::new() else { return };
         let span = self.world.lease();
         let mut opened: Option<Opened<'_>> = None;
+        let mut known: Vec<Known> = vec![None; self.targets.all.len()];
         let mut next = self.lease_end.get().map_or(Duration::ZERO, |ends| ends.saturating_sub(span * 2 / 3));
         loop {
             timer.set(Some(next));
@@ -227,64 +257,99 @@ impl Keeping<'_> {
                 return;
             }
             let now = self.world.host.boottime();
-            next = match self.renew(&mut opened) {
-                Ok(Some(ends)) => {
-                    self.lease_end.set(ends);
-                    told();
-                    let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
-                    now + (left / 3).max(Duration::from_millis(10))
-                }
-                Ok(None) => {
-                    self.lease_end.set(None);
-                    return told();
-                }
+            let (ends, is_held) = match self.renew(&mut opened, &mut known) {
+                Ok(AllKept::Held(ends)) => (ends, true),
+                Ok(AllKept::GivenBack) => (None, false),
+                Ok(AllKept::Lost) => (Some(now), false),
                 Err(_) => {
                     opened = None;
-                    self.world.host.boottime() + span / 30
+                    next = self.world.host.boottime() + span / 30;
+                    continue;
                 }
             };
+            self.lease_end.set(ends);
+            told();
+            if !is_held {
+                return;
+            }
+            let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
+            next = now + (left / 3).max(Duration::from_millis(10));
         }
     }
 
-    /// Renews once, and says when the first of the leases ends; `Some(None)`: none of them does; `None`: nothing is held.
-    fn renew<'a>(&'a self, opened: &mut Option<Opened<'a>>) -> Result<Option<Option<Duration>>> {
+    /// Renews once what is due.
+    fn renew<'a>(&'a self, opened: &mut Option<Opened<'a>>, known: &mut [Known]) -> Result<AllKept> {
         let opened = match opened {
             Some(opened) => opened,
             none => none.insert(self.targets.open(self.world)?),
         };
-        let (mut held, mut first): (bool, Option<Duration>) = (false, None);
-        for (target, engine) in opened.each().filter(|(_, engine)| engine.store().reach() == Reach::ManyHosts) {
+        let (mut held, mut lost, mut first): (bool, bool, Option<Duration>) = (false, false, None);
+        let shared = |((_, engine), _): &((&Target, &Engine), &mut Known)| engine.store().reach() == Reach::ManyHosts;
+        for ((target, engine), known) in opened.each().zip(known).filter(shared) {
             let now = self.world.host.boottime();
-            let ends = match self.keep(&target.name, engine)? {
+            let ends = match self.keep(&target.name, engine, known)? {
                 Kept::GivenBack => continue,
-                Kept::Lost if !self.kills => continue,
                 Kept::ForGood => None,
-                Kept::Until(ends) => Some(ends),
+                Kept::Until(lease, ends) => Some(known.insert((lease, ends)).1),
                 Kept::Lost => Some(now),
             };
+            // Whoever goes on without it needs nobody who looks on.
+            if !self.kills && ends.is_some_and(|ends| ends <= now) {
+                lost = true;
+                continue;
+            }
             held = true;
             first = ends.map(|ends| first.map_or(ends, |first| first.min(ends))).or(first);
         }
-        Ok(held.then_some(first))
+        Ok(match (held, lost) {
+            (true, _) => AllKept::Held(first),
+            (false, true) => AllKept::Lost,
+            (false, false) => AllKept::GivenBack,
+        })
     }
 
-    fn keep(&self, name: &[u8], engine: &Engine) -> Result<Kept> {
+    fn keep(&self, name: &[u8], engine: &Engine, known: &Known) -> Result<Kept> {
         let now = self.world.host.boottime();
-        let begun = engine.begin(&Tenure::Renewing(self.world.lease().as_millis() as u64))?;
-        let me = engine.claimant(Some(self.proof), Vec::new())?;
-        let outcome = engine.settle(name, &Ask::Renew(me, begun.clone()))?;
-        let tenure = match outcome {
-            Outcome::Renewed(grant) => grant.tenure,
-            Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending) => return Ok(self.ended(ending)),
-            _ => return Ok(Kept::Lost),
-        };
-        if let Some(lease) = begun.lease().filter(|_| tenure != begun) {
-            engine.store().end(lease);
+        let span = self.world.lease();
+        let mine = |grant: &Grant| grant.proof == self.proof;
+        let record = engine.sight(name)?.record;
+        match record.holders.into_iter().find(mine).map(|grant| grant.tenure) {
+            Some(Tenure::Renewed(lease)) => {
+                let ends = match known {
+                    Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
+                    None => self.lease_end.get(),
+                };
+                if let Some(ends) = ends.filter(|ends| ends.saturating_sub(now) > span * 2 / 3) {
+                    return Ok(Kept::Until(lease, ends));
+                }
+                let tenure = engine.begin(&Tenure::Renewing(span.as_millis() as u64))?;
+                match engine.settle(name, &Ask::Renew(engine.claimant(Some(self.proof), Vec::new())?, tenure))? {
+                    Outcome::Renewed(grant) => Ok(match (grant.tenure.lease(), engine.ends(&grant.tenure)) {
+                        (Some(lease), Some(ends)) => Kept::Until(lease.clone(), ends),
+                        _ => Kept::ForGood,
+                    }),
+                    Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending) => Ok(self.ended(ending)),
+                    _ => Ok(Kept::Lost),
+                }
+            }
+            Some(Tenure::Until(lease)) => {
+                let ends = match known {
+                    Some((known, ends)) if *known == lease => *ends,
+                    known => self.end_of(&lease, engine, known.is_none())?,
+                };
+                Ok(Kept::Until(lease, ends))
+            }
+            Some(_) => Ok(Kept::ForGood),
+            None => Ok(self.ended(record.endings.into_iter().find(|ending| mine(&ending.grant)))),
         }
-        Ok(match &tenure {
-            Tenure::Until(lease) => Kept::Until(now + engine.store().remaining(lease)?),
-            tenure => engine.ends(tenure).map_or(Kept::ForGood, Kept::Until),
-        })
+    }
+
+    /// When a lease ends that somebody else asked for: perhaps whoever took the lock for us, if we see the `first` one.
+    fn end_of(&self, lease: &Lease, engine: &Engine, first: bool) -> Result<Duration> {
+        let least = self.world.host.boottime() + engine.store().remaining(lease)?;
+        // He knows it better than a store that counts in seconds.
+        let told = self.lease_end.get().filter(|ends| first && (least..least + SECOND).contains(ends));
+        Ok(told.unwrap_or(least))
     }
 
     /// What it means that nothing is held. That a grant was given back is soon forgotten; that one was broken is not.

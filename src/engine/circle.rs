@@ -116,7 +116,7 @@ impl Engine {
         loop {
             match circle(&waits, &facts) {
                 Ok(found) => return Ok(found),
-                Err(wanted) => self.learn(b"", &mut facts, wanted, None)?,
+                Err(wanted) => self.learn(&Record::default(), &mut facts, wanted, None)?,
             }
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{Lease, Record, Tenure};
+use crate::store::Reach;
 
 /// How long leases are that are renewed, where nothing else was said.
 pub(super) const LEASE: Duration = Duration::from_secs(60);
@@ -58,6 +59,16 @@ impl Engine {
         Ok(lease)
     }
 
+    /// Whether a lease in a record was over when we read it. Whoever renews, or gives back, stores another record and ends
+    /// his old lease then; so of a lease that is in the record no more its end says nothing, and we are only late.
+    pub(super) fn is_over(&self, record: &Record, lease: &Lease) -> Result<bool> {
+        let is_over = self.store.is_over(lease)?;
+        if !is_over || self.store.reach() == Reach::ThisHost || !leases(record).contains(&lease) {
+            return Ok(is_over);
+        }
+        Ok(leases(&self.read(&record.name)?.1).contains(&lease))
+    }
+
     /// How long a lease of ours has left.
     pub(super) fn left_of_own(&self, lease: &Lease) -> Option<Duration> {
         self.own(lease, |lent| lent.ends.saturating_sub(self.host.boottime()))
@@ -77,12 +88,14 @@ impl Engine {
 
     /// Gives back the leases of those who hold or wait no more.
     pub(super) fn end_leases(&self, before: &Record, now: &Record) {
-        let leases = |record: &Record| -> Vec<Lease> {
-            let of_holders = record.holders.iter().filter_map(|grant| grant.tenure.lease());
-            let of_waiters = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
-            of_holders.chain(of_waiters).cloned().collect()
-        };
         let (before, now) = (leases(before), leases(now));
         before.iter().filter(|lease| !now.contains(lease)).for_each(|lease| self.store.end(lease));
     }
+}
+
+/// All leases in it.
+fn leases(record: &Record) -> Vec<&Lease> {
+    let of_holders = record.holders.iter().filter_map(|grant| grant.tenure.lease());
+    let of_waiters = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
+    of_holders.chain(of_waiters).collect()
 }

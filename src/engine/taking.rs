@@ -268,7 +268,8 @@ impl<'a> Attempt<'a> {
                 Step::Write { record, outcome: Some(Outcome::Granted(grant, _)), .. } => {
                     self.begin(applicant, record, grant)?;
                 }
-                Step::Done(Outcome::Granted(..)) => {}
+                Step::Done(outcome) if !matches!(outcome, Outcome::Busy(_)) => {}
+                // It may be our own caller who is in our way.
                 _ if self.prepare_to_wait()? => {
                     current = Some((version, record));
                     continue;
@@ -351,7 +352,7 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// Finds out what those who wait have to say of themselves. Whether that has changed.
+    /// Finds out what those who wait, or would have to, have to say of themselves. Whether that has changed.
     fn prepare_to_wait(&mut self) -> Result<bool> {
         let (engine, entry) = (self.engine, &mut self.application.entry);
         let mut changed = false;

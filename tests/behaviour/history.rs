@@ -103,7 +103,7 @@ on_every_store! {
     }
 
     fn a_lease_that_is_over_ended_when_it_was_over(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "--ttl", "1ms", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--ttl", sandbox.lease("1ms"), "x"]).stdout("HANDLE\n").run();
         wait_until("it is over", || sandbox.state("x") == "abandoned");
         assert_eq!(past(sandbox, &[])[0]["ended"], "expired");
         std::thread::sleep(Duration::from_millis(1100));
@@ -207,19 +207,6 @@ on_every_store! {
         assert_eq!(past(sandbox, &["./data"])[0]["name"], sandbox.path("files/data").display().to_string());
     }
 
-    fn its_size_is_bounded(sandbox: &Sandbox) {
-        let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run x true; done";
-        sandbox.script("dash", script).env("CSALOCK_HISTORY_SIZE", "4K").run();
-        let weight = weight(sandbox);
-        assert!(weight > 2048 && weight <= 4096, "{weight}");
-        let kept = past(sandbox, &[]);
-        assert!(kept.len() >= 6 && kept.len() < 60, "{}", kept.len());
-        let tokens: Vec<u64> = kept.iter().map(|past| past["token"].as_u64().unwrap()).collect();
-        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
-        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY_SIZE", "100").run();
-        assert_eq!(past(sandbox, &[]).len(), kept.len());
-    }
-
     fn what_is_too_old_is_not_shown_and_goes(sandbox: &Sandbox) {
         sandbox.csalock(["run", "x", "true"]).run();
         std::thread::sleep(Duration::from_millis(2100));
@@ -227,8 +214,13 @@ on_every_store! {
         young(&[]).run();
         young(&["--json"]).stdout("[]\n").run();
         assert_eq!(ends(&past(sandbox, &[])), ["x released true"]);
-        sandbox.csalock(["run", "y", "true"]).env("CSALOCK_HISTORY_AGE", "1s").run();
-        assert_eq!(ends(&past(sandbox, &[])), ["y released true"]);
+        // Where each line is a key of its own, they are cleared away now and then.
+        wait_until("it goes", || {
+            sandbox.csalock(["run", "y", "true"]).env("CSALOCK_HISTORY_AGE", "1s").run();
+            let left = ends(&past(sandbox, &[]));
+            assert!(!sandbox.is_of_files() || left == ["y released true"], "{left:?}");
+            !left.contains(&"x released true".to_string())
+        });
     }
 
     fn off_means_that_nothing_is_written(sandbox: &Sandbox) {
@@ -236,9 +228,9 @@ on_every_store! {
         sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY_SIZE", "0").run();
         assert!(sandbox.history_paths().iter().all(|path| !path.exists()));
         sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY", "1").run();
-        let before = sandbox.history_paths().map(|path| fs::read(path).ok());
+        let before = (sandbox.history_paths().map(|path| fs::read(path).ok()), past(sandbox, &[]));
         sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY", "0").run();
-        assert_eq!(sandbox.history_paths().map(|path| fs::read(path).ok()), before);
+        assert_eq!((sandbox.history_paths().map(|path| fs::read(path).ok()), past(sandbox, &[])), before);
         assert_eq!(past(sandbox, &[]).len(), 1);
         assert!(sandbox.csalock(["history"]).env("CSALOCK_HISTORY", "0").capture().stdout.contains("released"));
     }
@@ -253,6 +245,73 @@ on_every_store! {
             call.stderr(format!("csalock: {name} is \"{value}\", which {why}; set it right, or unset it\n")).run();
         }
         assert_eq!(past(sandbox, &["x"]).len(), 2);
+    }
+
+    fn eight_at_once_lose_nothing(sandbox: &Sandbox) {
+        let times = sandbox.many(25);
+        let script = format!("i=0; while [ $i -lt {times} ]; do i=$((i + 1)); csalock run -w inf $0 true || exit; done");
+        let shell = |number: usize| sandbox.call("dash", ["-c", &script, &format!("lock-{}", number % 5)]).spawn();
+        let shells: Vec<_> = (0..8).map(shell).collect();
+        for shell in shells {
+            let done = shell.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+        }
+        let grants = past(sandbox, &[]);
+        // A server that does not answer within a moment is not waited for.
+        let least = if sandbox.is_of_files() { 8 * times } else { 8 * times * 3 / 4 };
+        assert!((least..=8 * times).contains(&grants.len()), "{}", grants.len());
+        assert!(grants.iter().all(|past| past["ended"] == "released"));
+        let mut which: Vec<String> = grants.iter().map(|past| format!("{} {}", past["name"], past["token"])).collect();
+        which.sort();
+        which.dedup();
+        assert_eq!(which.len(), grants.len());
+    }
+
+    fn looking_changes_nothing(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "true"]).run();
+        let _holder = sandbox.holder("y");
+        let (before, stored) = (sandbox.listing(""), sandbox.stored());
+        for words in [&[][..], &["--json"], &["x"], &["y*"], &["-n", "1"]] {
+            sandbox.csalock(["history"].iter().chain(words)).capture().line();
+        }
+        let without_output = |lines: Vec<String>| lines.into_iter().skip(1).collect::<Vec<_>>();
+        assert_eq!((without_output(sandbox.listing("")), sandbox.stored()), (without_output(before), stored));
+    }
+
+    fn other_users_of_a_store_write_to_it_as_well(sandbox: &Sandbox) {
+        if !crate::sandbox::is_root("what two users write") {
+            return;
+        }
+        let place = sandbox.path("shared");
+        fs::create_dir(&place).unwrap();
+        fs::set_permissions(&place, PermissionsExt::from_mode(0o1777)).unwrap();
+        if sandbox.is_directory() {
+            fs::create_dir(place.join("store")).unwrap();
+            fs::set_permissions(place.join("store"), PermissionsExt::from_mode(0o1777)).unwrap();
+        }
+        let store = sandbox.store_at("shared/store");
+        for (user, name) in [(1234, "x"), (5678, "y"), (0, "z")] {
+            let call = sandbox.call("dash", ["-c", "umask 000; exec csalock run $0 true", name]);
+            call.env("CSALOCK_STORE", &store).user(user).run();
+        }
+        let done = sandbox.csalock(["history", "--json"]).env("CSALOCK_STORE", &store).capture();
+        let grants: Vec<Value> = serde_json::from_str(&done.line()).unwrap();
+        assert_eq!(ends(&grants), ["x released true", "y released true", "z released true"]);
+    }
+}
+
+on_every_store_of_files! {
+    fn its_size_is_bounded(sandbox: &Sandbox) {
+        let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run x true; done";
+        sandbox.script("dash", script).env("CSALOCK_HISTORY_SIZE", "4K").run();
+        let weight = weight(sandbox);
+        assert!(weight > 2048 && weight <= 4096, "{weight}");
+        let kept = past(sandbox, &[]);
+        assert!(kept.len() >= 6 && kept.len() < 60, "{}", kept.len());
+        let tokens: Vec<u64> = kept.iter().map(|past| past["token"].as_u64().unwrap()).collect();
+        assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
+        sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY_SIZE", "100").run();
+        assert_eq!(past(sandbox, &[]).len(), kept.len());
     }
 
     fn no_history_ever_costs_a_lock_or_a_wait(sandbox: &Sandbox) {
@@ -313,23 +372,6 @@ on_every_store! {
         assert_eq!(ends(&past(sandbox, &[])), ["x released true", "y released true"]);
     }
 
-    fn eight_at_once_lose_nothing(sandbox: &Sandbox) {
-        let script = "i=0; while [ $i -lt 25 ]; do i=$((i + 1)); csalock run -w inf $0 true || exit; done";
-        let shell = |number: usize| sandbox.call("dash", ["-c", script, &format!("lock-{}", number % 5)]).spawn();
-        let shells: Vec<_> = (0..8).map(shell).collect();
-        for shell in shells {
-            let done = shell.wait();
-            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
-        }
-        let grants = past(sandbox, &[]);
-        assert_eq!(grants.len(), 200);
-        assert!(grants.iter().all(|past| past["ended"] == "released"));
-        let mut which: Vec<String> = grants.iter().map(|past| format!("{} {}", past["name"], past["token"])).collect();
-        which.sort();
-        which.dedup();
-        assert_eq!(which.len(), 200);
-    }
-
     fn eight_at_once_keep_to_the_bounds(sandbox: &Sandbox) {
         let script = "i=0; while [ $i -lt 25 ]; do i=$((i + 1)); csalock run -w inf $0 true || exit; done";
         let shell = |number: usize| {
@@ -342,38 +384,6 @@ on_every_store! {
         // One line of each may come late.
         assert!(weight > 8 << 10 && weight <= (16 << 10) + 8 * 300, "{weight}");
         assert!(past(sandbox, &[]).len() > 30);
-    }
-
-    fn looking_changes_nothing(sandbox: &Sandbox) {
-        sandbox.csalock(["run", "x", "true"]).run();
-        let _holder = sandbox.holder("y");
-        let before = sandbox.listing("");
-        for words in [&[][..], &["--json"], &["x"], &["y*"], &["-n", "1"]] {
-            sandbox.csalock(["history"].iter().chain(words)).capture().line();
-        }
-        let without_output = |lines: Vec<String>| lines.into_iter().skip(1).collect::<Vec<_>>();
-        assert_eq!(without_output(sandbox.listing("")), without_output(before));
-    }
-
-    fn other_users_of_a_store_write_to_it_as_well(sandbox: &Sandbox) {
-        if !crate::sandbox::is_root("what two users write") {
-            return;
-        }
-        let place = sandbox.path("shared");
-        fs::create_dir(&place).unwrap();
-        fs::set_permissions(&place, PermissionsExt::from_mode(0o1777)).unwrap();
-        if sandbox.is_directory() {
-            fs::create_dir(place.join("store")).unwrap();
-            fs::set_permissions(place.join("store"), PermissionsExt::from_mode(0o1777)).unwrap();
-        }
-        let store = sandbox.store_at("shared/store");
-        for (user, name) in [(1234, "x"), (5678, "y"), (0, "z")] {
-            let call = sandbox.call("dash", ["-c", "umask 000; exec csalock run $0 true", name]);
-            call.env("CSALOCK_STORE", &store).user(user).run();
-        }
-        let done = sandbox.csalock(["history", "--json"]).env("CSALOCK_STORE", &store).capture();
-        let grants: Vec<Value> = serde_json::from_str(&done.line()).unwrap();
-        assert_eq!(ends(&grants), ["x released true", "y released true", "z released true"]);
     }
 }
 

@@ -15,6 +15,9 @@ fn weight(sandbox: &Sandbox) -> Vec<String> {
     let sized = |line: &String| if line.contains("/end.") { "a tombstone".to_string() } else { kind(line) };
     let is_history =
         |line: &&String| line.contains("/store/.work/history ") || line.contains("/store/.work/history.1 ");
+    if !sandbox.is_of_files() {
+        return sandbox.stored();
+    }
     let found = [sandbox.listing("store"), sandbox.listing("store-journal")].concat();
     let mut lines: Vec<String> = found.iter().filter(|line| !is_history(line)).map(sized).collect();
     lines.retain(|line| !line.is_empty());
@@ -33,7 +36,7 @@ on_every_store! {
         let party = Party {
             home: host.home().unwrap(), owners: vec![process], host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
         };
-        for round in 0..10_000 {
+        for round in 0..sandbox.many(10_000) {
             let name = format!("lock {}", round % 100);
             let handle = engine.new_handle().unwrap();
             let applicant = Applicant {
@@ -54,9 +57,12 @@ on_every_store! {
         sandbox.csalock(["run", "x", "true"]).run();
         sandbox.csalock(["run", "y", "true"]).run();
         let before = weight(sandbox);
-        let script = "i=0; while [ $i -lt 200 ]; do i=$((i + 1)); csalock run $i true; csalock lock $i >/dev/null; csalock unlock $i; \
-                      csalock run -F $i true; csalock run -n $i true; done";
-        sandbox.script("dash", script).run();
+        let times = sandbox.many(200);
+        let script = format!(
+            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); csalock run $i true; csalock lock $i >/dev/null; csalock unlock $i; \
+             csalock run -F $i true; csalock run -n $i true; done"
+        );
+        sandbox.script("dash", &script).run();
         sandbox.csalock(["gc"]).capture();
         assert_eq!(weight(sandbox), before);
     }
@@ -65,7 +71,7 @@ on_every_store! {
         sandbox.csalock(["run", "x", "true"]).run();
         sandbox.csalock(["run", "y", "true"]).run();
         let before = weight(sandbox);
-        for _ in 0..10 {
+        for _ in 0..sandbox.many(10) {
             let mut holder = sandbox.holder("x");
             let killed = &mut sandbox.waiter("x", "true");
             killed.kill();
@@ -77,9 +83,9 @@ on_every_store! {
         if sandbox.is_directory() {
             assert_eq!(weight(sandbox), before);
         } else {
-            // A database keeps the room that it once needed: four pages are enough for all that was ever in it at once.
             assert!(sandbox.is_tidy());
-            assert!(std::fs::metadata(sandbox.store_path()).unwrap().len() <= 4 * 4096);
+            // A database keeps the room that it once needed: four pages are enough for all that was ever in it at once.
+            assert!(!sandbox.is_of_files() || std::fs::metadata(sandbox.store_path()).unwrap().len() <= 4 * 4096);
         }
     }
 }

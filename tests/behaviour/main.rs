@@ -25,6 +25,13 @@ macro_rules! on_every_shared_store {
     ($($tests:tt)*) => { tests_on! { [shared Shared] [etcd Etcd] $($tests)* } };
 }
 
+/// The same for stores of every kind, be a directory shared or not.
+macro_rules! on_every_kind_of_store {
+    ($($tests:tt)*) => {
+        tests_on! { [directory Directory] [sqlite Sqlite] [shared Shared] [etcd Etcd] $($tests)* }
+    };
+}
+
 macro_rules! tests_on {
     ($([$module:ident $kind:ident])+ $($(#[$meta:meta])* fn $name:ident($sandbox:ident: &Sandbox) $body:block)*) => {
         $(fn $name($sandbox: &crate::sandbox::Sandbox) $body)*
@@ -52,6 +59,7 @@ mod exit_codes;
 mod gc;
 mod history;
 mod identity;
+mod keeper;
 mod lease;
 mod leftovers;
 mod lock;

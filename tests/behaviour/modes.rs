@@ -138,10 +138,13 @@ on_every_store! {
     }
 
     fn slots_are_never_given_twice(sandbox: &Sandbox) {
-        let script = "i=0; while [ $i -lt 25 ]; do i=$((i + 1)); \
-                      csalock run -j 3 x dash -c 'mkdir slot.$CSALOCK_SLOT || echo twice >> broken; rmdir slot.$CSALOCK_SLOT' \
-                      || exit 1; done";
-        let jobs: Vec<Job> = (0..8).map(|_| sandbox.script("dash", script).spawn()).collect();
+        let times = sandbox.many(25);
+        let script = format!(
+            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); \
+             csalock run -j 3 x dash -c 'mkdir slot.$CSALOCK_SLOT || echo twice >> broken; rmdir slot.$CSALOCK_SLOT' \
+             || exit 1; done"
+        );
+        let jobs: Vec<Job> = (0..8).map(|_| sandbox.script("dash", &script).spawn()).collect();
         for job in jobs {
             let done = job.wait();
             assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
@@ -153,14 +156,15 @@ on_every_store! {
     fn writers_among_readers_lose_no_step(sandbox: &Sandbox) {
         let (name, place) = referee::place(sandbox);
         let words = referee::command().join("' '");
+        let times = sandbox.many(15);
         let script = format!(
-            "i=0; while [ $i -lt 15 ]; do i=$((i + 1)); csalock run -s x sh -c '[ ! -e marker ]' || echo seen >> broken; \
+            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); csalock run -s x sh -c '[ ! -e marker ]' || echo seen >> broken; \
              csalock run x '{words}' > /dev/null || exit 1; done"
         );
         let jobs: Vec<Job> = (0..6).map(|_| sandbox.script("dash", &script).env(name, &place).spawn()).collect();
         for job in jobs {
             assert_eq!(job.wait().code, Some(0));
         }
-        assert_eq!(referee::steps(sandbox).len(), 90);
+        assert_eq!(referee::steps(sandbox).len(), 6 * times);
     }
 }

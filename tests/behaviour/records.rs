@@ -23,13 +23,13 @@ fn good(sandbox: &Sandbox) -> Vec<u8> {
 #[track_caller]
 fn is_refused_until_forced(sandbox: &Sandbox, body: &[u8], why: &str) {
     sandbox.overwrite("x", body);
-    let before = sandbox.listing("store");
+    let before = sandbox.stored();
     for words in COMMANDS {
         let done = sandbox.csalock(words).capture();
         let passed_over = words == ["unlock", "--all"];
         assert!(done.code == Some(65) || passed_over && done.code == Some(0), "{words:?} {why}: {done:?}");
         assert!(done.stdout.is_empty() || words[0] == "status", "{words:?} {done:?}");
-        let place = sandbox.store_path().display().to_string();
+        let place = sandbox.store_place();
         assert!(done.stderr.contains(&place) && done.stderr.contains(why), "{words:?}: {}", done.stderr);
         assert!(
             done.stderr.contains("csalock unlock --force") || done.stderr.contains("use the csalock that wrote it"),
@@ -38,7 +38,7 @@ fn is_refused_until_forced(sandbox: &Sandbox, body: &[u8], why: &str) {
         );
     }
     assert_eq!(sandbox.csalock(["status"]).capture().code, Some(65));
-    assert_eq!(sandbox.listing("store"), before);
+    assert_eq!(sandbox.stored(), before);
     // What else there is to sweep may go.
     assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(65));
     assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, body);

@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use crate::etcd;
 
+use csalock::engine::Engine;
 use csalock::host::Unix;
-use csalock::lock::Record;
+use csalock::lock::{Record, Tenure};
 use csalock::store::{Location, Store, Swap};
 use serde_json::Value;
 
@@ -139,6 +140,10 @@ impl Sandbox {
         [self.path(below), self.path(format!("{below}.1"))]
     }
 
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub(crate) fn is_directory(&self) -> bool {
         matches!(self.kind, Kind::Directory | Kind::Shared)
     }
@@ -152,9 +157,43 @@ impl Sandbox {
         matches!(self.kind, Kind::Shared | Kind::Etcd)
     }
 
-    /// A short lease, as an option's argument, and one so long that nothing happens meanwhile.
-    pub(crate) fn short(&self) -> &'static str {
-        if self.is_of_files() { "50ms" } else { "1s" }
+    /// A lease, as an option's argument, that is over as soon as can be waited for. etcd counts in seconds.
+    pub(crate) fn lease(&self, of_files: &'static str) -> &'static str {
+        if self.is_of_files() { of_files } else { "1s" }
+    }
+
+    /// How many of something that a test does often: a tenth where each takes some answers of a server.
+    pub(crate) fn many(&self, of_files: usize) -> usize {
+        if self.is_of_files() { of_files } else { of_files.div_ceil(10) }
+    }
+
+    /// Everything that is stored, so that it can be seen whether anything changed; but no history.
+    pub(crate) fn stored(&self) -> Vec<String> {
+        if !self.is_shared() {
+            return self.listing("store");
+        }
+        let mut lines = Vec::new();
+        let mut add = |place: &str, stored: csalock::store::Stored| {
+            lines.push(format!("{place} {:?} {}", stored.version, String::from_utf8_lossy(&stored.body)));
+        };
+        self.open().scan(&mut |place, stored| stored.map(|stored| add(place, stored))).unwrap();
+        lines.sort();
+        lines
+    }
+
+    /// Waits until it is seen that the owner of a lock died, and everybody has said so who will.
+    pub(crate) fn await_abandoned(&self, name: &str) {
+        wait_until("it is abandoned", || self.state(name) == "abandoned");
+        if self.is_shared() {
+            let is_said = |record: Record| record.holders.iter().all(|grant| grant.tenure == Tenure::OwnerDied);
+            wait_until("it is said that its owner died", || self.record(name).is_none_or(is_said));
+        }
+    }
+
+    /// A record as it is stored.
+    pub(crate) fn record(&self, name: &str) -> Option<Record> {
+        let found = self.open().read(name.as_bytes()).unwrap()?;
+        Some(csalock::lock::decode(&found.body, found.version.number).unwrap())
     }
 
     /// Writes a file and says where it is.
@@ -226,9 +265,9 @@ impl Sandbox {
 
     /// Somebody who waits for the lock, and runs the script when it has it.
     pub(crate) fn waiter(&self, name: &str, script: &str) -> Job {
-        let before = self.waiters(name).len();
+        let before = self.waiting(name);
         let job = self.csalock(["run", "-w", "inf", name, "dash", "-c", script]).spawn();
-        wait_until("the waiter waits", || self.waiters(name).len() == before + 1);
+        wait_until("the waiter waits", || self.waiting(name) == before + 1);
         job
     }
 
@@ -252,6 +291,12 @@ impl Sandbox {
     /// The pids of those who wait.
     pub(crate) fn waiters(&self, name: &str) -> Vec<i32> {
         pids(&self.sight(name)["waiters"])
+    }
+
+    /// How many wait, as the library sees it: in crowds that is cheaper.
+    pub(crate) fn waiting(&self, name: &str) -> usize {
+        let engine = Engine::new(self.open(), Arc::new(Unix::new()));
+        engine.sight(name.as_bytes()).unwrap().record.waiters.len()
     }
 
     /// Whether nothing is left beside records, and no record is left but of those who live.

@@ -186,6 +186,9 @@ on_every_store! {
         screen.shows("  0 locks, 0 holders, 0 waiters  ");
         assert_eq!(holder.wait().code, Some(0));
         // A store that fails is shown, and so is one that is there again.
+        if !sandbox.is_of_files() {
+            return;
+        }
         std::fs::rename(sandbox.store_path(), sandbox.path("away")).unwrap();
         let (wrong, word) = if sandbox.is_directory() { ("a file", "Not a directory") } else { ("no database", "not a database") };
         std::fs::write(sandbox.store_path(), wrong.repeat(1000)).unwrap();

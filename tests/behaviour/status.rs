@@ -96,14 +96,15 @@ on_every_store! {
             sandbox.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
             notes > 0
         });
-        let before = sandbox.listing("store");
+        sandbox.await_abandoned("abandoned");
+        let before = sandbox.stored();
         for words in [&[][..], &["--json"], &["-1"], &["held"], &["none"], &["*"], &["--json", "held", "none", "abandoned"]] {
             sandbox.csalock(["status"].iter().chain(words)).capture();
         }
         sandbox.csalock(["gc", "--dry-run"]).capture();
         sandbox.csalock(["unlock", "-q", "held"]).status(82).run();
         sandbox.csalock(["lock", "-nq", "held"]).status(75).run();
-        assert_eq!(sandbox.listing("store"), before);
+        assert_eq!(sandbox.stored(), before);
     }
 
     fn names_alone_are_one_a_line(sandbox: &Sandbox) {

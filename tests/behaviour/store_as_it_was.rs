@@ -5,8 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use csalock::Locks;
+use csalock::lock::{Record, Tenure};
 
-use crate::sandbox::{Job, Sandbox, wait_until};
+use crate::sandbox::{Job, Kind, Sandbox, wait_until};
 
 /// So often within this process, and so often by the program.
 const ROUNDS: usize = 10_000;
@@ -39,8 +40,10 @@ fn paths(place: &Path) -> BTreeSet<String> {
 
 /// What the store is made of: its files and directories, or the rows of its database and the pages that these fill.
 fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
-    if sandbox.is_directory() {
-        return paths(&sandbox.store_path());
+    match sandbox.kind() {
+        Kind::Directory | Kind::Shared => return paths(&sandbox.store_path()),
+        Kind::Etcd => return records(sandbox),
+        Kind::Sqlite => {}
     }
     let database = rusqlite::Connection::open(sandbox.store_path()).unwrap();
     let mut rows = database.prepare("SELECT hex(name) FROM records_1").unwrap();
@@ -52,6 +55,14 @@ fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     found
 }
 
+/// The names of all records, and of what is kept beside them.
+fn records(sandbox: &Sandbox) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut add = |place: &str| assert!(found.insert(place.to_string()), "two of {place}");
+    sandbox.open().scan(&mut |place, stored| stored.map(|_| add(place))).unwrap();
+    found
+}
+
 /// Makes the store what it is when it was used: with one lock that is held all the while, and two that came and went. (The
 /// first that comes may rest where it is, the others may not.)
 fn used(sandbox: &Sandbox) -> Job {
@@ -60,8 +71,11 @@ fn used(sandbox: &Sandbox) -> Job {
     neighbour
 }
 
-fn neighbour(sandbox: &Sandbox) -> Vec<u8> {
-    sandbox.open().read(b"neighbour").unwrap().unwrap().body
+/// What is stored of the lock that is held all the while; but not its lease, which may have been renewed meanwhile.
+fn neighbour(sandbox: &Sandbox) -> Record {
+    let mut record = sandbox.record("neighbour").unwrap();
+    record.holders.iter_mut().for_each(|grant| grant.tenure = Tenure::OwnerLives);
+    record
 }
 
 fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
@@ -69,7 +83,7 @@ fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
     let (before, held) = (makeup(sandbox), neighbour(sandbox));
     let locks = Locks::open(&sandbox.store()).unwrap();
     let mut last = HashMap::new();
-    for round in 0..ROUNDS {
+    for round in 0..sandbox.many(ROUNDS) {
         let guard = locks.take(&name(round), Duration::ZERO).unwrap().unwrap();
         let before = last.insert(name(round), guard.token()).unwrap_or(0);
         assert!(guard.token() > before, "round {round}: token {} after {before}", guard.token());
@@ -105,7 +119,7 @@ on_every_store! {
         let job = used(sandbox);
         let (before, held) = (makeup(sandbox), neighbour(sandbox));
         let mut last = HashMap::new();
-        for round in 0..RUNS {
+        for round in 0..sandbox.many(RUNS) {
             let name = if round % 2 == 0 { "x".to_string() } else { format!("name {}", round % 50) };
             let options = [&[][..], &["-F"], &["--ttl", "1h"]][round % 3];
             let token = token_of_run(sandbox, options, &name);
@@ -127,7 +141,7 @@ on_every_store! {
     fn many_at_once_who_wait_for_each_other(sandbox: &Sandbox) {
         let job = used(sandbox);
         let (before, held) = (makeup(sandbox), neighbour(sandbox));
-        let rounds = RUNS / SHELLS;
+        let rounds = sandbox.many(RUNS) / SHELLS;
         let script = format!(
             "i=0; while [ $i -lt {rounds} ]; do i=$((i + 1)); \
              csalock run -w inf x dash -c 'echo $CSALOCK_TOKEN >> tokens' || exit 1; done"
@@ -149,7 +163,7 @@ on_every_store! {
     fn those_who_gave_up_and_those_who_were_killed(sandbox: &Sandbox) {
         let job = used(sandbox);
         let before = makeup(sandbox);
-        for _ in 0..20 {
+        for _ in 0..sandbox.many(20) {
             let mut holder = sandbox.holder("x");
             assert_eq!(sandbox.csalock(["run", "-w", "5ms", "x", "true"]).capture().code, Some(75));
             let mut waiter = sandbox.csalock(["lock", "-w", "inf", "--pid", &holder.pid().to_string(), "x"]).spawn();

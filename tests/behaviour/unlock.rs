@@ -10,7 +10,7 @@ fn holding(sandbox: &Sandbox) -> (crate::sandbox::Job, String) {
     (job, handle)
 }
 
-on_every_store! {
+on_every_kind_of_store! {
     fn a_stranger_is_told_who_died_with_it(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x > /dev/null; kill -9 $$").capture();
         let said = sandbox.csalock(["unlock", "x"]).capture();
@@ -139,7 +139,7 @@ on_every_store! {
 
     fn the_record_keeps_no_handle(sandbox: &Sandbox) {
         let (_job, handle) = holding(sandbox);
-        let listing = sandbox.listing("store").join("\n");
+        let listing = sandbox.stored().join("\n");
         assert!(listing.contains("cat") && !listing.contains(&handle));
         let shown = sandbox.csalock(["status", "--json"]).capture().stdout;
         assert!(!shown.contains(&handle), "{shown}");

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use crate::sandbox::{Done, Job, Sandbox, wait_until};
+use crate::sandbox::{Done, Job, Kind, Sandbox, wait_until};
 
 /// Somebody who holds the lock until told to end; his handle stands in `files/handle`.
 fn holder(sandbox: &Sandbox, options: &str, name: &str) -> Job {
@@ -197,7 +197,8 @@ on_every_store! {
     }
 
     fn a_holder_whose_time_is_over_writes_nothing(sandbox: &Sandbox) {
-        let script = "csalock put x old; csalock lock --ttl 50ms x > /dev/null; sleep 0.1
+        let script = "over() { while csalock status -q x > /dev/null; do :; done; }
+                      csalock put x old; csalock lock --ttl 50ms x > /dev/null; over
                       csalock put --unlock x new; echo $?; csalock put x new; echo $?; csalock del x; echo $?; csalock get x; echo
                       csalock put --unlock --even-if-stale x new; echo $? $(csalock get x)";
         let done = sandbox.script("dash", script).capture();
@@ -206,9 +207,10 @@ on_every_store! {
         assert!(done.stderr.lines().all(|line| line.starts_with(said) && line.contains("let its time run out")), "{}", done.stderr);
         assert!(done.stderr.contains("say --even-if-stale, if nobody has had it since"), "{}", done.stderr);
         // Somebody has had it since.
-        let script = "csalock lock --ttl 50ms x > /dev/null; sleep 0.1; setsid -w csalock run x true
+        let script = "over() { while csalock status -q x > /dev/null; do :; done; }
+                      csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x true
                       csalock put -q --unlock --even-if-stale x newer; echo $?
-                      csalock lock --ttl 50ms x > /dev/null; sleep 0.1; setsid -w csalock run x sh -c 'echo in; read line' < line > in &
+                      csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x sh -c 'echo in; read line' < line > in &
                       : > line; csalock put -q --unlock --even-if-stale x newer; echo $?";
         nix::unistd::mkfifo(&sandbox.path("files/line"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let done = sandbox.script("dash", &script.replace(": > line;", "exec 3> line; until grep -q in in; do :; done;")).capture();
@@ -216,7 +218,8 @@ on_every_store! {
     }
 
     fn who_wrote_for_a_moment_has_had_the_lock_since(sandbox: &Sandbox) {
-        let script = "csalock put x old; csalock lock --ttl 50ms x > /dev/null; sleep 0.1; setsid -w sh -c 'csalock put x foreign; :'
+        let script = "over() { while csalock status -q x > /dev/null; do :; done; }
+                      csalock put x old; csalock lock --ttl 50ms x > /dev/null; over; setsid -w sh -c 'csalock put x foreign; :'
                       csalock put -q --unlock --even-if-stale x late; echo $? $(csalock get x)
                       csalock del -q --unlock --even-if-stale x; echo $? $(csalock get x)
                       csalock lock --forever x > /dev/null; csalock unlock --force x > /dev/null
@@ -225,7 +228,8 @@ on_every_store! {
     }
 
     fn one_who_took_the_lock_anew_may_write_again(sandbox: &Sandbox) {
-        let script = "csalock lock --ttl 50ms x > /dev/null; sleep 0.1; csalock lock x > /dev/null 2>&1; csalock put x a; echo $?
+        let script = "over() { while csalock status -q x > /dev/null; do :; done; }
+                      csalock lock --ttl 50ms x > /dev/null; over; csalock lock x > /dev/null 2>&1; csalock put x a; echo $?
                       csalock unlock x; csalock put x b; echo $?";
         sandbox.script("dash", script).stdout("0\n0\n").run();
     }
@@ -320,7 +324,11 @@ on_every_store! {
         let long = "x".repeat(5000);
         sandbox.csalock(["put", "x", &long]).run();
         let old = version(sandbox, "x");
-        let calls = if sandbox.is_directory() { "renameat" } else { "fcntl" };
+        let calls = match sandbox.kind() {
+            Kind::Directory | Kind::Shared => "renameat",
+            Kind::Sqlite => "fcntl",
+            Kind::Etcd => "sendto",
+        };
         if !crate::sandbox::has("strace") {
             return;
         }

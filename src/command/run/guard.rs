@@ -76,7 +76,8 @@ impl Guard<'_> {
         let proof = self.handle.proof();
         let bell = keeper.is_none().then(|| Bell::new(Listener::Guardian(&proof))).flatten();
         let news: &dyn News = keeper.as_ref().map_or(&bell, |keeper| keeper);
-        let ended = running.watch(signals, limited, &limits, news, self.world.host.as_ref())?;
+        let mut ended = running.watch(signals, limited, &limits, news, self.world.host.as_ref())?;
+        ended.stopped = ended.stopped.or_else(|| self.stopped_by_keeper(&ended, lease.get()));
         self.old_flock.inspect(|old_flock| old_flock.end());
         match ended.told {
             Some(Report::Exit(code)) => {
@@ -89,22 +90,25 @@ impl Guard<'_> {
                 // by itself.
                 match self.clean_up() {
                     Err(error) if error.exit() != Exit::Unreachable => return Err(error.into()),
-                    _ => return Ok(self.exit(&ended)),
+                    _ => return Ok(exit_of(&ended)),
                 }
             }
         }
-        let exit = self.exit(&ended);
+        let exit = exit_of(&ended);
         let lease_ends = self.lease_end.map_or_else(|| lease.get().map(|lease| lease.ends), LeaseEnd::get);
-        let give_back = || self.give_back(lease_ends);
+        let by_time = Cell::new(self.asked.taking.ttl.is_some());
+        let give_back = || self.give_back(lease_ends, &by_time);
         // The keeper goes on when we do not get through.
-        let lost = if keeper.is_some() { self.in_time(exit, give_back) } else { give_back() };
+        let lost = if keeper.is_some() { self.in_time(&ended, exit, give_back) } else { give_back() };
         keeper.inspect(Keeper::stop);
+        self.why(&ended, by_time.get()).inspect(|why| self.asked.common.tell(why));
         Ok(if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit })
     }
 
     /// Does that, and ends the process like this should a store hold it up for too long.
-    fn in_time<T>(&self, exit: Exit, what: impl FnOnce() -> T) -> T {
+    fn in_time<T>(&self, ended: &Ended, exit: Exit, what: impl FnOnce() -> T) -> T {
         let (common, names) = (&self.asked.common, self.names());
+        let why = self.why(ended, self.asked.taking.ttl.is_some());
         let (done, is_done) = channel::<()>();
         let watch = move || {
             if is_done.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
@@ -112,6 +116,7 @@ impl Guard<'_> {
                     "lock {names} could not be given back: the store does not answer; it is given back when that \
                      answers again, and at the latest its lease ends it"
                 ));
+                why.inspect(|why| common.tell(why));
                 background::leave_with(exit.code());
             }
         };
@@ -123,11 +128,8 @@ impl Guard<'_> {
         })
     }
 
-    /// Sees to it that somebody renews, where there is something to renew. Whether it is so.
+    /// Sees to it that somebody renews, and hears of it if the command renews or gives back. Whether it is so.
     fn keep(&self, lease_end: LeaseEnd, keeper: &Keeper, command: Option<Process>) -> bool {
-        if lease_end.get().is_none() {
-            return true;
-        }
         let Some(command) = command else { return false };
         keeper.be_there(&Keeping {
             world: self.world,
@@ -139,8 +141,16 @@ impl Guard<'_> {
         })
     }
 
-    /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command ran.
-    fn give_back(&self, lease_ends: Option<Duration>) -> bool {
+    /// Whether the keeper had to end the command, because we did not in time.
+    fn stopped_by_keeper(&self, ended: &Ended, lease: Option<Lease>) -> Option<(Stop, bool)> {
+        let Lease { ends, span } = lease.filter(|_| self.lease_end.is_some() && self.asked.on_lost == OnLost::Kill)?;
+        let is_due = ends.saturating_sub(span / 20) <= self.world.host.boottime();
+        (is_due && ended.exit == Exit::signalled(nix::libc::SIGKILL)).then_some((Stop::Lease, true))
+    }
+
+    /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command ran; and
+    /// if a lease that nobody renews was the last, it is `by_time` that the command had to end.
+    fn give_back(&self, lease_ends: Option<Duration>, by_time: &Cell<bool>) -> bool {
         let over = lease_ends.is_some_and(|ends| ends <= self.world.host.boottime());
         let opened = match &self.opened {
             Ok(opened) => opened,
@@ -155,7 +165,10 @@ impl Guard<'_> {
         for (at, released) in opened.give_back(self.handle.proof()).into_iter().enumerate() {
             let name = shown(&self.targets.all[at].known_as);
             let text = match released {
-                Ok(Outcome::Released(_)) => continue,
+                Ok(Outcome::Released(grant)) => {
+                    by_time.set(by_time.get() || matches!(grant.tenure, Tenure::Until(_)));
+                    continue;
+                }
                 // The command gave it back itself, or somebody saw its end before we did, perhaps long ago. (That it was
                 // broken would be remembered for us.)
                 Ok(Outcome::NotHeld(None) | Outcome::NotOwner(_, None)) if !over => continue,
@@ -203,29 +216,18 @@ impl Guard<'_> {
         self.targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ")
     }
 
-    /// How we exit if giving back shows nothing else, and what there is to say about that.
-    fn exit(&self, ended: &Ended) -> Exit {
+    /// What there is to say of a command that we ended; `by_time`: by a lease that nobody renews.
+    fn why(&self, ended: &Ended, by_time: bool) -> Option<String> {
         let name = self.names();
-        if let Some(signal) = ended.of_terminal {
-            return Exit::Raised(signal as i32);
-        }
-        match ended.stopped {
-            Some((Stop::MaxHold, killed)) => {
-                self.asked.common.tell(&format!("the command was ended: it held lock {name} longer than --max-hold"));
-                if killed { Exit::signalled(nix::libc::SIGKILL) } else { Exit::MaxHold }
-            }
-            Some((Stop::Lease, _)) => {
-                self.asked.common.tell(&match self.asked.taking.ttl {
-                    Some(_) => format!("the command was ended before the --ttl of lock {name} was over"),
-                    None => format!(
-                        "the command was ended before the lease of lock {name} was over: it could not be renewed; see \
-                         `csalock doctor`"
-                    ),
-                });
-                Exit::Lost
-            }
-            None => ended.exit,
-        }
+        let (stop, _) = ended.stopped.filter(|_| ended.of_terminal.is_none())?;
+        Some(match stop {
+            Stop::MaxHold => format!("the command was ended: it held lock {name} longer than --max-hold"),
+            Stop::Lease if by_time => format!("the command was ended before the --ttl of lock {name} was over"),
+            Stop::Lease => format!(
+                "the command was ended before the lease of lock {name} was over: it could not be renewed; see \
+                 `csalock doctor`"
+            ),
+        })
     }
 
     /// When a command is to be ended that began then and has this lease.
@@ -263,5 +265,16 @@ impl Guard<'_> {
             }
         });
         lefts.flatten().min()
+    }
+}
+
+/// How we exit if giving back shows nothing else.
+fn exit_of(ended: &Ended) -> Exit {
+    match (ended.of_terminal, ended.stopped) {
+        (Some(signal), _) => Exit::Raised(signal as i32),
+        (None, Some((Stop::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),
+        (None, Some((Stop::MaxHold, false))) => Exit::MaxHold,
+        (None, Some((Stop::Lease, _))) => Exit::Lost,
+        (None, None) => ended.exit,
     }
 }

@@ -45,7 +45,7 @@ const PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
 /// So long we wait at most for answers that nobody wants.
-const TO_SETTLE: Duration = Duration::from_millis(100);
+const TO_SETTLE: Duration = Duration::from_secs(1);
 
 /// A connection to whichever server of a cluster answers.
 pub(super) struct Gateway {

@@ -1,0 +1,50 @@
+//! Where other hosts may share a store: whoever lives renews a lease in the background, and nobody need know.
+
+use crate::sandbox::wait_until;
+
+on_every_shared_store! {
+    fn a_lease_that_is_renewed_is_never_seen_to_be_over(sandbox: &Sandbox) {
+        let mut job = sandbox.script("dash", "csalock lock x; cat; :").env("CSALOCK_LEASE", "3s").spawn();
+        job.lines(1);
+        let (mut ends, mut renewals) = (None, 0);
+        wait_until("it was renewed three times", || {
+            let sight = sandbox.sight("x");
+            assert_eq!(sight["state"], "held", "{sight}");
+            assert_eq!(sandbox.csalock(["lock", "-qn", "--fail-on-stale", "x"]).capture().code, Some(75));
+            let seen = sight["holders"][0]["renewed_until"].as_str().unwrap().to_string();
+            let before = ends.replace(seen.clone());
+            renewals += usize::from(before.is_some_and(|before| before != seen));
+            renewals == 3
+        });
+        assert_eq!(job.wait().code, Some(0));
+    }
+
+    fn what_is_not_due_is_not_renewed_whoever_gives_back_beside_it(sandbox: &Sandbox) {
+        let mut job = sandbox.script("dash", "csalock lock x y > /dev/null; csalock unlock x; echo; cat; :").spawn();
+        job.lines(1);
+        let before = sandbox.stored();
+        for _ in 0..10 {
+            assert_eq!(sandbox.state("y"), "held");
+            assert_eq!(sandbox.stored(), before);
+        }
+        assert_eq!(job.wait().code, Some(0));
+    }
+
+    fn a_keeper_that_is_killed_is_replaced_and_one_that_is_done_is_not(sandbox: &Sandbox) {
+        let keepers = |guardian: i32| -> Vec<i32> {
+            let children = std::fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap();
+            let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
+            let name = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            pids.filter(|pid| name(pid) == "csalock-keeper\n" && crate::sandbox::proc::lives(*pid)).collect()
+        };
+        let mut job = sandbox.csalock(["run", "x", "dash", "-c", "read line; csalock unlock x; echo; cat"]).spawn();
+        wait_until("there is one", || keepers(job.pid()).len() == 1);
+        let first = keepers(job.pid())[0];
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(first), nix::sys::signal::Signal::SIGKILL).unwrap();
+        wait_until("there is another one", || keepers(job.pid()).iter().any(|pid| *pid != first));
+        job.tell("go");
+        job.lines(1);
+        wait_until("it ends", || keepers(job.pid()).is_empty());
+        assert_eq!(job.wait().code, Some(0));
+    }
+}
