@@ -32,8 +32,8 @@ use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Value, Waiter, Wanted,
-    Writing, decide,
+    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Tenure, Value, Waiter,
+    Wanted, Writing, decide,
 };
 use crate::store::{Change, Durability, Keep, Store, Stored, Swap, Version};
 
@@ -123,8 +123,13 @@ impl Engine {
                 Step::Write { record: next, outcome, wake } => {
                     let stored = self.swap(version.as_ref(), &record, &next, &wake, by)?;
                     if let (Some(version), Some(outcome)) = (stored, outcome) {
-                        if let Outcome::Renewed(grant) | Outcome::Released(grant) = &outcome {
-                            self.host.ring(Listener::Guardian(&grant.proof));
+                        match &outcome {
+                            // Whoever renews on and on knows.
+                            Outcome::Renewed(Grant { tenure: Tenure::Renewed(_), .. }) => {}
+                            Outcome::Renewed(grant) | Outcome::Released(grant) => {
+                                self.host.ring(Listener::Guardian(&grant.proof));
+                            }
+                            _ => {}
                         }
                         return Ok(with_token(outcome, &version));
                     }

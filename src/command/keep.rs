@@ -153,7 +153,7 @@ impl Keeping<'_> {
     /// Watches the owners until they have `ended`, and then gives back for them.
     fn watch(&self, guardian: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>, ended: &AtomicBool) {
         let pidfds: Vec<OwnedFd> = self.owners.iter().filter_map(|owner| self.pidfd(owner)).collect();
-        let bell = Bell::new(Listener::Guardian(&self.proof)).filter(|_| guardian.is_none());
+        let bell = Bell::new(Listener::Guardian(&self.proof));
         let Ok(timer) = BootTimer::new() else { return };
         let is_guarded = || guardian.is_some_and(|guardian| getppid() == guardian);
         let mut terminated = false;
@@ -234,7 +234,10 @@ impl Keeping<'_> {
                     let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
                     now + (left / 3).max(Duration::from_millis(10))
                 }
-                Ok(None) => return,
+                Ok(None) => {
+                    self.lease_end.set(None);
+                    return told();
+                }
                 Err(_) => {
                     opened = None;
                     self.world.host.boottime() + span / 30
@@ -267,21 +270,21 @@ impl Keeping<'_> {
 
     fn keep(&self, name: &[u8], engine: &Engine) -> Result<Kept> {
         let now = self.world.host.boottime();
-        let mine = |grant: &Grant| grant.proof == self.proof;
-        let record = engine.sight(name)?.record;
-        match record.holders.into_iter().find(mine).map(|grant| grant.tenure) {
-            Some(Tenure::Renewed(_)) => {
-                let tenure = engine.begin(&Tenure::Renewing(self.world.lease().as_millis() as u64))?;
-                match engine.settle(name, &Ask::Renew(engine.claimant(Some(self.proof), Vec::new())?, tenure))? {
-                    Outcome::Renewed(grant) => Ok(engine.ends(&grant.tenure).map_or(Kept::ForGood, Kept::Until)),
-                    Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending) => Ok(self.ended(ending)),
-                    _ => Ok(Kept::Lost),
-                }
-            }
-            Some(Tenure::Until(lease)) => Ok(Kept::Until(now + engine.store().remaining(&lease)?)),
-            Some(_) => Ok(Kept::ForGood),
-            None => Ok(self.ended(record.endings.into_iter().find(|ending| mine(&ending.grant)))),
+        let begun = engine.begin(&Tenure::Renewing(self.world.lease().as_millis() as u64))?;
+        let me = engine.claimant(Some(self.proof), Vec::new())?;
+        let outcome = engine.settle(name, &Ask::Renew(me, begun.clone()))?;
+        let tenure = match outcome {
+            Outcome::Renewed(grant) => grant.tenure,
+            Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending) => return Ok(self.ended(ending)),
+            _ => return Ok(Kept::Lost),
+        };
+        if let Some(lease) = begun.lease().filter(|_| tenure != begun) {
+            engine.store().end(lease);
         }
+        Ok(match &tenure {
+            Tenure::Until(lease) => Kept::Until(now + engine.store().remaining(lease)?),
+            tenure => engine.ends(tenure).map_or(Kept::ForGood, Kept::Until),
+        })
     }
 
     /// What it means that nothing is held. That a grant was given back is soon forgotten; that one was broken is not.

@@ -50,6 +50,7 @@ pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted>
             Found::Ended(ending) if ending.how == Ended::Broken => hear_of_break(record, ending, facts),
             other => refuse(record, other, facts),
         },
+        Ask::Renew(claimant, tenure @ Tenure::Renewed(_)) => renew_on(record, claimant, tenure, facts),
         Ask::Renew(claimant, tenure) => match find(record, claimant, facts)? {
             Found::Mine(at) => {
                 let mut next = record.clone();
@@ -328,6 +329,22 @@ fn collect(record: &Record, facts: &Facts) -> Result<Step, Wanted> {
     let wake = serve(&mut next, facts)?;
     let outcome = Outcome::Collected(evicted, dropped);
     Ok(if next == *record { Step::Done(outcome) } else { write(next, outcome, wake) })
+}
+
+/// Begins a lease that is renewed anew. Should it be over, then nobody has taken the lock yet: what changes the record
+/// first, counts. What somebody set a time for keeps that.
+fn renew_on(record: &Record, claimant: &Claimant, tenure: &Tenure, facts: &Facts) -> Result<Step, Wanted> {
+    let Some(at) = record.holders.iter().position(|grant| claimant.proof == Some(grant.proof)) else {
+        return refuse(record, find(record, claimant, facts)?, facts);
+    };
+    let mut next = record.clone();
+    if !matches!(record.holders[at].tenure, Tenure::Renewed(_)) {
+        return Ok(Step::Done(Outcome::Renewed(record.holders[at].clone())));
+    }
+    next.holders[at].tenure = tenure.clone();
+    let grant = next.holders[at].clone();
+    // Whoever waits for its end looks at the record when the old lease would be over.
+    Ok(write(next, Outcome::Renewed(grant), Vec::new()))
 }
 
 /// What a claimant has here.

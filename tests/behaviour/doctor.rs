@@ -115,7 +115,10 @@ on_every_store! {
         let (code, findings) = doctor(sandbox, &[]);
         assert_eq!((code, content(&sandbox.path(""))), (0, before));
         has(&findings, "doubtful records: unreadable: ");
-        has(&findings, "doubtful leftovers: locks left by the dead: 1; other leftovers: 0");
+        // Where hosts share the store, who watches the owner has given it back.
+        if !sandbox.is_shared() {
+            has(&findings, "doubtful leftovers: locks left by the dead: 1; other leftovers: 0");
+        }
         let done = sandbox.csalock(["doctor"]).capture();
         assert!(done.stdout.ends_with(" things are doubtful.\n"), "{done:?}");
         sandbox.csalock(["gc"]).capture();

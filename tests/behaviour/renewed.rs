@@ -74,6 +74,23 @@ on_every_shared_store! {
         assert_eq!(keepers(sandbox).len(), 1, "one keeper for both");
     }
 
+    fn it_is_renewed_each_third_of_a_lease_and_no_more(sandbox: &Sandbox) {
+        let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
+        job.lines(1);
+        let version = || sandbox.open().version(b"x").unwrap();
+        await_renewals(sandbox, "x", 1);
+        let (first, begun) = (version(), std::time::Instant::now());
+        let mut changes = 0;
+        while changes < 3 {
+            let before = version();
+            wait_until("it changes", || version() != before);
+            changes += 1;
+        }
+        assert!(version() != first);
+        // Three thirds of five seconds, less what the first look was late.
+        assert!(begun.elapsed() > std::time::Duration::from_secs(3), "{:?}", begun.elapsed());
+    }
+
     fn its_keeper_sees_the_owner_die(sandbox: &Sandbox) {
         let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
         job.lines(1);

@@ -1,6 +1,6 @@
 //! A store that other hosts share, and that does not answer any more when the command has ended.
 
-use crate::sandbox::{Sandbox, has, is_root, wait_until};
+use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
 
 /// Makes the guardian hang as it changes the store, as a dead NFS server would. (It can be killed then as well, but as
 /// long as strace holds it nobody sees that it has ended.)
@@ -13,7 +13,7 @@ fn does_not_keep_csalock_from_ending_with_the_status_of_the_command() {
     if !has("strace") || !is_root("to trace its parent") {
         return;
     }
-    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let sandbox = Sandbox::new(Kind::Directory);
     let store = format!("{}?shared=1", sandbox.store());
     let said = "csalock: lock x could not be given back: the store does not answer; it is given back when that answers \
                 again, and at the latest its lease ends it\n";
@@ -37,7 +37,7 @@ fn who_cannot_give_back_for_a_dead_owner_does_not_renew_either() {
     if !has("strace") || !is_root("to trace, and for a pid namespace") {
         return;
     }
-    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let sandbox = Sandbox::new(Kind::Directory);
     let store = format!("{}?shared=1", sandbox.store());
     let of_its_own = sandbox.path("").display().to_string();
     let taken = sandbox.script("sh", DIE).env("CSALOCK_STORE", &store).env("CSALOCK_LEASE", "3s");

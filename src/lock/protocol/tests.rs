@@ -485,3 +485,42 @@ fn from_a_page_that_is_being_fetched_one_leaves_by_the_record() {
     assert_eq!(outcome, Some(Outcome::Withdrawn));
     assert_eq!((record.pages, waiters(&record).last(), record.waiters.len()), (None, Some(&51), WINDOW + 1));
 }
+
+/// A record that this job holds for so long.
+fn held_by(pid: i32, tenure: Tenure) -> Record {
+    let take = Ask::Take(Application { tenure, ..wants(pid, Share::Exclusive) });
+    let Step::Write { record, .. } = settle(&Record::free(b"x"), &take, &[]) else { panic!() };
+    record
+}
+
+#[test]
+fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
+    let renewed = |ends| Tenure::Renewed(lease(ends));
+    let claimant = Claimant { proof: Some(proof(1)), owners: Vec::new(), claim: None, home: home(), repeated: false };
+    let held = held_by(1, renewed(0));
+    let Step::Write { record, .. } = settle(&held, &Ask::Renew(claimant.clone(), renewed(9)), &[]) else { panic!() };
+    assert_eq!(record.holders[0].tenure, renewed(9));
+    // What somebody set a time for keeps it, and is over when that is.
+    let held = held_by(1, Tenure::Until(lease(5)));
+    let step = settle(&held, &Ask::Renew(claimant.clone(), renewed(9)), &[]);
+    assert!(matches!(step, Step::Done(Outcome::Renewed(grant)) if grant.tenure == Tenure::Until(lease(5))));
+    let held = held_by(2, Tenure::OwnerLives);
+    let step = settle(&held, &Ask::Renew(claimant, renewed(9)), &[]);
+    assert!(matches!(step, Step::Done(Outcome::NotOwner(..))));
+}
+
+#[test]
+fn whoever_is_mourned_is_dead_for_everybody() {
+    let claimant = Claimant { proof: Some(proof(1)), owners: Vec::new(), claim: None, home: home(), repeated: false };
+    let mut held = held_by(1, Tenure::Renewed(lease(5)));
+    let Step::Write { record, .. } = settle(&held, &Ask::Mourn(claimant.clone()), &[]) else { panic!() };
+    assert_eq!(record.holders[0].tenure, Tenure::OwnerDied);
+    // It is there for whoever refuses what the dead left.
+    let refuses = Application { refuse_stale: true, ..wants(2, Share::Exclusive) };
+    let step = settle(&record, &Ask::Take(refuses), &[]);
+    assert!(matches!(step, Step::Done(Outcome::Stale(endings)) if endings[0].how == Ended::Died));
+    // And whoever waits has it at once.
+    held.waiters = vec![wants(3, Share::Exclusive).entry];
+    let Step::Write { record, wake, .. } = settle(&held, &Ask::Mourn(claimant), &[]) else { panic!() };
+    assert_eq!((record.holders[0].proof, wake), (proof(3), vec![proof(3)]));
+}

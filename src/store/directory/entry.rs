@@ -176,7 +176,7 @@ impl Entry<'_> {
     /// Writes a record into a directory. Its file never has a wider mode than it is to have.
     fn write(&self, directory: &OwnedFd, name: &str, body: &[u8], keep: Keep) -> std::result::Result<(), Errno> {
         let mode = keep.mode.map_or(Mode::all(), Mode::from_bits_truncate) & self.root.file_mode;
-        sys::create_file(directory, name, mode, body, keep.durability >= Durability::Whole)
+        sys::create_file_as(directory, name, self.root.uncached, mode, body, keep.durability >= Durability::Whole)
     }
 
     /// Something is where a record is to be born. If that is no record and nothing of ours, it will not go away by itself.
@@ -247,7 +247,7 @@ impl Look<'_> {
     /// The bytes that the pointer means; `None` if they are not there, for the record moved on.
     pub(super) fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
         let name = pointer.record();
-        match sys::read_file(&self.directory, &name, crate::lock::MOST_BYTES) {
+        match sys::read_file(&self.directory, &name, self.entry.root.uncached, crate::lock::MOST_BYTES) {
             Ok(Ok(bytes)) => Ok(Some(bytes)),
             Ok(Err(what)) => {
                 let path = self.entry.path().join(name);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{Mode, fstat, fstatat};
-use nix::sys::statfs::{fstatfs, statfs};
+use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
 
 use super::entry::Entry;
 use super::rest::Rest;
@@ -36,6 +36,10 @@ const DRAFT_LASTS: Duration = Duration::from_secs(60);
 pub(super) struct Root {
     pub(super) directory: OwnedFd,
     pub(super) reach: Reach,
+    /// How records are opened. An NFS 4 server may delegate a file to a client that opens it, and then nobody can rename
+    /// or remove it until that client has given the delegation back, or is dead for so long that the server is sure
+    /// (90 s). Linux asks for none where a file is opened for direct I/O.
+    pub(super) uncached: OFlag,
     /// The mode of directories in it, and of files.
     pub(super) inner_mode: Mode,
     pub(super) file_mode: Mode,
@@ -69,10 +73,13 @@ impl Root {
         let sticky = mode.contains(Mode::S_ISVTX);
         refuse_open_to_all(mode, path)?;
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
-        let shared = fstatfs(&directory).is_ok_and(|found| network(found.filesystem_type()).is_some());
+        let kind = fstatfs(&directory).map(|found| found.filesystem_type());
+        let shared = kind.is_ok_and(|kind| network(kind).is_some());
+        let is_nfs = kind.is_ok_and(|kind| kind == NFS_SUPER_MAGIC);
         Ok(Some(Root {
             directory,
             reach: if shared { Reach::ManyHosts } else { Reach::ThisHost },
+            uncached: if is_nfs { OFlag::O_DIRECT } else { OFlag::empty() },
             inner_mode,
             file_mode: entry::file_mode(inner_mode),
             sticky,

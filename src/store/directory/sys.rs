@@ -31,7 +31,19 @@ pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode) -> Result<Ow
 /// Creates a file that does not exist yet and writes all of it, to the disk if it is to be synced. Errors that a server
 /// only tells at close are seen.
 pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    create_file_as(at, name, OFlag::empty(), mode, bytes, synced)
+}
+
+/// The same, opened with more flags.
+pub(super) fn create_file_as(
+    at: impl AsFd,
+    name: &str,
+    flags: OFlag,
+    mode: Mode,
+    bytes: &[u8],
+    synced: bool,
+) -> Result<(), Errno> {
+    let flags = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = nix::fcntl::openat(at, name, flags, mode)?;
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
         // The umask may have taken some away. It is still empty.
@@ -76,9 +88,15 @@ pub(super) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
     }
 }
 
-/// Reads a whole regular file of at most `most` bytes. `Ok(Err(_))`: there is something else under that name, and what.
-pub(super) fn read_file(at: impl AsFd, name: &str, most: usize) -> Result<Result<Vec<u8>, String>, Errno> {
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+/// Reads a whole regular file of at most `most` bytes, opened with these flags as well. `Ok(Err(_))`: there is something
+/// else under that name, and what.
+pub(super) fn read_file(
+    at: impl AsFd,
+    name: &str,
+    flags: OFlag,
+    most: usize,
+) -> Result<Result<Vec<u8>, String>, Errno> {
+    let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = nix::fcntl::openat(at, name, flags, Mode::empty())?;
     let mut buffer = vec![0; 4096];
     let mut length = 0;
