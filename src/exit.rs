@@ -38,7 +38,7 @@ pub enum Exit {
     NotUnique,
     /// Waiting would never end.
     Deadlock,
-    /// The lock was lost while the command ran.
+    /// The lock was lost while the command ran, or before it could be used.
     Lost,
     /// `--max-hold` was over and the command was ended.
     MaxHold,
@@ -70,7 +70,7 @@ impl Exit {
         (Exit::NotOwner, "held by somebody else"),
         (Exit::NotUnique, "not unique: a name is claimed under another id, or has a value already"),
         (Exit::Deadlock, "deadlock: waiting would never end"),
-        (Exit::Lost, "the lock was lost while the command ran, or the value was read"),
+        (Exit::Lost, "the lock was lost while it was taken, the command ran, or the value was read"),
         (Exit::MaxHold, "--max-hold was over (137 if the command had to be killed)"),
         (Exit::CannotExecute, "the command cannot be executed"),
         (Exit::NotFound, "the command was not found"),

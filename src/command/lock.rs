@@ -107,7 +107,15 @@ pub(super) fn keep_for(
             kills: false,
         })
     };
-    let kept = keeping().and_then(|keeping| leave_behind(&keeping, opened, grants));
+    let over = || opened.lease_ends(grants).is_some_and(|ends| ends <= world.host.boottime());
+    let kept = keeping().and_then(|keeping| leave_behind(&keeping, opened, grants)).and_then(|()| match over() {
+        false => Ok(()),
+        true => {
+            let what =
+                "the lock was lost before it could be used: its lease was over when the store said that it is taken";
+            Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))
+        }
+    });
     if kept.is_err() {
         opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
     }

@@ -158,7 +158,7 @@ impl Shooter<'_> {
 
 /// Mostly shorter than the lease, sometimes longer.
 fn span(dice: &mut Dice) -> Duration {
-    let (least, more) = if dice.roll(4) == 0 { (LEASE + SECOND, 2000) } else { (200 * MILLISECOND, 2000) };
+    let (least, more) = if dice.roll(5) == 0 { (LEASE + SECOND, 2000) } else { (200 * MILLISECOND, 2000) };
     least + MILLISECOND * dice.roll(more) as u32
 }
 
@@ -291,7 +291,7 @@ fn section() {
     append(&place.join("grants"), &format!("{under} {token}"));
     let random = u128::from_le_bytes(std::fs::read("/proc/sys/kernel/random/uuid").unwrap()[..16].try_into().unwrap());
     let mut dice = Dice(random as u64 | 1);
-    let is_long = !set(LONG).is_empty() && dice.roll(20) == 0;
+    let is_long = !set(LONG).is_empty() && dice.roll(30) == 0;
     let lasts = if is_long { LEASE + SECOND } else { MILLISECOND * dice.roll(20) as u32 };
     let begun = Instant::now();
     while begun.elapsed() < lasts && !(is_long && place.join("over").exists()) {

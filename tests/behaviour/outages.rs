@@ -2,13 +2,17 @@
 //! lost. Whoever holds by a lease that he cannot renew stops before it is over; whoever comes next gets in after that;
 //! and nobody waits for the store longer than he said.
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
 use crate::etcd::{Cluster, Place, Setup};
 use crate::sandbox::{Call, Job, Network, Sandbox, proc::lives, wait_until};
+use crate::storm::members;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -478,4 +482,75 @@ fn who_waits_as_long_as_it_takes_outlasts_an_outage() {
     let done = await_end(waiter);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     assert!(has_noted(&sandbox, "next"));
+}
+
+/// Somebody between a client and a server, who keeps back what is answered to transactions for as long as he is told to.
+struct Between {
+    address: String,
+    keeps: Arc<AtomicBool>,
+    /// Whether what was kept back has been passed on.
+    passed_on: Arc<AtomicBool>,
+}
+
+impl Between {
+    fn and(server: &str) -> Between {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (keeps, passed_on) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
+        let address = listener.local_addr().unwrap().to_string();
+        let between = Between { address, keeps: keeps.clone(), passed_on: passed_on.clone() };
+        let server = server.to_string();
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (mut client, mut behind) = (client.unwrap(), TcpStream::connect(&server).unwrap());
+                let (keeps, passed_on) = (keeps.clone(), passed_on.clone());
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 65536];
+                    while let Ok(amount @ 1..) = client.read(&mut buffer) {
+                        let is_txn = buffer[..amount].windows(11).any(|part| part == b"/v3/kv/txn ");
+                        let told = behind.write_all(&buffer[..amount]).and_then(|()| behind.read(&mut buffer));
+                        while is_txn && keeps.load(Ordering::SeqCst) {
+                            std::thread::sleep(Duration::from_millis(5));
+                        }
+                        let Ok(()) = told.and_then(|amount| client.write_all(&buffer[..amount])) else { return };
+                        passed_on.fetch_or(is_txn, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        between
+    }
+}
+
+#[test]
+fn who_hears_that_he_holds_when_his_lease_is_over_does_not_hold() {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    for words in ["lock x", "run x echo ran"] {
+        let between = Between::and(&cluster.endpoints()[0]);
+        let far = Sandbox::at_servers(std::slice::from_ref(&between.address));
+        let script = format!("csalock {words}; echo ended with $?");
+        let late = [far.script("dash", &script).env("CSALOCK_LEASE", LEASE).spawn()];
+        wait_until("it holds", || sandbox.state("x") == "held");
+        // It is suspended between the taking and the answer, for longer than the lease.
+        let all = |late: &[Job; 1], signal| members(late).into_iter().for_each(|pid| send(pid, signal));
+        all(&late, Signal::SIGSTOP);
+        let next = sandbox.csalock(["run", "-q", "-w", "inf", "x", "cat"]).spawn();
+        wait_until("the next one holds", || sandbox.sight("x")["holders"][0]["command"] == "cat");
+        between.keeps.store(false, Ordering::SeqCst);
+        wait_until("the answer is there", || between.passed_on.load(Ordering::SeqCst));
+        all(&late, Signal::SIGCONT);
+        wait_until("it has found out", || !late[0].printed().is_empty() || sandbox.waiters("x").len() == 1);
+        // Either there was time to ask once more, and it waits; or it is told.
+        let early = late[0].printed();
+        println!("{words}: {early:?} {:?}", late[0].said());
+        assert!(["", "ended with 85\n"].contains(&&early[..]), "{words}: {early:?} {:?}", late[0].said());
+        assert_eq!(next.wait().code, Some(0));
+        let [late] = late;
+        let done = late.wait();
+        assert!(!early.is_empty() || done.stdout.ends_with("ended with 0\n"), "{words}: {done:?}");
+        wait_until("it is free", || {
+            sandbox.csalock(["gc"]).capture();
+            sandbox.state("x") == "free"
+        });
+    }
 }
