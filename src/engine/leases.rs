@@ -59,8 +59,8 @@ impl Engine {
         Ok(lease)
     }
 
-    /// Whether a lease in a record was over when we read it. Whoever renews, or gives back, stores another record and ends
-    /// his old lease then; so of a lease that is in the record no more its end says nothing, and we are only late.
+    /// Whether a lease in a record was over when we read it. Whoever renews, or gives back, stores another record and
+    /// ends his old lease then; so of a lease that is in the record no more its end says nothing, and we are only late.
     pub(super) fn is_over(&self, record: &Record, lease: &Lease) -> Result<bool> {
         let is_over = self.store.is_over(lease)?;
         if !is_over || self.store.reach() == Reach::ThisHost || !leases(record).contains(&lease) {

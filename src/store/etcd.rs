@@ -27,9 +27,9 @@
 //!
 //! **Giving back** ends with the end of the lease and a line of history, and perhaps a bell. They are written one after
 //! the other without waiting for answers ([`line`]); then all of these are waited for, for a second at most: a busy
-//! server needs some of it. Not to wait at all would be cheaper still, but a server whose client is gone does not do what
-//! it has not begun: most leases stayed. What is lost all the same lives for the rest of its time to live, and hurts
-//! nobody.
+//! server needs some of it. Not to wait at all would be cheaper still, but a server whose client is gone does not do
+//! what it has not begun: most leases stayed. What is lost all the same lives for the rest of its time to live, and
+//! hurts nobody.
 //!
 //! **Bells** wake waiters on other hosts ([`bell`]). Nobody relies on them.
 //!

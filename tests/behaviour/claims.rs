@@ -258,9 +258,13 @@ on_every_store! {
 
     fn of_two_who_want_the_same_pair_one_has_it(sandbox: &Sandbox) {
         let pairs = sandbox.many(60);
-        let script = format!("i=0; while [ $i -lt {pairs} ]; do i=$((i + 1)); csalock claim -q --id $$.$i mail$i user$i > /dev/null; echo $i $? $$.$i; done");
+        let script = format!(
+            "i=0; while [ $i -lt {pairs} ]; do i=$((i + 1)); csalock claim -q --id $$.$i mail$i user$i > /dev/null; \
+             echo $i $? $$.$i; done"
+        );
         let other = script.replace("mail$i user$i", "user$i mail$i");
-        let jobs: Vec<Job> = (0..6).map(|at| sandbox.script("dash", if at % 2 == 0 { &script } else { &other }).spawn()).collect();
+        let script = |at: i32| if at % 2 == 0 { &script } else { &other };
+        let jobs: Vec<Job> = (0..6).map(|at| sandbox.script("dash", script(at)).spawn()).collect();
         let said: String = jobs.into_iter().map(|job| job.wait().stdout).collect();
         for pair in 1..=pairs {
             let results: Vec<(&str, &str)> = said.lines().filter_map(|line| {

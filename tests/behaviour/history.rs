@@ -249,7 +249,8 @@ on_every_store! {
 
     fn eight_at_once_lose_nothing(sandbox: &Sandbox) {
         let times = sandbox.many(25);
-        let script = format!("i=0; while [ $i -lt {times} ]; do i=$((i + 1)); csalock run -w inf $0 true || exit; done");
+        let run = "csalock run -w inf $0 true || exit";
+        let script = format!("i=0; while [ $i -lt {times} ]; do i=$((i + 1)); {run}; done");
         let shell = |number: usize| sandbox.call("dash", ["-c", &script, &format!("lock-{}", number % 5)]).spawn();
         let shells: Vec<_> = (0..8).map(shell).collect();
         for shell in shells {

@@ -59,8 +59,8 @@ on_every_store! {
         let before = weight(sandbox);
         let times = sandbox.many(200);
         let script = format!(
-            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); csalock run $i true; csalock lock $i >/dev/null; csalock unlock $i; \
-             csalock run -F $i true; csalock run -n $i true; done"
+            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); csalock run $i true; csalock lock $i >/dev/null; \
+             csalock unlock $i; csalock run -F $i true; csalock run -n $i true; done"
         );
         sandbox.script("dash", &script).run();
         sandbox.csalock(["gc"]).capture();

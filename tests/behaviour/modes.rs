@@ -158,7 +158,8 @@ on_every_store! {
         let words = referee::command().join("' '");
         let times = sandbox.many(15);
         let script = format!(
-            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); csalock run -s x sh -c '[ ! -e marker ]' || echo seen >> broken; \
+            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); \
+             csalock run -s x sh -c '[ ! -e marker ]' || echo seen >> broken; \
              csalock run x '{words}' > /dev/null || exit 1; done"
         );
         let jobs: Vec<Job> = (0..6).map(|_| sandbox.script("dash", &script).env(name, &place).spawn()).collect();

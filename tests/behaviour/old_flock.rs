@@ -104,7 +104,8 @@ on_every_store! {
         let times = sandbox.many(50);
         let count = "n=$(cat f); echo $((n + 1)) > f";
         let each = |wrap: &str| {
-            let script = format!("i=0; while [ $i -lt {times} ]; do i=$((i + 1)); {wrap} dash -c '{count}' || exit; done");
+            let each = format!("{wrap} dash -c '{count}' || exit");
+            let script = format!("i=0; while [ $i -lt {times} ]; do i=$((i + 1)); {each}; done");
             sandbox.script("dash", &script).spawn()
         };
         let jobs: Vec<Job> = (0..4).flat_map(|_| [each("csalock run --flock -w inf ./f"), each("flock f")]).collect();

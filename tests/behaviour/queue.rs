@@ -6,8 +6,8 @@ use nix::sys::signal::Signal;
 
 use crate::sandbox::{Job, Sandbox, proc, wait_until};
 
-/// So many hand-overs are measured; and kill -9 of a holder to the next command running, in milliseconds: what the project
-/// promises.
+/// So many hand-overs are measured; and kill -9 of a holder to the next command running, in milliseconds: what the
+/// project promises.
 const TAKE_OVERS: (usize, u128) = (50, 20);
 
 /// The same where each takes some answers of a server.

@@ -103,8 +103,8 @@ on_every_store! {
     fn opposite_orders_never_block_each_other(sandbox: &Sandbox) {
         let times = sandbox.many(100).max(20);
         let script = format!(
-            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); h=$(csalock lock $0 $1) || exit; csalock unlock $0 $1 || exit; \
-             csalock run $1 --also $0 true || exit; done"
+            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); h=$(csalock lock $0 $1) || exit; \
+             csalock unlock $0 $1 || exit; csalock run $1 --also $0 true || exit; done"
         );
         let jobs: Vec<Job> = [["a", "b"], ["b", "a"]].iter().map(|order| {
             sandbox.call("dash", [&["-c", script.as_str()], &order[..]].concat()).spawn()

@@ -210,7 +210,8 @@ on_every_store! {
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
                       csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x true
                       csalock put -q --unlock --even-if-stale x newer; echo $?
-                      csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x sh -c 'echo in; read line' < line > in &
+                      csalock lock --ttl 50ms x > /dev/null; over
+                      setsid -w csalock run x sh -c 'echo in; read line' < line > in &
                       : > line; csalock put -q --unlock --even-if-stale x newer; echo $?";
         nix::unistd::mkfifo(&sandbox.path("files/line"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         let done = sandbox.script("dash", &script.replace(": > line;", "exec 3> line; until grep -q in in; do :; done;")).capture();
@@ -219,7 +220,8 @@ on_every_store! {
 
     fn who_wrote_for_a_moment_has_had_the_lock_since(sandbox: &Sandbox) {
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
-                      csalock put x old; csalock lock --ttl 50ms x > /dev/null; over; setsid -w sh -c 'csalock put x foreign; :'
+                      csalock put x old; csalock lock --ttl 50ms x > /dev/null; over
+                      setsid -w sh -c 'csalock put x foreign; :'
                       csalock put -q --unlock --even-if-stale x late; echo $? $(csalock get x)
                       csalock del -q --unlock --even-if-stale x; echo $? $(csalock get x)
                       csalock lock --forever x > /dev/null; csalock unlock --force x > /dev/null
@@ -229,7 +231,8 @@ on_every_store! {
 
     fn one_who_took_the_lock_anew_may_write_again(sandbox: &Sandbox) {
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
-                      csalock lock --ttl 50ms x > /dev/null; over; csalock lock x > /dev/null 2>&1; csalock put x a; echo $?
+                      csalock lock --ttl 50ms x > /dev/null; over
+                      csalock lock x > /dev/null 2>&1; csalock put x a; echo $?
                       csalock unlock x; csalock put x b; echo $?";
         sandbox.script("dash", script).stdout("0\n0\n").run();
     }

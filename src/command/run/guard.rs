@@ -148,8 +148,8 @@ impl Guard<'_> {
         (is_due && ended.exit == Exit::signalled(nix::libc::SIGKILL)).then_some((Stop::Lease, true))
     }
 
-    /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command ran; and
-    /// if a lease that nobody renews was the last, it is `by_time` that the command had to end.
+    /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command
+    /// ran; and if a lease that nobody renews was the last, it is `by_time` that the command had to end.
     fn give_back(&self, lease_ends: Option<Duration>, by_time: &Cell<bool>) -> bool {
         let over = lease_ends.is_some_and(|ends| ends <= self.world.host.boottime());
         let opened = match &self.opened {
