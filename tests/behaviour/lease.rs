@@ -141,14 +141,14 @@ on_every_kind_of_store! {
     }
 
     fn a_command_that_renews_its_lease_goes_on(sandbox: &Sandbox) {
-        let (span, longer) = if sandbox.is_of_files() { ("500ms", "0.6") } else { ("3s", "3.1") };
+        let (span, longer) = if sandbox.is_shared() { ("3s", "3.1") } else { ("1s", "1.1") };
         let script = format!("csalock renew --ttl 1h x; sleep {longer}; echo done");
         sandbox.csalock(["run", "--ttl", span, "x", "-c", &script]).stdout("done\n").run();
     }
 
     fn a_command_that_shortens_its_own_lease_is_ended_before_it_is_over(sandbox: &Sandbox) {
         // Enough is left of it to give the lock back.
-        let span = if sandbox.is_of_files() { "400ms" } else { "3s" };
+        let span = if sandbox.is_shared() { "3s" } else { "1s" };
         let script = format!("trap 'exit 9' TERM; csalock renew --ttl {span} x; while :; do sleep 0.01; done");
         let said = "csalock: the command was ended before the --ttl of lock x was over\n";
         for options in [&["--ttl", "1h"][..], &["--forever"], &["-q"]] {
@@ -160,8 +160,9 @@ on_every_kind_of_store! {
     }
 
     fn a_command_that_gave_back_its_lock_is_left_alone(sandbox: &Sandbox) {
-        let script = "csalock unlock x; sleep 0.5; exit 3";
-        sandbox.csalock(["run", "--ttl", "300ms", "x", "-c", script]).status(3).run();
+        let (span, longer) = if sandbox.is_shared() { ("3s", "3.1") } else { ("1s", "1.1") };
+        let script = format!("csalock unlock x; sleep {longer}; exit 3");
+        sandbox.csalock(["run", "--ttl", span, "x", "-c", &script]).status(3).run();
     }
 
     fn a_leased_command_does_not_outlive_its_wrapper(sandbox: &Sandbox) {

@@ -96,7 +96,8 @@ impl Guard<'_> {
         }
         let exit = exit_of(&ended);
         let lease_ends = self.lease_end.map_or_else(|| lease.get().map(|lease| lease.ends), LeaseEnd::get);
-        let by_time = Cell::new(self.asked.taking.ttl.is_some());
+        // Where nobody renews, every lease is one that somebody set.
+        let by_time = Cell::new(self.asked.taking.ttl.is_some() || keeper.is_none());
         let give_back = || self.give_back(lease_ends, &by_time);
         // The keeper goes on when we do not get through.
         let lost = if keeper.is_some() { self.in_time(&ended, exit, give_back) } else { give_back() };

@@ -126,9 +126,10 @@ impl Take<'_> {
 
     /// Waits until somebody is there who renews our lease. Not if the command would have to be ended before it has begun.
     fn has_leave(&self, becoming: &Becoming) -> bool {
+        let span = self.asked.taking.ttl.unwrap_or(self.world.lease());
         let left = || {
             let ends = self.lease_end.and_then(LeaseEnd::get).unwrap_or(Duration::MAX);
-            ends.saturating_sub(self.world.host.boottime()).saturating_sub(self.world.lease() * 3 / 10)
+            ends.saturating_sub(self.world.host.boottime()).saturating_sub(span * 3 / 10)
         };
         becoming.has_leave(left()) && !left().is_zero()
     }
