@@ -72,6 +72,16 @@ enum Kept {
     Lost,
 }
 
+/// How it stands with all of them.
+enum Held {
+    /// Something is held, and the first of the leases ends then, if any does.
+    Until(Option<Duration>),
+    /// Nothing is held: it was given back.
+    Nothing,
+    /// Nothing is held, for somebody else may have it; and nobody is to be ended for that.
+    Lost,
+}
+
 /// Leaves a keeper behind for whoever holds these grants, if their leases are to be renewed.
 pub(super) fn leave_behind(keeping: &Keeping<'_>, opened: &Opened<'_>, grants: &[Grant]) -> Result<()> {
     if !grants.iter().any(|grant| matches!(grant.tenure, Tenure::Renewed(_))) {
@@ -228,14 +238,18 @@ impl Keeping<'_> {
             }
             let now = self.world.host.boottime();
             next = match self.renew(&mut opened) {
-                Ok(Some(ends)) => {
+                Ok(Held::Until(ends)) => {
                     self.lease_end.set(ends);
                     told();
                     let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
                     now + (left / 3).max(Duration::from_millis(10))
                 }
-                Ok(None) => {
+                Ok(Held::Nothing) => {
                     self.lease_end.set(None);
+                    return told();
+                }
+                Ok(Held::Lost) => {
+                    self.lease_end.set(Some(now));
                     return told();
                 }
                 Err(_) => {
@@ -246,18 +260,23 @@ impl Keeping<'_> {
         }
     }
 
-    /// Renews once, and says when the first of the leases ends; `Some(None)`: none of them does; `None`: nothing is held.
-    fn renew<'a>(&'a self, opened: &mut Option<Opened<'a>>) -> Result<Option<Option<Duration>>> {
+    /// Renews once.
+    fn renew<'a>(&'a self, opened: &mut Option<Opened<'a>>) -> Result<Held> {
         let opened = match opened {
             Some(opened) => opened,
             none => none.insert(self.targets.open(self.world)?),
         };
-        let (mut held, mut first): (bool, Option<Duration>) = (false, None);
+        let (mut held, mut lost, mut first): (bool, bool, Option<Duration>) = (false, false, None);
         for (target, engine) in opened.each().filter(|(_, engine)| engine.store().reach() == Reach::ManyHosts) {
             let now = self.world.host.boottime();
+            // A server that stands still must not keep us from the others until the lease is over.
+            engine.store().bound(Some(now + self.world.lease() / 6));
             let ends = match self.keep(&target.name, engine)? {
                 Kept::GivenBack => continue,
-                Kept::Lost if !self.kills => continue,
+                Kept::Lost if !self.kills => {
+                    lost = true;
+                    continue;
+                }
                 Kept::ForGood => None,
                 Kept::Until(ends) => Some(ends),
                 Kept::Lost => Some(now),
@@ -265,7 +284,11 @@ impl Keeping<'_> {
             held = true;
             first = ends.map(|ends| first.map_or(ends, |first| first.min(ends))).or(first);
         }
-        Ok(held.then_some(first))
+        Ok(match (held, lost) {
+            (true, _) => Held::Until(first),
+            (false, true) => Held::Lost,
+            (false, false) => Held::Nothing,
+        })
     }
 
     fn keep(&self, name: &[u8], engine: &Engine) -> Result<Kept> {
