@@ -488,7 +488,7 @@ fn who_waits_as_long_as_it_takes_outlasts_an_outage() {
     assert!(has_noted(&sandbox, "next"));
 }
 
-/// Somebody between a client and a server, who keeps back what is answered to transactions for as long as he is told to.
+/// Somebody between a client and a server, who keeps back what is answered to transactions as long as he is told to.
 struct Between {
     address: String,
     keeps: Arc<AtomicBool>,

@@ -152,11 +152,6 @@ impl Sandbox {
         matches!(self.kind, Kind::Shared | Kind::Etcd)
     }
 
-    /// A short lease, as an option's argument, and one so long that nothing happens meanwhile.
-    pub(crate) fn short(&self) -> &'static str {
-        if self.is_of_files() { "50ms" } else { "1s" }
-    }
-
     /// Writes a file and says where it is.
     pub(crate) fn file(&self, below: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(below);
