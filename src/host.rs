@@ -17,7 +17,7 @@ use std::time::Duration;
 pub use fake::Fake;
 pub use inherited::Inherited;
 pub use owner::{Called, Caller, caller, command_of};
-pub use unix::Unix;
+pub use unix::{Unix, is_at_work};
 pub use vigil::{Bell, Listener};
 
 use crate::error::Result;

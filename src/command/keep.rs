@@ -32,12 +32,12 @@ use crate::child::News;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Bell, Listener};
+use crate::host::{Bell, Listener, is_at_work};
 use crate::lease_end::LeaseEnd;
 use crate::lock::{Ask, Ended, Ending, Grant, Lease, Outcome, Process, Proof, Tenure};
 use crate::store::Reach;
 
-/// So long a guardian has to give back itself when the command has ended.
+/// So often it is looked at whether a guardian is at work, and a store is told again that did not answer.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The coarsest unit that a store counts leases in.
@@ -213,7 +213,8 @@ impl Keeping<'_> {
         }
         // Where the store is slow, whoever renews on and on is always faster than whoever wants to give back.
         ended.store(true, SeqCst);
-        if is_guarded() {
+        // A guardian that runs gives back itself, however long the store takes; then it ends us.
+        while is_guarded() && guardian.is_some_and(|guardian| is_at_work(guardian.as_raw())) {
             wait_for([], Some(LAST_WORDS));
         }
         self.mourn();
@@ -287,6 +288,8 @@ impl Keeping<'_> {
         let shared = |((_, engine), _): &((&Target, &Engine), &mut Known)| engine.store().reach() == Reach::ManyHosts;
         for ((target, engine), known) in opened.each().zip(known).filter(shared) {
             let now = self.world.host.boottime();
+            // A server that stands still must not keep us from the others until the lease is over.
+            engine.store().bound(Some(now + self.world.lease() / 6));
             let ends = match self.keep(&target.name, engine, known)? {
                 Kept::GivenBack => continue,
                 Kept::ForGood => None,

@@ -107,15 +107,14 @@ pub(super) fn keep_for(
             kills: false,
         })
     };
-    let over = || opened.lease_ends(grants).is_some_and(|ends| ends <= world.host.boottime());
-    let kept = keeping().and_then(|keeping| leave_behind(&keeping, opened, grants)).and_then(|()| match over() {
-        false => Ok(()),
-        true => {
-            let what =
-                "the lock was lost before it could be used: its lease was over when the store said that it is taken";
-            Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))
-        }
-    });
+    // Nobody is to renew late what the script is told that it lost.
+    let over = opened.lease_ends(grants).is_some_and(|ends| ends <= world.host.boottime());
+    let kept = if over {
+        let what = "the lock was lost before it could be used: its lease was over when the store said that it is taken";
+        Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))
+    } else {
+        keeping().and_then(|keeping| leave_behind(&keeping, opened, grants))
+    };
     if kept.is_err() {
         opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
     }

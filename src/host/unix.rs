@@ -144,6 +144,11 @@ pub(super) fn is_being_given_back(parent: i32) -> bool {
     matches!(proc_stat::read(parent), Ok(Some(stat)) if stat.is_running() && ours(&stat.program))
 }
 
+/// Whether a process is there and not stopped.
+pub fn is_at_work(pid: i32) -> bool {
+    matches!(proc_stat::read(pid), Ok(Some(stat)) if stat.is_running())
+}
+
 /// `ID@NAME`: the ID is hashed, for machine-id(5) says that it is confidential; it is empty where there is none.
 fn machine(name: &str) -> String {
     let id = ["/etc/machine-id", "/var/lib/dbus/machine-id"].iter().find_map(|path| read_short(path).ok());

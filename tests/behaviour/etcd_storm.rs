@@ -1,5 +1,5 @@
-//! Three hosts with a server of etcd each, and workers on all of them that share two locks. Servers are killed and stand
-//! still, hosts are cut off, a majority is lost and comes back; meanwhile workers are killed and stopped. A referee who
+//! Three hosts with a server of etcd each, and workers on all of them that share two locks. Servers are killed and
+//! stand still, hosts are cut off, a majority is lost and comes back; meanwhile workers are killed and stopped. A referee who
 //! knows nothing of csalock sees to it that no two are in at once, and that tokens only grow. When it is over everybody
 //! who is left finishes soon.
 //!
@@ -41,8 +41,8 @@ struct Work {
     round: &'static str,
     under: &'static str,
     shared: bool,
-    /// Whether it may be stopped. A script that holds by `lock` and is stopped for longer than its lease, on a host that
-    /// is cut off, cannot know when it goes on that somebody else holds.
+    /// Whether it may be stopped. A script that holds by `lock` and is stopped for longer than its lease, on a host
+    /// that is cut off, cannot know when it goes on that somebody else holds.
     stops: bool,
     /// Whether it may be killed. What a script has started lives on when it is killed, though its lock does not.
     dies: bool,
