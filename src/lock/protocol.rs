@@ -126,8 +126,17 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
     }
 }
 
+/// Whether its lease is over. One that is renewed says that its owner lives to those who cannot see it; who can, believes
+/// his eyes.
 fn is_over(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
-    grant.tenure.lease().map_or(Ok(false), |lease| facts.over(lease))
+    match &grant.tenure {
+        Tenure::Renewed(lease) => Ok(facts.over(lease)? && !is_seen_alive(grant, facts)?),
+        tenure => tenure.lease().map_or(Ok(false), |lease| facts.over(lease)),
+    }
+}
+
+fn is_seen_alive(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
+    Ok(matches!(effective_owner(&grant.party, facts)?, Some((_, Fate::Alive))))
 }
 
 /// Whether an unconfirmed grant stands whatever becomes of whoever was granted it. Nobody asks for a decision before that
@@ -279,7 +288,9 @@ fn wait_behind(
         if let Some(process) = grant.unconfirmed.or(owner) {
             processes.push((grant.party.home.clone(), process));
         }
-        leases.extend(grant.tenure.lease().cloned());
+        // Where the owner is seen, his end is what counts.
+        let by_lease = !matches!(grant.tenure, Tenure::Renewed(_)) || !is_seen_alive(grant, facts)?;
+        leases.extend(grant.tenure.lease().filter(|_| by_lease).cloned());
     }
     Ok(Step::Wait { processes, leases, ahead })
 }

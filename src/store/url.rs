@@ -96,6 +96,14 @@ impl Location {
         if path.contains(&0) {
             return Err(wrong("a path cannot contain NUL"));
         }
+        let is_url = bytes.starts_with(&[scheme, b":"].concat());
+        let rest = if scheme == b"dir" { path.strip_suffix(SHARED).unwrap_or(path) } else { path };
+        if is_url && (rest.contains(&b'?') || (scheme.starts_with(b"etcd") && rest.contains(&b'#'))) {
+            return Err(wrong("only a directory has an option, and that is ?shared=1"));
+        }
+        if rest.is_empty() {
+            return Err(wrong("its path is missing"));
+        }
         if matches!(scheme, b"etcd" | b"etcds") {
             return Cluster::parse(scheme == b"etcds", path).map(Location::Etcd).map_err(wrong);
         }

@@ -70,9 +70,11 @@ impl Take<'_> {
                 becoming.inspect(|becoming| becoming.tell(Report::Granted));
                 let error = match becoming.is_none_or(|becoming| self.has_leave(becoming)) {
                     true => self.execute(&grants),
-                    false => {
-                        Error::new(Exit::Lost, "nobody is there to renew the lease, so the command was not run", "")
-                    }
+                    false => Error::new(
+                        Exit::Lost,
+                        "the lease was over, or nobody was there to renew it, before the command could begin; it was not run",
+                        "try again",
+                    ),
                 };
                 self.give_back(&opened)?;
                 Err(error.into())

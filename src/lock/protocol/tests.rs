@@ -524,3 +524,20 @@ fn whoever_is_mourned_is_dead_for_everybody() {
     let Step::Write { record, wake, .. } = settle(&held, &Ask::Mourn(claimant), &[]) else { panic!() };
     assert_eq!((record.holders[0].proof, wake), (proof(3), vec![proof(3)]));
 }
+
+#[test]
+fn nobody_takes_the_lock_of_an_owner_whom_he_sees_alive() {
+    let late = held_by(1, Tenure::Renewed(lease(0)));
+    let waits = settle(&late, &Ask::Take(wants(2, Share::Exclusive)), &[]);
+    let Step::Write { record, outcome: None, .. } = waits else { panic!() };
+    // He looks when that process ends, and not again and again because the lease is over.
+    let Step::Wait { processes, leases, .. } = settle(&record, &Ask::Take(wants(2, Share::Exclusive)), &[]) else {
+        panic!()
+    };
+    assert_eq!((processes, leases), (vec![(home(), process(1))], Vec::new()));
+    let step = settle(&late, &Ask::Take(wants(2, Share::Exclusive)), &[1]);
+    assert!(matches!(step, Step::Write { outcome: Some(Outcome::Granted(..)), .. }));
+    // A time that somebody set is over when it is.
+    let step = settle(&held_by(1, Tenure::Until(lease(0))), &Ask::Take(wants(2, Share::Exclusive)), &[]);
+    assert!(matches!(step, Step::Write { outcome: Some(Outcome::Granted(..)), .. }));
+}

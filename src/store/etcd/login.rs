@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -160,12 +160,22 @@ fn first_line(path: &Path) -> Result<String> {
     let failed = |error: std::io::Error| {
         Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read CSALOCK_ETCD_PASSWORD_FILE", path)
     };
-    let file = File::open(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.mode() & 0o007 != 0 {
+    // A pipe would have to be waited for, and could be read once only; several of our processes read it.
+    let file = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} is no ordinary file", shown_path(path));
+        return Err(Error::new(Exit::Usage, what, "name one that has the password in its first line"));
+    }
+    if found.mode() & 0o007 != 0 {
         let what = format!("everybody can read the password in {}", shown_path(path));
         return Err(Error::new(Exit::Permission, what, format!("chmod o= {}", shown_path(path))));
     }
     let mut text = String::new();
     file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(failed)?;
-    Ok(text.lines().next().unwrap_or_default().to_string())
+    let line = text.lines().next().filter(|line| !line.is_empty()).map(str::to_string);
+    line.ok_or_else(|| {
+        let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} has no password in its first line", shown_path(path));
+        Error::new(Exit::Usage, what, "write it there")
+    })
 }
