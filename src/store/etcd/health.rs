@@ -9,7 +9,7 @@ use super::gateway::Gateway;
 use super::wire::{Found, encoded, number};
 use super::wrong::Trouble;
 use crate::name::shown;
-use crate::store::Finding;
+use crate::store::{Finding, Verdict};
 
 /// So long each question may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -40,7 +40,12 @@ struct Members {
 pub(super) fn examine(gateway: &Gateway, records: &[u8]) -> Vec<Finding> {
     let cluster = &gateway.cluster;
     let mut findings: Vec<Finding> = cluster.endpoints.iter().flat_map(|server| of_server(gateway, server)).collect();
-    findings.push(of_reading(gateway, records));
+    let reading = of_reading(gateway, records);
+    // Of a cluster that does not answer nothing more can be said.
+    if reading.verdict == Verdict::Bad {
+        return [findings, vec![reading]].concat();
+    }
+    findings.push(reading);
     findings.extend(of_members(gateway));
     findings.push(of_login(gateway));
     findings.push(of_transport(gateway));
@@ -109,7 +114,7 @@ fn of_reading(gateway: &Gateway, records: &[u8]) -> Finding {
         let begun = gateway.host().boottime();
         if let Err(error) = gateway.ask::<Found>("/v3/kv/range", &question) {
             let error = error.to_string();
-            let (what, cure) = error.split_once("; ").unwrap_or((&error, ""));
+            let (what, cure) = error.rsplit_once("; ").unwrap_or((&error, ""));
             return Finding::bad("reading", what, cure);
         }
         times.push(gateway.host().boottime().saturating_sub(begun));
