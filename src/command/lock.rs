@@ -1,5 +1,7 @@
 //! `csalock lock`
 
+use std::time::Duration;
+
 use nix::sys::signal::Signal;
 
 use super::keep::{Keeping, leave_behind};
@@ -12,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Called, Caller, caller};
 use crate::lease_end::LeaseEnd;
-use crate::lock::{Ending, Grant, Handle};
+use crate::lock::{Ending, Grant, Handle, Tenure};
 use crate::name::shown;
 use crate::report::LockJson;
 use crate::signals::Signals;
@@ -108,7 +110,10 @@ pub(super) fn keep_for(
         })
     };
     // Nobody is to renew late what the script is told that it lost.
-    let over = opened.lease_ends(grants).is_some_and(|ends| ends <= world.host.boottime());
+    // (A time that somebody set is rounded up by a store that counts in seconds.)
+    let is_renewed = grants.iter().any(|grant| matches!(grant.tenure, Tenure::Renewed(_)));
+    let most = if is_renewed { Duration::ZERO } else { Duration::from_secs(1) };
+    let over = opened.lease_ends(grants).is_some_and(|ends| ends + most <= world.host.boottime());
     let kept = if over {
         let what = "the lock was lost before it could be used: its lease was over when the store said that it is taken";
         Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))
@@ -154,7 +159,7 @@ pub(super) fn applicant(
         Some(pid) => owner_with_pid(world, pid)?,
         None => match caller(process.pid) {
             // Nobody's life is needed where the lock ends otherwise.
-            Err(error) if error.exit() == Exit::Usage && tenure != crate::lock::Tenure::OwnerLives => {
+            Err(error) if error.exit() == Exit::Usage && tenure != Tenure::OwnerLives => {
                 Caller { owners: Vec::new(), command: b"?".to_vec() }
             }
             found => found?,
