@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::etcd::{Cluster, Place, Setup};
-use crate::sandbox::{Call, Job, Network, Sandbox, proc::lives, wait_until};
+use crate::sandbox::{Call, Job, Network, Sandbox, is_root, proc::lives, wait_until};
 use crate::storm::members;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -72,9 +72,22 @@ fn holder(sandbox: &Sandbox, options: &[&str]) -> Job {
 
 /// Somebody who waits for lock x as long as it takes, and notes in `next` when he got it.
 fn waiter(sandbox: &Sandbox) -> Job {
-    let job = csalock(sandbox, &["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next")]).spawn();
+    waiter_by(sandbox, &[])
+}
+
+/// The same, where these words begin its command line.
+fn waiter_by(sandbox: &Sandbox, before: &[String]) -> Job {
+    let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next")];
+    let job = sandbox.csalock_by(before, &words).env("CSALOCK_LEASE", LEASE).spawn();
     wait_until("the waiter waits", || sandbox.waiters("x").len() == 1);
     job
+}
+
+/// What a command line begins with that is to see no other process, as on another host. Who sees an owner alive takes
+/// nothing from him. `None`: only root can.
+fn as_on_another_host() -> Option<Vec<String>> {
+    let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
+    is_root("another pid namespace").then(|| alone.map(str::to_string).to_vec())
 }
 
 #[track_caller]
@@ -133,10 +146,10 @@ fn a_command_is_ended_before_its_lease_when_the_only_server_is_killed() {
 
 #[test]
 fn a_command_that_is_only_to_be_warned_goes_on_and_85_says_so_afterwards() {
-    let Some(cluster) = cluster_of(1) else { return };
+    let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     let holder = holder(&sandbox, &["--on-lost", "warn"]);
-    let waiter = waiter(&sandbox);
+    let waiter = waiter_by(&sandbox, &alone);
     cluster.kill(0);
     let gone = uptime();
     wait_until("the lease is over", || uptime() > gone + LEASE_SECONDS);
@@ -527,7 +540,7 @@ impl Between {
 
 #[test]
 fn who_hears_that_he_holds_when_his_lease_is_over_does_not_hold() {
-    let Some(cluster) = cluster_of(1) else { return };
+    let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     for words in ["lock x", "run x echo ran"] {
         let between = Between::and(&cluster.endpoints()[0]);
@@ -538,7 +551,7 @@ fn who_hears_that_he_holds_when_his_lease_is_over_does_not_hold() {
         // It is suspended between the taking and the answer, for longer than the lease.
         let all = |late: &[Job; 1], signal| members(late).into_iter().for_each(|pid| send(pid, signal));
         all(&late, Signal::SIGSTOP);
-        let next = sandbox.csalock(["run", "-q", "-w", "inf", "x", "cat"]).spawn();
+        let next = sandbox.csalock_by(&alone, &["run", "-q", "-w", "inf", "x", "cat"]).spawn();
         wait_until("the next one holds", || sandbox.sight("x")["holders"][0]["command"] == "cat");
         between.keeps.store(false, Ordering::SeqCst);
         wait_until("the answer is there", || between.passed_on.load(Ordering::SeqCst));
