@@ -19,8 +19,9 @@ mod values;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::leases::{LEASE, Lent};
+use self::leases::Lent;
 
+pub use leases::LEASE;
 pub use patience::{Backoff, Patience};
 pub use several::{AllTaken, Onlooker, Wish, take_all};
 pub use sight::Sight;

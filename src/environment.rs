@@ -8,14 +8,12 @@ use std::time::Duration;
 use nix::unistd::{Uid, User};
 
 use crate::duration::parse_span;
+use crate::engine::LEASE;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::{Limits, parse_size};
 use crate::name::shown;
 use crate::store::{Access, Layout, Location};
-
-/// How long leases are that are renewed, where nothing else was said.
-const LEASE: Duration = Duration::from_secs(60);
 
 /// No lease that is renewed is shorter.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);

@@ -10,7 +10,7 @@ use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Host, Unix};
-use crate::lock::{Ask, Grant, Handle, Outcome, Party, Share, Tenure};
+use crate::lock::{Ask, Grant, Handle, Outcome, Party, Tenure};
 use crate::store::{self, Location};
 
 /// What is never sent.
@@ -60,28 +60,15 @@ impl Locks {
         crate::name::check(name.as_bytes())?;
         let host = self.engine.host();
         let process = host.this_process()?;
-        let applicant = Applicant {
-            handle: self.engine.new_handle()?,
-            share: Share::Exclusive,
-            party: Party {
-                home: host.home()?,
-                owners: vec![process],
-                host: host.name(),
-                uid: host.uid(),
-                command: crate::host::command_of(process.pid),
-                label: None,
-            },
-            process,
-            outlived: false,
-            yields: false,
-            claim: None,
-            tenure: Tenure::OwnerLives,
-            slots: None,
-            refuse_stale: false,
-            tentative: false,
-            under: Vec::new(),
-            called: None,
+        let party = Party {
+            home: host.home()?,
+            owners: vec![process],
+            host: host.name(),
+            uid: host.uid(),
+            command: crate::host::command_of(process.pid),
+            label: None,
         };
+        let applicant = Applicant::for_itself(self.engine.new_handle()?, party, process);
         let patience = Patience { limit: Some(at_most), attempts: None, backoff: None };
         match self.engine.take(name.as_bytes(), &applicant, &patience, None, &mut |_| None)? {
             Taken::Answer(Outcome::Granted(Grant { token, tenure, .. }, _)) => Ok(Some(Guard {

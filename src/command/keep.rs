@@ -169,7 +169,7 @@ impl Keeping<'_> {
         })
     }
 
-    /// Watches the owners until they have `ended`, and then gives back for them.
+    /// Watches the owners until they have `ended`, and then says so.
     fn watch(&self, guardian: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>, ended: &AtomicBool) {
         let pidfds: Vec<OwnedFd> = self.owners.iter().filter_map(|owner| self.pidfd(owner)).collect();
         let bell = Bell::new(Listener::Guardian(&self.proof));

@@ -11,7 +11,7 @@ use anyhow::Context;
 use nix::sys::signal::Signal;
 
 use crate::cli::{Common, Taking, Waiting};
-use crate::engine::{Engine, Patience};
+use crate::engine::{Engine, LEASE, Patience};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -101,7 +101,7 @@ impl World {
 
     /// How long leases are that are renewed.
     pub(super) fn lease(&self) -> Duration {
-        self.environment.lease().unwrap_or(Duration::from_secs(60))
+        self.environment.lease().unwrap_or(LEASE)
     }
 
     /// A party on this host.

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::lock::{Lease, Record, Tenure};
+use crate::lock::{Grant, Lease, Record, Tenure};
 use crate::store::Reach;
 
 /// How long leases are that are renewed, where nothing else was said.
-pub(super) const LEASE: Duration = Duration::from_secs(60);
+pub const LEASE: Duration = Duration::from_secs(60);
 
 /// A lease that we asked for.
 #[derive(Debug)]
@@ -36,6 +36,25 @@ impl Engine {
             Tenure::Renewing(span) => Ok(Tenure::Renewed(self.lend(Duration::from_millis(*span))?)),
             other => Ok(other.clone()),
         }
+    }
+
+    /// Begins the time of a grant in the record that is about to be written. What was `begun` for a try that somebody was
+    /// faster than will do if it is fresh.
+    pub(super) fn begin_grant(
+        &self,
+        tenure: &Tenure,
+        begun: &mut Option<Tenure>,
+        record: &mut Record,
+        grant: &mut Grant,
+    ) -> Result<()> {
+        let known = begun.take().filter(|begun| self.is_fresh(begun));
+        let now = known.map_or_else(|| self.begin(tenure), Ok)?;
+        for holder in record.holders.iter_mut().filter(|holder| holder.proof == grant.proof) {
+            holder.tenure = now.clone();
+        }
+        grant.tenure = now.clone();
+        *begun = Some(now);
+        Ok(())
     }
 
     /// When a tenure that was begun here ends on CLOCK_BOOTTIME, at the earliest. `None`: by no lease of ours.
@@ -75,7 +94,7 @@ impl Engine {
     }
 
     /// Whether a tenure that was begun here has only just begun.
-    pub(super) fn is_fresh(&self, tenure: &Tenure) -> bool {
+    fn is_fresh(&self, tenure: &Tenure) -> bool {
         let now = self.host.boottime();
         let is_fresh = |lent: &Lent| lent.ends.saturating_sub(now) >= lent.span / 10 * 9;
         tenure.lease().and_then(|lease| self.own(lease, is_fresh)).unwrap_or(false)

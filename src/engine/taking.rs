@@ -61,6 +61,27 @@ pub struct Applicant {
     pub called: Option<Called>,
 }
 
+impl Applicant {
+    /// A process that takes a lock for itself alone, while it lives.
+    pub fn for_itself(handle: Handle, party: Party, process: Process) -> Applicant {
+        Applicant {
+            handle,
+            share: Share::Exclusive,
+            party,
+            process,
+            outlived: false,
+            yields: false,
+            claim: None,
+            tenure: Tenure::OwnerLives,
+            slots: None,
+            refuse_stale: false,
+            tentative: false,
+            under: Vec::new(),
+            called: None,
+        }
+    }
+}
+
 /// How an attempt to take a lock ended.
 #[derive(Debug)]
 pub enum Taken {
@@ -340,16 +361,7 @@ impl<'a> Attempt<'a> {
         // Other hosts cannot see whether we live. Once it is confirmed, it is for good.
         let lease = Tenure::AtMost(engine.lease.as_millis() as u64);
         let tenure = if depends { &lease } else { &self.application.tenure };
-        let begun = match self.begun.take().filter(|begun| engine.is_fresh(begun)) {
-            Some(begun) => begun,
-            None => engine.begin(tenure)?,
-        };
-        self.begun = Some(begun.clone());
-        for holder in record.holders.iter_mut().filter(|holder| holder.proof == grant.proof) {
-            holder.tenure = begun.clone();
-        }
-        grant.tenure = begun;
-        Ok(())
+        engine.begin_grant(tenure, &mut self.begun, record, grant)
     }
 
     /// Finds out what those who wait, or would have to, have to say of themselves. Whether that has changed.

@@ -44,13 +44,7 @@ impl Engine {
                 let tenure = application.tenure.clone();
                 let mut step = self.decide(record, &Ask::Take(application), None)?;
                 if let Step::Write { record, outcome: Some(Outcome::Granted(grant, _)), .. } = &mut step {
-                    let known = begun[at].take().filter(|begun| self.is_fresh(begun));
-                    let tenure = known.map_or_else(|| self.begin(&tenure), Ok)?;
-                    begun[at] = Some(tenure.clone());
-                    for holder in record.holders.iter_mut().filter(|holder| holder.proof == grant.proof) {
-                        holder.tenure = tenure.clone();
-                    }
-                    grant.tenure = tenure;
+                    self.begin_grant(&tenure, &mut begun[at], record, grant)?;
                 }
                 Ok(step)
             },

@@ -12,7 +12,7 @@ use crate::engine::{Applicant, Engine, Patience, Taken};
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::pause;
-use crate::lock::{Ask, Handle, Outcome, Share, Tenure};
+use crate::lock::{Ask, Handle, Outcome};
 use crate::signals::Signals;
 use crate::store::{Finding, Location, Stored, Swap};
 
@@ -229,21 +229,8 @@ fn name(mark: &str) -> Vec<u8> {
 /// Takes it for this process. `None`: somebody else has it.
 fn take(world: &World, engine: &Engine, name: &[u8], patience: &Patience) -> Result<Option<Handle>> {
     let process = world.host.this_process()?;
-    let applicant = Applicant {
-        handle: engine.new_handle()?,
-        share: Share::Exclusive,
-        party: world.party(vec![process], b"csalock doctor".to_vec(), None)?,
-        process,
-        outlived: false,
-        yields: false,
-        claim: None,
-        tenure: Tenure::OwnerLives,
-        slots: None,
-        refuse_stale: false,
-        tentative: false,
-        under: Vec::new(),
-        called: None,
-    };
+    let party = world.party(vec![process], b"csalock doctor".to_vec(), None)?;
+    let applicant = Applicant::for_itself(engine.new_handle()?, party, process);
     match engine.take(name, &applicant, patience, None, &mut |_| None)? {
         Taken::Answer(Outcome::Granted(..)) => Ok(Some(applicant.handle)),
         Taken::Answer(Outcome::Busy(_)) | Taken::Interrupted => Ok(None),
