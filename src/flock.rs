@@ -202,7 +202,8 @@ impl Wait<'_> {
     fn begin(&mut self, path: &Path, file: &File, share: Share) -> Result<Waited> {
         let failed = |errno| Error::os(errno, "lock", path);
         let helper = Helper::start(file, share).map_err(failed)?;
-        let mut look_at = Some(self.host.boottime());
+        // Also when it is over at once: whoever waited has to look after what he held meanwhile.
+        let mut look_at = self.look_again_at()?;
         loop {
             if let Some(locked) = helper.ended() {
                 return locked.map(|()| Waited::Locked).map_err(failed);
@@ -218,11 +219,16 @@ impl Wait<'_> {
                 return Ok(if helper.stop() { Waited::Locked } else { Waited::TimeOver });
             }
             if look_at.is_some_and(|at| at <= now) {
-                look_at = (self.look)()?.map(|span| now.saturating_add(span));
+                look_at = self.look_again_at()?;
             }
             let next = self.until.into_iter().chain(look_at).min();
             self.sleep(next.map(|next| next.saturating_sub(now)))?;
         }
+    }
+
+    fn look_again_at(&mut self) -> Result<Option<Duration>> {
+        let now = self.host.boottime();
+        Ok((self.look)()?.map(|span| now.saturating_add(span)))
     }
 
     /// Until a signal comes, the helper's end among them, or the time is over.

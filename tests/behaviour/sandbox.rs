@@ -162,9 +162,11 @@ impl Sandbox {
         if self.is_of_files() { of_files } else { "1s" }
     }
 
-    /// How many of something that a test does often: a tenth where each takes some answers of a server.
+    /// How many of something that a test does often: a tenth where each takes some answers of a server, and of thousands
+    /// where nobody asked for all of them.
     pub(crate) fn many(&self, of_files: usize) -> usize {
-        if self.is_of_files() { of_files } else { of_files.div_ceil(10) }
+        let of_this = if self.is_of_files() { of_files } else { of_files.div_ceil(10) };
+        if of_this < 1_000 || is_thorough() { of_this } else { of_this.div_ceil(10) }
     }
 
     /// Everything that is stored, so that it can be seen whether anything changed; but no history.
@@ -374,6 +376,11 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Whether everything is to be tried that there is time for: `CSALOCK_TESTS=all`. Else what takes minutes is tried in part.
+pub(crate) fn is_thorough() -> bool {
+    std::env::var_os("CSALOCK_TESTS").is_some_and(|which| which == "all")
 }
 
 /// Says, past every capture of output, that something was not tried.

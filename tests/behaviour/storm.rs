@@ -7,18 +7,22 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::referee;
-use crate::sandbox::{Job, Sandbox, proc, wait_until};
+use crate::sandbox::{Job, Sandbox, is_thorough, proc, wait_until};
 
 const PROCESSES: u64 = 24;
 
 /// How often each counts.
 fn rounds(sandbox: &Sandbox) -> u64 {
-    if sandbox.is_of_files() { 200 } else { 5 }
+    match (sandbox.is_of_files(), is_thorough()) {
+        (true, true) => 200,
+        (true, false) => 25,
+        (false, _) => 5,
+    }
 }
 
-/// How many of those in the storm that is shot at, and for how long.
+/// How many of those in the storm that is shot at, and for how long at least.
 const TARGETS: usize = 16;
-const SHOOTING: Duration = Duration::from_secs(6);
+const SHOOTING: Duration = Duration::from_secs(2);
 
 /// So many steps are the least that says anything.
 const STEPS: usize = 50;
