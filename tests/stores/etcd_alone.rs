@@ -233,6 +233,18 @@ fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
 }
 
 #[test]
+fn who_asked_in_vain_is_not_held_up_as_long_by_each_question_that_follows() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
+    let [first, second] = [(); 2].map(|()| {
+        let begun = Instant::now();
+        assert_eq!(store.read(b"x").unwrap_err().exit(), Exit::Unreachable);
+        begun.elapsed()
+    });
+    assert!(second < first / 2, "{second:?} after {first:?}");
+}
+
+#[test]
 fn a_server_that_never_answers_does_not_hide_the_others() {
     let Some(cluster) = etcd::shared() else { return };
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -30,6 +30,9 @@ use crate::store::Cluster;
 /// So long a call may take if nobody said anything else, and at most.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The same, once a call has waited in vain: who asks several things of servers that are silent does not wait for each.
+const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
+
 /// So long after its end a call may take to end.
 const OVERTIME: Duration = Duration::from_millis(700);
 
@@ -63,6 +66,8 @@ struct State {
     at: usize,
     /// Whether any has answered yet.
     answered: bool,
+    /// Whether the last call ended without an answer.
+    silent: bool,
     until: Option<Duration>,
 }
 
@@ -115,7 +120,7 @@ impl Gateway {
             cluster: cluster.clone(),
             host,
             terms,
-            state: Mutex::new(State { at, answered: false, until: None }),
+            state: Mutex::new(State { at, answered: false, silent: false, until: None }),
         })
     }
 
@@ -142,7 +147,8 @@ impl Gateway {
         let body = question.to_string().into_bytes();
         let mut state = self.state();
         let now = self.host.boottime();
-        let at_most = state.until.map_or(PATIENCE, |until| (until.saturating_add(OVERTIME)).saturating_sub(now));
+        let patience = if state.silent { LITTLE_PATIENCE } else { PATIENCE };
+        let at_most = state.until.map_or(patience, |until| (until.saturating_add(OVERTIME)).saturating_sub(now));
         let deadline = now + at_most.clamp(LEAST, PATIENCE);
         let count = self.cluster.endpoints.len();
         let mut troubles = Vec::new();
@@ -156,7 +162,7 @@ impl Gateway {
                 let server = &self.cluster.endpoints[at];
                 match self.ask_logged_in(server, path, &body, share) {
                     Ok(answer) => {
-                        (state.at, state.answered) = (at, true);
+                        (state.at, state.answered, state.silent) = (at, true, false);
                         return Ok(answer);
                     }
                     Err(trouble) => {
@@ -165,6 +171,7 @@ impl Gateway {
                         state.answered |= ends_all;
                         troubles.push((server.clone(), trouble));
                         if ends_all {
+                            state.silent = false;
                             return Err(self.failed(troubles));
                         }
                     }
@@ -179,6 +186,7 @@ impl Gateway {
                 self.pause(pause);
             }
         }
+        state.silent = true;
         Err(self.failed(troubles))
     }
 
