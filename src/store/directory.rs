@@ -39,10 +39,12 @@
 //! need a file system that tells them apart (else the second is refused, for a record bears its name).
 
 mod anchor;
+mod belonging;
 mod entry;
 mod health;
 mod history;
 mod lease;
+mod lodging;
 mod pointer;
 mod rest;
 mod root;
@@ -280,7 +282,7 @@ impl Store for Directory {
             let Some(look) = entry.look()? else {
                 if !dry_run {
                     // Somebody died just before this.
-                    let _ = sys::remove_directory(&root.directory, entry::os(file_name));
+                    lodging::remove_empty(&root.directory, entry::os(file_name));
                 }
                 return Ok(());
             };

@@ -7,6 +7,7 @@
 
 mod completions;
 mod man;
+mod security;
 mod shells;
 
 use std::fs;

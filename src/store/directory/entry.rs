@@ -9,10 +9,11 @@ use nix::errno::Errno;
 use nix::sys::stat::{Mode, fstat};
 use sha2::{Digest, Sha256};
 
+use super::lodging::There;
 use super::pointer::{Name, Pointer};
 use super::root::Root;
-use super::sys;
 pub(super) use super::sys::os;
+use super::{lodging, sys, tokens};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::store::{Durability, Keep, Reach};
@@ -45,9 +46,13 @@ pub(super) struct Entry<'a> {
 pub(super) struct Look<'a> {
     pub(super) entry: &'a Entry<'a>,
     directory: OwnedFd,
+    /// The directory that it lodges in, if it is not in the store's.
+    outer: Option<OwnedFd>,
     pub(super) pointer: Option<Pointer>,
     records: Vec<String>,
     debris: Vec<String>,
+    /// Whether a record may lodge in here.
+    has_lodging: bool,
 }
 
 /// The file name for a lock's name: letters, digits, `_`, `-` and inner dots as they are, the rest `%XX`. `~` stands only
@@ -116,8 +121,11 @@ impl<'a> Entry<'a> {
                 }
                 Err(errno) => return Err(self.failed("open the record's directory")(errno)),
             };
-            let mut look = Look { entry: self, directory, pointer: None, records: Vec::new(), debris: Vec::new() };
+            let mut look = Look::new(self, directory, None, None);
             look.list()?;
+            if look.pointer.is_none() && look.has_lodging {
+                look = look.inside()?;
+            }
             listing += 1;
             match (&look.pointer, look.records.is_empty()) {
                 (None, true) if look.debris.is_empty() => return Ok(None),
@@ -137,7 +145,7 @@ impl<'a> Entry<'a> {
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(None),
             Err(errno) => return Err(failed(errno)),
         };
-        let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode);
+        let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode, self.root.belonging);
         let born = prepared.and_then(|directory| {
             let born = self
                 .write(&directory, &embryo.name(), body, keep)
@@ -146,18 +154,15 @@ impl<'a> Entry<'a> {
                     Durability::Lasting => sys::sync_directory(&directory),
                     _ => Ok(()),
                 })
-                .and_then(|()| sys::rename(drafts, &draft, &self.root.directory, &self.file_name));
+                .and_then(|()| self.put_in_place(drafts, &draft));
             // Nothing but our own embryo: should the rename have happened after all, then everybody looks in here by now.
             if born.is_err() {
                 let _ = sys::remove_file(&directory, OsStr::new(&embryo.name()));
             }
-            born.map(|()| directory)
+            born.map(|outer| (directory, outer))
         });
         match born {
-            Ok(directory) => {
-                let pointer = Some(*embryo);
-                Ok(Some(Some(Look { entry: self, directory, pointer, records: Vec::new(), debris: Vec::new() })))
-            }
+            Ok((directory, outer)) => Ok(Some(Some(Look::new(self, directory, outer, Some(*embryo))))),
             Err(errno) => {
                 let _ = sys::remove_directory(drafts, OsStr::new(&draft));
                 match errno {
@@ -173,10 +178,37 @@ impl<'a> Entry<'a> {
 }
 
 impl Entry<'_> {
+    /// Renames a draft onto the name, or into what somebody left there. Says in which directory it lodges then.
+    fn put_in_place(&self, drafts: &OwnedFd, draft: &str) -> std::result::Result<Option<OwnedFd>, Errno> {
+        let root = self.root;
+        let errno = match sys::rename(drafts, draft, &root.directory, &self.file_name) {
+            Ok(()) => return Ok(None),
+            Err(errno) => errno,
+        };
+        // The sticky bit is looked at before anything else; and who may remove it may find that somebody lodges in there.
+        let is_refused = matches!(errno, Errno::EPERM | Errno::EACCES);
+        if !root.sticky || !(is_refused || matches!(errno, Errno::EEXIST | Errno::ENOTEMPTY)) {
+            return Err(errno);
+        }
+        let now = || tokens::fresh_time(drafts, root.file_mode);
+        let now = (is_refused && root.reach == Reach::ThisHost).then_some(now);
+        match lodging::find(&root.directory, &self.file_name, now)? {
+            There::Record => Err(Errno::EEXIST),
+            There::Nothing => Err(errno),
+            There::Lodging(outer) => {
+                sys::rename(drafts, draft, &outer, OsStr::new(lodging::NAME)).map(|()| Some(outer))
+            }
+        }
+    }
+
     /// Writes a record into a directory. Its file never has a wider mode than it is to have.
     fn write(&self, directory: &OwnedFd, name: &str, body: &[u8], keep: Keep) -> std::result::Result<(), Errno> {
-        let mode = keep.mode.map_or(Mode::all(), Mode::from_bits_truncate) & self.root.file_mode;
-        sys::create_file_as(directory, name, self.root.uncached, mode, body, keep.durability >= Durability::Whole)
+        let root = self.root;
+        let mode = keep.mode.map_or(Mode::all(), Mode::from_bits_truncate) & root.file_mode;
+        // What not everybody may read stays its writer's.
+        let belonging = if keep.mode.is_some() { root.belonging.without_owner() } else { root.belonging };
+        let kind = (root.uncached, mode, belonging);
+        sys::create_file_as(directory, name, kind, body, keep.durability >= Durability::Whole)
     }
 
     /// Something is where a record is to be born. If that is no record and nothing of ours, it will not go away by itself.
@@ -188,6 +220,7 @@ impl Entry<'_> {
         let listed = sys::each_name::<Errno>(&directory, &mut |name| {
             match Name::parse(name) {
                 Some(_) => ours = true,
+                None if name == lodging::NAME.as_bytes() => ours = true,
                 // NFS clients keep removed files under such names while they are open.
                 None if name.starts_with(b".nfs") => {}
                 None => stranger = Some(crate::name::shown(name)),
@@ -223,9 +256,27 @@ pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
     let _ = sys::remove_directory(drafts, draft);
 }
 
+impl<'a> Look<'a> {
+    fn new(entry: &'a Entry<'a>, directory: OwnedFd, outer: Option<OwnedFd>, pointer: Option<Pointer>) -> Look<'a> {
+        Look { entry, directory, outer, pointer, records: Vec::new(), debris: Vec::new(), has_lodging: false }
+    }
+
+    /// What lodges in here, if it still does.
+    fn inside(self) -> Result<Look<'a>> {
+        match sys::open_directory(&self.directory, lodging::NAME) {
+            Ok(inner) => {
+                let mut look = Look::new(self.entry, inner, Some(self.directory), None);
+                look.list().map(|()| look)
+            }
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(self),
+            Err(errno) => Err(self.entry.failed("open the record's directory")(errno)),
+        }
+    }
+}
+
 impl Look<'_> {
     fn list(&mut self) -> Result<()> {
-        let Look { pointer, records, debris, .. } = self;
+        let Look { pointer, records, debris, has_lodging, .. } = self;
         let listed = sys::each_name::<Errno>(&self.directory, &mut |name| {
             match Name::parse(name) {
                 // A listing that a rename overtook may show both names; the later one counts.
@@ -233,6 +284,7 @@ impl Look<'_> {
                     *pointer = Some(found);
                 }
                 Some(Name::Record) => records.push(String::from_utf8_lossy(name).into_owned()),
+                None if name == lodging::NAME.as_bytes() => *has_lodging = true,
                 None if name.starts_with(REMOVED_WHILE_OPEN) => debris.push(String::from_utf8_lossy(name).into_owned()),
                 _ => {}
             }
@@ -286,7 +338,7 @@ impl Look<'_> {
     pub(super) fn withdraw(&self, to: &Pointer) {
         let _ = sys::remove_file(&self.directory, OsStr::new(&to.ident.record()));
         // Had the record died meanwhile, then our draft was what kept its directory from being removed.
-        let _ = sys::remove_directory(&self.entry.root.directory, &self.entry.file_name);
+        let _ = self.remove_directory();
     }
 
     /// Removes the pointer of a record that has no other file. `false`: somebody was faster.
@@ -326,13 +378,24 @@ impl Look<'_> {
 
     /// Waits until the disk has the names in it.
     pub(super) fn sync(&self) -> Result<()> {
-        sys::sync_directory(&self.directory).map_err(self.entry.failed("sync the record's directory"))
+        let directories = std::iter::once(&self.directory).chain(&self.outer);
+        directories
+            .map(sys::sync_directory)
+            .find(std::result::Result::is_err)
+            .unwrap_or(Ok(()))
+            .map_err(self.entry.failed("sync the record's directory"))
     }
 
     pub(super) fn remove_directory(&self) -> Result<()> {
-        match sys::remove_directory(&self.entry.root.directory, &self.entry.file_name) {
+        let root = self.entry.root;
+        if let Some(outer) = &self.outer {
+            let _ = sys::remove_directory(outer, OsStr::new(lodging::NAME));
+        }
+        match sys::remove_directory(&root.directory, &self.entry.file_name) {
             // Somebody is at work in it, and will see to it.
             Ok(()) | Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
+            // It is somebody else's, and in nobody's way: a record may lodge in it.
+            Err(Errno::EPERM | Errno::EACCES) if root.sticky => Ok(()),
             Err(errno) => Err(self.entry.failed("remove the record's directory")(errno)),
         }
     }
@@ -343,6 +406,7 @@ impl Look<'_> {
         let root = self.entry.root;
         let user = nix::unistd::geteuid();
         !root.sticky
+            || self.outer.is_some()
             || user.is_root()
             || root.owner == user.as_raw()
             || fstat(&self.directory).is_ok_and(|found| found.st_uid == user.as_raw())

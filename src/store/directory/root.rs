@@ -3,16 +3,17 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
-use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::sys::stat::{Mode, fstat, fstatat, stat};
 use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
 
+use super::belonging::Belonging;
 use super::entry::Entry;
 use super::rest::Rest;
 use super::{anchor, entry, rest, sys, tokens};
@@ -46,6 +47,8 @@ pub(super) struct Root {
     /// Only owners may remove directories in it.
     pub(super) sticky: bool,
     pub(super) owner: u32,
+    /// Whom belongs what we make in it.
+    pub(super) belonging: Belonging,
     pub(super) layout: Layout,
     work: OnceLock<OwnedFd>,
     /// The way to it was synced.
@@ -76,6 +79,10 @@ impl Root {
         let kind = fstatfs(&directory).map(|found| found.filesystem_type());
         let shared = kind.is_ok_and(|kind| network(kind).is_some());
         let is_nfs = kind.is_ok_and(|kind| kind == NFS_SUPER_MAGIC);
+        // Root may have been killed, or may be about to give it away.
+        let unowned = layout == Layout::Beside && found.st_uid == 0 && nix::unistd::geteuid().is_root();
+        let above = unowned.then(|| fstatat(&directory, "..", AtFlags::empty()).ok()).flatten();
+        let belonging = Belonging::in_directory(&above.unwrap_or(found));
         Ok(Some(Root {
             directory,
             reach: if shared { Reach::ManyHosts } else { Reach::ThisHost },
@@ -84,6 +91,7 @@ impl Root {
             file_mode: entry::file_mode(inner_mode),
             sticky,
             owner: found.st_uid,
+            belonging,
             layout,
             work: OnceLock::new(),
             anchored: OnceLock::new(),
@@ -111,19 +119,26 @@ impl Root {
     /// The directory in which records are prepared.
     pub(super) fn drafts(&self) -> std::result::Result<&OwnedFd, Errno> {
         if self.layout == Layout::Beside {
+            self.adopt(&self.directory)?;
             return Ok(&self.directory);
         }
         if let Some(work) = self.work.get() {
             return Ok(work);
         }
         let work = match sys::open_directory(&self.directory, WORK) {
-            Err(Errno::ENOENT) => match sys::make_directory(&self.directory, WORK, self.inner_mode) {
+            Err(Errno::ENOENT) => match sys::make_directory(&self.directory, WORK, self.inner_mode, self.belonging) {
                 Err(Errno::EEXIST) => sys::open_directory(&self.directory, WORK),
                 made => made,
             },
             opened => opened,
         }?;
+        self.adopt(&work)?;
         Ok(self.work.get_or_init(|| work))
+    }
+
+    /// Before root puts anything into a directory that another root has made and not yet given away, it does so itself.
+    fn adopt(&self, directory: &OwnedFd) -> std::result::Result<(), Errno> {
+        if self.belonging.has_owner() { self.belonging.give_directory(directory).map(drop) } else { Ok(()) }
     }
 
     /// A version number above all that were used before, for a name whose directory was just put in place.
@@ -294,25 +309,22 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
     ))
 }
 
-/// Makes `.csalock` with the mode and the group of the directory that it is in.
+/// Makes `.csalock` with the mode, the owner and the group of the directory that it is in, as far as we may.
 fn create_beside(path: &Path) -> Result<()> {
     let failed = |errno| Error::os(errno, "create the store", path);
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let wanted =
-        std::fs::metadata(parent).map_err(|error| failed(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
-    let mode = Mode::from_bits_truncate(wanted.mode() & 0o7777);
+    let wanted = stat(parent).map_err(failed)?;
+    let mode = Mode::from_bits_truncate(wanted.st_mode & 0o7777);
     refuse_open_to_all(mode, parent)?;
     match nix::sys::stat::mkdirat(AT_FDCWD, path, mode) {
         Err(Errno::EEXIST) => return Ok(()),
         made => made.map_err(failed)?,
     }
     let Ok(made) = sys::open_directory(AT_FDCWD, path) else { return Ok(()) };
-    let found = fstat(&made).map_err(failed)?;
-    if found.st_gid != wanted.gid() {
-        // Only a member of that group may do this; for others the group is theirs, as it is for any file they make.
-        let _ = nix::unistd::fchown(&made, None, Some(wanted.gid().into()));
+    if !Belonging::in_directory(&wanted).give_directory(&made).map_err(failed)? {
+        return Err(failed(Errno::EPERM));
     }
-    if Mode::from_bits_truncate(found.st_mode & 0o7777) != mode {
+    if Mode::from_bits_truncate(fstat(&made).map_err(failed)?.st_mode & 0o7777) != mode {
         nix::sys::stat::fchmod(&made, mode).map_err(failed)?;
     }
     Ok(())

@@ -12,6 +12,8 @@ use nix::sys::stat::Mode;
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::{Advice, RawDir};
 
+use super::belonging::Belonging;
+
 /// Opens a directory to list it and to work in it.
 pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -19,9 +21,12 @@ pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Re
 }
 
 /// Makes a directory that the same users can use as the store itself, whatever the umask says.
-pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode) -> Result<OwnedFd, Errno> {
+pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, belonging: Belonging) -> Result<OwnedFd, Errno> {
     nix::sys::stat::mkdirat(at.as_fd(), name, mode)?;
     let made = open_directory(at, name)?;
+    if !belonging.give_directory(&made)? {
+        return Err(Errno::EPERM);
+    }
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
         nix::sys::stat::fchmod(&made, mode)?;
     }
@@ -31,20 +36,20 @@ pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode) -> Result<Ow
 /// Creates a file that does not exist yet and writes all of it, to the disk if it is to be synced. Errors that a server
 /// only tells at close are seen.
 pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    create_file_as(at, name, OFlag::empty(), mode, bytes, synced)
+    create_file_as(at, name, (OFlag::empty(), mode, Belonging::default()), bytes, synced)
 }
 
-/// The same, opened with more flags.
+/// The same, opened with more flags, and given away.
 pub(super) fn create_file_as(
     at: impl AsFd,
     name: &str,
-    flags: OFlag,
-    mode: Mode,
+    (flags, mode, belonging): (OFlag, Mode, Belonging),
     bytes: &[u8],
     synced: bool,
 ) -> Result<(), Errno> {
     let flags = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = nix::fcntl::openat(at, name, flags, mode)?;
+    belonging.give_file(&file);
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
         // The umask may have taken some away. It is still empty.
         nix::sys::stat::fchmod(&file, mode)?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::sys::stat::{Mode, SFlag, lstat, mknod, stat};
 use nix::sys::statfs::statfs;
-use nix::unistd::{AccessFlags, eaccess};
+use nix::unistd::{AccessFlags, eaccess, geteuid};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -97,8 +97,26 @@ pub(super) fn obstacle(path: &Path) -> Option<Error> {
         }
     }
     let directory = directory_of(path).ok()?;
-    let errno = eaccess(directory, AccessFlags::W_OK | AccessFlags::X_OK).err()?;
-    Some(Error::os(errno, "create the database's journal in", directory))
+    match eaccess(directory, AccessFlags::W_OK | AccessFlags::X_OK) {
+        Err(errno) => Some(Error::os(errno, "create the database's journal in", directory)),
+        Ok(()) => foreign_journal(path, directory),
+    }
+}
+
+/// Whoever is killed while he writes leaves a journal, which the next one plays back and removes. Not where the sticky bit
+/// keeps him from that.
+fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
+    let place = stat(directory).ok()?;
+    let journal = lstat(&journal_of(path)).ok()?;
+    let (we, sticky) = (geteuid(), Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX));
+    if !sticky || we.is_root() || [place.st_uid, journal.st_uid].contains(&we.as_raw()) {
+        return None;
+    }
+    Some(Error::new(
+        Exit::Permission,
+        format!("user {} was killed while writing the database {}", journal.st_uid, shown_path(path)),
+        "let that user, the directory's owner or root use it once; share databases without the sticky bit (chmod -t)",
+    ))
 }
 
 /// The same path with the links in its directory resolved.
@@ -120,4 +138,10 @@ fn directory_of(path: &Path) -> Result<&Path> {
             "name a file in it, or use a dir: store",
         )),
     }
+}
+
+fn journal_of(path: &Path) -> PathBuf {
+    let mut journal = path.as_os_str().to_owned();
+    journal.push("-journal");
+    journal.into()
 }

@@ -1,0 +1,434 @@
+//! Power cuts: what was acknowledged is there, whole, and no lock of the old boot is held.
+//!
+//! A script of the real program runs under strace(1), which tells every change of files and names and every sync. From
+//! that each state is built that a power cut may leave at any moment ([`disk`]), and the library, on a host that was
+//! started anew, looks at it and goes on working in it. Some states the program itself looks at, with another boot id in
+//! its /proc, while a process of "the old boot" still runs. `CSALOCK_POWER_SEEDS` (4) says in how many ways the unsynced
+//! writes are mixed. (`tests/power/run` does the same with a real kernel and a real cut.)
+
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use csalock::engine::{Applicant, Engine, Patience, Taken, WantedValue};
+use csalock::error::Result;
+use csalock::host::{Called, Host, Listener, Unix, Vigil};
+use csalock::lock::{Ask, Fate, Home, Outcome, Party, Process, Proof};
+use csalock::store::{Directory, Layout, Reach, Sqlite, Store, Verdict};
+
+use self::disk::{Disk, Tree};
+use self::trace::Call;
+use crate::sandbox::{Kind, Sandbox, has, is_root};
+
+mod disk;
+mod trace;
+
+/// What a step of the script does to names, once it is acknowledged.
+#[derive(Clone, Copy)]
+enum Effect {
+    Value(&'static str, Option<&'static str>),
+    Claims(&'static [&'static str], Option<&'static str>),
+    Nothing,
+}
+
+const BIG: &str = "$(head -c 3000 /dev/zero | tr '\\0' x)";
+
+/// The script. `version NAME` and `token NAME` say what a name has come to.
+const STEPS: [(&str, Effect); 21] = [
+    ("csalock put a one", Effect::Value("a", Some("one"))),
+    ("version a", Effect::Nothing),
+    ("csalock put a two", Effect::Value("a", Some("two"))),
+    ("csalock run b dash -c 'cd /said/token.b.$CSALOCK_TOKEN'", Effect::Nothing),
+    ("csalock lock e", Effect::Nothing),
+    ("csalock put g \"$BIG\"", Effect::Value("g", Some(BIG))),
+    ("csalock claim -q --id 7 c d", Effect::Claims(&["c", "d"], Some("7"))),
+    ("csalock run a csalock put a four", Effect::Value("a", Some("four"))),
+    ("version a", Effect::Nothing),
+    ("csalock unlock e", Effect::Nothing),
+    ("csalock run e true", Effect::Nothing),
+    ("csalock del a", Effect::Value("a", None)),
+    ("csalock put h first", Effect::Value("h", Some("first"))),
+    ("csalock del h", Effect::Value("h", None)),
+    ("csalock unclaim -q --id 7 c d", Effect::Claims(&["c", "d"], None)),
+    ("csalock claim -q --id 8 d", Effect::Claims(&["d"], Some("8"))),
+    ("csalock put g small", Effect::Value("g", Some("small"))),
+    ("csalock put a five", Effect::Value("a", Some("five"))),
+    ("csalock gc -q", Effect::Nothing),
+    ("csalock lock f", Effect::Nothing),
+    ("csalock run b dash -c 'cd /said/token.b.$CSALOCK_TOKEN'", Effect::Nothing),
+];
+
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+
+/// What was acknowledged.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Known {
+    values: BTreeMap<&'static str, Vec<u8>>,
+    claims: BTreeMap<&'static str, &'static str>,
+}
+
+impl Known {
+    fn after(steps: usize) -> Known {
+        let mut known = Known::default();
+        for (_, effect) in &STEPS[..steps] {
+            match *effect {
+                Effect::Value(name, Some(BIG)) => drop(known.values.insert(name, vec![b'x'; 3000])),
+                Effect::Value(name, Some(value)) => drop(known.values.insert(name, value.as_bytes().to_vec())),
+                Effect::Value(name, None) => drop(known.values.remove(name)),
+                Effect::Claims(names, Some(id)) => names.iter().for_each(|name| drop(known.claims.insert(name, id))),
+                Effect::Claims(names, None) => names.iter().for_each(|name| drop(known.claims.remove(name))),
+                Effect::Nothing => {}
+            }
+        }
+        known
+    }
+}
+
+/// Where the records are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Directory,
+    Beside,
+    Sqlite,
+}
+
+/// A place in memory, so that nothing waits for a disk, where one state after another is laid out.
+struct Rig {
+    place: Where,
+    memory: tempfile::TempDir,
+    sandbox: Sandbox,
+}
+
+impl Rig {
+    fn new(place: Where) -> Rig {
+        let memory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let rig = Rig { place, memory, sandbox: Sandbox::new(Kind::Directory) };
+        std::fs::create_dir(rig.around()).unwrap();
+        rig
+    }
+
+    fn around(&self) -> PathBuf {
+        self.memory.path().join("around")
+    }
+
+    fn url(&self) -> Option<String> {
+        let path = self.around().join("store");
+        match self.place {
+            Where::Directory => Some(format!("dir:{}", path.display())),
+            Where::Sqlite => Some(format!("sqlite:{}", path.display())),
+            Where::Beside => None,
+        }
+    }
+
+    /// As it is typed.
+    fn typed(&self, name: &str) -> String {
+        if self.place == Where::Beside { self.around().join(name).display().to_string() } else { name.to_string() }
+    }
+
+    fn open(&self, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
+        let path = self.around().join("store");
+        Ok(match self.place {
+            Where::Directory => Box::new(Directory::open(&path, Layout::Own, host)?),
+            Where::Sqlite => Box::new(Sqlite::open(&path, host)?),
+            Where::Beside => Box::new(Directory::open(&self.around().join(".csalock"), Layout::Beside, host)?),
+        })
+    }
+
+    /// The name as the store has it.
+    fn stored(&self, name: &str) -> Vec<u8> {
+        let location = self.typed(name);
+        if self.place == Where::Beside {
+            Path::new(&location).file_name().unwrap().as_encoded_bytes().to_vec()
+        } else {
+            location.into_bytes()
+        }
+    }
+
+    /// Runs the script and tells what was done to the disk.
+    fn trace(&self) -> Vec<Call> {
+        let mut script = "BIG=$(head -c 3000 /dev/zero | tr '\\0' x)\n\
+            version() { cd \"/said/version.${1##*/}.$(csalock get --json \"$1\" | sed 's/.*\"version\": *\\([0-9]*\\).*/\\1/')\"; }\n"
+            .to_string();
+        for (number, (step, effect)) in STEPS.iter().enumerate() {
+            let mut step = format!("{step} ");
+            for name in NAMES {
+                step = step.replace(&format!(" {name} "), &format!(" {} ", self.typed(name)));
+                step = step.replace(&format!(" {name} "), &format!(" {} ", self.typed(name)));
+            }
+            let failed = if matches!(effect, Effect::Nothing) { ":" } else { "exit 1" };
+            script += &format!("{step} > /dev/null || {failed}\ncd /said/done.{}\n", number + 1);
+        }
+        let log = self.memory.path().join("trace");
+        let log = log.to_str().unwrap();
+        let strace = ["-f", "-y", "-xx", "-s", "1000000", "-e", trace::CALLS, "-o", log, "dash", "-c", &script];
+        let call = self.sandbox.call("strace", strace).env("CSALOCK_HISTORY", "0");
+        let call =
+            if let Some(url) = self.url() { call.env("CSALOCK_STORE", url) } else { call.without("CSALOCK_STORE") };
+        let done = call.capture();
+        // `cd` has complained.
+        assert!(!done.stderr.contains("csalock:"), "{done:?}");
+        trace::calls(&std::fs::read_to_string(log).unwrap(), &self.around())
+    }
+
+    fn lay_out(&self, tree: &Tree) {
+        std::fs::remove_dir_all(self.around()).unwrap();
+        std::fs::create_dir(self.around()).unwrap();
+        disk::lay_out(tree, &self.around());
+    }
+}
+
+/// This machine after it was started anew, its wall clock perhaps set back.
+struct Rebooted {
+    unix: Unix,
+    set_back: Duration,
+}
+
+impl Host for Rebooted {
+    fn boottime(&self) -> Duration {
+        Duration::from_secs(20)
+    }
+
+    fn wall(&self) -> Duration {
+        self.unix.wall() - self.set_back
+    }
+
+    fn home(&self) -> Result<Home> {
+        Ok(Home { boot: "the-next-boot".to_string(), ..self.unix.home()? })
+    }
+
+    fn name(&self) -> String {
+        self.unix.name()
+    }
+
+    fn uid(&self) -> u32 {
+        self.unix.uid()
+    }
+
+    fn this_process(&self) -> Result<Process> {
+        self.unix.this_process()
+    }
+
+    fn process(&self, pid: i32) -> Result<Option<Process>> {
+        self.unix.process(pid)
+    }
+
+    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
+        self.unix.waiting_caller(called, some_time_later)
+    }
+
+    fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {
+        let real = self.unix.home().unwrap();
+        let mine = home.boot == "the-next-boot";
+        // What lived in the boot before, the real host would find alive; it lives in another one as far as we know.
+        let seen = if mine {
+            Home { boot: real.boot, ..home.clone() }
+        } else {
+            Home { boot: "before".into(), ..home.clone() }
+        };
+        self.unix.fate(&seen, process, reach)
+    }
+
+    fn random(&self) -> Result<[u8; 16]> {
+        self.unix.random()
+    }
+
+    fn vigil<'a>(&self, proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>> {
+        self.unix.vigil(proof, interrupt)
+    }
+
+    fn ring(&self, listener: Listener<'_>) -> bool {
+        self.unix.ring(listener)
+    }
+}
+
+/// What was said before a cut: steps done, and numbers that names have come to.
+#[derive(Debug, Clone, Default)]
+struct Said {
+    done: usize,
+    /// Of values, which last.
+    versions: BTreeMap<String, u64>,
+    /// Of locks, which die with the boot: the clock alone keeps them growing.
+    tokens: BTreeMap<String, u64>,
+}
+
+impl Said {
+    fn hear(&mut self, said: &str) {
+        let parts: Vec<&str> = said.split('.').collect();
+        match parts[..] {
+            ["done", number] => self.done = number.parse().unwrap(),
+            ["version", name, number] | ["token", name, number] => {
+                let number = number.parse().unwrap();
+                let name = Path::new(name).file_name().unwrap().to_str().unwrap().to_string();
+                if parts[0] == "version" { &mut self.versions } else { &mut self.tokens }.insert(name, number);
+            }
+            _ => panic!("{said}"),
+        }
+    }
+}
+
+/// Looks at a state and goes on working in it.
+fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
+    let host = Arc::new(Rebooted { unix: Unix::new(), set_back });
+    let store = rig.open(host.clone())?;
+    for finding in store.examine() {
+        assert_ne!(finding.verdict, Verdict::Bad, "{finding:?}");
+    }
+    store.remembered(&mut |_| {})?;
+    let engine = Engine::new(store, host);
+    let mut found = Known::default();
+    for name in NAMES {
+        let stored = rig.stored(name);
+        if let Some((_, bytes)) = engine.value(&stored)? {
+            found.values.insert(name, bytes);
+        }
+        if let Some(grant) = engine.claim_of(&stored)? {
+            let id = grant.claim.unwrap();
+            found.claims.insert(name, if id == b"7" { "7" } else { "8" });
+        }
+        let sight = engine.sight(&stored)?;
+        let is_claim = found.claims.contains_key(name);
+        assert_eq!(sight.is_held(), is_claim, "{name} is held after the cut: {:?}", sight.record);
+    }
+    let (old, new) = (Known::after(said.done), Known::after((said.done + 1).min(STEPS.len())));
+    assert!(found == old || found == new, "found {found:?}, acknowledged {old:?}, perhaps {new:?}");
+    for name in NAMES {
+        go_on(&engine, rig, said, (name, found.claims.contains_key(name)), set_back)?;
+    }
+    engine.store().sweep(false)?;
+    engine.store().scan(&mut |place, stored| {
+        let stored = stored?;
+        assert!(csalock::lock::is_internal(&stored.body) || !stored.body.is_empty(), "{place}");
+        Ok(())
+    })
+}
+
+/// Takes, writes, gives back.
+fn go_on(engine: &Engine, rig: &Rig, said: &Said, (name, claimed): (&str, bool), set_back: Duration) -> Result<()> {
+    let stored = rig.stored(name);
+    let host = engine.host();
+    let process = host.this_process()?;
+    let (owners, command) = (vec![process], b"after".to_vec());
+    let party = Party { home: host.home()?, owners, host: host.name(), uid: 0, command, label: None };
+    let applicant = Applicant::for_itself(engine.new_handle()?, party, process);
+    let answer = match engine.take(&stored, &applicant, &Patience::NONE, None, &mut |_| None)? {
+        Taken::Answer(answer) => answer,
+        Taken::Interrupted => panic!(),
+    };
+    let Outcome::Granted(grant, _) = answer else {
+        assert!(claimed, "{name}: {answer:?}");
+        return Ok(());
+    };
+    assert!(!claimed, "{name}: {grant:?}");
+    let floors = [said.versions.get(name), said.tokens.get(name).filter(|_| set_back.is_zero())];
+    let floor = floors.into_iter().flatten().copied().max().unwrap_or(0);
+    // Beside a file the clock alone remembers what was there.
+    if rig.place != Where::Beside || set_back.is_zero() {
+        assert!(grant.token.unwrap() > floor, "{name}: {grant:?} comes after {floor}");
+    }
+    let by = engine.claimant(Some(applicant.handle.proof()), Vec::new())?;
+    let wanted = WantedValue {
+        by,
+        bytes: Some(b"after"),
+        mode: None,
+        only_if: None,
+        as_holder: true,
+        give_back: false,
+        even_if_stale: false,
+    };
+    let written = engine.write(&stored, &wanted, &applicant, &Patience::NONE, None, &mut |_| None)?;
+    assert!(matches!(&written, Taken::Answer(Outcome::Written(_))), "{name}");
+    assert_eq!(engine.value(&stored)?.unwrap().1, b"after");
+    let released =
+        engine.settle(&stored, &Ask::Release(engine.claimant(Some(applicant.handle.proof()), Vec::new())?))?;
+    assert!(matches!(released, Outcome::Released(_)), "{name}: {released:?}");
+    Ok(())
+}
+
+/// Every state after a cut at any moment, each once.
+fn each_state(calls: &[Call], seeds: u64, mut visit: impl FnMut(&Tree, &Said)) {
+    let fates: Vec<disk::Fate> = [disk::Fate::Kept, disk::Fate::Lost, disk::Fate::Zeros, disk::Fate::Torn]
+        .into_iter()
+        .chain((1..=seeds).map(disk::Fate::Some))
+        .collect();
+    let (mut disk, mut said, mut seen) = (Disk::default(), Said::default(), HashSet::new());
+    for call in calls {
+        disk.take(call);
+        if let Call::Say(words) = call {
+            said.hear(words);
+        }
+        for tree in disk.after_a_cut(&fates) {
+            let mut hasher = DefaultHasher::new();
+            (&tree, said.done).hash(&mut hasher);
+            if seen.insert(hasher.finish()) {
+                visit(&tree, &said);
+            }
+        }
+    }
+}
+
+fn every_cut(place: Where) {
+    if !has("strace") {
+        return;
+    }
+    let rig = Rig::new(place);
+    let calls = rig.trace();
+    let said = calls.iter().filter(|call| matches!(call, Call::Say(said) if said.starts_with("done"))).count();
+    assert_eq!(said, STEPS.len(), "{calls:?}");
+    let seeds = std::env::var("CSALOCK_POWER_SEEDS").map_or(4, |seeds| seeds.parse().unwrap());
+    let mut states = 0;
+    each_state(&calls, seeds, |tree, said| {
+        rig.lay_out(tree);
+        let set_back = Duration::from_secs(if states % 2 == 0 { 0 } else { 3600 });
+        states += 1;
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(&rig, said, set_back)));
+        if !matches!(checked, Ok(Ok(()))) {
+            let shown = tree.iter().map(|(path, content)| {
+                let content =
+                    content.as_ref().map(|bytes| String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned());
+                format!("{} {content:?}", path.display())
+            });
+            panic!("state {states}, {said:?}: {checked:?}\n{}", shown.collect::<Vec<_>>().join("\n"));
+        }
+    });
+    println!("{place:?}: {} calls, {states} states", calls.len());
+    assert!(states > 100, "{states}");
+}
+
+#[test]
+fn a_directory_keeps_what_it_acknowledged() {
+    every_cut(Where::Directory);
+}
+
+#[test]
+fn a_directory_beside_files_keeps_what_it_acknowledged() {
+    every_cut(Where::Beside);
+}
+
+#[test]
+fn a_database_keeps_what_it_acknowledged() {
+    every_cut(Where::Sqlite);
+}
+
+#[test]
+fn the_program_itself_takes_no_lock_of_another_boot_for_held() {
+    if !is_root("a mount namespace") {
+        return;
+    }
+    for kind in [Kind::Directory, Kind::Sqlite] {
+        let sandbox = Sandbox::new(kind);
+        let holder = sandbox.holder("x");
+        sandbox.csalock(["put", "y", "value"]).run();
+        let boot = sandbox.file("boot_id", "11111111-2222-3333-4444-555555555555\n");
+        let script = format!(
+            "mount --bind {} /proc/sys/kernel/random/boot_id || exit 9\n\
+             csalock get y; echo; csalock run -n x echo mine; csalock gc -q; csalock status -1; csalock doctor > doctor || cat doctor",
+            boot.display()
+        );
+        let done = sandbox.call("unshare", ["-m", "dash", "-c", &script]).capture();
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), "value\nmine\ny\n"), "{done:?}");
+        drop(holder);
+    }
+}

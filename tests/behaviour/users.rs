@@ -1,0 +1,355 @@
+//! Several users and one store. What each of them may do in a store of each kind and mode is a table here; the table of
+//! `SECURITY.md` names the tests of this folder, and `tests/docs` holds that each of them stands there.
+//!
+//! The users are numbers, without entries in /etc/passwd: Anne and Bert, who share a group, Carl, who is in none, and
+//! root. Only root can try this.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+
+use crate::sandbox::{Call, Job, Kind, Sandbox, has, is_root, wait_until};
+
+mod etcd;
+mod hidden;
+mod left;
+mod misdeeds;
+
+/// Somebody who uses a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Person {
+    Anne,
+    Bert,
+    Carl,
+    Root,
+}
+
+use Person::{Anne, Bert, Carl, Root};
+
+/// The group of Anne and Bert, and of neither the first.
+const GROUP: u32 = 4200;
+
+impl Person {
+    const ALL: [Person; 4] = [Anne, Bert, Carl, Root];
+
+    fn uid(self) -> u32 {
+        match self {
+            Anne => 4101,
+            Bert => 4102,
+            Carl => 4103,
+            Root => 0,
+        }
+    }
+
+    /// What runs a program as this user. Its process becomes that program.
+    fn words(self) -> Vec<String> {
+        let uid = self.uid();
+        let groups =
+            if matches!(self, Anne | Bert) { format!("--groups={GROUP}") } else { "--clear-groups".to_string() };
+        let words = format!("setpriv --reuid={uid} --regid={uid} {groups}");
+        words.split(' ').map(str::to_string).collect()
+    }
+
+    /// `csalock` as this user on this store; with an empty store, beside the files that are named.
+    fn csalock<'a>(self, sandbox: &'a Sandbox, store: &str, arguments: &[&str]) -> Call<'a> {
+        let call = sandbox.csalock_by(&self.words(), arguments);
+        if store.is_empty() { call.without("CSALOCK_STORE") } else { call.env("CSALOCK_STORE", store) }
+    }
+
+    /// Its exit code.
+    fn code(self, sandbox: &Sandbox, store: &str, arguments: &[&str]) -> i32 {
+        self.csalock(sandbox, store, arguments).capture().code.unwrap()
+    }
+
+    /// Holds a lock until its stdin ends.
+    fn holder(self, sandbox: &Sandbox, store: &str, name: &str) -> Job {
+        let job = self.csalock(sandbox, store, &["run", "-w", "inf", name, "cat"]).spawn();
+        wait_until("it is held", || self.code(sandbox, store, &["status", "-q", name]) == 0);
+        job
+    }
+}
+
+/// Makes a directory for all to see, with this owner, group and mode.
+fn place(sandbox: &Sandbox, below: &str, (owner, group, mode): (u32, u32, u32)) -> PathBuf {
+    let place = sandbox.path(below);
+    std::fs::create_dir_all(&place).unwrap();
+    chown(&place, Some(owner), Some(group)).unwrap();
+    std::fs::set_permissions(&place, PermissionsExt::from_mode(mode)).unwrap();
+    place
+}
+
+/// What is tried by everybody, while the first who may use the store holds `held` and has made all else.
+const DEEDS: [(&str, &[&str]); 11] = [
+    ("see", &["status", "-q", "held"]),
+    ("take", &["run", "-n", "free", "true"]),
+    ("take what is held", &["run", "-n", "held", "true"]),
+    ("give back", &["unlock", "held"]),
+    ("renew", &["renew", "--ttl", "1h", "held"]),
+    ("read", &["get", "shown"]),
+    ("write", &["put", "shown", "value"]),
+    ("give up with another id", &["unclaim", "--id", "2", "claimed"]),
+    ("give up", &["unclaim", "--id", "1", "claimed"]),
+    ("break", &["unlock", "--force", "broken"]),
+    ("collect garbage", &["gc"]),
+];
+
+/// May do everything that is not another owner's.
+const ALL: [i32; 11] = [0, 0, 75, 82, 82, 0, 0, 82, 0, 0, 0];
+
+/// May look.
+const LOOK: [i32; 11] = [0, 77, 75, 82, 82, 0, 77, 82, 77, 77, 77];
+
+/// May not even look.
+const NONE: [i32; 11] = [77; 11];
+
+/// What becomes of the deeds of all four in a store that this one has made his things in.
+#[track_caller]
+fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 4]) {
+    let mut holder = first.holder(sandbox, store, "held");
+    for (person, wanted) in Person::ALL.into_iter().zip(wanted) {
+        for words in [
+            &["put", "shown", "value"][..],
+            &["lock", "-q", "--forever", "broken"],
+            &["claim", "-q", "--id", "1", "claimed"],
+        ] {
+            let done = first.csalock(sandbox, store, words).capture();
+            // The last one may not have been allowed to take away what is there.
+            assert!(matches!(done.code, Some(0 | 75 | 84)), "{words:?} {done:?}");
+        }
+        for ((what, words), wanted) in DEEDS.iter().zip(wanted) {
+            let done = person.csalock(sandbox, store, words).capture();
+            assert_eq!(done.code, Some(wanted), "{person:?}: {what} in {store}: {done:?}");
+        }
+    }
+    // Nobody has left anything behind that is closed to the first.
+    for words in [&["run", "-n", "free", "true"][..], &["put", "shown", "other"], &["del", "shown"], &["gc"]] {
+        let done = first.csalock(sandbox, store, words).capture();
+        assert_eq!(done.code, Some(0), "{words:?} {done:?}");
+    }
+    holder.release();
+    assert_eq!(holder.wait().code, Some(0));
+}
+
+/// A directory store with this owner, group and mode.
+#[track_caller]
+fn directory_of_mode(attributes: (u32, u32, u32), first: Person, wanted: [[i32; 11]; 4]) {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    place(&sandbox, "shared", attributes);
+    deeds_are(&sandbox, &sandbox.store_at("shared"), first, wanted);
+}
+
+#[test]
+fn a_private_store_is_its_owners_and_roots() {
+    directory_of_mode((4101, 4101, 0o700), Anne, [ALL, NONE, NONE, ALL]);
+}
+
+#[test]
+fn a_store_that_others_may_read_can_be_looked_at() {
+    directory_of_mode((4101, 4101, 0o755), Anne, [ALL, LOOK, LOOK, ALL]);
+}
+
+#[test]
+fn roots_own_store_can_be_looked_at() {
+    directory_of_mode((0, 0, 0o755), Root, [LOOK, LOOK, LOOK, ALL]);
+}
+
+#[test]
+fn a_groups_store_is_its_members() {
+    directory_of_mode((0, GROUP, 0o2770), Anne, [ALL, ALL, NONE, ALL]);
+    // What members make is given to the group.
+    directory_of_mode((0, GROUP, 0o770), Anne, [ALL, ALL, NONE, ALL]);
+    directory_of_mode((4102, GROUP, 0o2775), Anne, [ALL, ALL, LOOK, ALL]);
+}
+
+#[test]
+fn a_store_with_the_sticky_bit_is_used_like_one_without() {
+    directory_of_mode((0, GROUP, 0o3770), Anne, [ALL, ALL, NONE, ALL]);
+    directory_of_mode((0, 0, 0o1777), Anne, [ALL, ALL, ALL, ALL]);
+}
+
+#[test]
+fn a_store_in_which_everybody_may_remove_everything_is_refused() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    for kind in [Kind::Directory, Kind::Sqlite] {
+        let sandbox = Sandbox::new(kind);
+        place(&sandbox, "shared", (0, 0, 0o777));
+        place(&sandbox, "shared/empty", (4101, 4101, 0o755));
+        let store = sandbox.store_at(if kind == Kind::Sqlite { "shared/store" } else { "shared" });
+        for person in Person::ALL {
+            for (what, words) in DEEDS {
+                assert_eq!(person.code(&sandbox, &store, words), 77, "{person:?}: {what}");
+            }
+            assert_eq!(person.code(&sandbox, "", &["run", sandbox.path("shared/file").to_str().unwrap(), "true"]), 77);
+        }
+    }
+}
+
+#[test]
+fn the_locks_beside_a_file_are_theirs_who_may_write_in_its_directory() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let modes = [(4101, 4101, 0o755), (0, GROUP, 0o2775), (0, GROUP, 0o775), (0, GROUP, 0o3775), (0, 0, 0o1777)];
+    for (attributes, may) in modes.into_iter().zip([
+        &[Anne, Root][..],
+        &[Anne, Bert, Root],
+        &[Anne, Bert, Root],
+        &[Anne, Bert, Root],
+        &Person::ALL,
+    ]) {
+        let sandbox = Sandbox::new(Kind::Directory);
+        let file = place(&sandbox, "shared", attributes).join("file");
+        let (file, other) = (file.to_str().unwrap(), format!("{}-other", file.display()));
+        for first in may {
+            let mut holder = first.holder(&sandbox, "", file);
+            for person in Person::ALL {
+                let (taken, held) = if may.contains(&person) { (0, 75) } else { (77, 75) };
+                assert_eq!(
+                    person.code(&sandbox, "", &["run", "-n", &other, "true"]),
+                    taken,
+                    "{attributes:?} {first:?} {person:?}"
+                );
+                assert_eq!(
+                    person.code(&sandbox, "", &["run", "-n", file, "true"]),
+                    held,
+                    "{attributes:?} {first:?} {person:?}"
+                );
+                assert_eq!(person.code(&sandbox, "", &["status", "-q", file]), 0);
+            }
+            holder.release();
+            holder.wait();
+        }
+    }
+}
+
+#[test]
+fn a_database_is_theirs_who_may_write_the_file_and_its_directory() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let alone = [ALL, NONE, NONE, ALL];
+    let group = [ALL, ALL, NONE, ALL];
+    let modes = [
+        ((4101, 4101, 0o700), (4101, 4101, 0o644), alone),
+        ((4101, 4101, 0o755), (4101, 4101, 0o600), alone),
+        ((4101, 4101, 0o755), (4101, 4101, 0o644), [ALL, LOOK, LOOK, ALL]),
+        ((0, GROUP, 0o2770), (4101, GROUP, 0o660), group),
+        ((0, GROUP, 0o2775), (4101, GROUP, 0o664), [ALL, ALL, LOOK, ALL]),
+        ((0, 0, 0o1777), (4101, 4101, 0o666), [ALL, ALL, ALL, ALL]),
+    ];
+    for (directory, (owner, group, mode), wanted) in modes {
+        let sandbox = Sandbox::new(Kind::Sqlite);
+        let file = place(&sandbox, "shared", directory).join("store");
+        std::fs::write(&file, "").unwrap();
+        chown(&file, Some(owner), Some(group)).unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+        deeds_are(&sandbox, &sandbox.store_at("shared/store"), Anne, wanted);
+    }
+}
+
+#[test]
+fn a_value_is_read_by_those_whom_its_mode_allows() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    place(&sandbox, "shared", (0, GROUP, 0o2775));
+    let store = sandbox.store_at("shared");
+    for (mode, wanted) in [("600", [0, 77, 77, 0]), ("640", [0, 0, 77, 0]), ("644", [0, 0, 0, 0])] {
+        assert_eq!(Anne.code(&sandbox, &store, &["put", "--mode", mode, "x", "secret"]), 0);
+        assert_eq!(Person::ALL.map(|person| person.code(&sandbox, &store, &["get", "-q", "x"])), wanted, "{mode}");
+        for person in Person::ALL {
+            let done = person.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
+            assert!(done.code == Some(81) && !done.stdout.contains("secret"), "{done:?}");
+        }
+    }
+    // Who may write in the store may put another one in its place, but not read it.
+    assert_eq!(Anne.code(&sandbox, &store, &["put", "--mode", "600", "x", "secret"]), 0);
+    assert_eq!(Bert.code(&sandbox, &store, &["put", "--mode", "600", "x", "mine"]), 0);
+    assert_eq!(Person::ALL.map(|person| person.code(&sandbox, &store, &["get", "-q", "x"])), [77, 0, 77, 0]);
+}
+
+#[test]
+fn who_waits_is_served_in_order_whoever_he_is() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    for kind in [Kind::Directory, Kind::Sqlite] {
+        let sandbox = Sandbox::new(kind);
+        place(&sandbox, "shared", (0, 0, 0o1777));
+        let store = sandbox.store_at("shared/store");
+        if kind == Kind::Directory {
+            place(&sandbox, "shared/store", (0, 0, 0o1777));
+        } else {
+            std::fs::write(sandbox.path("shared/store"), "").unwrap();
+            std::fs::set_permissions(sandbox.path("shared/store"), PermissionsExt::from_mode(0o666)).unwrap();
+        }
+        let mut holder = Carl.holder(&sandbox, &store, "x");
+        let order = place(&sandbox, "order", (0, 0, 0o777)).join("order");
+        std::fs::write(&order, "").unwrap();
+        std::fs::set_permissions(&order, PermissionsExt::from_mode(0o666)).unwrap();
+        let waiting = || {
+            let done = Root.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
+            serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"].as_array().unwrap().len()
+        };
+        let mut jobs = Vec::new();
+        // With a second of patience each would look by himself; that they are woken is what the time shows.
+        for person in [Bert, Root, Anne, Carl] {
+            let script = format!("echo {person:?} >> {}", order.display());
+            jobs.push(person.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "-c", &script]).spawn());
+            wait_until("it waits", || waiting() == jobs.len());
+        }
+        holder.release();
+        jobs.into_iter().for_each(|job| assert_eq!(job.wait().code, Some(0)));
+        assert_eq!(std::fs::read_to_string(&order).unwrap(), "Bert\nRoot\nAnne\nCarl\n");
+    }
+}
+
+#[test]
+fn what_a_dead_user_held_the_next_one_takes_over() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    for kind in [Kind::Directory, Kind::Sqlite] {
+        let sandbox = Sandbox::new(kind);
+        let place = place(&sandbox, "shared", (0, GROUP, 0o2770));
+        let store = sandbox.store_at(if kind == Kind::Directory { "shared" } else { "shared/store" });
+        if kind == Kind::Sqlite {
+            std::fs::write(place.join("store"), "").unwrap();
+            chown(place.join("store"), None, Some(GROUP)).unwrap();
+            std::fs::set_permissions(place.join("store"), PermissionsExt::from_mode(0o660)).unwrap();
+        }
+        for (first, second) in [(Anne, Bert), (Bert, Root), (Root, Anne)] {
+            let mut holder = first.csalock(&sandbox, &store, &["run", "-F", "x", "sleep", "1000"]).spawn();
+            wait_until("it is held", || first.code(&sandbox, &store, &["status", "-q", "x"]) == 0);
+            assert_eq!(second.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
+            let waiter = second.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
+            holder.kill();
+            let done = waiter.wait();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "mine\n"), "{first:?} {second:?} {done:?}");
+        }
+    }
+}
+
+#[test]
+fn what_users_did_is_in_one_history() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    place(&sandbox, "shared", (0, GROUP, 0o2775));
+    let store = sandbox.store_at("shared");
+    for person in [Bert, Anne, Root, Bert] {
+        assert_eq!(person.code(&sandbox, &store, &["run", "x", "true"]), 0);
+    }
+    for person in Person::ALL {
+        let done = person.csalock(&sandbox, &store, &["history", "--json"]).capture();
+        let past: Vec<serde_json::Value> = serde_json::from_str(&done.line()).unwrap();
+        let users: Vec<_> = past.iter().map(|past| past["user"].as_str().unwrap()).collect();
+        assert_eq!(users, ["4102", "4101", "root", "4102"], "{person:?}");
+    }
+}

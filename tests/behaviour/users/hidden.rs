@@ -1,0 +1,46 @@
+//! A /proc that hides other users' processes (`hidepid`): who cannot be seen is never taken for dead.
+
+use super::{Anne, Bert, GROUP, place};
+use crate::sandbox::{Call, Kind, Sandbox, has, is_root, wait_until};
+
+/// Bert, in a mount namespace in which /proc shows him nobody but himself.
+fn bert_sees_nobody<'a>(sandbox: &'a Sandbox, store: &str, hiding: &str, arguments: &[&str]) -> Call<'a> {
+    let script = format!("mount -t proc -o {hiding} proc /proc && exec \"$@\"");
+    let words: Vec<String> = ["unshare", "-m", "sh", "-c", &script, "sh"].iter().map(ToString::to_string).collect();
+    sandbox.csalock_by(&[words, Bert.words()].concat(), arguments).env("CSALOCK_STORE", store)
+}
+
+#[test]
+fn who_cannot_be_seen_is_not_taken_for_dead() {
+    if !is_root("users") || !has("setpriv") || !has("unshare") {
+        return;
+    }
+    for hiding in ["hidepid=noaccess", "hidepid=invisible", "hidepid=ptraceable"] {
+        let sandbox = Sandbox::new(Kind::Directory);
+        place(&sandbox, "shared", (0, GROUP, 0o2770));
+        let store = sandbox.store_at("shared");
+        let mut holder = Anne.csalock(&sandbox, &store, &["run", "-F", "x", "sleep", "1000"]).spawn();
+        wait_until("it is held", || Anne.code(&sandbox, &store, &["status", "-q", "x"]) == 0);
+        let done = bert_sees_nobody(&sandbox, &store, hiding, &["run", "-n", "x", "true"]).capture();
+        assert_eq!(done.code, Some(75), "{hiding} {done:?}");
+        let done = bert_sees_nobody(&sandbox, &store, hiding, &["gc"]).capture();
+        assert_eq!(done.code, Some(0), "{hiding} {done:?}");
+        assert_eq!(Anne.code(&sandbox, &store, &["status", "-q", "x"]), 0, "{hiding}");
+        // Her death is seen all the same, by whoever waits and by whoever comes later.
+        let waiter = bert_sees_nobody(&sandbox, &store, hiding, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
+        wait_until("it waits", || {
+            let done = Anne.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
+            !serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"]
+                .as_array()
+                .unwrap()
+                .is_empty()
+        });
+        holder.kill();
+        assert_eq!(waiter.wait().stdout, "mine\n", "{hiding}");
+        let mut holder = Anne.csalock(&sandbox, &store, &["run", "-F", "y", "sleep", "1000"]).spawn();
+        wait_until("it is held", || Anne.code(&sandbox, &store, &["status", "-q", "y"]) == 0);
+        holder.kill();
+        let done = bert_sees_nobody(&sandbox, &store, hiding, &["run", "-n", "y", "true"]).capture();
+        assert_eq!(done.code, Some(0), "{hiding} {done:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! What a user who is killed leaves behind, and others need gone.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+
+use super::{Anne, Bert, Carl, GROUP, Person, Root, place};
+use crate::sandbox::{Kind, Sandbox, has, is_root};
+
+const SOMETHING: &str = "0123456789abcdef01234567";
+
+#[test]
+fn what_root_leaves_in_a_users_store_is_the_users() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    place(&sandbox, "shared", (4101, 4101, 0o700));
+    let store = sandbox.store_at("shared");
+    for words in [&["run", "x", "true"][..], &["lock", "--forever", "y"], &["put", "z", "value"]] {
+        assert_eq!(Root.code(&sandbox, &store, words), 0);
+    }
+    for words in [&["run", "x", "true"][..], &["unlock", "--force", "y"], &["put", "z", "other"], &["gc"]] {
+        assert_eq!(Anne.code(&sandbox, &store, words), 0, "{words:?}");
+    }
+    // But not what she is not to read.
+    assert_eq!(Root.code(&sandbox, &store, &["put", "--mode", "600", "z", "secret"]), 0);
+    assert_eq!(Anne.code(&sandbox, &store, &["get", "-q", "z"]), 77);
+    assert_eq!(Anne.code(&sandbox, &store, &["del", "z"]), 0);
+}
+
+#[test]
+fn root_gives_nothing_away_that_it_did_not_make() {
+    if !is_root("users") || !has("setpriv") || !has("strace") {
+        return;
+    }
+    use std::os::unix::fs::MetadataExt;
+    let sandbox = Sandbox::new(Kind::Directory);
+    let home = place(&sandbox, "home-of-anne", (4101, 4101, 0o755));
+    let roots = place(&sandbox, "home-of-anne/roots", (0, 0, 0o700));
+    std::fs::write(roots.join("secret"), "").unwrap();
+    // Whatever Anne puts in the place of what root has just made: here it is stopped after mkdir(2).
+    let file = home.join("file");
+    let words = [
+        "strace",
+        "-f",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=mkdirat,mkdir",
+        "-e",
+        "inject=mkdirat,mkdir:delay_exit=3000000",
+    ];
+    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    let call = sandbox.csalock_by(&words, &["run", file.to_str().unwrap(), "true"]).without("CSALOCK_STORE").spawn();
+    crate::sandbox::wait_until("it is made", || home.join(".csalock").exists());
+    std::fs::rename(home.join(".csalock"), home.join("away")).unwrap();
+    std::fs::rename(&roots, home.join(".csalock")).unwrap();
+    // It may go on in there, as in any directory that is called like that.
+    call.wait();
+    let found = std::fs::metadata(home.join(".csalock")).unwrap();
+    assert_eq!((found.uid(), found.mode() & 0o7777), (0, 0o700));
+}
+
+#[test]
+fn a_directory_that_only_a_dead_user_may_remove_keeps_nobody_from_its_name() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    for (owner, group, mode) in [(0, GROUP, 0o3770), (0, 0, 0o1777)] {
+        let sandbox = Sandbox::new(Kind::Directory);
+        let shared = place(&sandbox, "shared", (owner, group, mode));
+        let store = sandbox.store_at("shared");
+        assert_eq!(Anne.code(&sandbox, &store, &["run", "other", "true"]), 0);
+        let left = |name: &str, files: &[String]| {
+            let directory = place(&sandbox, &format!("shared/{name}"), (4101, group, mode & 0o2777));
+            for file in files {
+                std::fs::write(directory.join(file), "").unwrap();
+                chown(directory.join(file), Some(4101), Some(group)).unwrap();
+            }
+        };
+        // Anne was killed after she removed the pointer, or wrote a record too late.
+        left("x", &[]);
+        left("y", &[format!("rec.{SOMETHING}")]);
+        for name in ["x", "y"] {
+            assert_eq!(Bert.code(&sandbox, &store, &["gc"]), 0);
+            let holder = Bert.holder(&sandbox, &store, name);
+            for person in [Anne, Root, Bert] {
+                assert_eq!(person.code(&sandbox, &store, &["run", "-n", name, "true"]), 75, "{person:?}");
+            }
+            drop(holder);
+            for person in [Bert, Anne, Bert, Root, Bert, Anne] {
+                assert_eq!(person.code(&sandbox, &store, &["put", name, "value"]), 0);
+                let done = Root.csalock(&sandbox, &store, &["get", name]).capture();
+                assert_eq!(done.line(), "value");
+                assert_eq!(person.code(&sandbox, &store, &["del", name]), 0);
+            }
+        }
+        // Bert was killed in the same step, too; and whoever may remove it all does.
+        for name in ["x", "y"] {
+            place(&sandbox, &format!("shared/{name}"), (4101, group, mode & 0o2777));
+            place(&sandbox, &format!("shared/{name}/inner"), (4102, group, mode & 0o2777));
+            assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", name, "true"]), 0);
+            assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", name, "true"]), 0);
+            place(&sandbox, &format!("shared/{name}/inner"), (4102, group, mode & 0o2777));
+        }
+        assert_eq!(Root.code(&sandbox, &store, &["gc"]), 0);
+        assert!(!shared.join("x").exists() && !shared.join("y").exists());
+    }
+}
+
+#[test]
+fn many_users_are_born_into_one_sticky_store_at_once() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    place(&sandbox, "shared", (0, 0, 0o1777));
+    let counter = place(&sandbox, "counter", (0, 0, 0o777)).join("counter");
+    std::fs::write(&counter, "0\n").unwrap();
+    std::fs::set_permissions(&counter, PermissionsExt::from_mode(0o666)).unwrap();
+    let add = format!("read n < {0}; echo $((n + 1)) > {0}", counter.display());
+    // `rest` lets one record of a store stay; the others are made and removed each time.
+    assert_eq!(Root.code(&sandbox, &sandbox.store_at("shared"), &["run", "rests", "true"]), 0);
+    let script = format!("i=0; while [ $i -lt 12 ]; do i=$((i + 1)); csalock run -w inf x -c '{add}' || exit; done");
+    let jobs: Vec<_> = Person::ALL
+        .into_iter()
+        .chain([Anne, Bert])
+        .map(|person| {
+            let words = [person.words(), vec!["dash".to_string(), "-c".to_string(), script.clone()]].concat();
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            sandbox.call(words[0], &words[1..]).env("CSALOCK_STORE", sandbox.store_at("shared")).spawn()
+        })
+        .collect();
+    for job in jobs {
+        let done = job.wait();
+        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+    }
+    assert_eq!(std::fs::read_to_string(&counter).unwrap(), "72\n");
+}
+
+#[test]
+fn a_journal_that_only_a_dead_user_may_remove_is_named() {
+    if !is_root("users") || !has("setpriv") || !has("python3") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    let file = place(&sandbox, "shared", (0, 0, 0o1777)).join("store");
+    std::fs::write(&file, "").unwrap();
+    chown(&file, Some(4101), Some(4101)).unwrap();
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o666)).unwrap();
+    let store = sandbox.store_at("shared/store");
+    assert_eq!(Anne.code(&sandbox, &store, &["put", "x", "value"]), 0);
+    let script = format!(
+        "import os, sqlite3\n\
+         os.umask(0)\n\
+         c = sqlite3.connect('{}', isolation_level=None)\n\
+         c.execute('pragma cache_size = 1')\n\
+         c.execute('begin immediate')\n\
+         c.execute('create table junk (x)')\n\
+         for i in range(2000): c.execute('insert into junk values (?)', ('x' * 500,))\n\
+         os.kill(os.getpid(), 9)\n",
+        file.display()
+    );
+    let words = [Anne.words(), vec!["python3".to_string(), "-c".to_string(), script]].concat();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    assert_eq!(sandbox.call(words[0], &words[1..]).capture().signal, Some(9));
+    for person in [Bert, Carl] {
+        let done = person.csalock(&sandbox, &store, &["run", "-n", "x", "true"]).capture();
+        assert!(done.code == Some(77) && done.stderr.contains("user 4101 was killed"), "{done:?}");
+    }
+    assert_eq!(Anne.csalock(&sandbox, &store, &["get", "x"]).capture().line(), "value");
+    assert_eq!(Bert.csalock(&sandbox, &store, &["get", "x"]).capture().line(), "value");
+}

@@ -1,0 +1,116 @@
+//! What somebody can do to the others who shares a store with them, and what not. (That he breaks their locks with
+//! `--force`, or by changing files, no lock of files can prevent; that stands in `SECURITY.md`.)
+
+use std::os::unix::fs::symlink;
+
+use super::{Anne, Bert, Carl, GROUP, Root, place};
+use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
+
+fn shared() -> Option<(Sandbox, String)> {
+    if !is_root("users") || !has("setpriv") {
+        return None;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    place(&sandbox, "shared", (0, GROUP, 0o2775));
+    let store = sandbox.store_at("shared");
+    Some((sandbox, store))
+}
+
+#[test]
+fn what_is_to_be_seen_of_a_lock_does_not_open_it() {
+    let Some((sandbox, store)) = shared() else { return };
+    let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
+    let seen = Carl.csalock(&sandbox, &store, &["status", "--json", "x"]).capture().line();
+    assert!(!seen.contains(&handle));
+    let files = sandbox.listing("shared").join("\n");
+    assert!(!files.contains(&handle), "{files}");
+    // The proof that the record keeps is no handle.
+    for word in files.split(|letter: char| !letter.is_ascii_hexdigit()).filter(|word| word.len() >= 32) {
+        let code = Bert.code(&sandbox, &store, &["unlock", "--handle", &word[..32], "x"]);
+        assert!(matches!(code, 64 | 81 | 82), "{code}");
+    }
+    assert_eq!(Bert.code(&sandbox, &store, &["status", "-q", "x"]), 0);
+    // The handle opens it for whoever has it and may write there.
+    assert_eq!(Carl.code(&sandbox, &store, &["unlock", "--handle", &handle, "x"]), 77);
+    assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--handle", &handle, "x"]), 0);
+}
+
+#[test]
+fn who_breaks_a_lock_is_named_and_its_holder_is_told() {
+    let Some((sandbox, store)) = shared() else { return };
+    let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
+    assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--force", "x"]), 0);
+    let done = Anne.csalock(&sandbox, &store, &["put", "--handle", &handle, "x", "value"]).capture();
+    assert!(done.code == Some(82) && done.stderr.contains("who had it broken by --force"), "{done:?}");
+    let done = Carl.csalock(&sandbox, &store, &["history", "--json"]).capture();
+    assert!(done.stdout.contains("4102") && done.stdout.contains("broken"), "{done:?}");
+}
+
+#[test]
+fn who_floods_a_queue_or_a_store_ends_and_the_others_go_on() {
+    let Some((sandbox, store)) = shared() else { return };
+    let mut holder = Anne.holder(&sandbox, &store, "x");
+    let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run -w inf x true & done; wait";
+    let words = [Bert.words(), vec!["dash".to_string(), "-c".to_string(), script.to_string()]].concat();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut flood = sandbox.call(words[0], &words[1..]).env("CSALOCK_STORE", &store).spawn();
+    let waiting = || {
+        let done = Anne.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
+        serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"].as_array().unwrap().len()
+    };
+    wait_until("the flood is there", || waiting() >= 16);
+    assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "other", "true"]), 0);
+    assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
+    // The dead of the flood are nobody's way.
+    nix::sys::signal::killpg(nix::unistd::Pid::from_raw(flood.pid()), nix::sys::signal::Signal::SIGKILL).unwrap();
+    flood.kill();
+    let waiter = Anne.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
+    holder.release();
+    assert_eq!(waiter.wait().stdout, "mine\n");
+}
+
+#[test]
+fn links_that_somebody_plants_lead_nobody_out_of_the_store() {
+    let Some((sandbox, store)) = shared() else { return };
+    let outside = place(&sandbox, "outside", (0, 0, 0o700));
+    std::fs::write(outside.join("file"), "roots").unwrap();
+    assert_eq!(Bert.code(&sandbox, &store, &["run", "other", "true"]), 0);
+    let before = sandbox.listing("outside");
+    let shared = sandbox.path("shared");
+    symlink(&outside, shared.join("x")).unwrap();
+    assert_ne!(Root.code(&sandbox, &store, &["run", "-n", "x", "true"]), 0);
+    let history = shared.join(".work/history");
+    std::fs::remove_file(&history).unwrap();
+    symlink(outside.join("file"), &history).unwrap();
+    assert_eq!(Root.code(&sandbox, &store, &["run", "-n", "y", "true"]), 0);
+    std::fs::rename(shared.join(".work"), sandbox.path("work")).unwrap();
+    symlink(&outside, shared.join(".work")).unwrap();
+    for words in [&["run", "-n", "z", "true"][..], &["gc"], &["doctor"], &["history"]] {
+        assert_ne!(Root.code(&sandbox, &store, words), 0, "{words:?}");
+    }
+    let beside = place(&sandbox, "beside", (4102, 4102, 0o755));
+    symlink(&outside, beside.join(".csalock")).unwrap();
+    assert_ne!(Root.code(&sandbox, "", &["run", "-n", beside.join("file").to_str().unwrap(), "true"]), 0);
+    assert_eq!(sandbox.listing("outside"), before);
+}
+
+#[test]
+fn files_that_somebody_replaces_are_no_free_lock() {
+    let Some((sandbox, store)) = shared() else { return };
+    let _holder = Anne.holder(&sandbox, &store, "x");
+    let directory = sandbox.path("shared/x");
+    let record = std::fs::read_dir(&directory).unwrap().next().unwrap().unwrap().path();
+    let whole = std::fs::read(&record).unwrap();
+    for replaced in [&b""[..], b"nonsense", &whole[..whole.len() / 2], &[b'x'; 100_000]] {
+        std::fs::remove_file(&record).unwrap();
+        std::fs::write(&record, replaced).unwrap();
+        std::os::unix::fs::chown(&record, Some(4102), Some(GROUP)).unwrap();
+        assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 65);
+    }
+    // Nor is one that others cannot read.
+    std::fs::set_permissions(&record, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
+    assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 77);
+    std::fs::write(&record, &whole).unwrap();
+    std::fs::set_permissions(&record, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
+}
