@@ -43,7 +43,7 @@ mod entry;
 mod health;
 mod history;
 mod lease;
-mod pointer;
+pub(crate) mod pointer;
 mod rest;
 mod root;
 mod swap;
@@ -57,6 +57,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use self::entry::Entry;
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::entry::{file_name, name_of_file};
 use self::pointer::{Ident, Pointer, Stage};
 use self::root::Root;
 use self::swap::Step;

@@ -81,6 +81,7 @@ mod silent_store;
 mod status;
 mod store_as_it_was;
 mod storm;
+mod strangers;
 mod terminal;
 mod unlock;
 mod values;
