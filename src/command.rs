@@ -131,6 +131,14 @@ fn exit_of(error: &anyhow::Error) -> Exit {
 
 fn tell_usage(error: &clap::Error) -> Exit {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    // Others than ourselves may have chosen what is wrong in the arguments.
+    let is_harmful = |word: std::ffi::OsString| crate::name::is_harmful(word.as_encoded_bytes());
+    if !asked_for && std::env::args_os().skip(1).any(is_harmful) {
+        let text = error.render().to_string();
+        let lines = text.lines().map(|line| crate::name::shown(line.as_bytes()));
+        let _ = std::io::stderr().write_all(format!("{}\n", lines.collect::<Vec<_>>().join("\n")).as_bytes());
+        return Exit::Usage;
+    }
     match error.print() {
         Err(_) => Exit::InputOutput,
         Ok(()) if asked_for && std::io::stdout().flush().is_ok() => Exit::Done,

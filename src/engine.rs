@@ -4,6 +4,7 @@
 //! rules are in [`crate::lock::decide`].
 
 mod circle;
+mod crowd;
 mod decision;
 mod history;
 mod leases;
@@ -19,6 +20,7 @@ mod values;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use self::crowd::learn_crowd;
 use self::leases::Lent;
 
 pub use leases::LEASE;
@@ -182,8 +184,17 @@ impl Engine {
             if stored.as_ref().is_ok_and(|stored| lock::is_internal(&stored.body)) {
                 return Ok(());
             }
-            visit(stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.see(record)))
+            let record = stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.in_place(record, place));
+            visit(record.and_then(|record| self.see(record)))
         })
+    }
+
+    /// A record, if it is in the place of its name. (One that a power cut tore has none.)
+    fn in_place(&self, record: Record, place: &str) -> Result<Record> {
+        if record.name.is_empty() || self.store.place(&record.name) == place {
+            return Ok(record);
+        }
+        Err(of_another_name(place, &record.name))
     }
 
     fn see(&self, record: Record) -> Result<Sight> {
@@ -223,8 +234,7 @@ impl Engine {
             return Ok((Some(stored.version), Record::free(name)));
         }
         if record.name != name {
-            let (place, other) = (self.store.place(name), crate::name::shown(&record.name));
-            return Err(Error::corrupt(format!("{place} is the record of another name, {other}")));
+            return Err(of_another_name(&self.store.place(name), &record.name));
         }
         Ok((Some(stored.version), record))
     }
@@ -232,6 +242,7 @@ impl Engine {
     /// Decides for somebody who is willing to wait so long.
     fn decide(&self, record: &Record, ask: &Ask, patience: Option<Duration>) -> Result<Step> {
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
+        learn_crowd(record, &mut facts, &mut |facts, wanted| self.learn(record, facts, wanted, patience))?;
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => return Ok(step),
@@ -279,6 +290,9 @@ impl Engine {
     fn swap_with(&self, records: &[Swapped<'_>], beside: &[Change<'_>], by: Option<&Party>) -> Result<Option<Version>> {
         let body = |swapped: &Swapped<'_>| (!swapped.record.is_vacant()).then(|| lock::encode(swapped.record));
         let bodies: Vec<_> = records.iter().map(body).collect();
+        for (swapped, body) in records.iter().zip(&bodies) {
+            self.check_size(&swapped.record.name, body.as_deref())?;
+        }
         let mut changes = beside.to_vec();
         for (Swapped { expect, before, record, .. }, body) in records.iter().zip(&bodies) {
             let keep = Keep { durability: values::durability(before, record), mode: None };
@@ -294,6 +308,15 @@ impl Engine {
         }
         self.store.settle();
         Ok(Some(version))
+    }
+
+    /// Nobody could read a larger one.
+    fn check_size(&self, name: &[u8], body: Option<&[u8]>) -> Result<()> {
+        if body.is_none_or(|body| body.len() <= lock::MOST_BYTES) {
+            return Ok(());
+        }
+        let what = format!("{} has no room for so many holders", self.store.place(name));
+        Err(Error::new(Exit::System, what, "nothing was changed; try again when some of them are gone"))
     }
 
     fn wake(&self, before: &Record, wake: &[Proof]) {
@@ -319,6 +342,10 @@ impl Engine {
         let gone = before.waiters.iter().chain(&fetched).filter(|waiter| !is_there(waiter));
         gone.into_iter().try_for_each(|waiter| self.forget(&now.name, waiter))
     }
+}
+
+fn of_another_name(place: &str, other: &[u8]) -> Error {
+    Error::corrupt(format!("{place} is the record of another name, {}", crate::name::shown(other)))
 }
 
 /// Reads a record. One that a power cut may have torn, and that is torn, is as good as none: its name is empty then.

@@ -6,7 +6,7 @@ pub mod boot_lease;
 mod fake;
 mod inherited;
 mod owner;
-mod proc_stat;
+pub(crate) mod proc_stat;
 mod unix;
 mod vigil;
 

@@ -49,6 +49,9 @@ pub mod name;
 pub mod report;
 pub mod signals;
 pub mod store;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod strangers;
 pub mod terminal;
 
 pub use guard::{Guard, Locks};

@@ -107,8 +107,13 @@ pub fn shown(bytes: &[u8]) -> String {
     text
 }
 
+/// Whether a terminal would obey some of it.
+pub(crate) fn is_harmful(bytes: &[u8]) -> bool {
+    bytes.utf8_chunks().any(|chunk| chunk.valid().contains(is_invisible) || !chunk.invalid().is_empty())
+}
+
 /// Controls, and the marks that reorder or hide text on a terminal.
-fn is_invisible(char: char) -> bool {
+pub(crate) fn is_invisible(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
@@ -117,15 +122,34 @@ fn is_invisible(char: char) -> bool {
 /// A name as one would type it in a shell.
 pub fn quoted(bytes: &[u8]) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_./-+=@%:,".contains(byte);
-    let text = shown(bytes);
-    if bytes.iter().all(plain) {
-        return text;
+    if !bytes.is_empty() && bytes.iter().all(plain) {
+        return shown(bytes);
     }
-    if text.as_bytes() == bytes {
-        format!("'{}'", text.replace('\'', "'\\''"))
-    } else {
-        format!("$'{}'", text.replace('\'', "\\'"))
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(is_invisible) => format!("'{}'", text.replace('\'', "'\\''")),
+        _ => format!("$'{}'", in_ansi_c(bytes)),
     }
+}
+
+/// As what stands in `$'...'` is read by all shells that know that: byte by byte, for they disagree about code points.
+fn in_ansi_c(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    let escape = |text: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    for chunk in bytes.utf8_chunks() {
+        for char in chunk.valid().chars() {
+            match char {
+                '\\' => text.push_str("\\\\"),
+                '\'' => text.push_str("\\'"),
+                '\n' => text.push_str("\\n"),
+                '\t' => text.push_str("\\t"),
+                '\r' => text.push_str("\\r"),
+                _ if is_invisible(char) => escape(&mut text, char.encode_utf8(&mut [0; 4]).as_bytes()),
+                _ => text.push(char),
+            }
+        }
+        escape(&mut text, chunk.invalid());
+    }
+    text
 }
 
 /// A path as it is shown.

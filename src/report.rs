@@ -9,7 +9,7 @@ mod timeline;
 use std::time::Duration;
 
 pub use health::{HealthJson, health};
-pub use json::{ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson};
+pub use json::{json, ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson};
 pub use past::PastJson;
 pub use table::{HEADER, Paper, WIDTH, table};
 pub use timeline::timeline;
@@ -45,7 +45,7 @@ impl Reporter<'_> {
     /// The same as a clause: that it is held, or claimed, and by whom.
     pub fn holding(&self, grant: &Grant) -> String {
         let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
-        let (who, host) = (user(grant.party.uid), shown(grant.party.host.as_bytes()));
+        let (who, host) = (shown_user(grant.party.uid), shown(grant.party.host.as_bytes()));
         let since = rfc3339(Duration::from_millis(grant.since));
         format!("claimed for good under id {}, by {who} on {host} since {since}", shown(id))
     }
@@ -72,7 +72,7 @@ impl Reporter<'_> {
     /// Who and where.
     pub fn party(&self, party: &Party) -> String {
         let pid = self.owner(party).map_or("no process".to_string(), |owner| format!("pid {}", owner.pid));
-        format!("{pid} on {} (user {})", shown(party.host.as_bytes()), user(party.uid))
+        format!("{pid} on {} (user {})", shown(party.host.as_bytes()), shown_user(party.uid))
     }
 
     fn until(&self, tenure: &Tenure) -> String {
@@ -96,6 +96,11 @@ impl Reporter<'_> {
         };
         format!("{}, who {how}", self.grant(&ending.grant, ""))
     }
+}
+
+/// The same for people: whoever keeps the user database may be a stranger, too.
+fn shown_user(uid: u32) -> String {
+    shown(user(uid).as_bytes())
 }
 
 /// A user's name, or the number where nobody knows one.

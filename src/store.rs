@@ -10,8 +10,8 @@
 //! - Nothing but `swap`, `sweep` and `note` changes anything. Asking a store that does not exist yet finds nothing in it.
 
 mod chronicle;
-mod directory;
-mod etcd;
+pub(crate) mod directory;
+pub(crate) mod etcd;
 mod file_system;
 mod finding;
 mod memory;

@@ -14,7 +14,7 @@ use crate::cli::Status;
 use crate::engine::Sight;
 use crate::exit::Exit;
 use crate::name::shown;
-use crate::report::{HEADER, Paper, Reporter, SightJson, WIDTH, table};
+use crate::report::{HEADER, Paper, Reporter, SightJson, WIDTH, json, table};
 
 /// Where the locks go as they are found, so that a hundred thousand of them need no memory.
 struct Page<'a> {
@@ -51,7 +51,7 @@ impl Page<'_> {
             format!("{}\n", shown(name))
         } else if self.asked.common.json {
             let comma = if self.shown == 0 { "[" } else { "," };
-            format!("{comma}{}", serde_json::to_string(&SightJson::new(name, sight, reporter))?)
+            format!("{comma}{}", json(&SightJson::new(name, sight, reporter))?)
         } else {
             let header = if self.shown == 0 { format!("{HEADER}\n") } else { String::new() };
             header + &table(name, sight, reporter, Paper { colour: colour(), width: WIDTH })

@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::host::{Called, Host, Inherited, Unix, caller};
 use crate::lock::{Claimant, Grant, Handle, Link, Outcome, Party, Process, Proof, Share, Tenure};
 use crate::name::{self, shown};
-use crate::report::Reporter;
+use crate::report::{Reporter, json};
 use crate::store::{self, Layout, Location, Reach};
 
 /// Commands and labels are kept up to so many bytes.
@@ -332,5 +332,5 @@ pub(super) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
 
 /// Prints a result as one JSON document on a line of its own.
 pub(super) fn print_json(document: &impl serde::Serialize) -> anyhow::Result<()> {
-    print(&format!("{}\n", serde_json::to_string(document)?))
+    print(&format!("{}\n", json(document)?))
 }

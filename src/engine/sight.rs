@@ -1,5 +1,6 @@
 //! A record and what became of everybody in it, to be shown.
 
+use super::crowd::learn_crowd;
 use crate::error::Result;
 use crate::lock::{Ended, Facts, Fate, Record, Wanted, standing};
 
@@ -19,6 +20,7 @@ pub struct Sight {
 impl Sight {
     pub(super) fn of(record: Record, mut learn: impl FnMut(&mut Facts, Wanted) -> Result<()>) -> Result<Sight> {
         let mut facts = Facts::default();
+        learn_crowd(&record, &mut facts, &mut learn)?;
         loop {
             match look(&record, &facts) {
                 Ok((holders, owners, waiters)) => return Ok(Sight { record, holders, owners, waiters }),

@@ -19,6 +19,12 @@ const BEGINNING: &str = "past:1 ";
 impl Past {
     /// Its line.
     pub fn line(&self) -> String {
+        let text = self.text();
+        format!("{BEGINNING}{:016x} {text}\n", checksum(text.as_bytes()))
+    }
+
+    /// All behind the checksum.
+    fn text(&self) -> String {
         let mut text = String::with_capacity(256);
         text.push_str("name=");
         escape(&mut text, &self.name);
@@ -40,7 +46,7 @@ impl Past {
         if let Some(who) = &self.broken_by {
             write_who(&mut text, "by-", who);
         }
-        format!("{BEGINNING}{:016x} {text}\n", checksum(text.as_bytes()))
+        text
     }
 
     /// Reads a line; `None` if it is none, or not whole.
@@ -52,7 +58,7 @@ impl Past {
             return None;
         }
         let fields = Fields::of(text)?;
-        Some(Past {
+        let past = Past {
             name: unescape(fields.get("name")?)?,
             token: fields.optional("token", |word| word.parse().ok())?,
             share: share_of(fields.get("share")?)?,
@@ -66,7 +72,9 @@ impl Past {
                 .get("by-host")
                 .map(|_| read_who(&fields, "by-"))
                 .map_or(Some(None), |who| who.map(Some))?,
-        })
+        };
+        // What says it in other words was not written by us.
+        (past.text() == text && sum.len() == 16).then_some(past)
     }
 }
 

@@ -5,11 +5,11 @@ use std::io::{self, Read};
 
 /// What we need of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ProcStat {
+pub(crate) struct ProcStat {
     /// As the mounted /proc counts, which may be that of another pid namespace.
     pub(super) pid: i32,
     /// The file name of the program, at most 15 bytes.
-    pub(super) program: Vec<u8>,
+    pub(crate) program: Vec<u8>,
     state: u8,
     threads: u64,
     pub(super) parent: i32,
@@ -26,12 +26,12 @@ pub(super) struct ProcStat {
 
 impl ProcStat {
     /// Whether it has ended and is only not yet waited for. (A first thread may end before the others.)
-    pub(super) fn is_zombie(&self) -> bool {
+    pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
     }
 
     /// Whether it is neither stopped nor ended.
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         !matches!(self.state, b'T' | b't' | b'Z' | b'X')
     }
 }
@@ -73,7 +73,7 @@ fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
     }
 }
 
-fn parse(line: &[u8]) -> Option<ProcStat> {
+pub(crate) fn parse(line: &[u8]) -> Option<ProcStat> {
     // The program's name stands in parentheses and may itself contain any byte, also ") ".
     let open = line.iter().position(|byte| *byte == b'(')?;
     let close = line.iter().rposition(|byte| *byte == b')')?;

@@ -27,6 +27,9 @@ use crate::lock::{Process, Proof};
 /// So long we let a wrapper that saw its command end give the lock back in good order.
 const LAST_WORDS: Duration = Duration::from_millis(4);
 
+/// No queue of datagrams is longer.
+const MOST_RINGS: usize = 1024;
+
 /// Where somebody can be rung.
 #[derive(Debug)]
 pub struct Bell(UnixDatagram);
@@ -52,7 +55,8 @@ impl Bell {
     /// Whether it rang since it was last asked.
     pub fn rang(&self) -> bool {
         let mut buffer = [0; 8];
-        std::iter::from_fn(|| self.0.recv(&mut buffer).ok()).count() > 0
+        // Whoever rings faster than we listen does not keep us listening.
+        std::iter::from_fn(|| self.0.recv(&mut buffer).ok()).take(MOST_RINGS).count() > 0
     }
 }
 
@@ -154,7 +158,7 @@ impl<'a> Ears<'a> {
     fn drain(&self) {
         let _ = self.bell.as_ref().map(Bell::rang);
         if let Some((_, inotify)) = &self.watched {
-            while inotify.read_events().is_ok() {}
+            (0..MOST_RINGS).take_while(|_| inotify.read_events().is_ok()).for_each(drop);
         }
     }
 

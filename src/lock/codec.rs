@@ -38,6 +38,11 @@ const MOST_PAGES: u64 = 10_000;
 
 /// The bytes of a record.
 pub fn encode(record: &Record) -> Vec<u8> {
+    closed(text_of(record))
+}
+
+/// All but the checksum.
+fn text_of(record: &Record) -> String {
     let mut text = String::with_capacity(512);
     text.push_str(FIRST_LINE);
     text.push_str("name ");
@@ -63,7 +68,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
         let _ = write!(text, "ending how={} ", ended_word(ending.how));
         write_grant(&mut text, &ending.grant);
     }
-    closed(text)
+    text
 }
 
 fn closed(mut text: String) -> Vec<u8> {
@@ -82,14 +87,32 @@ pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
 }
 
 fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
+    if bytes.len() > MOST_BYTES {
+        return Err(format!("it has more than {MOST_BYTES} bytes"));
+    }
     let mut record = Record::default();
-    for line in body(bytes, FIRST_LINE)?.lines() {
-        read_line(&mut record, line, version).ok_or_else(|| {
+    let lines = body(bytes, FIRST_LINE)?;
+    for line in lines.lines() {
+        read_line(&mut record, line).ok_or_else(|| {
             let start: String = line.chars().take(60).collect();
             format!("line \"{}\" makes no sense", crate::name::shown(start.as_bytes()))
         })?;
     }
+    // One that says nothing would be free; and one that says something twice, or in other words, somebody else wrote.
+    if record.name.is_empty() || text_of(&record).strip_prefix(FIRST_LINE) != Some(lines) {
+        return Err("it is not as csalock writes them".to_string());
+    }
+    number(&mut record, version);
     Ok(record)
+}
+
+/// What was granted and written in this version has its number.
+fn number(record: &mut Record, version: u64) {
+    record.holders.iter_mut().for_each(|grant| grant.token = grant.token.or(Some(version)));
+    if let Some(value) = &mut record.value {
+        value.version = value.version.or(Some(version));
+        value.token = value.token.or(Some(version));
+    }
 }
 
 /// The lines between the first, which must be this one, and the checksum, which must be right.
@@ -115,7 +138,7 @@ fn body<'a>(bytes: &'a [u8], first_line: &str) -> std::result::Result<&'a str, S
     Ok(&body[..lines_end])
 }
 
-fn read_line(record: &mut Record, line: &str, version: u64) -> Option<()> {
+fn read_line(record: &mut Record, line: &str) -> Option<()> {
     let (word, rest) = line.split_once(' ')?;
     match word {
         "name" => record.name = unescape(rest)?,
@@ -124,15 +147,15 @@ fn read_line(record: &mut Record, line: &str, version: u64) -> Option<()> {
             let (first, last) = rest.split_once(' ')?;
             let pages = Pages { first: first.parse().ok()?, last: last.parse().ok()? };
             record.pages = Some(pages);
-            pages.last.checked_sub(pages.first).filter(|count| *count < MOST_PAGES)?;
+            pages.last.checked_sub(pages.first).filter(|count| *count < MOST_PAGES && pages.last < u64::MAX >> 1)?;
         }
-        "value" => record.value = Some(read_value(&Fields::of(rest)?, version)?),
-        "holder" => record.holders.push(read_grant(&Fields::of(rest)?, Some(version))?),
+        "value" => record.value = Some(read_value(&Fields::of(rest)?)?),
+        "holder" => record.holders.push(read_grant(&Fields::of(rest)?)?),
         "waiter" => record.waiters.push(read_waiter(&Fields::of(rest)?)?),
         "ending" => {
             let fields = Fields::of(rest)?;
             let how = ended_of(fields.get("how")?)?;
-            record.endings.push(Ending { grant: read_grant(&fields, None)?, how });
+            record.endings.push(Ending { grant: read_grant(&fields)?, how });
         }
         _ => return None,
     }
@@ -161,14 +184,10 @@ fn write_grant(text: &mut String, grant: &Grant) {
     write_party(text, &grant.party);
 }
 
-fn read_grant(fields: &Fields<'_>, this_version: Option<u64>) -> Option<Grant> {
-    let token = match fields.get("token") {
-        Some(token) => Some(token.parse().ok()?),
-        None => this_version,
-    };
+fn read_grant(fields: &Fields<'_>) -> Option<Grant> {
     Some(Grant {
         proof: Proof::parse(fields.get("proof")?)?,
-        token,
+        token: fields.optional("token", |word| word.parse().ok())?,
         share: share_of(fields.get("share")?)?,
         slot: fields.number("slot")?,
         party: read_party(fields)?,
@@ -207,18 +226,19 @@ fn write_value(text: &mut String, value: &Value) {
     text.push('\n');
 }
 
-fn read_value(fields: &Fields<'_>, this_version: u64) -> Option<Value> {
+fn read_value(fields: &Fields<'_>) -> Option<Value> {
     let number = |word: &str| word.parse().ok();
     let value = Value {
-        version: fields.optional("version", number)?.or(Some(this_version)),
-        token: fields.optional("token", number)?.or(Some(this_version)),
+        version: fields.optional("version", number)?,
+        token: fields.optional("token", number)?,
         size: fields.number("size")?,
         mark: u64::from_str_radix(fields.get("mark")?, 16).ok()?,
         mode: fields.optional("mode", |word| u32::from_str_radix(word, 8).ok())?,
         within: fields.optional("bytes", unescape)?,
     };
     let fits = value.within.as_ref().is_none_or(|bytes| bytes.len() as u64 == value.size);
-    fits.then_some(value)
+    let goes_on = value.version.is_none_or(|version| version < u64::MAX >> 1);
+    (fits && goes_on).then_some(value)
 }
 
 fn write_waiter(text: &mut String, waiter: &Waiter) {

@@ -1,5 +1,7 @@
 //! What the engine found out about the world, as data for [`super::decide`].
 
+use std::collections::BTreeMap;
+
 use super::handle::Proof;
 use super::record::{Home, Lease, Process, Waiter};
 
@@ -35,8 +37,10 @@ pub enum Wanted {
 pub struct Facts {
     /// Wall clock, milliseconds since 1970: goes into records to be shown.
     pub wall: u64,
-    fates: Vec<(Home, Process, Fate)>,
-    over: Vec<(Lease, bool)>,
+    /// By pid and start, for a record may have thousands of them.
+    fates: BTreeMap<(i32, u64), Vec<(Home, Fate)>>,
+    /// By the end.
+    over: BTreeMap<u64, Vec<(Lease, bool)>>,
     outlasts: Vec<(Lease, bool)>,
     pages: Vec<(u64, Vec<Waiter>)>,
     decided: Vec<(Proof, bool)>,
@@ -50,12 +54,12 @@ impl Facts {
 
     /// Writes down what became of a process.
     pub fn learn_fate(&mut self, home: Home, process: Process, fate: Fate) {
-        self.fates.push((home, process, fate));
+        self.fates.entry((process.pid, process.start)).or_default().push((home, fate));
     }
 
     /// Writes down whether a lease is over.
     pub fn learn_over(&mut self, lease: Lease, over: bool) {
-        self.over.push((lease, over));
+        self.over.entry(lease.ends).or_default().push((lease, over));
     }
 
     /// Writes down whether a lease lasts longer than the asker is willing to wait.
@@ -89,12 +93,12 @@ impl Facts {
     }
 
     pub(crate) fn fate(&self, home: &Home, process: &Process) -> Result<Fate, Wanted> {
-        let known = self.fates.iter().find(|(at, who, _)| who == process && at == home);
-        known.map(|(_, _, fate)| *fate).ok_or_else(|| Wanted::Fate(home.clone(), *process))
+        let known = self.fates.get(&(process.pid, process.start)).and_then(|known| known.iter().find(|(at, _)| at == home));
+        known.map(|(_, fate)| *fate).ok_or_else(|| Wanted::Fate(home.clone(), *process))
     }
 
     pub(crate) fn over(&self, lease: &Lease) -> Result<bool, Wanted> {
-        let known = self.over.iter().find(|(known, _)| known == lease);
+        let known = self.over.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
         known.map(|(_, over)| *over).ok_or_else(|| Wanted::Over(lease.clone()))
     }
 }

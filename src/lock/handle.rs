@@ -18,7 +18,7 @@ impl Handle {
         Handle(secret)
     }
 
-    /// Reads what [`Display`](fmt::Display) prints; `None` for anything else.
+    /// Reads what [`Display`](fmt::Display) prints, also in capitals; `None` for anything else.
     pub fn parse(text: &str) -> Option<Handle> {
         hex(text).map(Handle)
     }
@@ -44,7 +44,7 @@ impl fmt::Debug for Handle {
 impl Proof {
     /// Reads what [`Display`](fmt::Display) prints; `None` for anything else.
     pub fn parse(text: &str) -> Option<Proof> {
-        hex(text).map(Proof)
+        hex(text).map(Proof).filter(|_| !text.bytes().any(|digit| digit.is_ascii_uppercase()))
     }
 }
 

@@ -48,7 +48,7 @@ impl Page {
     pub fn of_key(key: &[u8]) -> Option<(&[u8], u64)> {
         let nul = key.iter().position(|byte| *byte == 0).filter(|nul| *nul > 0)?;
         let number = u64::from_str_radix(std::str::from_utf8(&key[nul + 1..]).ok()?, 16).ok()?;
-        Some((&key[..nul], number))
+        Some((&key[..nul], number)).filter(|(name, number)| Page::key(name, *number) == key)
     }
 
     /// Enters it, as page `number`, or replaces the entry that is already there.

@@ -82,7 +82,8 @@ impl Value {
     pub fn of_key(key: &[u8]) -> Option<(&[u8], u64)> {
         let nul = key.iter().position(|byte| *byte == 0)?;
         let mark = std::str::from_utf8(key[nul..].strip_prefix(b"\0value.")?).ok()?;
-        Some((&key[..nul], u64::from_str_radix(mark, 16).ok()?))
+        let (name, mark) = (&key[..nul], u64::from_str_radix(mark, 16).ok()?);
+        (Value::key(name, mark) == key).then_some((name, mark))
     }
 }
 

@@ -5,7 +5,9 @@ use serde::Serialize;
 use super::{Reporter, user};
 use crate::duration::rfc3339;
 use crate::engine::Sight;
+use crate::name::is_invisible;
 use crate::lock::{Ended, Ending, Fate, Grant, Handle, Party, Share, Tenure, Value, Waiter};
+use std::fmt::Write as _;
 use std::time::Duration;
 
 /// One lock, as `status --json` shows it.
@@ -131,6 +133,29 @@ pub struct UnlockJson {
     /// `released`, `renewed`, `broken`, `removed`, `not held` or `not the owner`
     outcome: &'static str,
     holders: Vec<HolderJson>,
+}
+
+/// A document as text. JSON escapes the controls of ASCII; here the others are as well, and what reorders or hides text,
+/// for documents are looked at on terminals, too. Such characters stand only within its strings.
+///
+/// # Errors
+///
+/// When it is none.
+pub fn json(document: &impl Serialize) -> serde_json::Result<String> {
+    let text = serde_json::to_string(document)?;
+    if !text.contains(is_invisible) {
+        return Ok(text);
+    }
+    let mut escaped = String::with_capacity(2 * text.len());
+    for char in text.chars() {
+        match is_invisible(char) {
+            false => escaped.push(char),
+            true => char.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+                let _ = write!(escaped, "\\u{unit:04x}");
+            }),
+        }
+    }
+    Ok(escaped)
 }
 
 impl SightJson {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::json::state;
-use super::{Reporter, user};
+use super::{Reporter, shown_user};
 use crate::duration::shown as span;
 use crate::engine::Sight;
 use crate::lock::{Ended, Fate, Grant, Party, Share, Tenure};
@@ -116,7 +116,7 @@ fn row(
     if let Some(id) = id {
         what = format!("id {}: {what}", shown(id));
     }
-    line(text, name, state, paper, [&pid, &shown(party.host.as_bytes()), &user(party.uid), &age, until, &what]);
+    line(text, name, state, paper, [&pid, &shown(party.host.as_bytes()), &shown_user(party.uid), &age, until, &what]);
 }
 
 fn line(text: &mut String, name: &str, state: &str, paper: Paper, rest: [&str; 6]) {

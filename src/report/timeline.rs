@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::table::{WIDTH, cell, clip, fits};
-use super::user;
+use super::shown_user;
 use crate::duration::{rfc3339, shown as span};
 use crate::history::{Past, Who};
 use crate::lock::Ended;
@@ -21,8 +21,9 @@ const BAR: u64 = 11;
 pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, colour: bool) -> String {
     let now = now.as_millis() as u64;
     let first = grants.iter().map(Past::came).min();
-    let Some(begin) = first.map(|first| first.max(begin.as_millis() as u64)) else { return String::new() };
-    let end = grants.iter().map(|past| past.until(now)).max().unwrap_or(now).max(begin + 1);
+    // Short of the end of time, which a stranger may have written.
+    let Some(begin) = first.map(|first| first.max(begin.as_millis() as u64).min(u64::MAX - 1)) else { return String::new() };
+    let end = grants.iter().map(|past| past.until(now)).max().unwrap_or(now).max(begin.saturating_add(1));
     let mut text = format!("{}\n", clip(&format!("{HEADER}IN {}", span(Duration::from_millis(end - begin))), WIDTH));
     for past in grants {
         row(&mut text, past, (begin, end), now, host, colour);
@@ -86,7 +87,7 @@ fn who(who: &Who, host: &str) -> String {
     if who.host != host {
         let _ = write!(text, "@{}", shown(who.host.as_bytes()));
     }
-    let _ = write!(text, " {}", user(who.uid));
+    let _ = write!(text, " {}", shown_user(who.uid));
     if let Some(label) = &who.label {
         let _ = write!(text, " [{}]", shown(label));
     }

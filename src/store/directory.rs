@@ -45,7 +45,7 @@ mod health;
 mod history;
 mod lease;
 mod lodging;
-mod pointer;
+pub(crate) mod pointer;
 mod rest;
 mod root;
 mod swap;
@@ -59,6 +59,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use self::entry::Entry;
+#[cfg(any(test, fuzzing))]
+pub(crate) use self::entry::{file_name, name_of_file};
 use self::pointer::{Ident, Pointer, Stage};
 use self::root::Root;
 use self::swap::Step;

@@ -44,6 +44,8 @@ mod history;
 mod leases;
 mod line;
 mod login;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod strangers;
 mod tls;
 mod wire;
 mod wrong;
@@ -97,6 +99,16 @@ pub struct Access {
     pub runtime: Option<PathBuf>,
 }
 
+/// Where the next page begins: behind this one, whose keys must rise, or a list might have no end.
+fn next_page(gateway: &Gateway, from: &[u8], page: &Found) -> Result<Vec<u8>> {
+    let rise = page.kvs.windows(2).all(|two| two[0].key < two[1].key);
+    match page.kvs.last() {
+        Some(last) if rise && page.kvs[0].key.as_slice() >= from => Ok([&last.key[..], b"\0"].concat()),
+        None if !page.more => Ok(from.to_vec()),
+        _ => Err(gateway.nonsense("a list whose keys do not rise")),
+    }
+}
+
 /// What asks for a lease.
 fn grant(lease: &Pending) -> Value {
     json!({"ID": lease.id.to_string(), "TTL": lease.seconds.to_string()})
@@ -141,7 +153,11 @@ impl Etcd {
     /// What stands at one key.
     fn at(&self, key: &[u8], keys_only: bool) -> Result<Option<Pair>> {
         let question = json!({"key": encoded(key), "keys_only": keys_only});
-        Ok(self.gateway.ask::<Found>("/v3/kv/range", &question)?.kvs.pop())
+        let found = self.gateway.ask::<Found>("/v3/kv/range", &question)?.kvs.pop();
+        match found {
+            Some(pair) if pair.key != key => Err(self.gateway.nonsense("an answer about another key")),
+            found => Ok(found),
+        }
     }
 
     /// Makes all these steps if everything is still as it is compared with.
@@ -249,12 +265,17 @@ impl Store for Etcd {
         let (mut from, mut limit) = (all.clone(), FIRST_PAGE);
         loop {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
-            let found: Found = self.gateway.ask("/v3/kv/range", &question)?;
+            let found: Found = match self.gateway.ask_closely("/v3/kv/range", &question) {
+                // Long records: then fewer of them.
+                Err(failed) if failed.is_too_long() && limit > 1 => {
+                    limit = 1;
+                    continue;
+                }
+                found => found.map_err(Failed::error)?,
+            };
             let bytes: usize = found.kvs.iter().map(|pair| pair.value.len()).sum();
             limit = if bytes > PAGE_BYTES { limit / 2 } else { limit * 2 }.clamp(1, LARGEST_PAGE);
-            if let Some(last) = found.kvs.last() {
-                from = [&last.key[..], b"\0"].concat();
-            }
+            from = next_page(&self.gateway, &from, &found)?;
             for pair in found.kvs {
                 let place = self.place(pair.key.get(all.len()..).unwrap_or_default());
                 visit(&place, Ok(Etcd::stored(pair)))?;

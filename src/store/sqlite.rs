@@ -46,6 +46,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
@@ -58,12 +59,15 @@ use crate::host::{Host, boot_lease};
 use crate::lock::Lease;
 use crate::name::{shown, shown_path};
 
-const READ: &str = "SELECT version, body FROM records_1 WHERE name = ?1";
+// How long a body is, SQLite knows without reading it (4 MiB at most: lock::MOST_BYTES).
+const READ: &str =
+    "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN body END FROM records_1 WHERE name = ?1";
 const STATE: &str = "SELECT (SELECT version FROM records_1 WHERE name = ?1), version FROM records_1 WHERE name = x''";
 const COUNT: &str = "UPDATE records_1 SET version = ?1 WHERE name = x''";
 const WRITE: &str = "REPLACE INTO records_1 VALUES (?1, ?2, ?3)";
 const REMOVE: &str = "DELETE FROM records_1 WHERE name = ?1";
-const PAGE: &str = "SELECT version, body, name FROM records_1 WHERE name > ?1 ORDER BY name LIMIT 256";
+const PAGE: &str = "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM records_1 \
+                    WHERE name > ?1 ORDER BY name LIMIT 256";
 
 /// A scan takes no more than this into memory at once, one record excepted.
 const PAGE_BYTES: usize = 1 << 20;
@@ -222,7 +226,7 @@ impl Sqlite {
                 let version = Version { number: number.unsigned_abs(), mark: 0 };
                 Ok(Stored { version, body: body.to_vec(), may_be_torn: false })
             }
-            _ => Err(Error::corrupt(format!("{} has no version or no body", self.place(name)))),
+            _ => Err(Error::corrupt(format!("{} has no version, or no body of 4 MiB at most", self.place(name)))),
         }
     }
 }
@@ -255,7 +259,7 @@ impl Store for Sqlite {
             if found != expect {
                 return Ok(None);
             }
-            let number = last + 1;
+            let number = last.checked_add(1).filter(|number| *number > 0).ok_or_else(wrong::without_counter)?;
             transaction.execute(COUNT, [number])?;
             match body {
                 Some(body) => transaction.execute(WRITE, (name, number, body))?,
@@ -333,6 +337,10 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
         opened = Connection::open_with_flags(ground::without_links(path), flags);
     }
     let mut connection = opened?;
+    // Whoever may write the database can put triggers and views in it, which would run in our name, for ever perhaps.
+    for harmful in [DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW] {
+        connection.set_db_config(harmful, false)?;
+    }
     connection.busy_handler(Some(wait_while_busy))?;
     Ok(connection)
 }

@@ -123,6 +123,8 @@ impl Location {
     /// The URL that opens this location again.
     pub fn url(&self) -> OsString {
         let (scheme, path, shared) = match self {
+            // Behind `dir:` a question mark begins an option; in a plain path it is one of its characters.
+            Location::Directory { path, shared, .. } if path.as_os_str().as_bytes().contains(&b'?') => ("", path, *shared),
             Location::Directory { path, shared, .. } => ("dir:", path, *shared),
             Location::Sqlite { path } => ("sqlite:", path, false),
             Location::Etcd(cluster) => return cluster.url().into(),
@@ -186,6 +188,10 @@ mod tests {
         let shared = Location::Directory { path: "/a".into(), layout: Layout::Own, shared: true };
         assert_eq!(parse("dir:/a?shared=1"), Ok(shared.clone()));
         assert_eq!(shared.url(), "dir:/a?shared=1");
+        for odd in ["/a?b", "/what?/.csalock", "/a?shared=1x", "/a?b?shared=1"] {
+            let meant = parse(odd).unwrap();
+            assert_eq!(parse(meant.url().to_str().unwrap()), Ok(meant), "{odd}");
+        }
     }
 
     #[test]

@@ -82,6 +82,7 @@ mod silent_store;
 mod status;
 mod store_as_it_was;
 mod storm;
+mod strangers;
 mod terminal;
 mod unlock;
 mod users;

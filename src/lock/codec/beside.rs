@@ -2,7 +2,8 @@
 //! decisions, and values that are apart.
 //!
 //! Each begins with a line of its own and the name that it is stored under; all but values are lines that end with a
-//! checksum, as a record is. A value's bytes stand behind an empty line, as they are. What cannot be read is as good as none.
+//! checksum, as a record is. A value's bytes stand behind an empty line, as they are. What cannot be read, or was not
+//! written like this, is as good as none.
 
 use std::fmt::Write as _;
 
@@ -61,11 +62,15 @@ pub(crate) fn encode_decision(name: &[u8], decision: &Decision) -> Vec<u8> {
 
 /// The bytes of a value that is stored under this name, apart from its record: behind the lines stands what it is.
 pub(crate) fn encode_value(name: &[u8], writer: &Party, bytes: &[u8]) -> Vec<u8> {
+    [head_of_value(name, writer, checksum(bytes)).as_bytes(), bytes].concat()
+}
+
+fn head_of_value(name: &[u8], writer: &Party, sum: u64) -> String {
     let mut text = internal(FIRST_LINE_OF_VALUE, name);
     text.push_str("writer ");
     write_party(&mut text, writer);
-    let _ = write!(text, "sum {:016x}\n\n", checksum(bytes));
-    [text.as_bytes(), bytes].concat()
+    let _ = write!(text, "sum {sum:016x}\n\n");
+    text
 }
 
 fn internal(first_line: &str, name: &[u8]) -> String {
@@ -92,7 +97,7 @@ pub(crate) fn decode_page(bytes: &[u8]) -> Option<Page> {
             _ => return None,
         }
     }
-    Some(page)
+    (encode_page(&name_of_internal(bytes)?, &page) == bytes).then_some(page)
 }
 
 /// Reads what [`encode_waits`] wrote; `None` for anything else.
@@ -102,7 +107,8 @@ pub(crate) fn decode_waits(bytes: &[u8]) -> Option<Waits> {
         Some((unescape(fields.get("name")?)?, Proof::parse(fields.get("proof")?)?))
     };
     let lines = body(bytes, FIRST_LINE_OF_WAITS).ok()?.lines().filter(|line| !line.starts_with("name "));
-    Some(Waits { waits: lines.map(wait).collect::<Option<_>>()? })
+    let waits = Waits { waits: lines.map(wait).collect::<Option<_>>()? };
+    (encode_waits(&name_of_internal(bytes)?, &waits) == bytes).then_some(waits)
 }
 
 /// Reads what [`encode_value`] wrote: who did, and the value; `None` for anything else.
@@ -111,8 +117,9 @@ pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Party, Vec<u8>)> {
     let mut lines = std::str::from_utf8(&bytes[..end]).ok()?.strip_prefix(FIRST_LINE_OF_VALUE)?.lines().skip(1);
     let writer = read_party(&Fields::of(lines.next()?.strip_prefix("writer ")?)?)?;
     let sum = u64::from_str_radix(lines.next()?.strip_prefix("sum ")?, 16).ok()?;
-    let value = &bytes[end + 2..];
-    (sum == checksum(value)).then(|| (writer, value.to_vec()))
+    let (head, value) = bytes.split_at(end + 2);
+    let is_ours = head == head_of_value(&name_of_internal(bytes)?, &writer, sum).as_bytes();
+    (is_ours && sum == checksum(value)).then(|| (writer, value.to_vec()))
 }
 
 /// Reads what [`encode_decision`] wrote; `None` for anything else.
@@ -126,5 +133,5 @@ pub(crate) fn decode_decision(bytes: &[u8]) -> Option<Decision> {
             _ => return None,
         }
     }
-    Some(decision)
+    (encode_decision(&name_of_internal(bytes)?, &decision) == bytes).then_some(decision)
 }

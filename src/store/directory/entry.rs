@@ -6,12 +6,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use sha2::{Digest, Sha256};
 
 use super::lodging::There;
-use super::pointer::{Name, Pointer};
-use super::root::Root;
+use super::pointer::{Ident, Name, Pointer};
+use super::root::{Root, no_work};
 pub(super) use super::sys::os;
 use super::{lodging, sys, tokens};
 use crate::error::{Error, Result};
@@ -49,7 +50,7 @@ pub(super) struct Look<'a> {
     /// The directory that it lodges in, if it is not in the store's.
     outer: Option<OwnedFd>,
     pub(super) pointer: Option<Pointer>,
-    records: Vec<String>,
+    records: Vec<Ident>,
     debris: Vec<String>,
     /// Whether a record may lodge in here.
     has_lodging: bool,
@@ -57,7 +58,7 @@ pub(super) struct Look<'a> {
 
 /// The file name for a lock's name: letters, digits, `_`, `-` and inner dots as they are, the rest `%XX`. `~` stands only
 /// in the names of long ones, before their SHA-256.
-pub(super) fn file_name(name: &[u8]) -> Vec<u8> {
+pub(crate) fn file_name(name: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(name.len());
     for (at, byte) in name.iter().enumerate() {
         match byte {
@@ -72,6 +73,19 @@ pub(super) fn file_name(name: &[u8]) -> Vec<u8> {
         Sha256::digest(name).iter().for_each(|byte| plain.extend(format!("{byte:02x}").into_bytes()));
     }
     plain
+}
+
+/// Whether it could be the file name of a lock: what else stands in a store is none of ours, and `..` is not even in it.
+pub(super) fn is_file_name(name: &[u8]) -> bool {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-.%~".contains(byte);
+    !name.is_empty() && name[0] != b'.' && name.iter().all(is_plain)
+}
+
+/// The name that this is the file name of; `None` for that of a long name, and for what is none.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn name_of_file(file: &[u8]) -> Option<Vec<u8>> {
+    let name = crate::lock::codec::fields::unescape(std::str::from_utf8(file).ok()?)?;
+    (file_name(&name) == file).then_some(name)
 }
 
 /// Whether a record is there, and nothing that is kept beside records, whose names have a NUL in them (as far as can be
@@ -98,6 +112,20 @@ impl<'a> Entry<'a> {
         move |errno| Error::os(errno, doing, &path)
     }
 
+    /// Something is there that is no directory.
+    fn no_directory(&self, errno: Errno) -> Error {
+        let path = crate::name::shown_path(&self.path());
+        let found = fstatat(&self.root.directory, self.file_name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
+        let kind = match found.map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT) {
+            Ok(SFlag::S_IFLNK) => "a symbolic link, which is not followed",
+            Ok(SFlag::S_IFREG) => "a file",
+            Ok(_) => "something else",
+            Err(_) => return self.failed("open the record's directory")(errno),
+        };
+        let what = format!("{path} is {kind}, where the directory of a record belongs");
+        Error::new(Exit::Corrupt, what, "see who made it, and move it away")
+    }
+
     /// Looks what is there; `None` if nothing is.
     pub(super) fn look(&'a self) -> Result<Option<Look<'a>>> {
         let (mut openings, mut listing) = (0, 0);
@@ -119,6 +147,7 @@ impl<'a> Entry<'a> {
                     }
                     continue;
                 }
+                Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(self.no_directory(errno)),
                 Err(errno) => return Err(self.failed("open the record's directory")(errno)),
             };
             let mut look = Look::new(self, directory, None, None);
@@ -143,6 +172,7 @@ impl<'a> Entry<'a> {
         let drafts = match self.root.drafts() {
             Ok(drafts) => drafts,
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(None),
+            Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(no_work(errno, self.store)),
             Err(errno) => return Err(failed(errno)),
         };
         let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode, self.root.belonging);
@@ -283,7 +313,7 @@ impl Look<'_> {
                 Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {
                     *pointer = Some(found);
                 }
-                Some(Name::Record) => records.push(String::from_utf8_lossy(name).into_owned()),
+                Some(Name::Record(ident)) => records.push(ident),
                 None if name == lodging::NAME.as_bytes() => *has_lodging = true,
                 None if name.starts_with(REMOVED_WHILE_OPEN) => debris.push(String::from_utf8_lossy(name).into_owned()),
                 _ => {}
@@ -312,7 +342,7 @@ impl Look<'_> {
 
     /// Renames the pointer. `false`: somebody was faster.
     pub(super) fn advance(&self, from: &Pointer, to: &Pointer) -> Result<bool> {
-        match sys::rename(&self.directory, &from.name(), &self.directory, OsStr::new(&to.name())) {
+        match sys::rename(&self.directory, from.name().as_str(), &self.directory, OsStr::new(&to.name())) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
             Err(errno) => Err(self.entry.failed("change the record")(errno)),
@@ -360,7 +390,19 @@ impl Look<'_> {
 
     /// Removes a directory that has no pointer.
     pub(super) fn clear(&self) -> Result<()> {
-        self.remove_records();
+        for record in &self.records {
+            let name = record.record();
+            match sys::remove_file(&self.directory, OsStr::new(&name)) {
+                Ok(()) => {}
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
+                    let path = crate::name::shown_path(&self.entry.path().join(name));
+                    let what = format!("{path} is a directory with something in it, where a record belongs");
+                    return Err(Error::new(Exit::Corrupt, what, "see who made it, and move it away"));
+                }
+                // Nobody would ever get any further.
+                Err(errno) => return Err(self.entry.failed("clear the record's directory")(errno)),
+            }
+        }
         for name in &self.debris {
             let _ = sys::remove_file(&self.directory, OsStr::new(name));
         }
@@ -372,7 +414,7 @@ impl Look<'_> {
     pub(super) fn remove_records(&self) {
         for record in &self.records {
             // What stays is found by the next one who swaps, or by the sweeper.
-            let _ = sys::remove_file(&self.directory, OsStr::new(record));
+            let _ = sys::remove_file(&self.directory, OsStr::new(&record.record()));
         }
     }
 

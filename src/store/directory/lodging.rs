@@ -88,7 +88,7 @@ fn list(outer: &OwnedFd) -> Result<Found, Errno> {
     sys::each_name::<Errno>(sys::open_directory(outer, ".")?, &mut |name| {
         match Name::parse(name) {
             Some(Name::Pointer(_)) => found.has_pointer = true,
-            Some(Name::Record) => found.records.push(name.to_vec()),
+            Some(Name::Record(_)) => found.records.push(name.to_vec()),
             None if name == NAME.as_bytes() => found.is_lodging = true,
             None => found.has_stranger = true,
         }

@@ -5,18 +5,21 @@ use sha2::{Digest, Sha256};
 
 use crate::store::Version;
 
+/// No number is higher: whoever wants the next one must not begin anew with 0.
+const HIGHEST: u64 = u64::MAX >> 1;
+
 /// What makes a name unlike any other that ever was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ident {
+pub(crate) struct Ident {
     /// In which boot it was made.
-    pub(super) boot: u32,
+    pub(crate) boot: u32,
     /// Random.
-    pub(super) mark: u64,
+    pub(crate) mark: u64,
 }
 
 /// Where in its life a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     /// Born, its version number not yet chosen.
     Embryo,
     /// In use, and never changed yet: the record is in the pointer itself.
@@ -29,29 +32,29 @@ pub(super) enum Stage {
 
 /// The one name that says which version a record is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pointer {
-    pub(super) stage: Stage,
-    pub(super) number: u64,
-    pub(super) ident: Ident,
+pub(crate) struct Pointer {
+    pub(crate) stage: Stage,
+    pub(crate) number: u64,
+    pub(crate) ident: Ident,
 }
 
 /// A name found in a record's directory.
-pub(super) enum Name {
+pub(crate) enum Name {
     Pointer(Pointer),
-    Record,
+    Record(Ident),
 }
 
 impl Ident {
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         format!("{:08x}{:016x}", self.boot, self.mark)
     }
 
-    pub(super) fn record(&self) -> String {
+    pub(crate) fn record(&self) -> String {
         format!("rec.{}", self.text())
     }
 
     fn parse(text: &str) -> Option<Ident> {
-        let is_ident = text.len() == 24 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_ident = text.len() == 24 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let hex = |from: usize, to: usize| u64::from_str_radix(text.get(from..to)?, 16).ok();
         is_ident.then_some(())?;
         Some(Ident { boot: hex(0, 8)? as u32, mark: hex(8, 24)? })
@@ -71,45 +74,57 @@ impl Stage {
 
 impl Pointer {
     /// Whether it points to a record that counts.
-    pub(super) fn is_in_use(&self) -> bool {
+    pub(crate) fn is_in_use(&self) -> bool {
         matches!(self.stage, Stage::Born | Stage::Cur)
     }
 
-    pub(super) fn version(&self) -> Version {
+    pub(crate) fn version(&self) -> Version {
         Version { number: self.number, mark: self.ident.mark }
     }
 
     /// The name of the file that has the record's bytes.
-    pub(super) fn record(&self) -> String {
+    pub(crate) fn record(&self) -> String {
         match self.stage {
             Stage::Embryo | Stage::Born => self.name(),
             Stage::Cur | Stage::End => self.ident.record(),
         }
     }
 
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{}.{}.{}", self.stage.word(), self.number, self.ident.text())
     }
 }
 
 impl Name {
-    /// `None` for a name that is none of ours.
-    pub(super) fn parse(name: &[u8]) -> Option<Name> {
+    /// `None` for a name that is none of ours: also for one that says the same in other words (`cur.007.…`), for whoever
+    /// renamed what it stands for would find nothing under the name that we would write.
+    pub(crate) fn parse(name: &[u8]) -> Option<Name> {
         let mut parts = std::str::from_utf8(name).ok()?.split('.');
         let word = parts.next()?;
         if word == "rec" {
-            Ident::parse(parts.next()?)?;
-            return parts.next().is_none().then_some(Name::Record);
+            let ident = Ident::parse(parts.next()?)?;
+            return parts.next().is_none().then_some(Name::Record(ident));
         }
         let stage =
             [Stage::Embryo, Stage::Born, Stage::Cur, Stage::End].into_iter().find(|stage| stage.word() == word)?;
-        let (number, ident) = (parts.next()?.parse().ok()?, Ident::parse(parts.next()?)?);
+        let (number, ident) = (number_of(parts.next()?)?, Ident::parse(parts.next()?)?);
         parts.next().is_none().then_some(Name::Pointer(Pointer { stage, number, ident }))
     }
 }
 
+/// The number that is written like this; `None` for any other way to write it.
+pub(crate) fn number_of(digits: &str) -> Option<u64> {
+    let number: u64 = digits.parse().ok()?;
+    (number <= HIGHEST && number.to_string() == digits).then_some(number)
+}
+
+/// The number that follows; `None` when there is none.
+pub(crate) fn after(number: u64) -> Option<u64> {
+    number.checked_add(1).filter(|next| *next <= HIGHEST)
+}
+
 /// Eight hex digits' worth of a boot id, so that a name tells whether a power cut may have torn what it names.
-pub(super) fn boot_tag(boot: &str) -> u32 {
+pub(crate) fn boot_tag(boot: &str) -> u32 {
     let digest = Sha256::digest(boot.as_bytes());
     digest.iter().take(4).fold(0, |tag, byte| (tag << 8) | u32::from(*byte))
 }
@@ -123,14 +138,18 @@ mod tests {
         let pointer = Pointer { stage: Stage::End, number: 17, ident: Ident { boot: 1, mark: u64::MAX } };
         assert_eq!(pointer.name(), "end.17.00000001ffffffffffffffff");
         assert!(matches!(Name::parse(pointer.name().as_bytes()), Some(Name::Pointer(same)) if same == pointer));
-        assert!(matches!(Name::parse(pointer.ident.record().as_bytes()), Some(Name::Record)));
+        assert!(matches!(Name::parse(pointer.ident.record().as_bytes()), Some(Name::Record(same)) if same == pointer.ident));
     }
 
     #[test]
     fn strangers_are_none_of_ours() {
-        for name in ["", "cur", "cur.1", "cur.x.00000001ffffffffffffffff", "rec.1", "cur.1.00000001ffffffffffffffff.x"]
-        {
+        let ident = "00000001ffffffffffffffff";
+        for name in ["", "cur", "cur.1", &format!("cur.x.{ident}"), "rec.1", &format!("cur.1.{ident}.x")] {
             assert!(Name::parse(name.as_bytes()).is_none(), "{name}");
         }
+        for number in ["007", "+7", "", "-7", "9223372036854775808", "18446744073709551615", "99999999999999999999"] {
+            assert!(Name::parse(format!("cur.{number}.{ident}").as_bytes()).is_none(), "{number}");
+        }
+        assert!(Name::parse(b"cur.7.00000001FFFFFFFFFFFFFFFF").is_none());
     }
 }

@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::sys::stat::{Mode, fstatat};
 
+use super::entry::is_file_name;
 use super::sys;
 
 const PREFIX: &[u8] = b"rest.";
@@ -58,7 +59,8 @@ pub(super) fn names(work: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let fresh = sys::open_directory(work, ".")?;
     let mut names = Vec::new();
     sys::each_name::<Errno>(fresh, &mut |name| {
-        names.extend(name.strip_prefix(PREFIX).map(<[u8]>::to_vec));
+        // `rest...` would be the directory above the store.
+        names.extend(name.strip_prefix(PREFIX).filter(|name| is_file_name(name)).map(<[u8]>::to_vec));
         Ok(())
     })?;
     Ok(names)

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
-use nix::sys::stat::{Mode, fstat, fstatat, stat};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat, lstat, stat};
 use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
 
 use super::belonging::Belonging;
 use super::entry::Entry;
+use super::pointer::after;
 use super::rest::Rest;
 use super::{anchor, entry, rest, sys, tokens};
 use crate::error::{Error, Result};
@@ -58,9 +59,7 @@ pub(super) struct Root {
 impl Root {
     /// Opens the store that is there, or `None`.
     pub(super) fn open(path: &Path, layout: Layout) -> Result<Option<Root>> {
-        let follow = if layout == Layout::Beside { OFlag::O_NOFOLLOW } else { OFlag::empty() };
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | follow;
-        let directory = match nix::fcntl::open(path, flags, Mode::empty()) {
+        let directory = match open_through(path, layout != Layout::Beside) {
             Ok(directory) => directory,
             // ESTALE: removed while an NFS client opened it.
             Err(Errno::ENOENT | Errno::ESTALE) if layout != Layout::Own || path.parent().is_some_and(Path::exists) => {
@@ -68,6 +67,10 @@ impl Root {
             }
             Err(Errno::ENOENT) => {
                 return Err(Error::os(Errno::ENOENT, "find", path.parent().unwrap_or(path)));
+            }
+            Err(Errno::ELOOP) => {
+                let what = format!("{} is a symbolic link, which is not followed there", shown_path(path));
+                return Err(Error::new(Exit::Permission, what, "see who made it, or name the real directory"));
             }
             Err(errno) => return Err(Error::os(errno, "open the store", path)),
         };
@@ -151,7 +154,8 @@ impl Root {
             Layout::Beside => 0,
             _ => self.in_work(path, |work| Ok(tokens::highest(work)?.unwrap_or(0)))?,
         };
-        Ok((clock.as_micros() as u64).max(used + 1))
+        let above = after(used).ok_or_else(|| used_up(&path.join(WORK)))?;
+        Ok((clock.as_micros() as u64).max(above))
     }
 
     /// Writes down that this version number was used.
@@ -204,13 +208,13 @@ impl Root {
 
     fn in_work<T>(&self, path: &Path, work: impl Fn(&OwnedFd) -> std::result::Result<T, Errno>) -> Result<T> {
         let done = self.drafts().and_then(work);
-        done.map_err(|errno| Error::os(errno, "use the working directory of the store", path))
+        done.map_err(|errno| no_work(errno, path))
     }
 
     /// The time that the file system gives to a fresh file.
     pub(super) fn file_system_time(&self, path: &Path) -> Result<Duration> {
         let failed = |errno| Error::os(errno, "ask for the time of the file system of", path);
-        let drafts = self.drafts().map_err(failed)?;
+        let drafts = self.drafts().map_err(|errno| no_work(errno, path))?;
         tokens::fresh_time(drafts, self.file_mode).map_err(failed)
     }
 
@@ -279,7 +283,7 @@ impl Root {
         for draft in old.iter().filter(|_| !dry_run) {
             // Under another name its maker, should it still live, cannot put it in place half-removed.
             let mine = if draft.starts_with(DEAD) { draft.clone() } else { [DEAD, draft.as_slice()].concat() };
-            if mine == *draft || sys::rename(&fresh, &String::from_utf8_lossy(draft), &fresh, sys::os(&mine)).is_ok() {
+            if mine == *draft || sys::rename(&fresh, sys::os(draft), &fresh, sys::os(&mine)).is_ok() {
                 let _ = sys::remove_file(&fresh, sys::os(&mine));
                 entry::discard_draft(&fresh, sys::os(&mine));
             }
@@ -291,6 +295,47 @@ impl Root {
     pub(super) fn remove_if_empty(&self, path: &Path) {
         let _ = sys::remove_directory(AT_FDCWD, path.as_os_str());
     }
+}
+
+/// The directory in which records are prepared cannot be used.
+pub(super) fn no_work(errno: Errno, path: &Path) -> Error {
+    let work = path.join(WORK);
+    match errno {
+        Errno::ENOTDIR | Errno::ELOOP => {
+            let what = format!("{} is no directory, so nothing can be prepared in it", shown_path(&work));
+            Error::new(Exit::Corrupt, what, "see who made it, and move it away")
+        }
+        errno => Error::os(errno, "use the working directory of the store", path),
+    }
+}
+
+/// Opens a store's directory; through a link in its place only where nobody else can have put it there. (Linux can be told to
+/// see to that itself: protected_symlinks, proc_sys_fs(5).)
+fn open_through(path: &Path, links: bool) -> std::result::Result<OwnedFd, Errno> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    match nix::fcntl::open(path, flags | OFlag::O_NOFOLLOW, Mode::empty()) {
+        Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => {
+            let link = lstat(path)?;
+            if SFlag::from_bits_truncate(link.st_mode) & SFlag::S_IFMT != SFlag::S_IFLNK {
+                return Err(errno);
+            }
+            let above = stat(path.parent().unwrap_or(Path::new("/")))?;
+            let for_all = Mode::S_ISVTX | Mode::S_IWOTH;
+            let is_strange = Mode::from_bits_truncate(above.st_mode).contains(for_all)
+                && ![nix::unistd::geteuid().as_raw(), above.st_uid].contains(&link.st_uid);
+            match links && !is_strange {
+                true => nix::fcntl::open(path, flags, Mode::empty()),
+                false => Err(Errno::ELOOP),
+            }
+        }
+        opened => opened,
+    }
+}
+
+/// The highest version number stands there, which nobody comes to by counting.
+pub(super) fn used_up(path: &Path) -> Error {
+    let what = format!("no version number is left above those in {}", shown_path(path));
+    Error::new(Exit::Corrupt, what, "see who wrote that number there, and move it away")
 }
 
 fn is_draft(name: &[u8]) -> bool {

@@ -22,9 +22,9 @@
 
 use super::Directory;
 use super::entry::{Entry, Look};
-use super::pointer::{Ident, Pointer, Stage};
+use super::pointer::{Ident, Pointer, Stage, after};
 use super::rest::Rest;
-use super::root::Root;
+use super::root::{Root, used_up};
 use crate::error::{Error, Result};
 use crate::store::{Durability, Keep, Layout, Swap, Version};
 
@@ -84,7 +84,8 @@ impl Step<'_> {
     }
 
     fn change(&self, look: &Look<'_>, pointer: &Pointer, body: &[u8]) -> Result<Swap> {
-        let next = Pointer { stage: Stage::Cur, number: pointer.number + 1, ident: self.store.ident()? };
+        let number = after(pointer.number).ok_or_else(|| used_up(&look.entry.path()))?;
+        let next = Pointer { stage: Stage::Cur, number, ident: self.store.ident()? };
         if look.replace(pointer, &next, body, self.keep)? {
             self.settle(Some(look))?;
             look.remove_records();

@@ -101,8 +101,13 @@ pub(super) fn read_file(
     flags: OFlag,
     most: usize,
 ) -> Result<Result<Vec<u8>, String>, Errno> {
-    let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let file = nix::fcntl::openat(at, name, flags, Mode::empty())?;
+    let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let file = match nix::fcntl::openat(at, name, flags, Mode::empty()) {
+        Err(Errno::ELOOP) => return Ok(Err("it is a symbolic link".to_string())),
+        // A socket, or a device that is not there.
+        Err(Errno::ENXIO | Errno::ENODEV) => return Ok(Err("it is not a regular file".to_string())),
+        opened => opened?,
+    };
     let mut buffer = vec![0; 4096];
     let mut length = 0;
     loop {
@@ -125,7 +130,7 @@ pub(super) fn read_file(
     Ok(Ok(buffer))
 }
 
-pub(super) fn rename(from: impl AsFd, old: &str, to: impl AsFd, new: &OsStr) -> Result<(), Errno> {
+pub(super) fn rename<P: ?Sized + NixPath>(from: impl AsFd, old: &P, to: impl AsFd, new: &OsStr) -> Result<(), Errno> {
     nix::fcntl::renameat(from, old, to, new)
 }
 

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, fstat};
 
+use super::pointer::number_of;
 use super::sys;
 
 /// The number that was written down, if there is one.
@@ -18,7 +19,7 @@ pub(super) fn highest(work: &OwnedFd) -> Result<Option<u64>, Errno> {
     let fresh = sys::open_directory(work, ".")?;
     let mut highest = None;
     sys::each_name::<Errno>(fresh, &mut |name| {
-        let number = name.strip_prefix(b"token.").and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
+        let number = name.strip_prefix(b"token.").and_then(|number| number_of(std::str::from_utf8(number).ok()?));
         highest = highest.max(number);
         Ok(())
     })?;
@@ -31,7 +32,7 @@ pub(super) fn raise(work: &OwnedFd, number: u64, mode: Mode) -> Result<(), Errno
     loop {
         let raised = match highest(work)? {
             Some(known) if known >= number => return Ok(()),
-            Some(known) => sys::rename(work, &format!("token.{known}"), work, OsStr::new(&new)),
+            Some(known) => sys::rename(work, format!("token.{known}").as_str(), work, OsStr::new(&new)),
             None => sys::create_file(work, &new, mode, b"", false),
         };
         match raised {

@@ -71,7 +71,7 @@ pub(super) fn hear(gateway: &Gateway, key: &[u8], from: u64) -> Option<Box<dyn H
     Some(Box::new(Watch { descriptor: line.descriptor().ok()?, _line: line }))
 }
 
-enum Begun {
+pub(super) enum Begun {
     No,
     Yes,
     /// And something has already been said after that.
@@ -79,7 +79,7 @@ enum Begun {
 }
 
 /// Whether a watch that said this has begun; `None`: it never will.
-fn begun(said: &[u8]) -> Option<Begun> {
+pub(super) fn begun(said: &[u8]) -> Option<Begun> {
     let text = String::from_utf8_lossy(said);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return Some(Begun::No) };
     if !head.starts_with("HTTP/1.1 200") {

@@ -50,6 +50,12 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// So long we wait at most for answers that nobody wants.
 const TO_SETTLE: Duration = Duration::from_secs(1);
 
+/// No answer is longer: one record of the largest size has a third of it, and who asks for many can ask for fewer.
+const MOST_OF_ANSWER: u64 = 16 << 20;
+
+/// So many characters of what a server says are shown.
+const MOST_SAID: usize = 300;
+
 /// A connection to whichever server of a cluster answers.
 pub(super) struct Gateway {
     pub(super) cluster: Cluster,
@@ -87,6 +93,11 @@ impl Failed {
     /// Whether etcd says that there already is such a lease.
     pub(super) fn is_lease_there(&self) -> bool {
         self.last.as_ref().is_some_and(Trouble::is_lease_there)
+    }
+
+    /// Whether there was more to be said than we listen to.
+    pub(super) fn is_too_long(&self) -> bool {
+        self.last == Some(Trouble::TooLong)
     }
 
     /// In words.
@@ -318,6 +329,12 @@ impl Gateway {
         Ok((server, self.login.token(), line))
     }
 
+    /// An answer that is one, and cannot be the one to our question.
+    pub(super) fn nonsense(&self, what: &str) -> Error {
+        let troubles = [(self.cluster.endpoints[self.state().at].clone(), Trouble::Strange(what.to_string()))];
+        Trouble::error(&troubles, &self.cluster)
+    }
+
     pub(super) fn host(&self) -> &Arc<dyn Host> {
         &self.host
     }
@@ -334,19 +351,24 @@ impl Gateway {
 
 fn read(answer: ureq::http::Response<ureq::Body>) -> std::result::Result<(u16, Vec<u8>), Trouble> {
     let status = answer.status().as_u16();
-    let body = answer.into_body().into_with_config().limit(u64::MAX).read_to_vec()?;
+    let body = answer.into_body().into_with_config().limit(MOST_OF_ANSWER).read_to_vec()?;
     Ok((status, body))
 }
 
-fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, Trouble> {
+/// As much of what a server says as anybody wants to read.
+fn begin_of(said: &str) -> String {
+    said.chars().take(MOST_SAID).collect()
+}
+
+pub(super) fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, Trouble> {
     if status == 200 {
-        return serde_json::from_slice(body).map_err(|error| Trouble::Strange(format!("a strange answer: {error}")));
+        return serde_json::from_slice(body).map_err(|error| Trouble::Strange(begin_of(&format!("a strange answer: {error}"))));
     }
     if let Ok(refusal) = serde_json::from_slice::<Refusal>(body)
         && (refusal.code > 0 || !refusal.message.is_empty())
     {
         let said = if refusal.message.is_empty() { refusal.error.to_string() } else { refusal.message };
-        return Err(Trouble::Said(refusal.code, said));
+        return Err(Trouble::Said(refusal.code, begin_of(&said)));
     }
     Err(match status {
         404 => Trouble::NoGateway,

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::de::IgnoredAny;
+use serde_json::json;
 
 use super::gateway::Gateway;
 use super::wire::{Found, encoded, number};
@@ -32,8 +33,8 @@ struct Status {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Members {
-    members: Vec<Value>,
+pub(super) struct Members {
+    members: Vec<IgnoredAny>,
 }
 
 /// Looks at everything that can be seen of it.

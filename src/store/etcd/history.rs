@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::gateway::Gateway;
-use super::wire::{Anything, Found, encoded, end_of};
+use super::next_page;
+use super::wire::{Anything, Found, MOST_PAIRS, encoded, end_of};
 use crate::error::Result;
 use crate::history::Limits;
 
@@ -17,7 +18,7 @@ const NOW_AND_THEN: u8 = 4;
 
 /// So many lines are read at once, and so many keys.
 const PAGE: u64 = 500;
-const MANY_KEYS: u64 = 10_000;
+const MANY_KEYS: u64 = MOST_PAIRS as u64;
 
 /// Keeps a line that came at this time.
 pub(super) fn remember(gateway: &Gateway, prefix: &[u8], line: &[u8], limits: &Limits) {
@@ -39,10 +40,10 @@ pub(super) fn remembered(gateway: &Gateway, prefix: &[u8], visit: &mut dyn FnMut
     let mut from = prefix.to_vec();
     loop {
         let found: Found = gateway.ask("/v3/kv/range", &range(&from, prefix, PAGE, false))?;
+        from = next_page(gateway, &from, &found)?;
         found.kvs.iter().for_each(|pair| visit(&pair.value));
-        match found.kvs.last() {
-            Some(last) if found.more => from = [&last.key[..], b"\0"].concat(),
-            _ => return Ok(()),
+        if !found.more {
+            return Ok(());
         }
     }
 }
@@ -51,7 +52,7 @@ pub(super) fn remembered(gateway: &Gateway, prefix: &[u8], visit: &mut dyn FnMut
 fn prune(gateway: &Gateway, prefix: &[u8], limits: &Limits, now: Duration) -> Result<()> {
     let found: Found = gateway.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
     let oldest = now.saturating_sub(limits.age).as_nanos();
-    let mut kept = 0;
+    let mut kept: u64 = 0;
     let is_first_to_keep = |key: &[u8]| {
         let text = String::from_utf8_lossy(key.get(prefix.len()..).unwrap_or_default()).into_owned();
         let came = text.split('.').next().and_then(|came| came.parse::<u128>().ok()).unwrap_or_default();
@@ -62,7 +63,7 @@ fn prune(gateway: &Gateway, prefix: &[u8], limits: &Limits, now: Duration) -> Re
     let mut until = None;
     for pair in found.kvs.iter().rev() {
         let (came, length) = is_first_to_keep(&pair.key);
-        kept += length;
+        kept = length.saturating_add(kept);
         if came < oldest || kept > limits.size || std::mem::take(&mut too_many) {
             until = Some([&pair.key[..], b"\0"].concat());
             break;

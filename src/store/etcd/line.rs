@@ -25,6 +25,9 @@ const NO_ANSWER: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
 
 const MOST_UNSENT: usize = 1 << 16;
 
+/// No answer that nobody wants is longer.
+const MOST_UNWANTED: usize = 1 << 16;
+
 /// On what terms the present call waits.
 pub(super) struct Terms {
     host: Arc<dyn Host>,
@@ -185,6 +188,7 @@ impl Inside {
                 let mut buffer = [0; 2048];
                 match self.read(&mut buffer)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    _ if said.len() > 2 * MOST_UNWANTED => return Err(io::ErrorKind::UnexpectedEof.into()),
                     amount => said.extend_from_slice(&buffer[..amount]),
                 }
             }
@@ -249,12 +253,12 @@ pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
 }
 
 /// How long the answer is that this begins with; `None`: longer than this.
-fn length_of_answer(read: &[u8]) -> io::Result<Option<usize>> {
+pub(super) fn length_of_answer(read: &[u8]) -> io::Result<Option<usize>> {
     let Some(head) = read.windows(4).position(|end| end == b"\r\n\r\n") else { return Ok(None) };
     let text = String::from_utf8_lossy(&read[..head]).to_ascii_lowercase();
     let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
     // It comes in pieces. Another connection is cheaper than to understand that.
-    let length = length.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let length = length.filter(|length| *length <= MOST_UNWANTED).ok_or(io::ErrorKind::UnexpectedEof)?;
     let whole = head + 4 + length;
     Ok((read.len() >= whole).then_some(whole))
 }
@@ -316,6 +320,8 @@ mod tests {
         assert_eq!(length_of_answer(&answer[..20]).unwrap(), None);
         assert_eq!(length_of_answer(&answer[..40]).unwrap(), None);
         assert_eq!(length_of_answer(answer).unwrap(), Some(answer.len() - 8));
+        let endless = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", usize::MAX);
+        assert!(length_of_answer(endless.as_bytes()).is_err());
         assert!(length_of_answer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").is_err());
     }
 }

@@ -16,14 +16,12 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::mkdir;
 use sha2::{Digest, Sha256};
 
-use super::Access;
+use super::{Access, wire};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::shown_path;
 use crate::store::Cluster;
 
-/// No token is longer.
-const LONGEST_TOKEN: u64 = 8192;
 
 pub(super) struct Login {
     who: Option<(String, String)>,
@@ -114,7 +112,7 @@ impl Login {
             return None;
         }
         let mut token = String::new();
-        file.take(LONGEST_TOKEN).read_to_string(&mut token).ok()?;
+        file.take(wire::LONGEST_TOKEN as u64).read_to_string(&mut token).ok()?;
         Some(token).filter(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()))
     }
 
@@ -172,7 +170,7 @@ fn first_line(path: &Path) -> Result<String> {
         return Err(Error::new(Exit::Permission, what, format!("chmod o= {}", shown_path(path))));
     }
     let mut text = String::new();
-    file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(failed)?;
+    file.take(wire::LONGEST_TOKEN as u64).read_to_string(&mut text).map_err(failed)?;
     let line = text.lines().next().filter(|line| !line.is_empty()).map(str::to_string);
     line.ok_or_else(|| {
         let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} has no password in its first line", shown_path(path));

@@ -1,10 +1,23 @@
 //! What the JSON gateway of etcd is told and answers: base64 for bytes, strings for 64-bit numbers, and nothing at all
 //! for what is zero, empty or false.
+//!
+//! An answer is data from a stranger. What etcd would never say is refused, and nothing is read into it: every answer of
+//! its own has a revision above zero, and so has every key. So `{}`, from whoever else answers there, never means "no such
+//! key".
+
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
+
+/// No token is longer.
+pub(super) const LONGEST_TOKEN: usize = 8192;
+
+/// So many keys are asked for at once.
+pub(super) const MOST_PAIRS: usize = 10_000;
 
 /// Bytes, as the gateway writes them.
 pub(super) fn encoded(bytes: &[u8]) -> String {
@@ -41,35 +54,36 @@ pub(super) fn is_at(key: &[u8], revision: u64) -> Value {
 }
 
 /// What every answer begins with.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize)]
 pub(super) struct Header {
-    #[serde(deserialize_with = "number")]
+    #[serde(deserialize_with = "revision")]
     pub(super) revision: u64,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize)]
 pub(super) struct Found {
+    #[cfg_attr(not(any(test, fuzzing)), expect(dead_code, reason = "that it is there proves whose answer this is"))]
+    pub(super) header: Header,
+    #[serde(default, deserialize_with = "pairs")]
     pub(super) kvs: Vec<Pair>,
+    #[serde(default)]
     pub(super) more: bool,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize)]
 pub(super) struct Pair {
     #[serde(deserialize_with = "bytes")]
     pub(super) key: Vec<u8>,
-    #[serde(deserialize_with = "bytes")]
+    #[serde(default, deserialize_with = "bytes")]
     pub(super) value: Vec<u8>,
-    #[serde(deserialize_with = "number")]
+    #[serde(deserialize_with = "revision")]
     pub(super) mod_revision: u64,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Deserialize)]
 pub(super) struct Done {
     pub(super) header: Header,
+    #[serde(default)]
     pub(super) succeeded: bool,
 }
 
@@ -84,6 +98,7 @@ pub(super) struct Granted {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Authenticated {
+    #[serde(deserialize_with = "token")]
     pub(super) token: String,
 }
 
@@ -122,6 +137,48 @@ pub(super) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error
     }
 }
 
+/// A revision: above zero, and no more than etcd can count to.
+fn revision<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let revision = number(from)?;
+    match (1..=i64::MAX as u64).contains(&revision) {
+        true => Ok(revision),
+        false => Err(D::Error::custom(format!("revision {revision}"))),
+    }
+}
+
+/// A token, which goes into a header of HTTP.
+fn token<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let token = String::deserialize(from)?;
+    match token.len() <= LONGEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(token),
+        false => Err(D::Error::custom("a token that cannot be sent back")),
+    }
+}
+
+/// Keys and values, no more than we ever ask for.
+fn pairs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pair>, D::Error> {
+    struct Bounded;
+    impl<'de> Visitor<'de> for Bounded {
+        type Value = Vec<Pair>;
+
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(out, "keys, {MOST_PAIRS} at most")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Vec<Pair>, A::Error> {
+            let mut pairs = Vec::new();
+            while let Some(pair) = all.next_element()? {
+                pairs.push(pair);
+                if pairs.len() > MOST_PAIRS {
+                    return Err(A::Error::custom(format!("more than {MOST_PAIRS} keys")));
+                }
+            }
+            Ok(pairs)
+        }
+    }
+    from.deserialize_seq(Bounded)
+}
+
 fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
     STANDARD.decode(String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
@@ -135,11 +192,38 @@ mod tests {
         let done: Done =
             serde_json::from_str(r#"{"header":{"cluster_id":"1","revision":"9223372036854775807"}}"#).unwrap();
         assert_eq!((done.header.revision, done.succeeded), (i64::MAX as u64, false));
-        let found: Found = serde_json::from_str(r#"{"kvs":[{"key":"AGE=","mod_revision":"7"}]}"#).unwrap();
+        let found: Found = serde_json::from_str(r#"{"header":{"revision":"9"},"kvs":[{"key":"AGE=","mod_revision":"7"}]}"#).unwrap();
         assert_eq!((&found.kvs[0].key[..], found.kvs[0].mod_revision), (&b"\0a"[..], 7));
         assert!(found.kvs[0].value.is_empty() && !found.more);
         let gone: Granted = serde_json::from_str(r#"{"ID":"5","TTL":"-1"}"#).unwrap();
         assert_eq!(gone.ttl, -1);
+    }
+
+    #[test]
+    fn what_etcd_never_says_is_not_taken_for_an_answer() {
+        for found in [
+            "{}",
+            "[]",
+            "null",
+            r#"{"header":{}}"#,
+            r#"{"header":{"revision":"0"}}"#,
+            r#"{"header":{"revision":"-1"}}"#,
+            r#"{"header":{"revision":"9223372036854775808"}}"#,
+            r#"{"header":{"revision":"1"},"kvs":{}}"#,
+            r#"{"header":{"revision":"1"},"kvs":[{}]}"#,
+            r#"{"header":{"revision":"1"},"kvs":[{"key":"AGE="}]}"#,
+            r#"{"header":{"revision":"1"},"kvs":[{"key":"AGE=","mod_revision":"0"}]}"#,
+            r#"{"header":{"revision":"1"},"kvs":[{"key":"not base64","mod_revision":"1"}]}"#,
+        ] {
+            assert!(serde_json::from_str::<Found>(found).is_err(), "{found}");
+        }
+        for done in ["{}", r#"{"succeeded":true}"#, r#"{"header":{"revision":"0"},"succeeded":true}"#] {
+            assert!(serde_json::from_str::<Done>(done).is_err(), "{done}");
+        }
+        let pair = r#"{"key":"AGE=","mod_revision":"1"}"#;
+        let many = format!(r#"{{"header":{{"revision":"1"}},"kvs":[{}{pair}]}}"#, format!("{pair},").repeat(MOST_PAIRS));
+        assert!(serde_json::from_str::<Found>(&many).is_err());
+        assert!(serde_json::from_str::<Authenticated>(r#"{"token":"a\r\nX: y"}"#).is_err());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::name::shown;
+use crate::name::{quoted, shown};
 use crate::store::Cluster;
 
 /// Why one server did not do what it was asked.
@@ -25,6 +25,8 @@ pub(super) enum Trouble {
     WantsTls,
     /// The JSON gateway is off.
     NoGateway,
+    /// Its answer was longer than we listen to.
+    TooLong,
     /// It answered with something that etcd does not say.
     Strange(String),
     /// etcd's own words, and gRPC's number for them.
@@ -56,6 +58,7 @@ impl Trouble {
                 (_, said) if passes(said) => Hope::Again,
                 _ => Hope::None,
             },
+            Trouble::TooLong => Hope::None,
             _ => Hope::Elsewhere,
         }
     }
@@ -117,7 +120,7 @@ fn cure(trouble: &Trouble) -> &'static str {
             "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, \
              where 3.4 has it off"
         }
-        Trouble::Strange(_) => "see what it is that answers there, and whether etcd is 3.4 or later",
+        Trouble::Strange(_) | Trouble::TooLong => "see what it is that answers there, and whether etcd is 3.4 or later",
         Trouble::Said(_, said) if said.contains("connection error") => {
             "its JSON gateway cannot reach etcd itself: with --client-cert-auth its own certificate must be good for \
              clients as well (extendedKeyUsage clientAuth)"
@@ -160,8 +163,8 @@ fn refused(code: u32, message: &str, server: &str, cluster: &Cluster) -> Error {
             Exit::Permission,
             "refuses this",
             &format!(
-                "give the user a role that may: etcdctl role grant-permission ROLE --prefix=true readwrite {}/",
-                cluster.prefix
+                "give the user a role that may: etcdctl role grant-permission ROLE --prefix=true readwrite {}",
+                quoted(format!("{}/", cluster.prefix).as_bytes())
             ),
         ),
         _ if code == 16 => failed(Exit::Permission, "does not know our login", "see CSALOCK_ETCD_USER, then try again"),
@@ -184,6 +187,7 @@ impl fmt::Display for Trouble {
         match self {
             Trouble::Unresolved => write!(out, "no host of that name is known"),
             Trouble::Refused(why) | Trouble::Strange(why) => write!(out, "{}", shown(why.as_bytes())),
+            Trouble::TooLong => write!(out, "its answer does not end"),
             Trouble::Silent => write!(out, "no answer in time"),
             Trouble::Closed => write!(out, "the connection was closed without an answer"),
             Trouble::Tls(why) => write!(out, "no TLS with it: {}", shown(why.as_bytes())),
@@ -231,6 +235,7 @@ impl From<ureq::Error> for Trouble {
         match error {
             ureq::Error::Io(error) => error.into(),
             ureq::Error::Timeout(_) => Trouble::Silent,
+            ureq::Error::BodyExceedsLimit(_) => Trouble::TooLong,
             other => Trouble::Strange(other.to_string()),
         }
     }

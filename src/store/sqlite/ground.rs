@@ -46,7 +46,7 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
         Err(errno) => return Err(Error::os(errno, "open the database", path)),
     };
     match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
-        SFlag::S_IFREG => Ok(true),
+        SFlag::S_IFREG => check_journals(path).map(|()| true),
         SFlag::S_IFLNK => Err(Error::new(
             Exit::Permission,
             format!("the database {} is a symbolic link", shown_path(path)),
@@ -58,6 +58,21 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
             "name a file, or use a dir: store",
         )),
     }
+}
+
+/// Refuses what SQLite would take for a journal, and wait for or fail on in its own words.
+fn check_journals(path: &Path) -> Result<()> {
+    for behind in ["-journal", "-wal"] {
+        let mut journal = path.as_os_str().to_os_string();
+        journal.push(behind);
+        let journal = Path::new(&journal);
+        let found = lstat(journal).map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
+        if found.is_ok_and(|kind| kind != SFlag::S_IFREG) {
+            let what = format!("{} is no file, so no journal of the database", shown_path(journal));
+            return Err(Error::new(Exit::Corrupt, what, "see who made it, and move it away"));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a database that more people may use than those with this mode. That it is gone is seen by whoever writes.

@@ -1,0 +1,179 @@
+//! Anything at all, made of a fuzzer's bytes: each choice takes some of them, and none are left when it is through.
+
+use crate::lock::{
+    Ended, Ending, Grant, Handle, Home, Lease, LeaseClock, Pages, Party, Process, Proof, Record, Share, Tenure, Value,
+    Waiter,
+};
+
+/// The bytes that are left.
+pub(super) struct Source<'a>(pub(super) &'a [u8]);
+
+impl Source<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn one_in_two(&mut self) -> bool {
+        self.byte() & 1 == 1
+    }
+
+    /// Small ones, the largest, and anything between.
+    fn number(&mut self) -> u64 {
+        match self.byte() {
+            255 => u64::MAX,
+            254 => (0..8).fold(0, |number, _| number << 8 | u64::from(self.byte())),
+            small => u64::from(small),
+        }
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let length = usize::from(self.byte() & 31).min(self.0.len());
+        let (taken, rest) = self.0.split_at(length);
+        self.0 = rest;
+        taken.to_vec()
+    }
+
+    fn text(&mut self) -> String {
+        String::from_utf8_lossy(&self.bytes()).into_owned()
+    }
+
+    fn option<T>(&mut self, some: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        self.one_in_two().then(|| some(self))
+    }
+
+    fn few<T>(&mut self, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.byte() & 3).map(|_| one(self)).collect()
+    }
+
+    fn proof(&mut self) -> Proof {
+        Handle::new([self.byte(); 16]).proof()
+    }
+
+    fn process(&mut self) -> Process {
+        Process { pid: (self.number() as i32 & i32::MAX).max(1), start: self.number() }
+    }
+
+    fn share(&mut self) -> Share {
+        [Share::Exclusive, Share::Shared, Share::Slot][usize::from(self.byte()) % 3]
+    }
+
+    pub(super) fn party(&mut self) -> Party {
+        Party {
+            home: Home { machine: self.text(), boot: self.text(), pids: self.text(), net: self.number() },
+            owners: self.few(Source::process),
+            host: self.text(),
+            uid: self.number() as u32,
+            command: self.bytes(),
+            label: self.option(Source::bytes),
+        }
+    }
+
+    fn lease(&mut self) -> Lease {
+        let clock = match self.byte() % 3 {
+            0 => LeaseClock::FileSystem,
+            1 => LeaseClock::Etcd(self.number()),
+            _ => LeaseClock::Boot(self.text()),
+        };
+        Lease { clock, ends: self.number(), wall: self.number() }
+    }
+
+    fn tenure(&mut self) -> Tenure {
+        match self.byte() % 7 {
+            0 => Tenure::OwnerLives,
+            1 => Tenure::AtMost(self.number()),
+            2 => Tenure::Until(self.lease()),
+            3 => Tenure::Renewing(self.number()),
+            4 => Tenure::Renewed(self.lease()),
+            5 => Tenure::OwnerDied,
+            _ => Tenure::Forever,
+        }
+    }
+
+    fn grant(&mut self) -> Grant {
+        Grant {
+            proof: self.proof(),
+            token: Some(self.number()),
+            share: self.share(),
+            slot: self.number() as u32,
+            party: self.party(),
+            tenure: self.tenure(),
+            since: self.number(),
+            waited: self.number(),
+            unconfirmed: self.option(Source::process),
+            yields: self.one_in_two(),
+            claim: self.option(Source::bytes),
+        }
+    }
+
+    pub(super) fn waiter(&mut self) -> Waiter {
+        Waiter {
+            proof: self.proof(),
+            share: self.share(),
+            party: self.party(),
+            process: self.process(),
+            tenure: self.tenure(),
+            confirms: self.one_in_two(),
+            yields: self.one_in_two(),
+            claim: self.option(Source::bytes),
+            under: self.few(Source::proof),
+            within: self.few(Source::process),
+            lease: self.option(Source::lease),
+            since: self.number(),
+        }
+    }
+
+    fn value(&mut self) -> Value {
+        let within = self.option(Source::bytes);
+        let size = within.as_ref().map_or_else(|| self.number(), |bytes| bytes.len() as u64);
+        let mode = self.option(|source| source.number() as u32 & 0o777);
+        Value {
+            version: Some(self.number() >> 2),
+            token: Some(self.number()),
+            size,
+            mark: self.number(),
+            mode,
+            within,
+        }
+    }
+
+    fn ending(&mut self) -> Ending {
+        let how = [Ended::Released, Ended::Died, Ended::Expired, Ended::Broken][usize::from(self.byte()) % 4];
+        Ending { grant: self.grant(), how }
+    }
+
+    pub(super) fn name(&mut self) -> Vec<u8> {
+        [b"n".to_vec(), self.bytes()].concat().into_iter().filter(|byte| *byte != 0).collect()
+    }
+
+    /// A record as [`crate::lock::decide`] could have left it, as far as the codec is concerned.
+    pub(super) fn record(&mut self) -> Record {
+        let first = self.number() >> 2;
+        Record {
+            name: self.name(),
+            slots: self.option(|source| (source.number() as u32).max(1)),
+            pages: self.option(|source| Pages { first, last: first + (source.number() & 31) }),
+            holders: self.few(Source::grant),
+            waiters: self.few(Source::waiter),
+            value: self.option(Source::value),
+            endings: self.few(Source::ending),
+        }
+    }
+
+    pub(super) fn names(&mut self) -> Vec<Vec<u8>> {
+        self.few(Source::bytes)
+    }
+
+    pub(super) fn flag(&mut self) -> bool {
+        self.one_in_two()
+    }
+
+    pub(super) fn noted(&mut self) -> (Vec<u8>, Proof) {
+        (self.bytes(), self.proof())
+    }
+
+    pub(super) fn several<T>(&mut self, one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        self.few(one)
+    }
+}

@@ -1,0 +1,81 @@
+//! What strangers put in the place of what is ours: links, FIFOs, sockets, devices, directories and files in each other's
+//! place, records without end, a million entries, names that no terminal should see, and servers that lie.
+//!
+//! Nothing of it hangs a command, crashes it, leads it out of the store, or gives it a lock that it should not have; what is
+//! wrong is named, and the other locks are shown nevertheless. The readers alone are tried in `src/strangers`.
+//!
+//! `CSALOCK_MANY=1000000` says how many entries [`crowds`] makes (20,000), `CSALOCK_SWAPS=10000` how many commands
+//! [`changing`] runs while things change under them (60).
+
+mod beside;
+mod changing;
+mod crowds;
+mod directory;
+mod etcd;
+mod paper;
+mod sqlite;
+mod squatters;
+
+use crate::sandbox::{Call, Done, Sandbox, wait_until};
+
+/// What a command may have of memory, in bytes of address space: it needs a tenth.
+const MOST_MEMORY: &str = "--as=268435456";
+
+/// A file outside the store has this in it, and nobody is to see it.
+const SECRET: &str = "the-canary-sings";
+
+/// Everything outside the store: a tree that must stay as it is.
+struct Outside<'a> {
+    sandbox: &'a Sandbox,
+    before: Vec<String>,
+}
+
+impl<'a> Outside<'a> {
+    fn new(sandbox: &'a Sandbox) -> Outside<'a> {
+        std::fs::create_dir(sandbox.path("outside")).unwrap();
+        for below in ["file", "cur.7.00000001ffffffffffffffff", "rec.00000001ffffffffffffffff", "history", "token.7"] {
+            sandbox.file(&format!("outside/{below}"), format!("{SECRET}\n"));
+        }
+        std::fs::create_dir(sandbox.path("outside/.new.draft")).unwrap();
+        Outside { sandbox, before: sandbox.listing("outside") }
+    }
+
+    #[track_caller]
+    fn is_as_it_was(&self, after: &str) {
+        assert_eq!(self.sandbox.listing("outside"), self.before, "{after} reached out of the store");
+    }
+}
+
+/// Runs a command that must come to its end, whatever it meets, with the memory that it should need: ended by itself, not by
+/// a signal, and not by a bug of ours.
+#[track_caller]
+fn bounded(sandbox: &Sandbox, words: &[&str]) -> Done {
+    let all = [&["prlimit", MOST_MEMORY, "csalock"][..], words].concat();
+    ends(sandbox.call(all[0], &all[1..]), words)
+}
+
+/// The same, where nobody chose a store: that of a file is beside it.
+#[track_caller]
+fn bounded_beside(sandbox: &Sandbox, words: &[&str]) -> Done {
+    let all = [&["prlimit", MOST_MEMORY, "csalock"][..], words].concat();
+    ends(sandbox.call(all[0], &all[1..]).without("CSALOCK_STORE"), words)
+}
+
+#[track_caller]
+fn ends(call: Call<'_>, words: &[&str]) -> Done {
+    let mut job = call.spawn();
+    job.release();
+    wait_until(&format!("{words:?} ends"), || job.has_ended());
+    let done = job.wait();
+    assert!(done.signal.is_none() && done.code != Some(70), "{words:?} {done:?}");
+    assert!(!done.stdout.contains(SECRET) && !done.stderr.contains(SECRET), "{words:?} {done:?}");
+    done
+}
+
+/// A script of bash, in which `$STORE` is the store and `$OUT` the tree outside.
+fn plant(sandbox: &Sandbox, script: &str) {
+    let script = format!("set -e; shopt -s nullglob; {script}");
+    let call = sandbox.call("bash", ["-c", &script]).env("STORE", sandbox.store_path());
+    let done = call.env("OUT", sandbox.path("outside")).capture();
+    assert_eq!(done.code, Some(0), "{script}: {done:?}");
+}

@@ -1,0 +1,118 @@
+//! Things that change between our look and our step: somebody exchanges what is ours for a link that leads out of the
+//! store, and back, as fast as he can, while commands run.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+
+use super::{Outside, SECRET, bounded, bounded_beside, plant};
+use crate::sandbox::{Done, Kind, Sandbox, wait_until};
+
+/// So many commands run meanwhile; see the top of `strangers.rs`.
+fn commands() -> usize {
+    std::env::var("CSALOCK_SWAPS").ok().and_then(|many| many.parse().ok()).unwrap_or(60)
+}
+
+/// Exchanges two paths until `work` is through.
+fn while_exchanged(one: &Path, other: &Path, mut work: impl FnMut(usize)) {
+    let (through, exchanges) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let exchange = || renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE).is_ok();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !through.load(Ordering::Relaxed) || exchanges.load(Ordering::Relaxed) % 2 == 1 {
+                let exchanged = exchange();
+                exchanges.fetch_add(usize::from(exchanged), Ordering::Relaxed);
+                if !exchanged && through.load(Ordering::Relaxed) {
+                    break;
+                }
+                // As long as a command takes for some of its steps, so that all of them are hit.
+                (0..exchanges.load(Ordering::Relaxed) % 7 * 1000).for_each(|_| std::hint::spin_loop());
+            }
+        });
+        let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            (0..commands()).for_each(&mut work);
+            let before = exchanges.load(Ordering::Relaxed);
+            wait_until("it was exchanged", || exchanges.load(Ordering::Relaxed) > before + 2);
+        }));
+        through.store(true, Ordering::Relaxed);
+        if let Err(panic) = tried {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    assert!(exchanges.into_inner() > commands(), "it was exchanged too seldom to try anything");
+}
+
+/// A store elsewhere, in which `x` is free, and `bait` is held by somebody with a secret.
+fn bait(sandbox: &Sandbox) -> PathBuf {
+    plant(sandbox, &format!(
+        "mkdir $OUT/store; export CSALOCK_STORE=dir:$OUT/store; csalock lock --forever --label {SECRET} bait > /dev/null; \
+         csalock put x {SECRET}"
+    ));
+    sandbox.path("outside/store")
+}
+
+/// Nobody is in, and nothing was seen of what is outside.
+#[track_caller]
+fn is_no_lock(sandbox: &Sandbox, done: &Done, codes: &[i32]) {
+    assert!(codes.contains(&done.code.unwrap()), "{done:?}");
+    assert!(!sandbox.path("files/ran").exists(), "{done:?}");
+}
+
+#[test]
+fn a_record_that_is_exchanged_for_a_link_is_never_somebody_elses() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let mut outside = Outside::new(&sandbox);
+    let bait = bait(&sandbox);
+    outside.before = sandbox.listing("outside");
+    plant(&sandbox, "csalock lock --forever x > /dev/null; csalock lock --forever other > /dev/null");
+    let record = std::fs::read_dir(sandbox.path("store/x")).unwrap().next().unwrap().unwrap().path();
+    let free = std::fs::read_dir(bait.join("x")).unwrap().next().unwrap().unwrap().path();
+    let looks: [&[&str]; 4] = [&["run", "-n", "x", "touch", "ran"], &["status"], &["get", "x"], &["lock", "-n", "x"]];
+    let changes: [&[&str]; 4] = [&["run", "-n", "x", "touch", "ran"], &["put", "x", "mine"], &["gc"], &["lock", "-n", "x"]];
+    // The record first, for to change it is to give it another name.
+    for (ours, leads_to, link, commands) in
+        [(record, free, "link", [looks, looks]), (sandbox.path("store/x"), bait.join("x"), "link2", [looks, changes])]
+    {
+        symlink(&leads_to, sandbox.path(link)).unwrap();
+        while_exchanged(&ours, &sandbox.path(link), |number| {
+            let words = commands[number / 4 % 2][number % 4];
+            let done = bounded(&sandbox, words);
+            // Held, unreadable at this moment, or not there; and the value is written by the one who holds.
+            is_no_lock(&sandbox, &done, &[0, 65, 75, 81, 82, 84]);
+            assert!(!matches!(words[0], "run" | "lock") || done.code != Some(0), "{words:?} {done:?}");
+        });
+        std::fs::remove_file(sandbox.path(link)).unwrap();
+        assert_eq!(sandbox.state("x"), "held");
+        outside.is_as_it_was("an exchange");
+    }
+}
+
+#[test]
+fn a_working_directory_that_is_exchanged_for_a_link_leads_nowhere() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let outside = Outside::new(&sandbox);
+    plant(&sandbox, "csalock run a true; csalock run b true; ln -s $OUT $STORE/../link");
+    while_exchanged(&sandbox.path("store/.work"), &sandbox.path("link"), |number| {
+        let words: &[&str] = [&["run", "-n", "y", "true"][..], &["put", "z", "1"], &["history"], &["gc"]][number % 4];
+        let done = bounded(&sandbox, words);
+        assert!(matches!(done.code, Some(0 | 65)), "{words:?} {done:?}");
+    });
+    outside.is_as_it_was("an exchange");
+    sandbox.csalock(["run", "-n", "y", "true"]).run();
+}
+
+#[test]
+fn a_store_beside_a_file_that_is_exchanged_for_a_link_leads_nowhere() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let outside = Outside::new(&sandbox);
+    plant(&sandbox, "unset CSALOCK_STORE; touch file; csalock lock --forever ./file > /dev/null; ln -s $OUT link");
+    while_exchanged(&sandbox.path("files/.csalock"), &sandbox.path("files/link"), |number| {
+        let words: &[&str] = [&["run", "-n", "./file", "touch", "ran"][..], &["status", "./file"], &["lock", "-n", "./other"], &["unlock", "./other"]][number % 4];
+        let done = bounded_beside(&sandbox, words);
+        is_no_lock(&sandbox, &done, &[0, 65, 69, 75, 77, 81, 82, 84]);
+        assert!(words[2..] != ["./file", "touch", "ran"] || done.code != Some(0), "{done:?}");
+    });
+    outside.is_as_it_was("an exchange");
+}

@@ -1,0 +1,261 @@
+//! A directory store with something strange in it.
+
+use super::{Outside, bounded, plant};
+use crate::sandbox::{Kind, Sandbox, is_root};
+
+/// Something strange: how it comes there, how the lock `x` is refused then, and what there is to say (SANDBOX and STORE
+/// are places). `$r` is the file that has the record of `x`.
+struct Strange {
+    what: &'static str,
+    script: &'static str,
+    code: i32,
+    said: &'static str,
+}
+
+const FORCE: &str = "nothing was changed; see who wrote it, then `csalock unlock --force` removes it";
+const AWAY: &str = "see who made it, and move it away";
+
+/// In the place of the directory that the record of `x` would be in.
+const INSTEAD_OF_ITS_DIRECTORY: [Strange; 6] = [
+    Strange { what: "a link", script: "ln -s $OUT $STORE/x", code: 65, said: "STORE/x is a symbolic link, which is not followed, where the directory of a record belongs; AWAY" },
+    Strange { what: "a link to nothing", script: "ln -s none $STORE/x", code: 65, said: "STORE/x is a symbolic link, which is not followed, where the directory of a record belongs; AWAY" },
+    Strange { what: "a file", script: "echo mine > $STORE/x", code: 65, said: "STORE/x is a file, where the directory of a record belongs; AWAY" },
+    Strange { what: "a FIFO", script: "mkfifo $STORE/x", code: 65, said: "STORE/x is something else, where the directory of a record belongs; AWAY" },
+    Strange { what: "a socket", script: "python3 -c 'import socket,sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' $STORE/x", code: 65, said: "STORE/x is something else, where the directory of a record belongs; AWAY" },
+    Strange { what: "a device", script: "mknod $STORE/x c 1 5", code: 65, said: "STORE/x is something else, where the directory of a record belongs; AWAY" },
+];
+
+/// In the place of the record of `x`, that was locked for good.
+const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
+    Strange { what: "a link", script: "ln -sf $OUT/file $r", code: 65, said: "RECORD is no record: it is a symbolic link; FORCE" },
+    Strange { what: "a FIFO", script: "rm $r; mkfifo $r", code: 65, said: "PLACE: a lock record is unreadable: it is empty; FORCE" },
+    Strange { what: "a socket", script: "rm $r; python3 -c 'import socket,sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' $r", code: 65, said: "RECORD is no record: it is not a regular file; FORCE" },
+    Strange { what: "a device without end", script: "rm $r; mknod $r c 1 5", code: 65, said: "RECORD is no record: it has more than 4194304 bytes; FORCE" },
+    Strange { what: "a directory", script: "rm $r; mkdir $r", code: 65, said: "RECORD is no record: it is a directory; FORCE" },
+    Strange { what: "a gigabyte", script: "truncate -s 1G $r", code: 65, said: "RECORD is no record: it has more than 4194304 bytes; FORCE" },
+    Strange { what: "a file outside under a second name", script: "ln -f $OUT/file $r", code: 65, said: "PLACE: a lock record is unreadable: it does not begin with \"csalock 1\"; FORCE" },
+    Strange { what: "a record elsewhere", script: "rm $r; p=$STORE/x/cur.9.00000001ffffffffffffffff; touch $p; ln -s $OUT/rec.00000001ffffffffffffffff $STORE/x/", code: 65, said: "STORE/x/rec.00000001ffffffffffffffff is no record: it is a symbolic link; FORCE" },
+    Strange { what: "a record that is not there", script: "rm $r; touch $STORE/x/cur.9.00000001ffffffffffffffff", code: 65, said: "STORE/x points to a record that is missing; FORCE" },
+];
+
+/// A store in which `other` is held and `x` as well.
+fn store(sandbox: &Sandbox) -> Outside<'_> {
+    for name in ["other", "x"] {
+        sandbox.csalock(["lock", "--forever", name]).stdout("HANDLE\n").run();
+    }
+    Outside::new(sandbox)
+}
+
+/// What every command answers while that is in the way of `x`. `other` is shown, held and given back as ever.
+#[track_caller]
+fn is_refused(sandbox: &Sandbox, outside: &Outside<'_>, strange: &Strange, said: &str) {
+    for words in [
+        &["run", "-n", "x", "touch", "ran"][..],
+        &["lock", "-w", "inf", "x"],
+        &["status", "x"],
+        &["put", "x", "value"],
+        &["claim", "--id", "me", "x"],
+    ] {
+        let done = bounded(sandbox, words);
+        let found = (done.code, sandbox.plain(&done.stdout), sandbox.plain(&done.stderr));
+        assert_eq!(found, (Some(strange.code), String::new(), format!("csalock: {said}\n")), "{} {words:?}", strange.what);
+        outside.is_as_it_was(&format!("{} {words:?}", strange.what));
+    }
+    let status = bounded(sandbox, &["status", "-1"]);
+    let found = (status.code, status.stdout.as_str(), sandbox.plain(&status.stderr));
+    assert_eq!(found, (Some(strange.code), "other\n", format!("csalock: {said}\n")), "{}", strange.what);
+    for words in [&["gc"][..], &["history"], &["lookup", "--id", "me"], &["unlock", "--all"], &["doctor"], &["unlock", "--force", "x"]] {
+        bounded(sandbox, words);
+        outside.is_as_it_was(&format!("{} {words:?}", strange.what));
+    }
+    assert!(!sandbox.path("files/ran").exists(), "{}", strange.what);
+}
+
+fn needs_root(strange: &Strange) -> bool {
+    strange.script.contains("mknod") && !is_root("a device")
+}
+
+#[test]
+fn what_stands_where_the_directory_of_a_record_belongs_is_named_and_left_alone() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let outside = store(&sandbox);
+    for strange in INSTEAD_OF_ITS_DIRECTORY.iter().filter(|strange| !needs_root(strange)) {
+        plant(&sandbox, &format!("rm -rf $STORE/x; {}", strange.script));
+        is_refused(&sandbox, &outside, strange, &strange.said.replace("AWAY", AWAY));
+        assert!(sandbox.path("store/x").symlink_metadata().is_ok(), "{} is not ours to remove", strange.what);
+        plant(&sandbox, "rm $STORE/x; csalock run -n x true; csalock lock --forever -n other > /dev/null || :");
+    }
+}
+
+#[test]
+fn what_stands_where_a_record_belongs_is_no_lock_until_force_removes_it() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let outside = store(&sandbox);
+    for strange in INSTEAD_OF_ITS_RECORD.iter().filter(|strange| !needs_root(strange)) {
+        plant(&sandbox, "csalock lock -n --forever x > /dev/null 2>&1 || :");
+        let record = std::fs::read_dir(sandbox.path("store/x")).unwrap().next().unwrap().unwrap().file_name();
+        plant(&sandbox, &format!("r=$(echo $STORE/x/born*); {}", strange.script));
+        let said = strange.said.replace("RECORD", "STORE/x/NAME").replace("PLACE", "STORE/x").replace("FORCE", FORCE);
+        is_refused(&sandbox, &outside, strange, &said.replace("NAME", record.to_str().unwrap()));
+        sandbox.csalock(["run", "-n", "x", "true"]).run();
+        plant(&sandbox, "csalock lock --forever -n other > /dev/null || :");
+    }
+}
+
+/// Something strange in the working directory of the store, and what happens to a lock: refused with code and words, or
+/// nothing at all.
+const IN_WORK: [Strange; 15] = [
+    Strange { what: "a link in its place", script: "rm -r $W; ln -s $OUT $W", code: 65, said: "STORE/.work is no directory, so nothing can be prepared in it; AWAY" },
+    Strange { what: "a file in its place", script: "rm -r $W; echo mine > $W", code: 65, said: "STORE/.work is no directory, so nothing can be prepared in it; AWAY" },
+    Strange { what: "a FIFO in its place", script: "rm -r $W; mkfifo $W", code: 65, said: "STORE/.work is no directory, so nothing can be prepared in it; AWAY" },
+    Strange { what: "a history that is a link", script: "rm -f $W/history; ln -s $OUT/history $W/history", code: 0, said: "" },
+    Strange { what: "a history that is a link to nothing", script: "rm -f $W/history; ln -s $OUT/new $W/history", code: 0, said: "" },
+    Strange { what: "a history that is a FIFO", script: "rm -f $W/history; mkfifo $W/history", code: 0, said: "" },
+    Strange { what: "a history that is a directory", script: "rm -f $W/history; mkdir $W/history", code: 0, said: "" },
+    Strange { what: "a history that is a file outside", script: "ln -f $OUT/history $W/history", code: 0, said: "" },
+    Strange { what: "a gigabyte of history", script: "truncate -s 1G $W/history", code: 0, said: "" },
+    Strange { what: "a token in other words", script: "rm -f $W/token.*; touch $W/token.007 $W/token.+7 $W/token. $W/token.x", code: 0, said: "" },
+    Strange { what: "tokens that are links", script: "rm -f $W/token.*; ln -s $OUT/token.7 $W/token.7", code: 0, said: "" },
+    Strange { what: "a last token", script: "touch $W/token.9223372036854775807", code: 65, said: "no version number is left above those in STORE/.work; see who wrote that number there, and move it away" },
+    Strange { what: "a rest above the store", script: "touch $W/rest... $W/rest.. $W/rest. $W/rest.a; touch -d '1 hour ago' $W/rest.*; mkdir $STORE/../end.9.00000001fffffffffffffffe; touch $STORE/../rec.00000001fffffffffffffffe", code: 0, said: "" },
+    Strange { what: "drafts that are links", script: "for d in $W/.new.a $W/.dead.new.b $W/.clock.c; do ln -s $OUT/.new.draft $d; touch -h -d '1 hour ago' $d; done", code: 0, said: "" },
+    Strange { what: "names that are no text", script: "touch -d '1 hour ago' \"$W/\"$'.new.\\xff' \"$W/\"$'token.\\xff' \"$W/\"$'rest.\\xff\\n' \"$STORE/\"$'\\n\\x1b[2J' ; rm \"$STORE/\"$'\\n\\x1b[2J'", code: 0, said: "" },
+];
+
+#[test]
+fn whatever_is_in_the_working_directory_leads_nobody_out_of_the_store() {
+    for strange in &IN_WORK {
+        let sandbox = Sandbox::new(Kind::Directory);
+        let outside = store(&sandbox);
+        // Something to rest, a token and a history, to begin with.
+        plant(&sandbox, "csalock unlock x; csalock run a true; csalock run b true");
+        plant(&sandbox, &format!("W=$STORE/.work; {}", strange.script));
+        let said = strange.said.replace("AWAY", AWAY);
+        let said = if said.is_empty() { said } else { format!("csalock: {said}\n") };
+        let above = sandbox.listing("rec.00000001fffffffffffffffe");
+        for words in [&["run", "-n", "x", "true"][..], &["run", "-n", "y", "true"]] {
+            let done = bounded(&sandbox, words);
+            let found = (done.code, sandbox.plain(&done.stderr));
+            assert_eq!(found, (Some(strange.code), said.clone()), "{} {words:?}", strange.what);
+        }
+        for words in [&["status", "-1"][..], &["history"], &["gc"], &["doctor"], &["get", "x"], &["lock", "-n", "other"]] {
+            let done = bounded(&sandbox, words);
+            assert!(words[0] != "status" || (done.code, &done.stdout[..]) == (Some(0), "other\n"), "{} {done:?}", strange.what);
+            assert!(words[0] != "lock" || done.code == Some(84), "{} {done:?}", strange.what);
+        }
+        outside.is_as_it_was(strange.what);
+        assert_eq!(sandbox.listing("rec.00000001fffffffffffffffe"), above, "{}", strange.what);
+    }
+}
+
+#[test]
+fn a_link_in_the_place_of_the_store_is_followed_where_nobody_else_can_have_put_it_there() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let outside = store(&sandbox);
+    plant(&sandbox, "mkdir $STORE/../all; chmod 1777 $STORE/../all; ln -s $STORE $STORE/../mine; ln -s $STORE $STORE/../all/mine; ln -s $OUT $STORE/../all/theirs");
+    for mine in ["mine", "all/mine"] {
+        let store = sandbox.store_at(mine);
+        assert_eq!(bounded(&sandbox, &["run", "-n", "--store", &store, "y", "true"]).code, Some(0), "{mine}");
+        assert_eq!(bounded(&sandbox, &["lock", "-n", "--store", &store, "x"]).code, Some(84), "{mine}");
+    }
+    if !is_root("another user") {
+        return;
+    }
+    plant(&sandbox, "chown -h 65534 $STORE/../all/theirs");
+    let store = sandbox.store_at("all/theirs");
+    for words in [&["run", "-n", "--store", &store, "y", "true"][..], &["status", "--store", &store], &["gc", "--store", &store]] {
+        let done = bounded(&sandbox, words);
+        let said = "csalock: SANDBOX/all/theirs is a symbolic link, which is not followed there; see who made it, or name the \
+                    real directory\n";
+        assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(77), said.to_string()), "{words:?}");
+    }
+    outside.is_as_it_was("a link that somebody else made");
+}
+
+#[test]
+fn what_is_no_store_is_named_and_left_alone_whatever_it_is() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let outside = Outside::new(&sandbox);
+    let mut strange = vec!["ln -s $STORE", "mkfifo", "touch", "python3 -c 'import socket,sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])'"];
+    if is_root("a device") {
+        strange.push("f() { mknod $1 c 1 5; }; f");
+    }
+    for make in strange {
+        plant(&sandbox, &format!("rm -f $STORE; {make} $STORE"));
+        for words in [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["history"], &["gc"], &["unlock", "--force", "x"]] {
+            let done = bounded(&sandbox, words);
+            assert!(matches!(done.code, Some(69 | 77)) && done.stdout.is_empty(), "{make} {words:?} {done:?}");
+            assert!(sandbox.plain(&done.stderr).contains("STORE") && done.stderr.contains("; "), "{make} {words:?} {done:?}");
+        }
+        bounded(&sandbox, &["doctor"]);
+    }
+    assert!(!sandbox.path("files/ran").exists());
+    outside.is_as_it_was("what is no store");
+}
+
+#[test]
+fn numbers_that_cannot_rise_any_more_are_refused_and_never_begin_anew() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    store(&sandbox);
+    plant(&sandbox, "r=$(echo $STORE/x/born*); mv $r $STORE/x/born.9223372036854775807.${r##*.}");
+    let done = bounded(&sandbox, &["renew", "--ttl", "1h", "x"]);
+    let said = "csalock: no version number is left above those in STORE/x; see who wrote that number there, and move it away\n";
+    assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(65), said.to_string()));
+    for number in ["9223372036854775808", "18446744073709551615", "007", "+7"] {
+        plant(&sandbox, &format!("r=$(echo $STORE/x/born*); mv $r $STORE/x/born.{number}.${{r##*.}}"));
+        let done = bounded(&sandbox, &["run", "-n", "x", "touch", "ran"]);
+        assert_eq!(done.code, Some(65), "{number} {done:?}");
+        assert!(done.stderr.contains(&format!("has born.{number}.")), "{done:?}");
+        assert!(done.stderr.ends_with(" in it, which is no record; move it away\n"), "{done:?}");
+    }
+    assert!(!sandbox.path("files/ran").exists());
+}
+
+#[test]
+fn a_record_in_another_names_place_is_nobodys() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    store(&sandbox);
+    plant(&sandbox, "cp -r $STORE/x $STORE/y; cp -r $STORE/x $STORE/%6e");
+    let status = bounded(&sandbox, &["status", "-1"]);
+    let mut names: Vec<&str> = status.stdout.lines().collect();
+    names.sort_unstable();
+    assert_eq!((status.code, names), (Some(65), vec!["other", "x"]), "{status:?}");
+    for place in ["STORE/y", "STORE/%6e"] {
+        assert!(sandbox.plain(&status.stderr).contains(&format!("{place} is the record of another name, x; ")), "{status:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_cleared_away_is_named() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    store(&sandbox);
+    plant(&sandbox, "mkdir -p $STORE/z/rec.00000001ffffffffffffffff/mine");
+    for words in [&["run", "-n", "z", "touch", "ran"][..], &["lock", "-w", "inf", "z"]] {
+        let done = bounded(&sandbox, words);
+        let said = "csalock: STORE/z/rec.00000001ffffffffffffffff is a directory with something in it, where a record belongs; see \
+                    who made it, and move it away\n";
+        assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(65), said.to_string()), "{words:?}");
+    }
+    assert!(sandbox.path("store/z/rec.00000001ffffffffffffffff/mine").exists());
+}
+
+#[test]
+fn what_is_not_for_us_is_passed_over_and_the_others_are_shown() {
+    if !is_root("another user") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    store(&sandbox);
+    plant(&sandbox, "chmod -R a+rX $STORE; chmod 0 $STORE/x; mkdir $STORE/z; chmod 0 $STORE/z");
+    let call = |words: &[&str]| super::ends(sandbox.csalock(words).user(65534), words);
+    let status = call(&["status", "-1"]);
+    assert_eq!((status.code, status.stdout.as_str()), (Some(77), "other\n"), "{status:?}");
+    for name in ["STORE/x", "STORE/z"] {
+        assert!(sandbox.plain(&status.stderr).contains(name), "{status:?}");
+    }
+    for words in [&["run", "-n", "x", "touch", "ran"][..], &["unlock", "--force", "x"], &["run", "-n", "other", "touch", "ran"]] {
+        let done = call(words);
+        assert!(matches!(done.code, Some(75 | 77 | 84)), "{words:?} {done:?}");
+    }
+    assert!(!sandbox.path("files/ran").exists());
+}

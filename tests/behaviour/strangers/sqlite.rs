@@ -1,0 +1,127 @@
+//! A database with something strange in it, or in its place, or beside it.
+
+use rusqlite::Connection;
+
+use super::{Outside, bounded, plant};
+use crate::sandbox::{Done, Kind, Sandbox};
+
+fn store(sandbox: &Sandbox) -> Outside<'_> {
+    for name in ["other", "x"] {
+        sandbox.csalock(["lock", "--forever", name]).stdout("HANDLE\n").run();
+    }
+    Outside::new(sandbox)
+}
+
+/// Nobody gets in, and everybody is told.
+#[track_caller]
+fn refuses(sandbox: &Sandbox, words: &[&str], code: i32, said: &str) -> Done {
+    let done = bounded(sandbox, words);
+    assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(code), format!("csalock: {said}\n")), "{words:?}");
+    assert!(!sandbox.path("files/ran").exists());
+    done
+}
+
+#[test]
+fn what_stands_where_a_journal_belongs_is_named() {
+    for (make, behind) in [("mkfifo", "journal"), ("ln -s $OUT/file", "journal"), ("mkdir", "journal"), ("mkfifo", "wal")] {
+        let sandbox = Sandbox::new(Kind::Sqlite);
+        let outside = store(&sandbox);
+        plant(&sandbox, &format!("{make} $STORE-{behind}"));
+        let said = format!("STORE-{behind} is no file, so no journal of the database; see who made it, and move it away");
+        for words in [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["gc"], &["unlock", "--force", "x"]] {
+            refuses(&sandbox, words, 65, &said);
+        }
+        bounded(&sandbox, &["doctor"]);
+        outside.is_as_it_was(make);
+    }
+}
+
+#[test]
+fn what_stands_where_the_database_belongs_is_named() {
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    let outside = Outside::new(&sandbox);
+    for (make, code, said) in [
+        ("ln -s $OUT/file", 77, "the database STORE is a symbolic link; links are not followed there; name the real file"),
+        ("mkfifo", 69, "STORE is no file, so no database; name a file, or use a dir: store"),
+        ("mkdir", 69, "STORE is no file, so no database; name a file, or use a dir: store"),
+    ] {
+        plant(&sandbox, &format!("rm -rf $STORE; {make} $STORE"));
+        for words in [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["gc"], &["unlock", "--force", "x"]] {
+            refuses(&sandbox, words, code, said);
+        }
+        outside.is_as_it_was(make);
+    }
+}
+
+#[test]
+fn what_stands_where_history_and_notes_belong_leads_nowhere() {
+    for make in ["ln -s $OUT/history", "ln -s $OUT", "mkfifo", "mkdir", "ln -s none"] {
+        let sandbox = Sandbox::new(Kind::Sqlite);
+        let outside = store(&sandbox);
+        plant(&sandbox, &format!("rm -f $STORE-history; {make} $STORE-history; {make} $STORE-waits"));
+        assert_eq!(bounded(&sandbox, &["run", "-n", "y", "true"]).code, Some(0), "{make}");
+        for words in [&["status"][..], &["history"], &["gc"], &["doctor"], &["lock", "-w", "50ms", "other"]] {
+            bounded(&sandbox, words);
+        }
+        outside.is_as_it_was(make);
+    }
+}
+
+/// Changes the database behind everybody's back.
+fn edit(sandbox: &Sandbox, sql: &str) {
+    Connection::open(sandbox.store_path()).unwrap().execute_batch(sql).unwrap();
+}
+
+#[test]
+fn rows_that_make_no_sense_are_no_locks_and_the_others_are_shown() {
+    let no_body = "STORE (row x) has no version, or no body of 4 MiB at most; nothing was changed; see who wrote it, then `csalock \
+                   unlock --force` removes it";
+    for (sql, said) in [
+        // Larger than what the command may have of memory.
+        ("UPDATE records_1 SET body = zeroblob(300000000) WHERE name = x'78'", no_body),
+        ("UPDATE records_1 SET body = NULL WHERE name = x'78'", no_body),
+        ("UPDATE records_1 SET body = 7 WHERE name = x'78'", no_body),
+        ("UPDATE records_1 SET version = -1 WHERE name = x'78'", no_body),
+        ("UPDATE records_1 SET version = 'x' WHERE name = x'78'", no_body),
+    ] {
+        let sandbox = Sandbox::new(Kind::Sqlite);
+        store(&sandbox);
+        edit(&sandbox, sql);
+        refuses(&sandbox, &["run", "-n", "x", "touch", "ran"], 65, said);
+        assert_eq!(refuses(&sandbox, &["status", "-1"], 65, said).stdout, "other\n");
+    }
+}
+
+#[test]
+fn a_last_version_number_is_the_last() {
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    store(&sandbox);
+    edit(&sandbox, "UPDATE records_1 SET version = 9223372036854775807 WHERE name = x''");
+    for words in [&["run", "-n", "y", "touch", "ran"][..], &["renew", "--ttl", "1h", "x"]] {
+        let done = bounded(&sandbox, words);
+        assert_eq!((done.code, done.stderr.contains("STORE")), (Some(65), false), "{done:?}");
+    }
+    assert!(!sandbox.path("files/ran").exists());
+}
+
+#[test]
+fn nothing_that_somebody_put_into_the_database_runs_in_our_name() {
+    let without_end = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT sum(x) FROM c";
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    store(&sandbox);
+    edit(&sandbox, &format!(
+        "CREATE TRIGGER a BEFORE UPDATE ON records_1 BEGIN {without_end}; END;
+         CREATE TRIGGER b AFTER INSERT ON records_1 BEGIN DELETE FROM records_1 WHERE name = x'78'; END;
+         CREATE TRIGGER c BEFORE DELETE ON records_1 BEGIN {without_end}; END;"
+    ));
+    assert_eq!(bounded(&sandbox, &["run", "-n", "y", "true"]).code, Some(0));
+    assert_eq!(sandbox.state("x"), "held");
+    let other = Sandbox::new(Kind::Sqlite);
+    store(&other);
+    edit(&other, &format!("ALTER TABLE records_1 RENAME TO old; CREATE VIEW records_1 AS SELECT x AS name, x AS version, x AS body FROM ({})", without_end.replace("sum(x)", "sum(x) AS x")));
+    for words in [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["gc"], &["doctor"], &["unlock", "--force", "x"]] {
+        let done = bounded(&other, words);
+        assert!(matches!(done.code, Some(65)) || words == ["doctor"], "{words:?} {done:?}");
+    }
+    assert!(!other.path("files/ran").exists());
+}

@@ -1,0 +1,37 @@
+//! Somebody rings where he has no business.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::sandbox::{Kind, Sandbox, wait_until};
+
+/// So many rings.
+const RINGS: usize = 20_000;
+
+#[test]
+fn who_is_rung_on_and_on_gets_no_lock_by_that_and_does_not_miss_his() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let mut holder = sandbox.holder("x");
+    let mut waiter = sandbox.waiter("x", "echo in");
+    let proof = sandbox.record("x").unwrap().waiters[0].proof;
+    let address = SocketAddr::from_abstract_name(format!("csalock/{proof}")).unwrap();
+    let socket = UnixDatagram::unbound().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let _ = socket.send_to_addr(b"not yet", &address);
+            }
+        });
+        (0..RINGS).for_each(|_| drop(socket.send_to_addr(b"not yet", &address)));
+        assert!(!waiter.has_ended() && waiter.printed().is_empty());
+        assert_eq!(sandbox.waiting("x"), 1);
+        holder.release();
+        wait_until("the waiter has it", || waiter.printed() == "in\n" || waiter.has_ended());
+        over.store(true, Ordering::Relaxed);
+    });
+    let done = waiter.wait();
+    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "in\n"), "{done:?}");
+}
