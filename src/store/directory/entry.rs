@@ -117,7 +117,15 @@ impl<'a> Entry<'a> {
                 Err(errno) => return Err(self.failed("open the record's directory")(errno)),
             };
             let mut look = Look { entry: self, directory, pointer: None, records: Vec::new(), debris: Vec::new() };
-            look.list()?;
+            match look.list() {
+                Ok(()) => {}
+                // Removed since it was opened: then it is not found any more, or it is another one that is.
+                Err(Errno::ENOENT | Errno::ESTALE) if openings < OPENINGS => {
+                    openings += 1;
+                    continue;
+                }
+                Err(errno) => return Err(self.failed("list the record's directory")(errno)),
+            }
             listing += 1;
             match (&look.pointer, look.records.is_empty()) {
                 (None, true) if look.debris.is_empty() => return Ok(None),
@@ -224,9 +232,9 @@ pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
 }
 
 impl Look<'_> {
-    fn list(&mut self) -> Result<()> {
+    fn list(&mut self) -> std::result::Result<(), Errno> {
         let Look { pointer, records, debris, .. } = self;
-        let listed = sys::each_name::<Errno>(&self.directory, &mut |name| {
+        sys::each_name::<Errno>(&self.directory, &mut |name| {
             match Name::parse(name) {
                 // A listing that a rename overtook may show both names; the later one counts.
                 Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {
@@ -237,11 +245,7 @@ impl Look<'_> {
                 _ => {}
             }
             Ok(())
-        });
-        match listed {
-            Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => Ok(()),
-            Err(errno) => Err(self.entry.failed("list the record's directory")(errno)),
-        }
+        })
     }
 
     /// The bytes that the pointer means; `None` if they are not there, for the record moved on.

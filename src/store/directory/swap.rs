@@ -120,6 +120,10 @@ impl Step<'_> {
     fn remove_whole(&self, look: &Look<'_>, pointer: &Pointer) -> Result<Swap> {
         self.raise_token(pointer.number)?;
         let removed = look.remove_pointer(pointer)?;
+        if removed {
+            // What somebody wrote who died before he pointed to it.
+            look.remove_records();
+        }
         if self.keep.durability == Durability::Lasting {
             look.sync()?;
         }
