@@ -1,7 +1,7 @@
 //! Making a [`Decision`], and asking for somebody else's.
 
-use super::{Engine, MOST_CONFLICTS};
 use super::together::Together;
+use super::{Engine, MOST_CONFLICTS};
 use crate::error::Result;
 use crate::lock::{self, Ask, Claimant, Decision, Doubt, Fate, Outcome, Proof, Record, Tenure};
 use crate::store::{Durability, Keep, Reach, Swap, Version};

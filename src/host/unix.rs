@@ -17,8 +17,8 @@ use nix::time::ClockId;
 use nix::unistd::{Pid, Uid};
 use sha2::{Digest, Sha256};
 
-use super::vigil::{self, Ears};
 use super::proc_stat::read_once;
+use super::vigil::{self, Ears};
 use super::{Called, Host, Listener, Vigil, owner, proc_stat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -163,7 +163,11 @@ fn machine(name: &str) -> Result<String> {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {}
             Err(error) => {
                 let what = format!("cannot read {path}: {error}");
-                return Err(Error::new(Exit::System, what, "see the kernel log and the limit of open files (ulimit -n)"));
+                return Err(Error::new(
+                    Exit::System,
+                    what,
+                    "see the kernel log and the limit of open files (ulimit -n)",
+                ));
             }
         }
     }

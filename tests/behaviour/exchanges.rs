@@ -179,7 +179,8 @@ fn length(buffer: &[u8]) -> Option<usize> {
     if text.contains("transfer-encoding: chunked") {
         return buffer[head..].windows(5).position(|five| five == b"0\r\n\r\n").map(|end| head + end + 5);
     }
-    let body = text.split("content-length: ").nth(1).and_then(|rest| rest.split('\r').next()?.parse().ok()).unwrap_or(0);
+    let body =
+        text.split("content-length: ").nth(1).and_then(|rest| rest.split('\r').next()?.parse().ok()).unwrap_or(0);
     (buffer.len() >= head + body).then_some(head + body)
 }
 
@@ -228,8 +229,8 @@ fn cuts(scenario: &Scenario, asked: &[String], extent: Extent, known: &mut HashS
     for (exchange, _) in asked.iter().enumerate() {
         for at in [Where::BeforeSending, Where::AfterSending, Where::InTheReply] {
             for what in [What::Once, What::FromNowOn, What::Killed] {
-                // Whether the reply had begun makes no difference to the dead.
-                if what == What::Killed && at == Where::InTheReply {
+                // Whether the reply had begun makes a difference only to who asks again.
+                if what != What::Once && at == Where::InTheReply {
                     continue;
                 }
                 // Who reaches nobody any more waits for it for seconds.
@@ -255,14 +256,25 @@ fn play(
     let prefix = stage.sandbox.store().splitn(4, '/').last().unwrap().to_string();
     let weight = Vec::new();
     let pids = between.set(cut);
-    let call = stage.call(scenario.words).env("CSALOCK_LEASE", LEASE);
+    let mut words = scenario.words.to_vec();
+    if ["lock", "run", "put", "del", "claim"].contains(&words[0]) && !words.contains(&"-w") {
+        // A server that is gone is not waited for any longer.
+        words.splice(1..1, ["-w", "3s"]);
+    }
+    let call = stage.call(&words).env("CSALOCK_LEASE", LEASE);
     let run = trace_with(
         call.env("CSALOCK_STORE", format!("etcd://{}/{prefix}", between.address)).into_command(),
         None,
         pids,
     );
     stores.push(prefix);
-    let mishap = match cut.filter(|_| between.state.lock().unwrap().met).map(|cut| cut.what) {
+    // Whoever is left in the background finds the server again.
+    let cut = cut.filter(|_| {
+        let mut state = between.state.lock().unwrap();
+        state.cut = None;
+        state.met
+    });
+    let mishap = match cut.map(|cut| cut.what) {
         Some(What::Killed) => Mishap::Killed,
         Some(_) => Mishap::Failed,
         None => Mishap::None,

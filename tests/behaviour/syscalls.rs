@@ -1,4 +1,13 @@
-//! Every system call of every command, as the last that its process makes, and as one that fails.
+//! Every system call of every command, as the last one that its process makes, and as one that fails: with each error that
+//! makes sense there, or as if the reply had been lost, or with a full disk or no descriptors from there on. After each:
+//! nobody holds who was not told, whoever was told holds, waiters and the next one get in, values and claims are there
+//! wholly or not at all, the store weighs what it weighed, every answer is true or says what could not be found out.
+//!
+//! The calls before `main` are left out. A kill is tried after each call that others can see, since one more look before
+//! it makes no difference; and each way to fail once for each command, process, call and path.
+//!
+//! `CSALOCK_SYSCALLS`: nothing is a sample, other points in each run; `all` is what is said above; `every` leaves nothing
+//! out. `all:PART` is all of those scenarios whose name has PART in it. POINTS_AS_RUN
 
 pub(crate) mod aftermath;
 pub(crate) mod calls;
@@ -123,7 +132,13 @@ fn every_call_of(
     (points.len(), failures)
 }
 
-fn play(place: Place, scenario: &Scenario, point: Option<Point>, weight: &[String], undisturbed: Option<&str>) -> (Traced, Result<(), String>) {
+fn play(
+    place: Place,
+    scenario: &Scenario,
+    point: Option<Point>,
+    weight: &[String],
+    undisturbed: Option<&str>,
+) -> (Traced, Result<(), String>) {
     let mut stage = Stage::set(place, scenario.before);
     let run = trace(stage.call(scenario.words).into_command(), point);
     let mishap = match point.filter(|_| run.met.is_some()).map(|point| point.fault) {
@@ -142,7 +157,7 @@ fn points(scenario: &Scenario, made: &[Vec<Made>], extent: Extent, known: &mut H
         let first = if process == 0 { before_main() } else { 0 };
         let mut times: HashMap<String, usize> = HashMap::new();
         for (call, made) in calls.iter().enumerate().skip(first) {
-            let mut add = |fault| points.push(Point { process, call, fault });
+            let mut add = |fault| points.push(Point { process, call, number: made.number, fault });
             if extent == Extent::Every || call == first || calls::is_seen(&calls[call - 1]) {
                 add(Fault::Killed);
                 if process > 0 {

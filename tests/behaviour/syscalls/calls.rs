@@ -117,6 +117,10 @@ pub(crate) fn faults(made: &Made) -> Vec<Fault> {
     if number == libc::SYS_write && made.arguments[0] == 2 {
         return vec![Fault::Fails(EINTR)];
     }
+    // No disk is behind a pipe or a socket, which have no path.
+    if matches!(number, libc::SYS_read | libc::SYS_write | libc::SYS_writev) && !made.path.starts_with('/') {
+        return vec![Fault::Fails(EINTR)];
+    }
     // Who only reads needs no room.
     let reads = number == libc::SYS_openat && made.arguments[2] as i32 & libc::O_CREAT == 0;
     // Where /proc hides the processes of others, and /etc is not for everybody, that is so always.

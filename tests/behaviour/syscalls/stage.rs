@@ -76,15 +76,8 @@ impl Stage {
         });
         let host = Arc::new(Unix::new());
         let engine = Arc::new(Engine::new(open(&sandbox, place), host));
-        let mut stage = Stage {
-            sandbox,
-            place,
-            engine,
-            held: Vec::new(),
-            mine: Vec::new(),
-            waiters: Vec::new(),
-            releasing: None,
-        };
+        let mut stage =
+            Stage { sandbox, place, engine, held: Vec::new(), mine: Vec::new(), waiters: Vec::new(), releasing: None };
         if !before.contains(&Before::NoStore) {
             stage.take_and_give_back();
         }
@@ -119,8 +112,14 @@ impl Stage {
         let host = self.engine.host();
         let handle = self.engine.new_handle().unwrap();
         let command = b"somebody".to_vec();
-        let party =
-            Party { home: host.home().unwrap(), owners: vec![owner], host: host.name(), uid: host.uid(), command, label: None };
+        let party = Party {
+            home: host.home().unwrap(),
+            owners: vec![owner],
+            host: host.name(),
+            uid: host.uid(),
+            command,
+            label: None,
+        };
         let applicant = Applicant::for_itself(handle.clone(), party, owner);
         let taken = self.engine.take(name.as_bytes(), &applicant, &Patience::NONE, None, &mut |_| None).unwrap();
         assert!(matches!(taken, Taken::Answer(Outcome::Granted(..))), "{taken:?}");
@@ -205,7 +204,8 @@ impl Stage {
         for place in [self.store_path(), self.store_path().join(".work")] {
             for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
                 let name = entry.file_name();
-                let is_draft = [".new.", ".clock.", ".dead"].iter().any(|draft| name.to_string_lossy().starts_with(draft));
+                let is_draft =
+                    [".new.", ".clock.", ".dead"].iter().any(|draft| name.to_string_lossy().starts_with(draft));
                 if is_draft {
                     let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
                     std::fs::File::open(entry.path()).and_then(|file| file.set_modified(hour_ago)).unwrap();
@@ -242,8 +242,7 @@ impl Stage {
                 false => Some(words.join(" ")),
             }
         };
-        let mut lines: Vec<String> =
-            self.sandbox.listing(self.store_path()).into_iter().filter_map(kind).collect();
+        let mut lines: Vec<String> = self.sandbox.listing(self.store_path()).into_iter().filter_map(kind).collect();
         lines.sort();
         lines
     }
@@ -251,7 +250,9 @@ impl Stage {
 
 pub(crate) fn open(sandbox: &Sandbox, place: Place) -> Box<dyn Store> {
     match place {
-        Place::Beside => csalock::store::open(&Location::beside(&sandbox.path("files")), Arc::new(Unix::new())).unwrap(),
+        Place::Beside => {
+            csalock::store::open(&Location::beside(&sandbox.path("files")), Arc::new(Unix::new())).unwrap()
+        }
         _ => sandbox.open(),
     }
 }

@@ -51,6 +51,8 @@ pub(crate) enum Fault {
 pub(crate) struct Point {
     pub(crate) process: usize,
     pub(crate) call: usize,
+    /// Which one it is, if it is the same as before: threads do not take turns.
+    pub(crate) number: u64,
     pub(crate) fault: Fault,
 }
 
@@ -271,7 +273,7 @@ impl Tracer {
         let made = Made { number, arguments, path };
         self.made[process].push(made.clone());
         let Some(point) = self.point else { return };
-        let is_there = point.process == process && point.call == call && self.met.is_none();
+        let is_there = point.process == process && point.call == call && point.number == number && self.met.is_none();
         let goes_on = self.met.is_some()
             && match point.fault {
                 Fault::DiskFull => calls::needs_room(&made),
