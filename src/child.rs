@@ -39,6 +39,7 @@ use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 pub use aside::Aside;
 pub use running::{Ended, Limits, News, Running, Stop};
 
+use crate::background;
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -75,7 +76,7 @@ pub enum AtOnce {
     Running(Running),
     /// It did nothing, for the lock is not to be had at once, or something is wrong. Do it the long way.
     No,
-    /// It had the lock and could not become the command, or was killed; this is the exit code.
+    /// It had the lock and could not become the command; this is the exit code.
     Failed(Exit),
 }
 
@@ -157,8 +158,9 @@ impl Plan {
         let ended = nix::sys::wait::waitpid(pid, None);
         Ok(match ended {
             _ if came != 0 => AtOnce::Failed(Exit::Chosen((came >> 8) as u8)),
-            // The job itself, though not yet the command. What it left half-done in our memory is not to be trusted.
-            Ok(WaitStatus::Signaled(_, signal, _)) => AtOnce::Failed(Exit::signalled(signal as i32)),
+            // The job itself, though not yet the command. What it left half-done in our memory is not to be trusted: whoever
+            // tidies that up may wait for ever for a mutex that it held.
+            Ok(WaitStatus::Signaled(_, signal, _)) => background::leave_with(Exit::signalled(signal as i32).code()),
             _ => AtOnce::No,
         })
     }
@@ -242,8 +244,8 @@ impl Becoming {
     pub fn has_leave(&self, at_most: Duration) -> bool {
         let Some(ask) = &self.ask else { return true };
         let at_most = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
-        let came = poll(&mut [PollFd::new(ask.as_fd(), PollFlags::POLLIN)], at_most).is_ok_and(|ready| ready > 0);
-        came && nix::unistd::read(ask, &mut [0; 1]) == Ok(1)
+        let came = in_spite_of_signals(|| poll(&mut [PollFd::new(ask.as_fd(), PollFlags::POLLIN)], at_most));
+        came.is_ok_and(|ready| ready > 0) && in_spite_of_signals(|| nix::unistd::read(ask, &mut [0; 1])) == Ok(1)
     }
 
     /// Tells the guardian.
@@ -253,7 +255,7 @@ impl Becoming {
             Report::Exit(code) => vec![b'E', code],
         };
         // A guardian that is gone need not know.
-        let _ = nix::unistd::write(&self.tell, &message);
+        let _ = in_spite_of_signals(|| nix::unistd::write(&self.tell, &message));
     }
 
     /// Ends the process without having become the command.
@@ -266,6 +268,15 @@ impl Becoming {
         }
         self.tell(Report::Exit(exit.code()));
         std::process::exit(exit.code().into())
+    }
+}
+
+fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::EINTR) => {}
+            done => return done,
+        }
     }
 }
 

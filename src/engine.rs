@@ -25,7 +25,7 @@ use self::leases::Lent;
 
 pub use leases::LEASE;
 pub use patience::{Backoff, Patience};
-pub use several::{AllTaken, Onlooker, Wish, take_all};
+pub use several::{AllTaken, Onlooker, Wish, confirm_all, take_all};
 pub use sight::Sight;
 pub use taking::{Applicant, Taken, Waiting};
 pub use values::Wanted as WantedValue;

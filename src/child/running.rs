@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
-use super::Report;
+use super::{Report, in_spite_of_signals};
 use crate::boot_timer::BootTimer;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -87,7 +87,7 @@ impl Running {
     /// Lets it become the command; or not, and then it gives back.
     pub fn give_leave(&self, leave: bool) {
         if let Some(give) = self.give.take().filter(|_| leave) {
-            let _ = nix::unistd::write(give, b"!");
+            let _ = in_spite_of_signals(|| nix::unistd::write(&give, b"!"));
         }
     }
 
@@ -170,7 +170,7 @@ impl Running {
     fn told(&self) -> Option<Report> {
         let Some(hear) = &self.hear else { return Some(Report::Granted) };
         let mut message = [0; 8];
-        let length = nix::unistd::read(hear, &mut message).unwrap_or(0);
+        let length = in_spite_of_signals(|| nix::unistd::read(hear, &mut message)).unwrap_or(0);
         match message[..length] {
             [.., b'E', code] => Some(Report::Exit(code)),
             [b'G'] => Some(Report::Granted),

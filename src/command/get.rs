@@ -63,11 +63,9 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
                 opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
                 return given;
             }
-            let Some(grant) = engine.confirm(&target.name, &applicant)? else {
-                asked.common.tell(&format!("lock {} was lost while its value was read", shown(&target.known_as)));
-                return Ok(Exit::Lost);
-            };
-            keep_for(world, &targets, &opened, &handle, &applicant, &[grant])?;
+            if let Some(grants) = opened.confirm(&applicant, grants)? {
+                keep_for(world, &targets, &opened, &handle, &applicant, &grants)?;
+            }
             given
         }
     }

@@ -40,6 +40,9 @@ use crate::store::Reach;
 /// So often it is looked at whether a guardian is at work, and a store is told again that did not answer.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// The status of a keeper that could not begin.
+const UNDONE: u8 = 1;
+
 /// The coarsest unit that a store counts leases in.
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -63,6 +66,25 @@ pub(super) struct Keeper {
     pid: Cell<Option<Pid>>,
     /// It ended by itself: there is nothing to renew any more.
     done: Cell<bool>,
+}
+
+/// How it stands with an owner.
+enum Seen {
+    /// It is there, and this becomes readable when it ends.
+    Here(OwnedFd),
+    /// It has ended.
+    Gone,
+    /// We cannot see it now.
+    Not,
+}
+
+impl Seen {
+    fn pidfd(&self) -> Option<&OwnedFd> {
+        match self {
+            Seen::Here(pidfd) => Some(pidfd),
+            Seen::Gone | Seen::Not => None,
+        }
+    }
 }
 
 /// How it stands with one lock.
@@ -138,7 +160,7 @@ impl News for Keeper {
         let ended = status.is_some_and(|status| status != Ok(WaitStatus::StillAlive));
         if ended {
             self.pid.set(None);
-            self.done.set(matches!(status, Some(Ok(WaitStatus::Exited(..)))));
+            self.done.set(matches!(status, Some(Ok(WaitStatus::Exited(_, 0)))));
         }
         came || ended
     }
@@ -147,8 +169,8 @@ impl News for Keeper {
 impl Keeping<'_> {
     /// Renews until everything is over.
     fn run(&self, guardian: Option<Pid>, tell: Option<&OwnedFd>) {
-        let Ok((hear, poke)) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK) else { return };
-        let Ok((news, changed)) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK) else { return };
+        let pipe = || pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK);
+        let ((hear, poke), (news, changed)) = (insist(pipe), insist(pipe));
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let renewing = || {
@@ -164,29 +186,40 @@ impl Keeping<'_> {
             };
             if std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, renewing).is_ok() {
                 self.watch(guardian, poke.as_fd(), news.as_fd(), &ended);
+                background::leave();
             }
-            background::leave()
+            background::leave_with(UNDONE)
         })
     }
 
     /// Watches the owners until they have `ended`, and then says so.
     fn watch(&self, guardian: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>, ended: &AtomicBool) {
-        let pidfds: Vec<OwnedFd> = self.owners.iter().filter_map(|owner| self.pidfd(owner)).collect();
+        let mut owners: Vec<(&Process, Seen)> = self.owners.iter().map(|owner| (owner, Seen::Not)).collect();
         let bell = Bell::new(Listener::Guardian(&self.proof));
         if guardian.is_some() {
             // The command may have renewed or given back before anybody could be rung.
             let _ = write(poke, b"!");
         }
-        let Ok(timer) = BootTimer::new() else { return };
+        let timer = insist(BootTimer::new);
         let is_guarded = || guardian.is_some_and(|guardian| getppid() == guardian);
         let mut terminated = false;
         let mut lease: Option<(Duration, Duration)> = None;
         loop {
-            let alive: Vec<&OwnedFd> = pidfds.iter().filter(|pidfd| !is_readable(pidfd.as_fd())).collect();
-            if alive.is_empty() {
+            for (owner, seen) in owners.iter_mut().filter(|(_, seen)| matches!(seen, Seen::Not)) {
+                *seen = self.look(owner);
+            }
+            owners.retain(|(_, seen)| match seen {
+                Seen::Here(pidfd) => !is_readable(pidfd.as_fd()),
+                Seen::Not => true,
+                Seen::Gone => false,
+            });
+            if owners.is_empty() {
                 break;
             }
-            timer.set(None);
+            let alive: Vec<&OwnedFd> = owners.iter().filter_map(|(_, seen)| seen.pidfd()).collect();
+            // Whom we cannot watch we look after.
+            let look_again = (alive.len() < owners.len()).then(|| self.world.host.boottime() + LAST_WORDS);
+            timer.set(look_again);
             let ends = self.lease_end.get().filter(|_| self.kills);
             if let Some(ends) = ends {
                 let now = self.world.host.boottime();
@@ -202,7 +235,8 @@ impl Keeping<'_> {
                     alive.iter().for_each(|pidfd| signal(pidfd, rustix::process::Signal::TERM));
                     alive.iter().for_each(|pidfd| signal(pidfd, rustix::process::Signal::CONT));
                 }
-                timer.set([term, end].into_iter().find(|at| *at > now).or(Some(now + LAST_WORDS)));
+                let next = [term, end].into_iter().find(|at| *at > now).unwrap_or(now + LAST_WORDS);
+                timer.set(Some(look_again.map_or(next, |look_again| look_again.min(next))));
             }
             let bell_fd = bell.as_ref().map(AsFd::as_fd);
             wait_for(alive.iter().map(|pidfd| pidfd.as_fd()).chain([news, timer.as_fd()]).chain(bell_fd), None);
@@ -220,10 +254,18 @@ impl Keeping<'_> {
         self.mourn();
     }
 
-    fn pidfd(&self, owner: &Process) -> Option<OwnedFd> {
-        let pidfd = pidfd_open(rustix::process::Pid::from_raw(owner.pid)?, PidfdFlags::empty()).ok()?;
+    /// Who cannot be seen is not dead: there may be no descriptors left, or no memory.
+    fn look(&self, owner: &Process) -> Seen {
+        let Some(pid) = rustix::process::Pid::from_raw(owner.pid) else { return Seen::Gone };
+        let pidfd = pidfd_open(pid, PidfdFlags::empty());
         // Only after this is it known to be that process's, and not its pid's next user's.
-        (self.world.host.process(owner.pid) == Ok(Some(*owner))).then_some(pidfd)
+        match (pidfd, self.world.host.process(owner.pid)) {
+            (Err(rustix::io::Errno::SRCH), _) => Seen::Gone,
+            (Ok(pidfd), Ok(Some(found))) if found == *owner => Seen::Here(pidfd),
+            (_, Ok(Some(found))) if found == *owner => Seen::Not,
+            (_, Ok(_)) => Seen::Gone,
+            (_, Err(_)) => Seen::Not,
+        }
     }
 
     /// Says that the owners have ended: then everybody sees it, and whoever waits gets the lock.
@@ -245,7 +287,7 @@ impl Keeping<'_> {
 
     /// Renews in good time, again and again. Returns when nothing is held any more, or the owners have `ended`.
     fn renew_on_and_on(&self, poke: BorrowedFd<'_>, told: &dyn Fn(), ended: &AtomicBool) {
-        let Ok(timer) = BootTimer::new() else { return };
+        let timer = insist(BootTimer::new);
         let span = self.world.lease();
         let mut opened: Option<Opened<'_>> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
@@ -381,6 +423,16 @@ fn wait_for<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: 
 }
 
 /// Whether there was anything to read.
+/// Makes what the keeper cannot do without, as soon as it can be had: there may be too many open files just now.
+fn insist<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
+    loop {
+        match make() {
+            Ok(made) => return made,
+            Err(_) => wait_for([], Some(LAST_WORDS)),
+        }
+    }
+}
+
 fn drain(descriptor: BorrowedFd<'_>) -> bool {
     let mut buffer = [0; 64];
     std::iter::from_fn(|| read(descriptor, &mut buffer).ok().filter(|length| *length > 0)).count() > 0

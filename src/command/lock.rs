@@ -35,7 +35,8 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
         return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
     }
     let handle = Handle::new(world.host.random()?);
-    let applicant = applicant(world, &asked.taking, asked.pid, &handle)?;
+    // Should we be killed, or fail, before the handle is printed, then nobody was told of the lock: it is held only afterwards.
+    let applicant = Applicant { tentative: true, ..applicant(world, &asked.taking, asked.pid, &handle)? };
     let opened = targets.open(world)?;
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);
@@ -47,21 +48,18 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     match taken {
         AllTaken::Interrupted => Ok(signals.exit()),
         AllTaken::Granted(grants, evicted) => {
-            keep_for(world, &targets, &opened, &handle, &applicant, &grants)?;
-            if !prints {
-                return Ok(Exit::Done);
-            }
-            told(&asked.common, &targets, &opened, &grants, evicted.as_ref());
-            let printed = if asked.common.json {
-                print_json(&document(&targets, &opened, &handle, &grants, evicted.as_ref()))
-            } else {
-                print(&format!("{handle}\n"))
+            let printed = match prints {
+                true => print_handle(world, asked, &targets, &opened, &handle, &grants, evicted.as_ref()),
+                false => Ok(()),
             };
             // A handle that cannot be printed is of use to nobody.
             if let Err(error) = printed {
                 opened.give_back(handle.proof()).into_iter().collect::<Result<Vec<_>>>()?;
                 let names = targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ");
                 return Err(error.context(format!("lock {names} was given back")));
+            }
+            if let Some(grants) = opened.confirm(&applicant, grants)? {
+                keep_for(world, &targets, &opened, &handle, &applicant, &grants)?;
             }
             Ok(Exit::Done)
         }
@@ -75,16 +73,24 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     }
 }
 
-fn document(
+fn print_handle(
+    world: &World,
+    asked: &Lock,
     targets: &Targets,
     opened: &Opened<'_>,
     handle: &Handle,
     grants: &[Grant],
     evicted: Option<&(usize, Ending)>,
-) -> LockJson {
+) -> anyhow::Result<()> {
+    told(&asked.common, targets, opened, grants, evicted);
+    if !asked.common.json {
+        return print(&format!("{handle}\n"));
+    }
     let names: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
-    LockJson::new(&names, handle, grants, ending, &opened.reporter(at))
+    // Its time begins when it is confirmed.
+    let expires = asked.taking.ttl.map(|span| world.host.wall().saturating_add(span));
+    print_json(&LockJson::new(&names, handle, grants, ending, expires, &opened.reporter(at)))
 }
 
 /// Leaves somebody behind who renews, where that is needed; else gives back.

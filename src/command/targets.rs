@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use super::world::{Target, World};
 use crate::cli::Common;
-use crate::engine::{AllTaken, Applicant, Engine, Onlooker, Patience, Wish, take_all};
-use crate::error::Result;
-use crate::lock::{Ask, Grant, Outcome, Proof};
+use crate::engine::{AllTaken, Applicant, Engine, Onlooker, Patience, Wish, confirm_all, take_all};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::lock::{Ask, Ended, Grant, Outcome, Proof};
+use crate::name::shown;
 use crate::report::Reporter;
 use crate::store::{Location, Reach};
 
@@ -106,8 +108,38 @@ impl Opened<'_> {
         interrupt: Option<std::os::fd::BorrowedFd<'_>>,
         onlooker: &mut Onlooker<'_>,
     ) -> Result<AllTaken> {
-        let wishes: Vec<Wish<'_>> = self.each().map(|(target, engine)| Wish { engine, name: &target.name }).collect();
-        take_all(&wishes, applicant, patience, interrupt, onlooker)
+        take_all(&self.wishes(), applicant, patience, interrupt, onlooker)
+    }
+
+    /// Takes for good what was taken tentatively, and has been told to whoever is to have it. What cannot be had for good is
+    /// given back. `None`: it is gone, for whoever was told has given it back already.
+    ///
+    /// # Errors
+    ///
+    /// When it was lost, and when a store cannot be asked or told.
+    pub(super) fn confirm(&self, applicant: &Applicant, grants: Vec<Grant>) -> Result<Option<Vec<Grant>>> {
+        let confirmed = confirm_all(&self.wishes(), applicant, grants);
+        if let Ok(Some(grants)) = confirmed {
+            return Ok(Some(grants));
+        }
+        let given_back = self.give_back(applicant.handle.proof());
+        confirmed?;
+        let was_given_back = |answer: &Result<Outcome>| match answer {
+            Ok(Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending)) => {
+                ending.as_ref().is_some_and(|ending| ending.how == Ended::Released)
+            }
+            _ => false,
+        };
+        if given_back.iter().any(was_given_back) {
+            return Ok(None);
+        }
+        let names = self.targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ");
+        let what = format!("lock {names} was lost while it was taken");
+        Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))
+    }
+
+    fn wishes(&self) -> Vec<Wish<'_>> {
+        self.each().map(|(target, engine)| Wish { engine, name: &target.name }).collect()
     }
 
     /// When the first of the leases of these grants ends on CLOCK_BOOTTIME, if they have any.

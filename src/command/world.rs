@@ -166,7 +166,12 @@ impl World {
     /// of them.
     pub(super) fn ancestors(&self) -> Result<Vec<Process>> {
         let this = self.host.this_process()?;
-        let above = caller(this.pid).map(|caller| caller.owners).unwrap_or_default();
+        let above = match caller(this.pid) {
+            Ok(caller) => caller.owners,
+            // There is none, or none that we may see.
+            Err(error) if matches!(error.exit(), Exit::Usage | Exit::Permission) => Vec::new(),
+            Err(error) => return Err(error),
+        };
         Ok([vec![this], above].concat())
     }
 }

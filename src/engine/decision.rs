@@ -1,7 +1,7 @@
 //! Making a [`Decision`], and asking for somebody else's.
 
-use super::Engine;
 use super::together::Together;
+use super::{Engine, MOST_CONFLICTS};
 use crate::error::Result;
 use crate::lock::{self, Ask, Claimant, Decision, Doubt, Fate, Outcome, Proof, Record, Tenure};
 use crate::store::{Durability, Keep, Reach, Swap, Version};
@@ -20,16 +20,37 @@ impl Engine {
             if made && !self.holds_all(names, proof)? {
                 return Ok(false);
             }
-            match self.store.swap_kept(&key, version.as_ref(), Some(&body), keep)? {
-                Swap::Stored(stored) => version = Some(stored),
-                // Perhaps the reply was lost.
-                Swap::Conflict => match self.decision(proof)? {
-                    Some((stored, found)) if found == decision => version = Some(stored),
-                    _ => return Ok(false),
-                },
+            match self.decide_once(proof, version.as_ref(), &decision, &body, keep)? {
+                Some(stored) => version = Some(stored),
+                None => return Ok(false),
             }
         }
         Ok(true)
+    }
+
+    /// Swaps a decision. `None`: somebody else did.
+    fn decide_once(
+        &self,
+        proof: &Proof,
+        expect: Option<&Version>,
+        decision: &Decision,
+        body: &[u8],
+        keep: Keep,
+    ) -> Result<Option<Version>> {
+        let key = Decision::key(proof);
+        for _ in 0..MOST_CONFLICTS {
+            if let Swap::Stored(stored) = self.store.swap_kept(&key, expect, Some(body), keep)? {
+                return Ok(Some(stored));
+            }
+            match self.decision(proof)? {
+                // The reply was lost.
+                Some((stored, found)) if found == *decision => return Ok(Some(stored)),
+                // A conflict with nobody: a directory was not where it is.
+                found if found.as_ref().map(|(version, _)| version) == expect => {}
+                _ => return Ok(None),
+            }
+        }
+        Err(self.overtaken(&key))
     }
 
     /// Gives up these claims of one id, all of them or none. `false`: one of them is its no more.

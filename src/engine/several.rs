@@ -32,7 +32,8 @@ pub struct Wish<'a> {
 /// How an attempt to take several names ended.
 #[derive(Debug)]
 pub enum AllTaken {
-    /// All are taken: the grants in the order of the wishes; and from whom, if somebody had not given back.
+    /// All are taken: the grants in the order of the wishes; and from whom, if somebody had not given back. A tentative
+    /// applicant has yet to [confirm](confirm_all) them.
     Granted(Vec<Grant>, Option<(usize, Ending)>),
     /// None is taken, because of this one.
     Refused(usize, Outcome),
@@ -56,22 +57,8 @@ pub fn take_all(
     interrupt: Option<BorrowedFd<'_>>,
     onlooker: &mut Onlooker<'_>,
 ) -> Result<AllTaken> {
-    let until = patience.limit.map_or(Duration::MAX, |limit| wishes[0].engine.host().boottime().saturating_add(limit));
-    let mut several = Several {
-        wishes,
-        until,
-        alone: applicant.clone(),
-        keeping: applicant.clone(),
-        patience: *patience,
-        interrupt,
-        onlooker,
-        held: wishes.iter().map(|_| None).collect(),
-        evicted: None,
-    };
-    several.alone.tentative |= wishes.len() > 1;
-    several.keeping.tentative |= wishes.len() > 1;
-    several.keeping.under.push(applicant.handle.proof());
-    several.bound(Some(until));
+    let mut several = Several::new(wishes, applicant, patience, interrupt, onlooker);
+    several.bound(Some(several.until));
     let taken = several.run();
     if !matches!(taken, Ok(AllTaken::Granted(..))) {
         if !matches!(taken, Ok(AllTaken::Refused(..))) {
@@ -86,6 +73,18 @@ pub fn take_all(
     taken
 }
 
+/// Takes for good what was taken tentatively: all of it or nothing. `None`: one was lost meanwhile.
+///
+/// # Errors
+///
+/// When a store cannot be asked or told. Some of it may be held for good then.
+pub fn confirm_all(wishes: &[Wish<'_>], applicant: &Applicant, grants: Vec<Grant>) -> Result<Option<Vec<Grant>>> {
+    let mut onlooker = |_: usize, _: &Waiting<'_>| None;
+    let mut several = Several::new(wishes, applicant, &Patience::NONE, None, &mut onlooker);
+    several.held = grants.into_iter().map(Some).collect();
+    Ok(several.confirm()?.then(|| several.held.into_iter().flatten().collect()))
+}
+
 struct Several<'a, 'b> {
     wishes: &'a [Wish<'a>],
     /// So long the stores may be asked, on CLOCK_BOOTTIME.
@@ -93,6 +92,8 @@ struct Several<'a, 'b> {
     /// The applicant while it holds nothing of this, and while it does.
     alone: Applicant,
     keeping: Applicant,
+    /// Somebody else says when the grants are to be confirmed.
+    until_confirmed: bool,
     patience: Patience,
     interrupt: Option<BorrowedFd<'a>>,
     onlooker: &'a mut Onlooker<'b>,
@@ -106,7 +107,34 @@ enum Not {
     Interrupted,
 }
 
-impl Several<'_, '_> {
+impl<'a, 'b> Several<'a, 'b> {
+    fn new(
+        wishes: &'a [Wish<'a>],
+        applicant: &Applicant,
+        patience: &Patience,
+        interrupt: Option<BorrowedFd<'a>>,
+        onlooker: &'a mut Onlooker<'b>,
+    ) -> Several<'a, 'b> {
+        let host = wishes[0].engine.host();
+        let until = patience.limit.map_or(Duration::MAX, |limit| host.boottime().saturating_add(limit));
+        let alone = Applicant { tentative: applicant.tentative || wishes.len() > 1, ..applicant.clone() };
+        let mut keeping = alone.clone();
+        keeping.under.push(applicant.handle.proof());
+        let held = wishes.iter().map(|_| None).collect();
+        Several {
+            wishes,
+            until,
+            alone,
+            keeping,
+            until_confirmed: applicant.tentative,
+            patience: *patience,
+            interrupt,
+            onlooker,
+            held,
+            evicted: None,
+        }
+    }
+
     fn bound(&self, until: Option<Duration>) {
         self.wishes.iter().for_each(|wish| wish.engine.store().bound(until));
     }
@@ -123,11 +151,11 @@ impl Several<'_, '_> {
             let at_once = round == 0 && self.are_one_change();
             let not = match in_order {
                 true => self.keep_and_wait(began)?,
-                false if at_once => self.take_together()?,
+                false if at_once => self.take_together(self.until_confirmed)?,
                 false => self.wait_for_one(first, &rest)?,
             };
             match not {
-                None if self.confirm()? => {
+                None if self.until_confirmed || self.confirm()? => {
                     let grants = self.held.iter_mut().filter_map(Option::take).collect();
                     return Ok(AllTaken::Granted(grants, self.evicted.take()));
                 }
@@ -152,7 +180,7 @@ impl Several<'_, '_> {
             return Ok(Some(not));
         }
         if self.are_one_change() {
-            return self.take_together();
+            return self.take_together(self.until_confirmed);
         }
         for at in (0..self.wishes.len()).filter(|at| *at != first) {
             if let Some(not) = self.take(at, &Patience::NONE, true)? {
@@ -168,11 +196,12 @@ impl Several<'_, '_> {
         self.wishes.iter().all(|wish| std::ptr::eq(wish.engine, engine)) && engine.changes_at_once(self.wishes.len())
     }
 
-    /// Takes all of them for good by one change, whichever of them are held already.
-    fn take_together(&mut self) -> Result<Option<Not>> {
+    /// Takes all of them by one change, whichever of them are held already; for good, unless that is to come later.
+    fn take_together(&mut self, tentative: bool) -> Result<Option<Not>> {
         let names: Vec<&[u8]> = self.wishes.iter().map(|wish| wish.name).collect();
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
-        match self.wishes[0].engine.take_together(&names, &self.keeping, &held)? {
+        let applicant = Applicant { tentative, ..self.keeping.clone() };
+        match self.wishes[0].engine.take_together(&names, &applicant, &held)? {
             Together::Refused(at, outcome) => Ok(Some(Not::Refused(at, outcome))),
             Together::Done(outcomes) => {
                 let (grants, evicted) = together::granted(outcomes);
@@ -217,11 +246,11 @@ impl Several<'_, '_> {
     /// last does not eat the lease of the first. `false`: one was lost meanwhile.
     fn confirm(&mut self) -> Result<bool> {
         if self.wishes.len() == 1 {
-            return Ok(true);
+            return if self.until_confirmed { self.confirm_each() } else { Ok(true) };
         }
         if self.are_one_change() {
             let is_for_good = |held: &Option<Grant>| held.as_ref().is_some_and(|grant| grant.unconfirmed.is_none());
-            return Ok(self.held.iter().all(is_for_good) || self.take_together()?.is_none());
+            return Ok(self.held.iter().all(is_for_good) || self.take_together(false)?.is_none());
         }
         // Where the grants end with this process anyway, it need not be said that they do so together.
         if !self.alone.outlived {

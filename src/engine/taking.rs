@@ -331,8 +331,11 @@ impl<'a> Attempt<'a> {
                 Step::Wait { processes, leases, ahead } => {
                     conflicts = 0;
                     let Some(pause) = engine.pause(clock, ahead, &leases)? else {
-                        match self.leave()? {
-                            Outcome::GrantedMeanwhile(_) => continue,
+                        match self.leave() {
+                            Ok(Outcome::GrantedMeanwhile(_)) => continue,
+                            // That there is no room to write it down changes nothing about the answer: who has ended is
+                            // passed over.
+                            Err(error) if error.exit() != Exit::InputOutput => return Err(error),
                             _ => return Ok(Taken::Answer(Outcome::Busy(record.holders))),
                         }
                     };

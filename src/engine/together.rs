@@ -20,10 +20,11 @@ impl Engine {
         (2..=self.store.most_at_once()).contains(&names)
     }
 
-    /// Takes all of these names, some of which may be granted tentatively already (`held`), or none. Waits for nobody.
+    /// Takes all of these names, some of which may be granted tentatively already (`held`), or none; for good, unless the
+    /// applicant is tentative. Waits for nobody.
     pub(super) fn take_together(&self, names: &[&[u8]], applicant: &Applicant, held: &[bool]) -> Result<Together> {
-        let for_good = Applicant { tentative: false, called: None, ..applicant.clone() };
-        let mut application = self.application(&for_good, &Patience::NONE);
+        let at_once = Applicant { called: None, ..applicant.clone() };
+        let mut application = self.application(&at_once, &Patience::NONE);
         let refused = self.try_to_take(names, &application, held)?;
         let Some(called) = applicant.called.filter(|_| matches!(refused, Together::Refused(..))) else {
             return Ok(refused);

@@ -142,7 +142,10 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
     }
     proc_stat::read(pid).map_err(|error| {
         let cure = "mount /proc, or say --pid and --forever";
-        Error::new(Exit::System, format!("cannot see the calling process: {error}"), cure)
+        // A /proc mounted with hidepid shows nobody else's.
+        let hidden = error.kind() == std::io::ErrorKind::PermissionDenied;
+        let exit = if hidden { Exit::Permission } else { Exit::System };
+        Error::new(exit, format!("cannot see the calling process: {error}"), cure)
     })
 }
 

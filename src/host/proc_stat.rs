@@ -56,7 +56,7 @@ pub(super) fn read_own() -> io::Result<Option<ProcStat>> {
 
 fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
     let mut buffer = [0; 1024];
-    let read = fs::File::open(path).and_then(|mut file| file.read(&mut buffer));
+    let read = fs::File::open(path).and_then(|mut file| read_once(&mut file, &mut buffer));
     match read {
         Ok(length) => match parse(&buffer[..length]) {
             Some(stat) => Ok(Some(stat)),
@@ -70,6 +70,16 @@ fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
             Err(_) => Err(error),
         },
         Err(error) => Err(error),
+    }
+}
+
+/// One read, whatever signals come.
+pub(super) fn read_once(file: &mut fs::File, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match file.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read,
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! unknown.
 
 use std::fs;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use nix::time::ClockId;
 use nix::unistd::{Pid, Uid};
 use sha2::{Digest, Sha256};
 
+use super::proc_stat::read_once;
 use super::vigil::{self, Ears};
 use super::{Called, Host, Listener, Vigil, owner, proc_stat};
 use crate::error::{Error, Result};
@@ -42,9 +43,9 @@ impl Unix {
         }
         let boot = read_short("/proc/sys/kernel/random/boot_id").map_err(|error| no_proc(&error))?;
         let home = Home {
-            machine: machine(&self.name()),
+            machine: machine(&self.name())?,
             boot: String::from_utf8_lossy(boot.trim_ascii()).into_owned(),
-            pids: format!("{}.{}", namespace("pid")?, namespace("time").unwrap_or(0)),
+            pids: format!("{}.{}", namespace("pid")?, namespace("time")?),
             net: namespace("net")?,
         };
         Ok(self.home.get_or_init(|| home))
@@ -149,14 +150,32 @@ pub fn is_at_work(pid: i32) -> bool {
     matches!(proc_stat::read(pid), Ok(Some(stat)) if stat.is_running())
 }
 
-/// `ID@NAME`: the ID is hashed, for machine-id(5) says that it is confidential; it is empty where there is none.
-fn machine(name: &str) -> String {
-    let id = ["/etc/machine-id", "/var/lib/dbus/machine-id"].iter().find_map(|path| read_short(path).ok());
+/// `ID@NAME`: the ID is hashed, for machine-id(5) says that it is confidential; it is empty where there is none. Who cannot
+/// find out which machine this is would be taken for another one.
+fn machine(name: &str) -> Result<String> {
+    let mut id = None;
+    for path in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
+        match read_short(path) {
+            Ok(found) => {
+                id = Some(found);
+                break;
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {}
+            Err(error) => {
+                let what = format!("cannot read {path}: {error}");
+                return Err(Error::new(
+                    Exit::System,
+                    what,
+                    "see the kernel log and the limit of open files (ulimit -n)",
+                ));
+            }
+        }
+    }
     let hash = id.filter(|id| id.trim_ascii().len() == 32).map(|id| {
         let digest = Sha256::new().chain_update(b"csalock").chain_update(id.trim_ascii()).finalize();
         digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>()
     });
-    format!("{}@{name}", hash.unwrap_or_default())
+    Ok(format!("{}@{name}", hash.unwrap_or_default()))
 }
 
 /// Whether two names of machines mean one. Among many hosts cloned machines may bear one id, so the host name must agree
@@ -176,13 +195,17 @@ fn is_this_machine(here: &str, there: &str, reach: Reach) -> bool {
 /// The first bytes of a small file, in one read.
 fn read_short(path: &str) -> std::io::Result<Vec<u8>> {
     let mut buffer = [0; 64];
-    let length = fs::File::open(path)?.read(&mut buffer)?;
+    let length = read_once(&mut fs::File::open(path)?, &mut buffer)?;
     Ok(buffer[..length].to_vec())
 }
 
+/// The number of a namespace of ours; 0 where the kernel has none of that kind.
 fn namespace(kind: &str) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
-    fs::metadata(format!("/proc/self/ns/{kind}")).map(|found| found.ino()).map_err(|error| no_proc(&error))
+    match fs::metadata(format!("/proc/self/ns/{kind}")) {
+        Err(error) if kind == "time" && error.kind() == ErrorKind::NotFound => Ok(0),
+        found => found.map(|found| found.ino()).map_err(|error| no_proc(&error)),
+    }
 }
 
 fn no_proc(error: &std::io::Error) -> Error {

@@ -308,12 +308,13 @@ fn expires(tenure: &Tenure) -> Option<String> {
 }
 
 impl LockJson {
-    /// What was taken: the names, each with its grant.
+    /// What was taken: the names, each with its grant; and when it ends by itself, if it does, on the wall clock.
     pub fn new(
         names: &[&[u8]],
         handle: &Handle,
         grants: &[Grant],
         evicted: Option<&Ending>,
+        expires: Option<Duration>,
         reporter: &Reporter<'_>,
     ) -> LockJson {
         let mut all = names.iter().map(|name| String::from_utf8_lossy(name).into_owned());
@@ -326,7 +327,7 @@ impl LockJson {
             token: grants.iter().filter_map(|grant| grant.token).max(),
             tokens: several.then(|| grants.iter().map(|grant| grant.token).collect()),
             slot: slot.filter(|_| !several),
-            expires: grants.iter().filter_map(|grant| expires(&grant.tenure)).min(),
+            expires: expires.map(rfc3339),
             took_over: evicted.map(|ending| Evicted::new(ending, reporter)),
         }
     }

@@ -135,7 +135,7 @@ impl Sqlite {
         if database.is_none() && !ground::check_file(&self.path)? {
             return Ok(T::default());
         }
-        let done = self.opened(&mut database).and_then(|database| {
+        let done = self.twice(&mut database, |database| {
             let connection = &database.connection;
             work(connection).or_else(|cause| match schema::is_missing(connection, cause)? {
                 true => Ok(T::default()),
@@ -157,7 +157,7 @@ impl Sqlite {
         }
         // After that, since somebody else may have been faster.
         keep.mode.map_or(Ok(()), |mode| ground::check_mode(&self.path, mode))?;
-        let done = self.opened(&mut database).and_then(|database| {
+        let done = self.twice(&mut database, |database| {
             database.tune(keep.durability)?;
             let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
             let value = work(&transaction).or_else(|cause| {
@@ -182,6 +182,16 @@ impl Sqlite {
     fn notes(&self) -> Result<Directory> {
         let path = [self.path.as_os_str().as_bytes(), b"-waits"].concat();
         Directory::open(Path::new(OsStr::from_bytes(&path)), Layout::Beside, self.host.clone())
+    }
+
+    /// Does that, and once more if the database looks damaged: SQLite says so as well when the disk did not read it.
+    fn twice<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
+        let done = self.opened(database).and_then(&work);
+        if !done.as_ref().is_err_and(wrong::looks_damaged) {
+            return done;
+        }
+        *database = None;
+        self.opened(database).and_then(&work)
     }
 
     /// The connection, which an error ends.

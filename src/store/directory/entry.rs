@@ -151,10 +151,19 @@ impl<'a> Entry<'a> {
                 Err(errno) => return Err(self.failed("open the record's directory")(errno)),
             };
             let mut look = Look::new(self, directory, None, None);
-            look.list()?;
-            if look.pointer.is_none() && look.has_lodging {
-                look = look.inside()?;
-            }
+            let listed = match look.list() {
+                Ok(()) if look.pointer.is_none() && look.has_lodging => look.inside(),
+                listed => listed.map(|()| look),
+            };
+            let look = match listed {
+                Ok(look) => look,
+                // Removed since it was opened: then it is not found any more, or it is another one that is.
+                Err(Errno::ENOENT | Errno::ESTALE) if openings < OPENINGS => {
+                    openings += 1;
+                    continue;
+                }
+                Err(errno) => return Err(self.failed("list the record's directory")(errno)),
+            };
             listing += 1;
             match (&look.pointer, look.records.is_empty()) {
                 (None, true) if look.debris.is_empty() => return Ok(None),
@@ -292,22 +301,22 @@ impl<'a> Look<'a> {
     }
 
     /// What lodges in here, if it still does.
-    fn inside(self) -> Result<Look<'a>> {
+    fn inside(self) -> std::result::Result<Look<'a>, Errno> {
         match sys::open_directory(&self.directory, lodging::NAME) {
             Ok(inner) => {
                 let mut look = Look::new(self.entry, inner, Some(self.directory), None);
                 look.list().map(|()| look)
             }
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(self),
-            Err(errno) => Err(self.entry.failed("open the record's directory")(errno)),
+            Err(errno) => Err(errno),
         }
     }
 }
 
 impl Look<'_> {
-    fn list(&mut self) -> Result<()> {
+    fn list(&mut self) -> std::result::Result<(), Errno> {
         let Look { pointer, records, debris, has_lodging, .. } = self;
-        let listed = sys::each_name::<Errno>(&self.directory, &mut |name| {
+        sys::each_name::<Errno>(&self.directory, &mut |name| {
             match Name::parse(name) {
                 // A listing that a rename overtook may show both names; the later one counts.
                 Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {
@@ -319,11 +328,7 @@ impl Look<'_> {
                 _ => {}
             }
             Ok(())
-        });
-        match listed {
-            Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => Ok(()),
-            Err(errno) => Err(self.entry.failed("list the record's directory")(errno)),
-        }
+        })
     }
 
     /// The bytes that the pointer means; `None` if they are not there, for the record moved on.

@@ -34,6 +34,9 @@ const DEAD: &[u8] = b".dead";
 /// A draft that is older than this was left by somebody who died.
 const DRAFT_LASTS: Duration = Duration::from_secs(60);
 
+/// So often an NFS client may find that the store that it was about to open was just removed.
+const OPENINGS: usize = 20;
+
 /// An open store.
 pub(super) struct Root {
     pub(super) directory: OwnedFd,
@@ -59,10 +62,12 @@ pub(super) struct Root {
 impl Root {
     /// Opens the store that is there, or `None`.
     pub(super) fn open(path: &Path, layout: Layout) -> Result<Option<Root>> {
-        let directory = match open_through(path, layout != Layout::Beside) {
+        let open = || open_through(path, layout != Layout::Beside);
+        // Removed while an NFS client opened it: then it is not found any more, or it is another one that is.
+        let opened = (0..OPENINGS).map(|_| open()).find(|opened| !matches!(opened, Err(Errno::ESTALE)));
+        let directory = match opened.unwrap_or(Err(Errno::ESTALE)) {
             Ok(directory) => directory,
-            // ESTALE: removed while an NFS client opened it.
-            Err(Errno::ENOENT | Errno::ESTALE) if layout != Layout::Own || path.parent().is_some_and(Path::exists) => {
+            Err(Errno::ENOENT) if layout != Layout::Own || path.parent().is_some_and(Path::exists) => {
                 return Ok(None);
             }
             Err(Errno::ENOENT) => {
@@ -79,9 +84,10 @@ impl Root {
         let sticky = mode.contains(Mode::S_ISVTX);
         refuse_open_to_all(mode, path)?;
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
-        let kind = fstatfs(&directory).map(|found| found.filesystem_type());
-        let shared = kind.is_ok_and(|kind| network(kind).is_some());
-        let is_nfs = kind.is_ok_and(|kind| kind == NFS_SUPER_MAGIC);
+        // Who did not know that other hosts share it would not see that they hold.
+        let kind = fstatfs(&directory).map_err(|errno| Error::os(errno, "open the store", path))?.filesystem_type();
+        let shared = network(kind).is_some();
+        let is_nfs = kind == NFS_SUPER_MAGIC;
         // Root may have been killed, or may be about to give it away.
         let unowned = layout == Layout::Beside && found.st_uid == 0 && nix::unistd::geteuid().is_root();
         let above = unowned.then(|| fstatat(&directory, "..", AtFlags::empty()).ok()).flatten();
@@ -234,7 +240,7 @@ impl Root {
     pub(super) fn each_entry(&self, path: &Path, visit: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let failed = |errno| Error::os(errno, "list the store", path);
         let fresh = match sys::open_directory(&self.directory, ".") {
-            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(()),
+            Err(Errno::ENOENT | Errno::ESTALE) if self.is_gone() => return Ok(()),
             opened => opened.map_err(failed)?,
         };
         sys::each_name::<Failed>(fresh, &mut |name| {
@@ -245,7 +251,7 @@ impl Root {
         })
         .or_else(|failure| match failure {
             // The last of them was removed, and the store with it.
-            Failed::List(Errno::ENOENT | Errno::ESTALE) => Ok(()),
+            Failed::List(Errno::ENOENT | Errno::ESTALE) if self.is_gone() => Ok(()),
             Failed::List(errno) => Err(failed(errno)),
             Failed::Visit(error) => Err(error),
         })

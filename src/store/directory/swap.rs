@@ -74,13 +74,19 @@ impl Step<'_> {
         let embryo = Pointer { stage: Stage::Embryo, number: 0, ident: self.store.ident()? };
         let Some(look) = entry.give_birth(&embryo, body, self.keep)? else { return Ok(None) };
         let Some(look) = look else { return Ok(Some(Swap::Conflict)) };
-        let number = self.next_number()?;
-        let born = Pointer { stage: Stage::Born, number, ..embryo };
-        if !look.advance(&embryo, &born)? {
-            return self.was_it_us(entry, embryo.ident).map(Some);
+        let numbered = self.next_number().and_then(|number| {
+            let born = Pointer { stage: Stage::Born, number, ..embryo };
+            Ok(look.advance(&embryo, &born)?.then_some(born))
+        });
+        match numbered {
+            Ok(Some(born)) => {
+                self.settle(Some(&look))?;
+                Ok(Some(Swap::Stored(born.version())))
+            }
+            // Nobody is to help along what we say that we could not store.
+            Err(error) if look.remove_pointer(&embryo)? => look.remove_directory().and(Err(error)),
+            _ => self.was_it_us(entry, embryo.ident).map(Some),
         }
-        self.settle(Some(&look))?;
-        Ok(Some(Swap::Stored(born.version())))
     }
 
     fn change(&self, look: &Look<'_>, pointer: &Pointer, body: &[u8]) -> Result<Swap> {
@@ -121,6 +127,10 @@ impl Step<'_> {
     fn remove_whole(&self, look: &Look<'_>, pointer: &Pointer) -> Result<Swap> {
         self.raise_token(pointer.number)?;
         let removed = look.remove_pointer(pointer)?;
+        if removed {
+            // What somebody wrote who died before he pointed to it.
+            look.remove_records();
+        }
         if self.keep.durability == Durability::Lasting {
             look.sync()?;
         }

@@ -39,6 +39,12 @@ pub(super) fn was_moved(cause: &Cause) -> bool {
     error.sqlite_error().is_some_and(|code| code.extended_code == ffi::SQLITE_READONLY_DBMOVED)
 }
 
+/// Whether the database makes no sense, or could not be read.
+pub(super) fn looks_damaged(cause: &Cause) -> bool {
+    let Cause::Sqlite(error) = cause else { return false };
+    matches!(error.sqlite_error_code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
+}
+
 /// Somebody has removed the row that numbers the versions.
 pub(super) fn without_counter() -> Cause {
     let what = "has lost its row with the empty name, the last version number";

@@ -96,6 +96,11 @@ impl<'a> Call<'a> {
         self.spawn().wait()
     }
 
+    /// The call itself, for whoever has his own way to run it.
+    pub(crate) fn into_command(self) -> Command {
+        self.command
+    }
+
     /// Begins it.
     pub(crate) fn spawn(mut self) -> Job {
         let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());

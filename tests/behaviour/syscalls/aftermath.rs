@@ -1,0 +1,317 @@
+//! What must be true after a command, whatever happened to it: nobody holds who was not told, nobody who was told has
+//! lost it, the next one gets in at once, values and claims are there wholly or not at all, and nothing is left behind.
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use csalock::lock::{Handle, Proof};
+
+use super::calls;
+use super::scenarios::{About, Scenario};
+use super::stage::{Before, Place, Stage};
+use super::tracer::Traced;
+use crate::sandbox::{Done, proc, wait_until};
+
+/// Exit codes that a mishap may lead to. It is never an answer: busy, not held and the like are said only when they are so.
+const CODES: [i32; 5] = [69, 71, 73, 74, 77];
+
+/// What happened to a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mishap {
+    None,
+    /// Something that it needed failed.
+    Failed,
+    /// One of its processes was killed.
+    Killed,
+}
+
+/// A wait that was not rung for ends by itself in this time, also on a machine that is busy.
+const BOUNDED: Duration = Duration::from_secs(20);
+
+type Verdict = Result<(), String>;
+
+/// Ends everything that is still held, and looks whether all was well. `weight` is what the store weighs with nothing in
+/// it, `undisturbed` what the command prints if nothing happens.
+pub(crate) fn check(
+    stage: &mut Stage,
+    scenario: &Scenario,
+    mishap: Mishap,
+    run: &Traced,
+    weight: &[String],
+    undisturbed: Option<&str>,
+) -> Verdict {
+    stage.settle();
+    answer(scenario, mishap, run, undisturbed)?;
+    if scenario.words[0] == "run" {
+        // Its command may outlive its guardian, and holds as long.
+        gone(run)?;
+    }
+    if mishap == Mishap::Killed {
+        // What was half-way to being stored is stored by whoever comes by.
+        stage.call(&["gc"]).capture();
+    }
+    let succeeded = run.status.code() == Some(0);
+    let given = handles(&run.stdout);
+    holders(stage, scenario, succeeded, &given)?;
+    values(stage, scenario, succeeded)?;
+    claims(stage, scenario, succeeded)?;
+    give_back(stage, scenario, succeeded, &given)?;
+    waiters(stage)?;
+    next(stage)?;
+    tidy(stage, weight)?;
+    gone(run)
+}
+
+/// A clear answer: the true one, or that it could not be found out and why.
+fn answer(scenario: &Scenario, mishap: Mishap, run: &Traced, undisturbed: Option<&str>) -> Verdict {
+    if run.hung {
+        return Err("it hangs".to_string());
+    }
+    if run.stderr.contains("panicked") || run.stderr.contains("RUST_BACKTRACE") {
+        return Err("it panics".to_string());
+    }
+    let killed = mishap == Mishap::Killed;
+    let at_exec = run.met.as_ref().is_some_and(|met| calls::name(met.number) == "execve");
+    match (run.status.code(), run.status.signal()) {
+        (None, Some(9)) if killed => Ok(()),
+        (None, signal) => Err(format!("it died of signal {signal:?}")),
+        (Some(code), _) if code == scenario.code => match undisturbed {
+            Some(stdout) if !is_same(scenario, &run.stdout, stdout) => Err(format!("it answers {:?}", run.stdout)),
+            _ => Ok(()),
+        },
+        (Some(code), _) if mishap == Mishap::None => Err(format!("exit {code} instead of {}", scenario.code)),
+        // The command of run-with-lock was killed.
+        (Some(137), _) if killed => Ok(()),
+        (Some(126 | 127), _) if at_exec => Ok(()),
+        // There was nobody who would have renewed its lease.
+        (Some(85), _) if run.stderr.contains("it was not run") => Ok(()),
+        (Some(code), _) if !CODES.contains(&code) => Err(format!("exit {code}")),
+        (Some(code), _) if !run.stderr.starts_with("csalock: ") => Err(format!("exit {code} without a word")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether one answer says what the other does, as far as that does not depend on the time.
+fn is_same(scenario: &Scenario, one: &str, other: &str) -> bool {
+    match scenario.words[0] {
+        "get" if !scenario.words.contains(&"--json") => one == other,
+        "lookup" => one == other,
+        "status" | "history" | "gc" => one.lines().count() == other.lines().count(),
+        _ => true,
+    }
+}
+
+/// The handles that were printed.
+fn handles(stdout: &str) -> Vec<Handle> {
+    let words = stdout.split(|character: char| !character.is_ascii_hexdigit()).filter(|word| word.len() == 32);
+    words.filter_map(Handle::parse).collect()
+}
+
+fn names(stage: &Stage, scenario: &Scenario) -> Vec<&'static str> {
+    let _ = stage;
+    let has_y = scenario.words.contains(&"Y") || format!("{:?}", scenario.before).contains("\"y\"");
+    if has_y { vec!["x", "y"] } else { vec!["x"] }
+}
+
+/// Who holds was told so, and who was told so holds.
+fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
+    let proofs = |held: &[(&str, Handle)], name: &str| -> Vec<Proof> {
+        held.iter().filter(|(of, _)| *of == name).map(|(_, handle)| handle.proof()).collect()
+    };
+    let ends = matches!(scenario.about, About::Ending | About::Writing { gives_back: true });
+    let takes = scenario.about == About::Taking;
+    for name in names(stage, scenario) {
+        let sight = stage.sight(name).map_err(|error| format!("{name}: {error}"))?;
+        let standing: Vec<_> = sight
+            .record
+            .holders
+            .iter()
+            .zip(&sight.holders)
+            .filter(|(grant, standing)| standing.is_ok() && grant.claim.is_none())
+            .map(|(grant, _)| grant.clone())
+            .collect();
+        if standing.len() > 1 {
+            return Err(format!("{name} has two holders: {standing:?}"));
+        }
+        let before = [proofs(&stage.held, name), proofs(&stage.mine, name)].concat();
+        let to_be_held = if takes && succeeded && scenario.words.contains(&name.to_uppercase().as_str()) {
+            given.iter().map(Handle::proof).collect()
+        } else if ends {
+            Vec::new()
+        } else {
+            before.clone()
+        };
+        if to_be_held.iter().any(|proof| standing.iter().all(|grant| grant.proof != *proof)) {
+            return Err(format!("{name} was lost: {:?}", sight.record));
+        }
+        for grant in standing {
+            let is_waiters = stage.waiters.iter().any(|(of, job)| {
+                *of == name
+                    && (grant.party.owners.iter().any(|owner| owner.pid == job.pid()) || grant.party.command == b"true")
+            });
+            let is_known = before.contains(&grant.proof) || given.iter().any(|handle| handle.proof() == grant.proof);
+            if !is_known && !is_waiters {
+                return Err(format!("{name} is held by somebody who was not told: {grant:?}"));
+            }
+            if succeeded && ends && before.contains(&grant.proof) {
+                return Err(format!("{name} is still held: {grant:?}"));
+            }
+        }
+    }
+    if succeeded && takes && given.is_empty() {
+        return Err("no handle".to_string());
+    }
+    Ok(())
+}
+
+fn values(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
+    let found = stage.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?;
+    let text = found.map(|(_, bytes)| String::from_utf8_lossy(&bytes).into_owned());
+    let old = match () {
+        () if scenario.before.contains(&Before::Value("x")) => Some("old".to_string()),
+        () if scenario.before.contains(&Before::LongValue("x")) => Some("old ".repeat(1000)),
+        () => None,
+    };
+    let new = match scenario.about {
+        About::Writing { .. } => Some("new".to_string()),
+        About::Deleting => None,
+        _ => old.clone(),
+    };
+    if text != new && (succeeded || text != old) {
+        return Err(format!("the value is {text:?}"));
+    }
+    match text {
+        Some(_) => {
+            for (name, handle) in &stage.mine {
+                let _ = stage.release(name, handle.proof());
+            }
+            quiet(stage, &["del", "X"])
+        }
+        None => Ok(()),
+    }
+}
+
+fn claims(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
+    let claimed = |name: &str| -> Result<Option<String>, String> {
+        let found = stage.engine.claim_of(name.as_bytes()).map_err(|error| format!("claim of {name}: {error}"))?;
+        Ok(found.and_then(|grant| grant.claim).map(|id| String::from_utf8_lossy(&id).into_owned()))
+    };
+    let found = (claimed("x")?, claimed("y")?);
+    let me = || Some("me".to_string());
+    let (all, none) = ((me(), me()), (None, None));
+    let before = |name| {
+        scenario.before.iter().find_map(|before| match before {
+            Before::Claimed(of, id) if *of == name => Some(id.to_string()),
+            _ => None,
+        })
+    };
+    let may_be = match (scenario.about, succeeded) {
+        (About::Claiming, true) => vec![all],
+        (About::Unclaiming, true) => vec![none],
+        (About::Claiming | About::Unclaiming, false) => vec![all, none],
+        _ => vec![(before("x"), before("y"))],
+    };
+    if !may_be.contains(&found) {
+        return Err(format!("claimed are {found:?}"));
+    }
+    for (name, id) in [("X", found.0), ("Y", found.1)] {
+        if let Some(id) = id {
+            quiet(stage, &["unclaim", "--id", &id, name])?;
+        }
+    }
+    Ok(())
+}
+
+fn give_back(stage: &mut Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
+    for (name, handle) in stage.held.iter().chain(&stage.mine) {
+        // Whoever ended it need not know.
+        let _ = stage.release(name, handle.proof());
+    }
+    for name in names(stage, scenario) {
+        for handle in given {
+            let released = stage.release(name, handle.proof());
+            if succeeded && scenario.about == About::Taking && scenario.words.contains(&name.to_uppercase().as_str()) {
+                released?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Who waited gets in now.
+fn waiters(stage: &mut Stage) -> Verdict {
+    for (name, mut job) in stage.waiters.drain(..) {
+        let begun = Instant::now();
+        while !job.has_ended() && begun.elapsed() < BOUNDED {
+            proc::wait_for_end(job.pid(), BOUNDED / 10);
+        }
+        if !job.has_ended() {
+            return Err(format!("who waited for {name} waits on: {:?}", stage.engine.sight(name.as_bytes())));
+        }
+        let done = job.wait();
+        if done.code != Some(0) {
+            return Err(format!("who waited for {name} did not get it: {done:?}"));
+        }
+    }
+    Ok(())
+}
+
+/// The next one gets in at once.
+fn next(stage: &Stage) -> Verdict {
+    quiet(stage, &["run", "-n", "X", "--also", "Y", "true"])
+}
+
+fn tidy(stage: &Stage, weight: &[String]) -> Verdict {
+    stage.age_drafts();
+    let swept = stage.call(&["gc"]).capture();
+    if swept.code != Some(0) || !swept.stderr.is_empty() {
+        return Err(format!("gc: {swept:?}"));
+    }
+    let mut unreadable = None;
+    stage
+        .engine
+        .each_sight(&mut |sight| {
+            unreadable = sight.err().or(unreadable.take());
+            Ok(())
+        })
+        .map_err(|error| error.to_string())?;
+    if let Some(error) = unreadable {
+        return Err(format!("unreadable: {error}"));
+    }
+    let found = stage.weight();
+    let mut found = found;
+    if stage.place == Place::Etcd {
+        // A lease that nobody could give back.
+        wait_until("it is as it was", || {
+            found = stage.weight();
+            found == weight
+        });
+    }
+    if found != weight {
+        let listing =
+            if stage.place == Place::Etcd { found.clone() } else { stage.sandbox.listing(stage.store_path()) };
+        return Err(format!("left behind: {found:?} instead of {weight:?}: {listing:#?}"));
+    }
+    Ok(())
+}
+
+/// None of its processes is there any more.
+fn gone(run: &Traced) -> Verdict {
+    let begun = Instant::now();
+    while let Some(pid) = run.pids.iter().find(|pid| proc::lives(**pid)) {
+        if begun.elapsed() > BOUNDED {
+            return Err(format!("process {pid} lives on"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn quiet(stage: &Stage, words: &[&str]) -> Verdict {
+    let begun = Instant::now();
+    let done: Done = stage.call(words).capture();
+    match done.code {
+        Some(0) if done.stderr.lines().all(|line| line.contains("was taken over from")) => Ok(()),
+        _ => Err(format!("{words:?} after {:?}: {done:?}", begun.elapsed())),
+    }
+}

@@ -1,0 +1,283 @@
+//! Where a scenario plays: a store, who holds and waits in it, and what they were told.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, OnceLock};
+
+use csalock::engine::{Applicant, Engine, Patience, Sight, Taken};
+use csalock::host::{Host, Unix};
+use csalock::lock::{Ask, Handle, Outcome, Party, Process, Proof};
+use csalock::store::{Location, Store};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sandbox::{Call, Job, Kind, Sandbox, wait_until};
+
+/// Where the records are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Directory,
+    /// Beside the files that are locked.
+    Beside,
+    /// A directory that other hosts are said to share.
+    Shared,
+    Sqlite,
+    Etcd,
+}
+
+/// What is so before the command is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// There is no store yet.
+    NoStore,
+    /// Somebody living holds the name; HANDLE proves it.
+    Held(&'static str),
+    /// The one who calls the command holds it.
+    Mine(&'static str),
+    /// It was held by somebody who was killed.
+    Left(&'static str),
+    /// Somebody waits for the name.
+    Waiter(&'static str),
+    /// Whoever holds the name gives it back as soon as the command waits for it.
+    FreedSoon(&'static str),
+    /// The name has the value "old".
+    Value(&'static str),
+    /// It has a value that is kept apart.
+    LongValue(&'static str),
+    /// It is claimed under this id.
+    Claimed(&'static str, &'static str),
+}
+
+/// A stage that is set.
+pub(crate) struct Stage {
+    pub(crate) sandbox: Sandbox,
+    pub(crate) place: Place,
+    pub(crate) engine: Arc<Engine>,
+    /// Who holds: the name, the secret, and whether it is the one who calls.
+    pub(crate) held: Vec<(&'static str, Handle)>,
+    pub(crate) mine: Vec<(&'static str, Handle)>,
+    pub(crate) waiters: Vec<(&'static str, Job)>,
+    releasing: Option<std::thread::JoinHandle<()>>,
+}
+
+/// Two processes that never do anything: one lives as long as the tests do, the other is dead.
+struct Others {
+    living: Process,
+    dead: Process,
+}
+
+impl Stage {
+    pub(crate) fn set(place: Place, before: &[Before]) -> Stage {
+        let sandbox = Sandbox::new(match place {
+            Place::Directory | Place::Beside => Kind::Directory,
+            Place::Shared => Kind::Shared,
+            Place::Sqlite => Kind::Sqlite,
+            Place::Etcd => Kind::Etcd,
+        });
+        let host = Arc::new(Unix::new());
+        let engine = Arc::new(Engine::new(open(&sandbox, place), host));
+        let mut stage =
+            Stage { sandbox, place, engine, held: Vec::new(), mine: Vec::new(), waiters: Vec::new(), releasing: None };
+        if !before.contains(&Before::NoStore) {
+            stage.take_and_give_back();
+        }
+        before.iter().for_each(|before| stage.prepare(*before));
+        stage
+    }
+
+    /// So that the store is there, and what rests in it.
+    fn take_and_give_back(&self) {
+        for name in ["y", "x"] {
+            let handle = self.take(name, self.engine.host().this_process().unwrap());
+            self.release(name, handle.proof()).unwrap();
+        }
+    }
+
+    fn prepare(&mut self, before: Before) {
+        match before {
+            Before::NoStore => {}
+            Before::Held(name) => self.held.push((name, self.take(name, others().living))),
+            Before::Mine(name) => self.mine.push((name, self.take(name, self.engine.host().this_process().unwrap()))),
+            Before::Left(name) => drop(self.take(name, others().dead)),
+            Before::Waiter(name) => self.wait_for(name),
+            Before::FreedSoon(name) => self.free_soon(name),
+            Before::Value(name) => self.done(&["put", &self.typed(name), "old"]),
+            Before::LongValue(name) => self.done(&["put", &self.typed(name), &"old ".repeat(1000)]),
+            Before::Claimed(name, id) => self.done(&["claim", "--id", id, &self.typed(name)]),
+        }
+    }
+
+    /// In the name of that process.
+    fn take(&self, name: &str, owner: Process) -> Handle {
+        let host = self.engine.host();
+        let handle = self.engine.new_handle().unwrap();
+        let command = b"somebody".to_vec();
+        let party = Party {
+            home: host.home().unwrap(),
+            owners: vec![owner],
+            host: host.name(),
+            uid: host.uid(),
+            command,
+            label: None,
+        };
+        let applicant = Applicant::for_itself(handle.clone(), party, owner);
+        let taken = self.engine.take(name.as_bytes(), &applicant, &Patience::NONE, None, &mut |_| None).unwrap();
+        assert!(matches!(taken, Taken::Answer(Outcome::Granted(..))), "{taken:?}");
+        handle
+    }
+
+    pub(crate) fn release(&self, name: &str, proof: Proof) -> Result<(), String> {
+        let claimant = self.engine.claimant(Some(proof), Vec::new()).unwrap();
+        match self.engine.settle(name.as_bytes(), &Ask::Release(claimant)) {
+            Ok(Outcome::Released(_)) => Ok(()),
+            other => Err(format!("{name} is not given back: {other:?}")),
+        }
+    }
+
+    fn wait_for(&mut self, name: &'static str) {
+        let job = self.call(&["run", "-w", "inf", &self.typed(name), "true"]).spawn();
+        wait_until("it waits", || !self.sight(name).unwrap().record.waiters.is_empty());
+        self.waiters.push((name, job));
+    }
+
+    fn free_soon(&mut self, name: &'static str) {
+        let at = self.held.iter().position(|(held, _)| *held == name).unwrap();
+        let (_, handle) = self.held.remove(at);
+        let (engine, before) = (self.engine.clone(), std::time::Instant::now());
+        self.releasing = Some(std::thread::spawn(move || {
+            let waits = || engine.sight(name.as_bytes()).is_ok_and(|sight| !sight.record.waiters.is_empty());
+            // Should it never wait, then because it was killed before.
+            while !waits() && before.elapsed() < std::time::Duration::from_millis(300) {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let claimant = engine.claimant(Some(handle.proof()), Vec::new()).unwrap();
+            let released = engine.settle(name.as_bytes(), &Ask::Release(claimant));
+            assert!(matches!(released, Ok(Outcome::Released(_))), "{released:?}");
+        }));
+    }
+
+    /// Waits for whoever is to free a name soon.
+    pub(crate) fn settle(&mut self) {
+        if let Some(releasing) = self.releasing.take() {
+            releasing.join().unwrap();
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn done(&self, words: &[&str]) {
+        let done = self.call(words).capture();
+        assert_eq!(done.code, Some(0), "{words:?} {done:?}");
+    }
+
+    /// `csalock` with these words, X and Y being names.
+    pub(crate) fn call(&self, words: &[&str]) -> Call<'_> {
+        let typed = words.iter().map(|word| match *word {
+            "X" => self.typed("x"),
+            "Y" => self.typed("y"),
+            "HANDLE" => self.held[0].1.to_string(),
+            word => word.to_string(),
+        });
+        let mut typed: Vec<String> = typed.collect();
+        let call = |typed: Vec<String>| self.sandbox.csalock(typed);
+        if self.place != Place::Beside {
+            return call(typed);
+        }
+        // Where no name says which store it is.
+        if ["gc", "doctor", "status", "history", "lookup"].contains(&words[0]) {
+            let store = self.sandbox.path("files/.csalock").display().to_string();
+            typed.splice(1..1, ["--store".to_string(), store]);
+        }
+        call(typed).without("CSALOCK_STORE")
+    }
+
+    /// A name as it is typed.
+    pub(crate) fn typed(&self, name: &str) -> String {
+        if self.place == Place::Beside { format!("./{name}") } else { name.to_string() }
+    }
+
+    pub(crate) fn sight(&self, name: &str) -> csalock::error::Result<Sight> {
+        self.engine.sight(name.as_bytes())
+    }
+
+    /// Drafts are swept when they are older than any that somebody still works at.
+    pub(crate) fn age_drafts(&self) {
+        for place in [self.store_path(), self.store_path().join(".work")] {
+            for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                let is_draft =
+                    [".new.", ".clock.", ".dead"].iter().any(|draft| name.to_string_lossy().starts_with(draft));
+                if is_draft {
+                    let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+                    std::fs::File::open(entry.path()).and_then(|file| file.set_modified(hour_ago)).unwrap();
+                }
+            }
+        }
+    }
+
+    pub(crate) fn store_path(&self) -> PathBuf {
+        self.sandbox.path(if self.place == Place::Beside { "files/.csalock" } else { "store" })
+    }
+
+    /// What the store weighs: how many files and directories of which mode and size. Which record rests in it, and which
+    /// token is the highest, stands in names, and is of no account.
+    pub(crate) fn weight(&self) -> Vec<String> {
+        if self.place == Place::Sqlite {
+            let database = rusqlite::Connection::open(self.store_path()).unwrap();
+            let ask = |question: &str| database.query_row(question, [], |row| row.get::<_, String>(0)).unwrap();
+            let rows = ask("SELECT count(*) || ' rows' FROM (SELECT 1 FROM records_1 WHERE name <> x'')");
+            let journal = self.sandbox.path("store-journal").exists();
+            return vec![ask("PRAGMA integrity_check"), rows, format!("journal: {journal}")];
+        }
+        if self.place == Place::Etcd {
+            return self.sandbox.stored();
+        }
+        let root = self.store_path().display().to_string();
+        let kind = |line: String| {
+            let of_history = line.starts_with(&format!("{root}/.work/history"));
+            // The directory of what rests is as long as the name of what rests.
+            let words: Vec<&str> = line.split(' ').skip(1).take(2).collect();
+            match line.contains("/end.") {
+                _ if of_history => None,
+                true => Some("a tombstone".to_string()),
+                false => Some(words.join(" ")),
+            }
+        };
+        let mut lines: Vec<String> = self.sandbox.listing(self.store_path()).into_iter().filter_map(kind).collect();
+        lines.sort();
+        lines
+    }
+}
+
+pub(crate) fn open(sandbox: &Sandbox, place: Place) -> Box<dyn Store> {
+    match place {
+        Place::Beside => {
+            csalock::store::open(&Location::beside(&sandbox.path("files")), Arc::new(Unix::new())).unwrap()
+        }
+        _ => sandbox.open(),
+    }
+}
+
+fn others() -> &'static Others {
+    static OTHERS: OnceLock<Others> = OnceLock::new();
+    OTHERS.get_or_init(|| {
+        let idle = || {
+            let mut command = Command::new("setpriv");
+            command.args(["--pdeathsig", "KILL", "sleep", "1000000"]);
+            let (tell, told) = std::sync::mpsc::channel();
+            // It dies with the thread that started it.
+            std::thread::spawn(move || {
+                tell.send(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()).unwrap();
+                loop {
+                    std::thread::park();
+                }
+            });
+            told.recv().unwrap()
+        };
+        let process = |child: &Child| Unix::new().process(child.id() as i32).unwrap().unwrap();
+        let (living, mut dead) = (idle(), idle());
+        let others = Others { living: process(&living), dead: process(&dead) };
+        kill(Pid::from_raw(others.dead.pid), Signal::SIGKILL).unwrap();
+        dead.wait().unwrap();
+        others
+    })
+}

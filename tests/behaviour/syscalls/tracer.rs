@@ -1,0 +1,344 @@
+//! A tree of processes that is run from system call to system call, and meets with one mishap on the way.
+//!
+//! A point is a call of one of the processes, in the order in which these are born: each has the same calls every time,
+//! as far as it does not depend on the others. The command of `run-with-lock` is let go as soon as it is executed, and
+//! whoever is still there a moment after the first of them has ended is let go as well. A thread of its own traces, so
+//! that it waits for nobody else's children.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::ptrace::{self, Options};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::calls;
+
+/// Whoever needs longer than this for a command hangs.
+const HANGS: Duration = Duration::from_secs(40);
+
+/// So long those in the background have nothing to do until they are let go.
+const QUIET: u32 = 10;
+
+/// What happens at a point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The process is killed instead of making the call.
+    Killed,
+    /// All of them are.
+    AllKilled,
+    /// The call is not made, and fails.
+    Fails(Errno),
+    /// The call is made, and is said to have failed: a reply was lost.
+    Misreported(Errno),
+    /// From now on the disk is full.
+    DiskFull,
+    /// From now on the process gets no more descriptors.
+    NoDescriptors,
+}
+
+/// A call of one of the processes, both counted from 0, and what happens there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Point {
+    pub(crate) process: usize,
+    pub(crate) call: usize,
+    /// Which one it is, if it is the same as before: threads do not take turns.
+    pub(crate) number: u64,
+    pub(crate) fault: Fault,
+}
+
+/// A call that was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub(crate) number: u64,
+    pub(crate) arguments: [u64; 6],
+    /// What it is about, if that is a path.
+    pub(crate) path: String,
+}
+
+/// How it went.
+#[derive(Debug)]
+pub(crate) struct Traced {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    /// For each process its calls.
+    pub(crate) made: Vec<Vec<Made>>,
+    /// The call at which it happened; `None`: it was never made.
+    pub(crate) met: Option<Made>,
+    /// All of the processes.
+    pub(crate) pids: Vec<i32>,
+    pub(crate) hung: bool,
+}
+
+/// The processes of a command, as they are born.
+pub(crate) type Pids = Arc<Mutex<Vec<i32>>>;
+
+/// Runs a command with a mishap, or none.
+pub(crate) fn trace(command: Command, point: Option<Point>) -> Traced {
+    trace_with(command, point, Pids::default())
+}
+
+/// The same, seen by somebody who wants to know its processes.
+pub(crate) fn trace_with(mut command: Command, point: Option<Point>, pids: Pids) -> Traced {
+    let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
+    command.process_group(0);
+    let (tell, told) = channel();
+    let of_tracer = pids.clone();
+    let tracing = std::thread::spawn(move || {
+        let mut tracer = Tracer::new(&mut command, point, of_tracer);
+        tracer.run();
+        tracer.let_go();
+        let _ = tell.send(());
+        (tracer.status, tracer.made, tracer.met)
+    });
+    let hung = told.recv_timeout(HANGS) == Err(RecvTimeoutError::Timeout);
+    if hung {
+        pids.lock().unwrap().iter().for_each(|pid| end(Pid::from_raw(*pid)));
+    }
+    let (status, made, met) = tracing.join().unwrap();
+    let pids = pids.lock().unwrap().clone();
+    Traced { status: status.unwrap(), stdout: content(&stdout), stderr: content(&stderr), made, met, pids, hung }
+}
+
+struct Tracer {
+    root: Pid,
+    point: Option<Point>,
+    status: Option<ExitStatus>,
+    pids: Pids,
+    /// For each that is traced, the how-manieth it is.
+    traced: HashMap<Pid, usize>,
+    made: Vec<Vec<Made>>,
+    met: Option<Made>,
+    /// What the call of a process, that is being made, is to come back with.
+    comes_back_with: HashMap<Pid, Errno>,
+}
+
+impl Tracer {
+    fn new(command: &mut Command, point: Option<Point>, pids: Pids) -> Tracer {
+        // SAFETY: between fork and exec only this one system call is made.
+        #[allow(unsafe_code, reason = "whoever is to be traced has to ask for it itself")]
+        unsafe {
+            command.pre_exec(|| ptrace::traceme().map_err(|errno| std::io::Error::from_raw_os_error(errno as i32)))
+        };
+        #[allow(clippy::zombie_processes, reason = "it is waited for together with the others")]
+        let root = Pid::from_raw(command.spawn().unwrap().id() as i32);
+        assert_eq!(waitpid(root, Some(WaitPidFlag::__WALL)), Ok(WaitStatus::Stopped(root, Signal::SIGTRAP)));
+        let options = Options::PTRACE_O_TRACESYSGOOD
+            | Options::PTRACE_O_TRACEFORK
+            | Options::PTRACE_O_TRACEVFORK
+            | Options::PTRACE_O_TRACECLONE
+            | Options::PTRACE_O_TRACEEXEC;
+        ptrace::setoptions(root, options).unwrap();
+        let mut tracer = Tracer {
+            root,
+            point,
+            status: None,
+            pids,
+            traced: HashMap::new(),
+            made: Vec::new(),
+            met: None,
+            comes_back_with: HashMap::new(),
+        };
+        tracer.enter(root);
+        let _ = ptrace::syscall(root, None);
+        tracer
+    }
+
+    fn enter(&mut self, pid: Pid) {
+        if !self.traced.contains_key(&pid) {
+            self.traced.insert(pid, self.made.len());
+            self.made.push(Vec::new());
+            self.pids.lock().unwrap().push(pid.as_raw());
+        }
+    }
+
+    fn run(&mut self) {
+        let mut quiet = 0;
+        while quiet < QUIET {
+            let waits = if self.status.is_some() { WaitPidFlag::WNOHANG } else { WaitPidFlag::empty() };
+            match waitpid(None, Some(waits | WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)) {
+                Ok(WaitStatus::StillAlive) => {
+                    quiet += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(status) => {
+                    quiet = 0;
+                    self.see(status);
+                }
+                Err(Errno::EINTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Lets those go on alone who are still there. They have to be stopped for that.
+    fn let_go(&mut self) {
+        let those: Vec<Pid> = self.traced.keys().copied().collect();
+        let tell = |signal| {
+            for pid in &those {
+                let _ = kill(*pid, signal);
+            }
+        };
+        tell(Signal::SIGSTOP);
+        while !self.traced.is_empty() {
+            let Ok(status) = waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)) else { break };
+            if let WaitStatus::PtraceEvent(pid, _, event) = status
+                && event != libc::PTRACE_EVENT_EXEC
+                && let Ok(born) = ptrace::getevent(pid)
+            {
+                self.enter(Pid::from_raw(born as i32));
+            }
+            if let Some(pid) = status.pid() {
+                let _ = ptrace::detach(pid, None);
+                self.traced.remove(&pid);
+            }
+        }
+        for pid in self.pids.lock().unwrap().iter() {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGCONT);
+        }
+        tell(Signal::SIGCONT);
+    }
+
+    fn see(&mut self, status: WaitStatus) {
+        match status {
+            WaitStatus::PtraceSyscall(pid) => {
+                self.at_call(pid);
+                // Who was killed just now does not go on.
+                let _ = ptrace::syscall(pid, None);
+            }
+            WaitStatus::PtraceEvent(pid, _, libc::PTRACE_EVENT_EXEC) => {
+                // It is the command now, and none of ours.
+                self.traced.remove(&pid);
+                let _ = ptrace::detach(pid, None);
+            }
+            WaitStatus::PtraceEvent(pid, _, _) => {
+                if let Ok(born) = ptrace::getevent(pid) {
+                    self.enter(Pid::from_raw(born as i32));
+                }
+                let _ = ptrace::syscall(pid, None);
+            }
+            WaitStatus::Stopped(pid, Signal::SIGSTOP) => {
+                // It was only just born.
+                self.enter(pid);
+                let _ = ptrace::syscall(pid, None);
+            }
+            WaitStatus::Stopped(pid, signal) => drop(ptrace::syscall(pid, signal)),
+            WaitStatus::Exited(pid, code) => self.ended(pid, ExitStatus::from_raw(code << 8)),
+            WaitStatus::Signaled(pid, signal, _) => self.ended(pid, ExitStatus::from_raw(signal as i32)),
+            _ => {}
+        }
+    }
+
+    fn ended(&mut self, pid: Pid, status: ExitStatus) {
+        self.traced.remove(&pid);
+        if pid == self.root {
+            self.status = Some(status);
+        }
+    }
+
+    fn at_call(&mut self, pid: Pid) {
+        let Ok(info) = ptrace::syscall_info(pid) else { return };
+        match info.op {
+            libc::PTRACE_SYSCALL_INFO_ENTRY => {
+                // SAFETY: `op` says that this is the member that is filled in.
+                #[allow(unsafe_code, reason = "a union of the kernel's")]
+                let entry = unsafe { info.u.entry };
+                self.before(pid, entry.nr, entry.args);
+            }
+            libc::PTRACE_SYSCALL_INFO_EXIT => self.after(pid),
+            _ => {}
+        }
+    }
+
+    fn before(&mut self, pid: Pid, number: u64, arguments: [u64; 6]) {
+        let Some(process) = self.traced.get(&pid).copied() else { return };
+        let call = self.made[process].len();
+        let path = match calls::path_at(number) {
+            Some(at) => text_of(pid, arguments[at]),
+            None if calls::is_of_a_descriptor(number) => file_of(pid, arguments[0]),
+            None => None,
+        };
+        let path = path.unwrap_or_default();
+        let made = Made { number, arguments, path };
+        self.made[process].push(made.clone());
+        let Some(point) = self.point else { return };
+        let is_there = point.process == process && point.call == call && point.number == number && self.met.is_none();
+        let goes_on = self.met.is_some()
+            && match point.fault {
+                Fault::DiskFull => calls::needs_room(&made),
+                Fault::NoDescriptors => point.process == process && calls::needs_a_descriptor(number as i64),
+                _ => false,
+            };
+        if is_there {
+            self.met = Some(made);
+        }
+        if is_there || goes_on {
+            self.happens(pid, point.fault);
+        }
+    }
+
+    fn happens(&mut self, pid: Pid, fault: Fault) {
+        match fault {
+            Fault::Killed => end(pid),
+            Fault::AllKilled => self.traced.keys().for_each(|pid| end(*pid)),
+            Fault::Fails(errno) => self.fails(pid, errno),
+            Fault::DiskFull => self.fails(pid, Errno::ENOSPC),
+            Fault::NoDescriptors => self.fails(pid, Errno::EMFILE),
+            Fault::Misreported(errno) => drop(self.comes_back_with.insert(pid, errno)),
+        }
+    }
+
+    fn fails(&mut self, pid: Pid, errno: Errno) {
+        // There is no such call, so nothing is done.
+        if let Ok(mut registers) = ptrace::getregs(pid) {
+            registers.orig_rax = u64::MAX;
+            let _ = ptrace::setregs(pid, registers);
+        }
+        self.comes_back_with.insert(pid, errno);
+    }
+
+    fn after(&mut self, pid: Pid) {
+        let Some(errno) = self.comes_back_with.remove(&pid) else { return };
+        if let Ok(mut registers) = ptrace::getregs(pid) {
+            registers.rax = -(errno as i64) as u64;
+            let _ = ptrace::setregs(pid, registers);
+        }
+    }
+}
+
+fn end(pid: Pid) {
+    // Who is gone already need not end.
+    let _ = kill(pid, Signal::SIGKILL);
+}
+
+/// What a descriptor of a process leads to.
+fn file_of(pid: Pid, descriptor: u64) -> Option<String> {
+    let found = std::fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).ok()?;
+    Some(found.display().to_string())
+}
+
+/// A text in the memory of a process.
+fn text_of(pid: Pid, address: u64) -> Option<String> {
+    let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
+    let mut bytes = [0; 256];
+    let read = memory.read_at(&mut bytes, address).ok()?;
+    let end = bytes[..read].iter().position(|byte| *byte == 0)?;
+    Some(String::from_utf8_lossy(&bytes[..end]).into_owned())
+}
+
+fn content(file: &File) -> String {
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    let read = file.read_at(&mut bytes, 0).unwrap();
+    String::from_utf8_lossy(&bytes[..read]).into_owned()
+}
