@@ -11,13 +11,14 @@ use csalock::store::{Location, Store};
 
 use crate::etcd::{Cluster, Setup};
 use crate::sandbox::{CSALOCK, Done, Kind, Mount, Sandbox, has, is_root};
-use crate::witness::{TOLD, Witness, section};
+use crate::section::{self, TOLD};
+use crate::witness::Witness;
 
 /// Short, so that leases are renewed, and are over while servers are gone.
 const LEASE: &str = "5s";
 
 pub(crate) struct Ground {
-    // It goes away with what is mounted in it.
+    // It goes away before the sandbox that it is mounted in.
     pub(crate) disk: Option<Mount>,
     pub(crate) cluster: Option<Cluster>,
     pub(crate) place: PathBuf,
@@ -72,7 +73,7 @@ impl Ground {
         command.args(&words[1..]).env_clear().current_dir(&self.place).process_group(0).stdin(Stdio::null());
         command.env("PATH", &self.search_path).env("LC_ALL", "C").env("HOME", &self.place);
         command.env("CSALOCK_STORE", &self.store).env("CSALOCK_LEASE", LEASE);
-        command.env("W", who).env("SECTION", section().join(" ")).env(TOLD, "");
+        command.env("W", who).env("SECTION", section::words().join(" ")).env(TOLD, "");
         if let Some((clock, faketime)) = clock.zip(self.faketime.as_ref()) {
             command.env("LD_PRELOAD", faketime).env("FAKETIME", clock);
             command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_RESET", "1");
@@ -100,10 +101,11 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        drop(self.disk.take());
-        // What went wrong is to be looked at.
+        // What went wrong in a long storm is to be looked at.
         if std::thread::panicking() && std::env::var_os("CSALOCK_STORM").is_some() {
-            println!("left as it is: {}", self.place.display());
+            println!("left as it was: {}", self.place.display());
+            let (from, to) = (self.place.join("mount"), self.place.join("store as it was"));
+            let _ = Command::new("cp").arg("-a").args([from, to]).status();
             std::mem::forget(self.sandbox.take());
         }
     }

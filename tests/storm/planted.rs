@@ -135,7 +135,10 @@ fn an_exit_code_that_a_command_does_not_have_is_seen() {
     // A round that is neither killed nor has a choice of its own.
     let plain = (0..).find(|number| {
         let round = schedule.round(0, *number);
-        round.fault.is_none() && !round.wait.fail_on_stale && !round.wait.other_code && matches!(round.what, What::Look(_))
+        round.fault.is_none()
+            && !round.wait.fail_on_stale
+            && !round.wait.other_code
+            && matches!(round.what, What::Look(_))
     });
     let wrong = |call: &str, kind| codes::judge(&format!("w0.{} {call}\n", plain.unwrap()), kind, &schedule).0.len();
     for (call, on_a_directory, on_etcd) in [
@@ -161,6 +164,11 @@ fn one_who_goes_in_without_the_lock_is_seen_in_a_storm() {
     let ground = Ground::new(Kind::Directory, false).unwrap();
     let schedule = Schedule { cheats: true, ..Schedule::new(1) };
     let verdict = storm(&ground, &schedule, 4, Duration::from_secs(3));
-    assert!(verdict.wrong.iter().any(|wrong| wrong.contains("came in while")), "{:?} {}", verdict.wrong, verdict.figures);
+    assert!(
+        verdict.wrong.iter().any(|wrong| wrong.contains("came in while")),
+        "{:?} {}",
+        verdict.wrong,
+        verdict.figures
+    );
     assert!(verdict.last.contains(" a x in w0."), "{}", verdict.last);
 }

@@ -1,7 +1,7 @@
 //! A round of a storm as a command line: csalock itself, or a script around it.
 
-use crate::schedule::{BREAKABLE, End, FILE, Hold, Look, Round, Share, Wait, What};
-use crate::witness::section;
+use crate::schedule::{BREAKABLE, End, FILE, Hold, INFINITE, Look, Round, Share, Wait, What};
+use crate::section::words as section;
 
 /// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is.
 const PRELUDE: &str = r#"
@@ -24,7 +24,10 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
         let words = options.split_whitespace().map(str::to_string).chain(section()).collect();
         Words { words, told: format!("do=stay {told}") }
     };
-    let script = |text: String| Words { words: vec!["dash".into(), "-c".into(), format!("{PRELUDE}{text}")], told: String::new() };
+    let script = |text: String| Words {
+        words: vec!["dash".into(), "-c".into(), format!("{PRELUDE}{text}")],
+        told: String::new(),
+    };
     match &round.what {
         What::Run { hold, no_fork, max_hold } => {
             let mut options = taking(hold) + &wait;
@@ -39,7 +42,11 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
             let fork = if *no_fork { " -F" } else { "" };
             // The inner one becomes the command, or stays behind as the owner of the outer lock.
             let owner = if *no_fork { "self" } else { "parent" };
-            let words = format!("csalock run -q{wait}{} {one} csalock run -q{fork}{wait}{} {other}", taking(outer), taking(inner));
+            let words = format!(
+                "csalock run -q{wait}{} {one} csalock run -q{fork}{wait}{} {other}",
+                taking(outer),
+                taking(inner)
+            );
             // Each has a share of its own; what is told is told of the one that is more than that.
             let names = match outer.share == inner.share {
                 true => format!("names={other}:self,{one}:{owner}"),
@@ -54,7 +61,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
         }
         What::OldFlock { share, stay } => {
             let hold = Hold { names: vec![FILE], share: *share, ttl: None, stay: *stay };
-            let timeout = f64::from(round.wait.timeout) / 1000.0;
+            let timeout = f64::from(round.wait.timeout.min(20_000)) / 1000.0;
             direct(format!("flock -F -{} -w {timeout} {FILE}", share.letter()), told(&hold, "self"))
         }
         What::Forever { stay } => script(format!(
@@ -156,7 +163,11 @@ fn taking(hold: &Hold) -> String {
 pub(crate) const CHOSEN: i32 = 99;
 
 fn waiting(wait: &Wait) -> String {
-    let mut options = if wait.timeout == 0 { " -n".to_string() } else { format!(" -w {}ms", wait.timeout) };
+    let mut options = match wait.timeout {
+        0 => " -n".to_string(),
+        INFINITE => " -w inf".to_string(),
+        timeout => format!(" -w {timeout}ms"),
+    };
     options += if wait.fail_on_stale { " --fail-on-stale" } else { "" };
     options += if wait.label { " --label storm" } else { "" };
     options += &if wait.other_code { format!(" -E {CHOSEN}") } else { String::new() };

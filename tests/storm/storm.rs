@@ -66,15 +66,16 @@ fn on(kind: Kind) {
     let long = set("CSALOCK_STORM");
     let Some(ground) = Ground::new(kind, long.is_some()) else { return };
     let lasts = Duration::from_secs(long.unwrap_or(SECONDS));
-    let verdict = storm(&ground, &Schedule::new(seed), PROCESSES, lasts);
+    let begun = Instant::now();
+    let verdict = storm(&ground, &Schedule::new(seed), PROCESSES, &|| begun.elapsed() < lasts);
     println!("{again}: {}", verdict.figures);
     let shown = verdict.wrong.iter().take(50).cloned().collect::<Vec<_>>().join("\n");
     let count = verdict.wrong.len();
     assert!(count == 0, "{again}\n{}\n{count} things are wrong:\n{shown}\n{}", verdict.figures, verdict.last);
 }
 
-/// A storm with so many processes, and for so long; and what is to be said of it.
-pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, lasts: Duration) -> Verdict {
+/// A storm with so many processes, as long as it goes on; and what is to be said of it.
+pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, goes_on: &dyn Fn() -> bool) -> Verdict {
     // Two at once would leave each other too little of the machine.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,12 +90,15 @@ pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, last
             let (worker, over) = (Worker { ground, schedule, figures: &figures, number }, &over);
             scope.spawn(move || worker.work(over));
         }
-        std::thread::sleep(lasts);
+        while goes_on() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         over.store(true, Ordering::Relaxed);
         troubles.join().unwrap()
     });
     let calm = Instant::now();
-    let mut wrong: Vec<String> = ground.witness.broken().lines().chain(ground.read("broken").lines()).map(String::from).collect();
+    let mut wrong: Vec<String> =
+        ground.witness.broken().lines().chain(ground.read("broken").lines()).map(String::from).collect();
     let said = ground.read("codes");
     let (codes, ends) = codes::judge(&said, ground.kind(), schedule);
     wrong.extend(codes);
@@ -105,7 +109,11 @@ pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, last
     wrong.extend(all_can_be_taken(ground));
     wrong.extend(nothing_is_left(ground));
     let events = ground.witness.events();
-    let figures = format!("{}, {troubles} troubles, calm after {:.1?}, ends {ends:?}", sum_up(&figures, &said, &events), calm.elapsed());
+    let figures = format!(
+        "{}, {troubles} troubles, calm after {:.1?}, ends {ends:?}",
+        sum_up(&figures, &said, &events),
+        calm.elapsed()
+    );
     Verdict { wrong, figures, last: last(ground, &events) }
 }
 
@@ -145,7 +153,8 @@ fn what_was_counted(ground: &Ground, schedule: &Schedule, said: &str) -> Vec<Str
     let calls = |verb: &'static str, name: &'static str| {
         said.lines().filter_map(Call::parse).filter(move |call| call.verb() == verb && call.has(name))
     };
-    let (shot, said_of) = (ground.read("killed"), |who: &&str, is_it: &dyn Fn(&What) -> bool| is_it(&schedule.round_of(who).what));
+    let (shot, said_of) =
+        (ground.read("killed"), |who: &&str, is_it: &dyn Fn(&What) -> bool| is_it(&schedule.round_of(who).what));
     let killed = |is_it: &dyn Fn(&What) -> bool| shot.lines().filter(|who| said_of(who, is_it)).count();
     let unknown = counts::done(calls("put", "n")).1 + killed(&|what| matches!(what, What::CountUp { .. }));
     let count = Count { acknowledged: numbers("counted-n"), unknown };
@@ -172,7 +181,8 @@ fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
     for (id, names) in &claims {
         let of_pairs: BTreeSet<String> = names.iter().filter(|name| !name.starts_with("fresh")).cloned().collect();
         for name in &of_pairs {
-            let other = if let Some(pair) = name.strip_prefix('m') { format!("u{pair}") } else { name.replace('u', "m") };
+            let other =
+                if let Some(pair) = name.strip_prefix('m') { format!("u{pair}") } else { name.replace('u', "m") };
             if !of_pairs.contains(&other) {
                 wrong.push(format!("{id} has {name} without {other}"));
             }

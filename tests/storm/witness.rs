@@ -20,9 +20,6 @@ use crate::schedule::SLOTS;
 const PLACES: u64 = 512;
 const PLACE: usize = 512;
 
-/// How long after the end of its lease a command may still be seen alive: whoever ends it must be given the processor.
-const OVERDUE: u64 = 2500;
-
 /// Somebody who is in, or a name that an id has.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Entry {
@@ -172,13 +169,18 @@ impl Book<'_> {
         unreachable!()
     }
 
-    fn standing(&self, entry: &Entry) -> &'static str {
+    /// Whether its lock may have been broken since it was asked for.
+    fn is_broken(&self, entry: &Entry) -> bool {
         let (_, mark) = self.mark(&entry.name);
+        entry.asked <= mark.broken || (mark.breaker.is_some() && lives(mark.breaker))
+    }
+
+    fn standing(&self, entry: &Entry) -> &'static str {
         if !lives(entry.owner) {
             "orphan"
         } else if entry.until.is_some_and(|until| until <= self.now) {
             "late"
-        } else if entry.asked <= mark.broken || (mark.breaker.is_some() && lives(mark.breaker)) {
+        } else if self.is_broken(entry) {
             "perhaps broken"
         } else {
             "in"
@@ -187,9 +189,10 @@ impl Book<'_> {
 
     fn enter(&self, entry: &Entry) {
         let here = self.entries();
-        let others: Vec<_> = here.iter().filter(|(_, other)| other.name == entry.name && other.who != entry.who).collect();
+        let others: Vec<_> =
+            here.iter().filter(|(_, other)| other.name == entry.name && other.who != entry.who).collect();
         let mut slots = 1;
-        for (_, other) in &others {
+        for (at, other) in &others {
             if self.standing(other) == "in" {
                 slots += u32::from(other.share == 'j');
                 let same_id = other.share == 'c' && other.id == entry.id;
@@ -197,8 +200,14 @@ impl Book<'_> {
                 if !fits || slots > SLOTS {
                     self.broken(entry, &format!("while {other:?} is in"));
                 }
-            } else if other.overdue.is_some_and(|overdue| overdue < self.now) {
+                continue;
+            }
+            if other.overdue.is_some_and(|overdue| overdue < self.now) {
                 self.broken(entry, &format!("while the command of {other:?} outlives its lease"));
+            }
+            if self.is_broken(other) {
+                // Nobody may be left who would go out.
+                self.clear(*at);
             }
         }
         let (at, mut mark) = self.mark(&entry.name);
@@ -249,78 +258,4 @@ pub(crate) fn boottime() -> u64 {
 
 pub(crate) fn identity(pid: i32) -> Option<(i32, u64)> {
     proc::start_of(pid).map(|start| (pid, start))
-}
-
-/// How a critical section is told what it is: words, each `KEY=VALUE`.
-pub(crate) const TOLD: &str = "CSALOCK_TEST_TOLD";
-
-/// The words that run the critical section.
-pub(crate) fn section() -> Vec<String> {
-    let this = std::env::current_exe().unwrap().display().to_string();
-    [&this, "witness::critical_section", "--exact", "--ignored", "--test-threads=1"].map(str::to_string).to_vec()
-}
-
-/// What scripts and commands run, in and out of locks.
-#[test]
-#[ignore = "the processes of a storm run it"]
-fn critical_section() {
-    let Ok(told) = std::env::var(TOLD) else { return };
-    let told = |key: &str| told.split(' ').find_map(|word| word.strip_prefix(key)?.strip_prefix('=')).unwrap_or_default().to_string();
-    let number = |key: &str| told(key).parse::<u64>().ok();
-    let witness = Witness::new(Path::new("witness"));
-    let (who, id) = (told("who"), told("id"));
-    match &told("do")[..] {
-        "stay" => {
-            let entries = entries_of(&told, &number);
-            if witness.enter(&entries) {
-                std::thread::sleep(std::time::Duration::from_millis(number("stay").unwrap_or(0)));
-                witness.leave(|entry| entry.who == who);
-            }
-        }
-        "claimed" => {
-            let entry = |name: &str| {
-                let name = name.to_string();
-                Entry { who: who.clone(), name, share: 'c', asked: boottime(), id: id.clone(), ..Entry::default() }
-            };
-            witness.enter(&told("names").split(',').map(entry).collect::<Vec<_>>());
-        }
-        "unclaims" => witness.leave(|entry| entry.share == 'c' && entry.id == id),
-        "breaks" => witness.breaks(&told("names"), parent()),
-        "broke" => witness.breaks(&told("names"), None),
-        what => panic!("{what:?} is nothing to do"),
-    }
-}
-
-fn parent() -> Option<(i32, u64)> {
-    // Who has none any more has one that is not there.
-    let parent = nix::unistd::getppid().as_raw();
-    Some(identity(parent).filter(|_| parent > 1).unwrap_or((i32::MAX, 0)))
-}
-
-/// `names=a:self,b:parent,d:nobody tokens=5,6 share=x asked=7 ttl=8 warded=9`
-fn entries_of(told: &dyn Fn(&str) -> String, number: &dyn Fn(&str) -> Option<u64>) -> Vec<Entry> {
-    let (asked, ttl, now) = (number("asked").unwrap(), number("ttl"), boottime());
-    let tokens = Some(told("tokens")).filter(|tokens| !tokens.is_empty());
-    let tokens = tokens.or_else(|| std::env::var("CSALOCK_TOKEN").ok()).unwrap_or_default();
-    let mut tokens = tokens.split(',').map(|token| token.parse().ok());
-    let me = std::process::id() as i32;
-    let entry = |name: &str| {
-        let (name, owner) = name.split_once(':').unwrap();
-        Entry {
-            who: told("who"),
-            name: name.to_string(),
-            share: told("share").chars().next().unwrap(),
-            owner: match owner {
-                "self" => identity(me),
-                "parent" => parent(),
-                _ => None,
-            },
-            asked,
-            until: ttl.map(|ttl| asked + ttl),
-            overdue: ttl.filter(|_| !told("warded").is_empty()).map(|ttl| now + ttl + OVERDUE),
-            token: tokens.next().flatten(),
-            id: String::new(),
-        }
-    };
-    told("names").split(',').map(entry).collect()
 }

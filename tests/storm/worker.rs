@@ -52,7 +52,7 @@ impl Worker<'_> {
         let Words { words, told } = script::words(round, self.number);
         let mut command = self.ground.command(&words, who, round.clock);
         if !told.is_empty() {
-            command.env(crate::witness::TOLD, format!("who={who} asked={} {told}", boottime()));
+            command.env(crate::section::TOLD, format!("who={who} asked={} {told}", boottime()));
         }
         command.stderr(append(self.ground, "said"));
         let begun = Instant::now();
@@ -121,8 +121,10 @@ impl Running {
     /// Its status as a shell has it, when all of the group have ended; `None`: they do not.
     fn end(mut self) -> Option<i32> {
         let is_over = self.is_over_within(self.limit);
+        let mut pause = Duration::from_millis(5);
         while is_over && aim::is_left(self.group()) && self.begun.elapsed() < self.limit {
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(300));
         }
         if self.begun.elapsed() >= self.limit {
             let _ = killpg(Pid::from_raw(self.group()), Signal::SIGKILL);
