@@ -1,11 +1,11 @@
 //! The witness and the judges, tried on what must not be: each of them sees it, and sees nothing where all is well.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::codes;
 use crate::counts::{self, Count};
 use crate::ground::Ground;
-use crate::sandbox::{Kind, wait_until};
+use crate::sandbox::{Kind, PATIENCE, wait_until};
 use crate::schedule::{SLOTS, Schedule, What};
 use crate::storm::storm;
 use crate::witness::{Entry, Witness, boottime, identity};
@@ -163,7 +163,9 @@ fn an_exit_code_that_a_command_does_not_have_is_seen() {
 fn one_who_goes_in_without_the_lock_is_seen_in_a_storm() {
     let ground = Ground::new(Kind::Directory, false).unwrap();
     let schedule = Schedule { cheats: true, ..Schedule::new(1) };
-    let verdict = storm(&ground, &schedule, 4, Duration::from_secs(3));
+    let begun = Instant::now();
+    let goes_on = || ground.witness.broken().is_empty() && begun.elapsed() < PATIENCE;
+    let verdict = storm(&ground, &schedule, 8, &goes_on);
     assert!(
         verdict.wrong.iter().any(|wrong| wrong.contains("came in while")),
         "{:?} {}",
