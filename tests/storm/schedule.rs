@@ -19,9 +19,8 @@ pub(crate) const FILE: &str = "./f";
 /// How many may have a place at once, whoever asks.
 pub(crate) const SLOTS: u32 = 3;
 
-/// Somebody who waits as long as it takes; and how long that may be, for nobody holds for long.
+/// Somebody who waits as long as it takes.
 pub(crate) const INFINITE: u32 = u32::MAX;
-const QUEUE: u32 = 20_000;
 
 /// How many pairs of names there are to be claimed.
 pub(crate) const PAIRS: usize = 4;
@@ -243,7 +242,7 @@ impl Round {
             _ => 0,
         };
         // The most waits that there are one after the other.
-        u64::from(stay + stop + 4 * self.wait.timeout.min(QUEUE))
+        u64::from(stay + stop + 4 * self.wait.timeout.min(5000))
     }
 
     pub(crate) fn kills(&self) -> bool {

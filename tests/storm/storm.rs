@@ -1,7 +1,7 @@
 //! A storm on each kind of store: begun, let blow over, and judged.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use crate::ground::Ground;
 use crate::sandbox::{Kind, PATIENCE};
 use crate::schedule::{BREAKABLE, FILE, NAMES, Schedule, What};
 use crate::troubles;
+use crate::witness::boottime;
 use crate::worker::{Figures, Worker};
 
 const PROCESSES: usize = 40;
@@ -83,7 +84,8 @@ pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, goes
         assert_eq!(ground.csalock(&["put", "-q", value, "0"]).code, Some(0));
     }
     std::fs::write(ground.place.join(FILE), "").unwrap();
-    let (figures, over) = (Figures::default(), AtomicBool::new(false));
+    let figures = Figures { last_end: AtomicU64::new(boottime()), ..Figures::default() };
+    let over = AtomicBool::new(false);
     let troubles = std::thread::scope(|scope| {
         let troubles = scope.spawn(|| troubles::befall(ground, schedule, &over));
         for number in 0..processes {
@@ -120,7 +122,12 @@ pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, goes
 fn sum_up(figures: &Figures, said: &str, events: &str) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     events.lines().filter_map(|line| line.split(' ').nth(3)).for_each(|what| *kinds.entry(what).or_default() += 1);
-    format!("{} commands, witness {kinds:?}, {figures:?}", said.lines().count())
+    let Figures { rounds, killed, stopped, clocks, .. } = figures;
+    format!(
+        "{rounds:?} rounds with {} commands, {killed:?} killed, {stopped:?} stopped, {clocks:?} with another clock, \
+         witness {kinds:?}",
+        said.lines().count()
+    )
 }
 
 fn last(ground: &Ground, events: &str) -> String {

@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
@@ -13,12 +13,15 @@ use nix::unistd::Pid;
 use crate::aim;
 use crate::ground::Ground;
 use crate::sandbox::proc::wait_for_end;
-use crate::schedule::{Fault, Round, Schedule, Shot};
+use crate::schedule::{Fault, INFINITE, Round, Schedule, Shot};
 use crate::script::{self, Words};
 use crate::witness::boottime;
 
 /// How much longer than it may a round can last on a machine that has other things to do, with its store away meanwhile.
-const GRACE: Duration = Duration::from_secs(40);
+const GRACE: Duration = Duration::from_secs(60);
+
+/// Who waits as long as it takes is stuck when nobody got anything done for so long.
+const STANDSTILL: u64 = 60_000;
 
 /// What happened in a storm.
 #[derive(Debug, Default)]
@@ -27,6 +30,8 @@ pub(crate) struct Figures {
     pub(crate) killed: AtomicUsize,
     pub(crate) stopped: AtomicUsize,
     pub(crate) clocks: AtomicUsize,
+    /// When a round ended that was not given up, on CLOCK_BOOTTIME.
+    pub(crate) last_end: AtomicU64,
 }
 
 pub(crate) struct Worker<'a> {
@@ -63,7 +68,7 @@ impl Worker<'_> {
         if let Some(fault) = &round.fault {
             self.befall(&mut running, fault, who);
         }
-        match running.end() {
+        match running.end(round.wait.timeout == INFINITE, &self.figures.last_end) {
             None => note(self.ground, "broken", &format!("{who} did not end: {round:?}")),
             Some(_) if words[0] == "dash" => {}
             Some(status) => {
@@ -118,21 +123,27 @@ impl Running {
         }
     }
 
-    /// Its status as a shell has it, when all of the group have ended; `None`: they do not.
-    fn end(mut self) -> Option<i32> {
-        let is_over = self.is_over_within(self.limit);
+    /// Its status as a shell has it, when all of the group have ended; `None`: they do not, though they should, or
+    /// though nobody else has been in their way for long.
+    fn end(mut self, waits_for_ever: bool, last_end: &AtomicU64) -> Option<i32> {
         let mut pause = Duration::from_millis(5);
-        while is_over && aim::is_left(self.group()) && self.begun.elapsed() < self.limit {
+        while !self.is_over_within(self.limit.saturating_sub(self.begun.elapsed()).max(pause)) || self.is_left() {
+            let moves = waits_for_ever && boottime() - last_end.load(Ordering::Relaxed) < STANDSTILL;
+            if self.begun.elapsed() >= self.limit && !moves {
+                let _ = killpg(Pid::from_raw(self.group()), Signal::SIGKILL);
+                let _ = self.child.wait();
+                return None;
+            }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(300));
         }
-        if self.begun.elapsed() >= self.limit {
-            let _ = killpg(Pid::from_raw(self.group()), Signal::SIGKILL);
-            let _ = self.child.wait();
-            return None;
-        }
+        last_end.store(boottime(), Ordering::Relaxed);
         let status = self.child.wait().unwrap();
         status.code().or(status.signal().map(|signal| 128 + signal))
+    }
+
+    fn is_left(&self) -> bool {
+        aim::is_left(self.group())
     }
 }
 
