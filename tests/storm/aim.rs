@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::sandbox::proc;
@@ -70,9 +71,28 @@ pub(crate) fn send(who: (i32, u64), signal: Signal) -> bool {
     proc::start_of(who.0) == Some(who.1) && kill(Pid::from_raw(who.0), signal).is_ok()
 }
 
-/// Whether anybody of a process group is left, zombies aside.
+/// From now on whoever loses his parent is a child of this process, which so learns of his end without looking around.
+pub(crate) fn adopt_orphans() {
+    nix::sys::prctl::set_child_subreaper(true).unwrap();
+}
+
+/// Whether anybody is left of a process group whose first process has been waited for.
 pub(crate) fn is_left(group: i32) -> bool {
-    killpg(Pid::from_raw(group), None).is_ok() && all().iter().any(|process| process.group == group)
+    while waitpid(Pid::from_raw(-group), Some(WaitPidFlag::WNOHANG)).is_ok_and(|end| end != WaitStatus::StillAlive) {}
+    killpg(Pid::from_raw(group), None).is_ok()
+}
+
+/// Lets those keepers go that have ended: they are in groups of their own.
+pub(crate) fn bury_keepers() {
+    let me = std::process::id() as i32;
+    let pids = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let dead = |pid: &i32| proc::stat(*pid) == Some(('Z', me)) && proc::stat_field(*pid, 5) == Some((*pid).into());
+    for pid in pids.filter(dead) {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if name == "csalock-keeper\n" {
+            let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
+        }
+    }
 }
 
 /// Everybody who works with what is in this place.

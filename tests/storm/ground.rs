@@ -11,7 +11,7 @@ use csalock::store::{Location, Store};
 
 use crate::etcd::{Cluster, Setup};
 use crate::sandbox::{CSALOCK, Done, Kind, Mount, Sandbox, has, is_root};
-use crate::section::{self, TOLD};
+use crate::section::{self, STORM, TOLD};
 use crate::witness::Witness;
 
 /// Short, so that leases are renewed, and are over while servers are gone.
@@ -73,7 +73,11 @@ impl Ground {
         command.args(&words[1..]).env_clear().current_dir(&self.place).process_group(0).stdin(Stdio::null());
         command.env("PATH", &self.search_path).env("LC_ALL", "C").env("HOME", &self.place);
         command.env("CSALOCK_STORE", &self.store).env("CSALOCK_LEASE", LEASE);
-        command.env("W", who).env("SECTION", section::words().join(" ")).env(TOLD, "");
+        command
+            .env("W", who)
+            .env("SECTION", section::words().join(" "))
+            .env(TOLD, "")
+            .env(STORM, std::process::id().to_string());
         if let Some((clock, faketime)) = clock.zip(self.faketime.as_ref()) {
             command.env("LD_PRELOAD", faketime).env("FAKETIME", clock);
             command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_RESET", "1");

@@ -245,6 +245,11 @@ impl Round {
         u64::from(stay + stop + 4 * self.wait.timeout.min(5000))
     }
 
+    /// Whether nothing says when it is to end: it waits as long as it takes, or looks at all there is.
+    pub(crate) fn takes_its_time(&self) -> bool {
+        self.wait.timeout == INFINITE || matches!(self.what, What::Look(_))
+    }
+
     pub(crate) fn kills(&self) -> bool {
         matches!(self.fault, Some(Fault { what: Shot::Kill, .. }))
     }

@@ -80,6 +80,7 @@ pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, goes
     // Two at once would leave each other too little of the machine.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    aim::adopt_orphans();
     for value in ["n", "o"] {
         assert_eq!(ground.csalock(&["put", "-q", value, "0"]).code, Some(0));
     }
@@ -92,7 +93,13 @@ pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, goes
             let (worker, over) = (Worker { ground, schedule, figures: &figures, number }, &over);
             scope.spawn(move || worker.work(over));
         }
-        while goes_on() {
+        for look in 0.. {
+            if !goes_on() {
+                break;
+            }
+            if look % 50 == 0 {
+                aim::bury_keepers();
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
         over.store(true, Ordering::Relaxed);

@@ -13,14 +13,14 @@ use nix::unistd::Pid;
 use crate::aim;
 use crate::ground::Ground;
 use crate::sandbox::proc::wait_for_end;
-use crate::schedule::{Fault, INFINITE, Round, Schedule, Shot};
+use crate::schedule::{Fault, Round, Schedule, Shot};
 use crate::script::{self, Words};
 use crate::witness::boottime;
 
 /// How much longer than it may a round can last on a machine that has other things to do, with its store away meanwhile.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Who waits as long as it takes is stuck when nobody got anything done for so long.
+/// Who takes his time is stuck when nobody got anything done for so long.
 const STANDSTILL: u64 = 60_000;
 
 /// What happened in a storm.
@@ -68,7 +68,7 @@ impl Worker<'_> {
         if let Some(fault) = &round.fault {
             self.befall(&mut running, fault, who);
         }
-        match running.end(round.wait.timeout == INFINITE, &self.figures.last_end) {
+        match running.end(round.takes_its_time(), &self.figures.last_end) {
             None => note(self.ground, "broken", &format!("{who} did not end: {round:?}")),
             Some(_) if words[0] == "dash" => {}
             Some(status) => {
@@ -125,10 +125,10 @@ impl Running {
 
     /// Its status as a shell has it, when all of the group have ended; `None`: they do not, though they should, or
     /// though nobody else has been in their way for long.
-    fn end(mut self, waits_for_ever: bool, last_end: &AtomicU64) -> Option<i32> {
+    fn end(mut self, takes_its_time: bool, last_end: &AtomicU64) -> Option<i32> {
         let mut pause = Duration::from_millis(5);
         while !self.is_over_within(self.limit.saturating_sub(self.begun.elapsed()).max(pause)) || self.is_left() {
-            let moves = waits_for_ever && boottime() - last_end.load(Ordering::Relaxed) < STANDSTILL;
+            let moves = takes_its_time && boottime() - last_end.load(Ordering::Relaxed) < STANDSTILL;
             if self.begun.elapsed() >= self.limit && !moves {
                 let _ = killpg(Pid::from_raw(self.group()), Signal::SIGKILL);
                 let _ = self.child.wait();
