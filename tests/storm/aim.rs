@@ -12,7 +12,6 @@ use crate::schedule::Aim;
 struct Process {
     pid: i32,
     parent: i32,
-    group: i32,
     name: String,
 }
 
@@ -26,12 +25,7 @@ fn look(pid: i32) -> Option<Process> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (before, after) = text.rsplit_once(") ")?;
     let fields: Vec<&str> = after.split(' ').collect();
-    let process = Process {
-        pid,
-        parent: fields[1].parse().ok()?,
-        group: fields[2].parse().ok()?,
-        name: before.split_once('(')?.1.to_string(),
-    };
+    let process = Process { pid, parent: fields[1].parse().ok()?, name: before.split_once('(')?.1.to_string() };
     (!matches!(fields[0], "Z" | "X")).then_some(process)
 }
 
@@ -42,28 +36,35 @@ fn has_in_environment(pid: i32, what: &Path) -> bool {
     environment.windows(what.len()).any(|window| window == what)
 }
 
-/// The pid, and when it started, of whoever is meant in this process group, or among the keepers of this place.
-pub(crate) fn find(aim: Aim, group: i32, place: &Path) -> Option<(i32, u64)> {
-    let all = all();
-    let of_group: Vec<&Process> = all.iter().filter(|process| process.group == group).collect();
-    let name_of = |pid: i32| of_group.iter().find(|process| process.pid == pid).map(|process| process.name.as_str());
+/// A round's first process and all that come of it, as long as their parents live.
+fn family(first: i32) -> Vec<Process> {
+    let mut found: Vec<Process> = look(first).into_iter().collect();
+    let mut at = 0;
+    while at < found.len() {
+        found.extend(proc::children(found[at].pid).into_iter().filter_map(look));
+        at += 1;
+    }
+    found
+}
+
+/// The pid, and when it started, of whoever is meant of those who come of this process, or of the keepers of this place.
+pub(crate) fn find(aim: Aim, first: i32, place: &Path) -> Option<(i32, u64)> {
+    let family = family(first);
+    let name_of = |pid: i32| family.iter().find(|process| process.pid == pid).map(|process| process.name.as_str());
     let calls = |process: &Process| process.name == "csalock";
-    let find = |is_it: &dyn Fn(&Process) -> bool| of_group.iter().find(|process| is_it(process)).copied();
-    let is_keeper = |process: &&Process| process.name == "csalock-keeper" && has_in_environment(process.pid, place);
+    let is_keeper = |process: &Process| process.name == "csalock-keeper" && has_in_environment(process.pid, place);
+    let find = |is_it: &dyn Fn(&Process) -> bool| family.iter().find(|process| is_it(process)).map(|found| found.pid);
     let found = match aim {
         Aim::Caller => find(&|process| calls(process) && name_of(process.parent) != Some("csalock")),
         Aim::Waiter => find(&|process| calls(process) && name_of(process.parent) == Some("csalock")),
         Aim::Command => find(&|process| !calls(process) && name_of(process.parent) == Some("csalock")),
         Aim::Shell => find(&|process| process.name == "dash"),
-        Aim::Keeper => all.iter().find(is_keeper),
-        Aim::Any(_) => None,
+        // They are in nobody's family.
+        Aim::Keeper => all().into_iter().find(is_keeper).map(|found| found.pid),
+        Aim::Any(number) => family.get(number % family.len().max(1)).map(|found| found.pid),
     };
-    let Aim::Any(number) = aim else {
-        let found = found.or(of_group.first().copied());
-        return found.and_then(|process| Some((process.pid, proc::start_of(process.pid)?)));
-    };
-    let any = of_group.get(number % of_group.len().max(1));
-    any.and_then(|process| Some((process.pid, proc::start_of(process.pid)?)))
+    let pid = found.or(family.first().map(|first| first.pid))?;
+    Some((pid, proc::start_of(pid)?))
 }
 
 /// Whether it was there to be hit.
