@@ -8,12 +8,12 @@ mod plain;
 pub(crate) mod proc;
 mod screen;
 
-use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::etcd;
@@ -54,7 +54,7 @@ pub(crate) struct Sandbox {
     kind: Kind,
     /// What comes before the name of a store in its URL, and behind it.
     around: (String, &'static str),
-    jobs: Cell<u32>,
+    jobs: AtomicU32,
 }
 
 impl Sandbox {
@@ -89,7 +89,7 @@ impl Sandbox {
         let directory = tempfile::Builder::new().prefix("csalock-").tempdir().unwrap();
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let around = around(&directory.path().display().to_string());
-        let sandbox = Sandbox { directory, kind, around, jobs: Cell::new(0) };
+        let sandbox = Sandbox { directory, kind, around, jobs: AtomicU32::new(0) };
         for made in ["bin", "home", "state", "files"] {
             std::fs::create_dir(sandbox.path(made)).unwrap();
         }
@@ -348,8 +348,7 @@ impl Sandbox {
     }
 
     fn next_job(&self) -> u32 {
-        self.jobs.set(self.jobs.get() + 1);
-        self.jobs.get()
+        self.jobs.fetch_add(1, Ordering::Relaxed) + 1
     }
 }
 

@@ -1,0 +1,126 @@
+//! Where a storm takes place: a sandbox, and a store on a small disk of its own, or on servers of its own.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use csalock::host::Unix;
+use csalock::store::{Location, Store};
+
+use crate::etcd::{Cluster, Setup};
+use crate::sandbox::{CSALOCK, Done, Kind, Mount, Sandbox, has, is_root};
+use crate::section::{self, STORM, TOLD};
+use crate::witness::Witness;
+
+/// Short, so that leases are renewed, and are over while servers are gone.
+const LEASE: &str = "5s";
+
+pub(crate) struct Ground {
+    // It goes away before the sandbox that it is mounted in.
+    pub(crate) disk: Option<Mount>,
+    pub(crate) cluster: Option<Cluster>,
+    pub(crate) place: PathBuf,
+    pub(crate) store: String,
+    pub(crate) witness: Witness,
+    search_path: String,
+    /// What makes a program see another wall clock.
+    faketime: Option<OsString>,
+    kind: Kind,
+    sandbox: Option<Sandbox>,
+}
+
+impl Ground {
+    /// `None`, and a word about it, where there is no such store. `long`: with as many servers as people have.
+    pub(crate) fn new(kind: Kind, long: bool) -> Option<Ground> {
+        let cluster = match kind {
+            Kind::Etcd => Some(Cluster::start(Setup {
+                members: if long { 3 } else { 1 },
+                arguments: vec!["--heartbeat-interval=100", "--election-timeout=1000"],
+                ..Setup::default()
+            })?),
+            _ => None,
+        };
+        let sandbox = cluster.as_ref().map_or_else(|| Sandbox::new(kind), Sandbox::at);
+        let small = || Mount::new(&sandbox, "size=6m,mode=0755");
+        let disk = (sandbox.is_of_files() && is_root("a disk that is full")).then(small);
+        let store = if sandbox.is_of_files() { sandbox.store_at("files/mount/store") } else { sandbox.store() };
+        std::fs::create_dir_all(sandbox.path("files/mount")).unwrap();
+        std::fs::create_dir(sandbox.path("files/witness")).unwrap();
+        let ground = Ground {
+            disk,
+            cluster,
+            place: sandbox.path("files"),
+            store,
+            witness: Witness::new(&sandbox.path("files/witness")),
+            search_path: sandbox.search_path(),
+            faketime: faketime(kind),
+            kind,
+            sandbox: Some(sandbox),
+        };
+        Some(ground)
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Words to be run, in a process group of their own, by somebody who is called like this.
+    pub(crate) fn command(&self, words: &[String], who: &str, clock: Option<&str>) -> Command {
+        let program = if words[0] == "csalock" { CSALOCK } else { &words[0] };
+        let mut command = Command::new(program);
+        command.args(&words[1..]).env_clear().current_dir(&self.place).process_group(0).stdin(Stdio::null());
+        command.env("PATH", &self.search_path).env("LC_ALL", "C").env("HOME", &self.place);
+        command.env("CSALOCK_STORE", &self.store).env("CSALOCK_LEASE", LEASE);
+        command
+            .env("W", who)
+            .env("SECTION", section::words().join(" "))
+            .env(TOLD, "")
+            .env(STORM, std::process::id().to_string());
+        if let Some((clock, faketime)) = clock.zip(self.faketime.as_ref()) {
+            command.env("LD_PRELOAD", faketime).env("FAKETIME", clock);
+            command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_RESET", "1");
+        }
+        command.stdout(Stdio::null());
+        command
+    }
+
+    /// csalock, called by nobody in particular.
+    pub(crate) fn csalock(&self, words: &[&str]) -> Done {
+        let call = self.sandbox.as_ref().unwrap().csalock(words).env("CSALOCK_STORE", &self.store);
+        call.env("CSALOCK_LEASE", LEASE).capture()
+    }
+
+    pub(crate) fn read(&self, file: &str) -> String {
+        std::fs::read(self.place.join(file)).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
+    }
+
+    /// The store, as the library opens it.
+    pub(crate) fn open(&self) -> Box<dyn Store> {
+        let location = Location::parse(self.store.as_ref(), Path::new("/")).unwrap();
+        csalock::store::open(&location, Arc::new(Unix::new())).unwrap()
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        // What went wrong in a long storm is to be looked at.
+        if std::thread::panicking() && std::env::var_os("CSALOCK_STORM").is_some() {
+            println!("left as it was: {}", self.place.display());
+            let (from, to) = (self.place.join("mount"), self.place.join("store as it was"));
+            let _ = Command::new("cp").arg("-a").args([from, to]).status();
+            std::mem::forget(self.sandbox.take());
+        }
+    }
+}
+
+/// The library that sets the wall clock of one process, where it can be had.
+fn faketime(kind: Kind) -> Option<OsString> {
+    // What hosts share by a directory counts on its file system's clock, which would be faked as well.
+    if kind == Kind::Shared || !has("faketime") {
+        return None;
+    }
+    let said = Command::new("faketime").args(["-f", "+0", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
+    Some(String::from_utf8(said.stdout).unwrap().trim().into())
+}

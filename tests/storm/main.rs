@@ -1,0 +1,36 @@
+//! The long storm: forty processes that do everything csalock can do, at random, while they are killed and stopped, their
+//! clocks are set, the disk is full and servers are restarted; and a witness who knows nothing of csalock.
+//!
+//! What happens is a pure function of a seed: which command is run when by whom, and which fault befalls it at which
+//! point ([`schedule`]). How the kernel interleaves all of that is not, so a seed brings back what was done, not what came
+//! of it. By environment:
+//!
+//! - `CSALOCK_STORM=SECONDS`: how long it lasts on each store; else some seconds, for all of them together one minute;
+//! - `CSALOCK_STORM_SEED=N`: the storm with this seed, which each storm prints first and again when it fails.
+//!
+//! An hour on one store: `CSALOCK_STORM=3600 cargo test --profile checked --test storm on_etcd -- --nocapture`
+
+#![allow(clippy::disallowed_methods, reason = "a test is a process of its own, with clocks and children")]
+#![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "a storm says its seed and its figures")]
+
+#[path = "../etcd/mod.rs"]
+mod etcd;
+#[allow(dead_code, reason = "the tests of behaviour use the rest")]
+#[allow(unused_imports, reason = "likewise")]
+#[path = "../behaviour/sandbox/mod.rs"]
+mod sandbox;
+
+mod aim;
+mod codes;
+mod counts;
+mod draw;
+mod ground;
+mod planted;
+mod schedule;
+mod script;
+mod section;
+mod storm;
+mod troubles;
+mod witness;
+mod worker;

@@ -1,0 +1,259 @@
+//! A storm on each kind of store: begun, let blow over, and judged.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::aim;
+use crate::codes::{self, Call};
+use crate::counts::{self, Count};
+use crate::ground::Ground;
+use crate::sandbox::{Kind, PATIENCE};
+use crate::schedule::{BREAKABLE, FILE, NAMES, Schedule, What};
+use crate::troubles;
+use crate::witness::boottime;
+use crate::worker::{Figures, Worker};
+
+const PROCESSES: usize = 40;
+
+/// How long a storm lasts if nobody says otherwise.
+const SECONDS: u64 = 15;
+
+/// How much of what happened last is shown of each name.
+const LAST: usize = 15;
+
+/// What came of a storm.
+pub(crate) struct Verdict {
+    pub(crate) wrong: Vec<String>,
+    /// What happened, in numbers.
+    pub(crate) figures: String,
+    /// What happened last, by name.
+    pub(crate) last: String,
+}
+
+fn set<T: std::str::FromStr>(variable: &str) -> Option<T> {
+    std::env::var(variable).ok().map(|text| text.parse().ok().unwrap_or_else(|| panic!("{variable}={text}")))
+}
+
+#[test]
+fn on_a_directory_nobody_is_in_twice_and_nothing_is_lost() {
+    on(Kind::Directory);
+}
+
+#[test]
+fn on_sqlite_nobody_is_in_twice_and_nothing_is_lost() {
+    on(Kind::Sqlite);
+}
+
+#[test]
+fn on_etcd_nobody_is_in_twice_and_nothing_is_lost() {
+    on(Kind::Etcd);
+}
+
+/// The directory of several hosts is slower, and much the same; so it is for long storms.
+#[test]
+fn on_a_shared_directory_nobody_is_in_twice_and_nothing_is_lost() {
+    if set::<u64>("CSALOCK_STORM").is_some() {
+        on(Kind::Shared);
+    }
+}
+
+fn on(kind: Kind) {
+    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = set("CSALOCK_STORM_SEED").unwrap_or(clock.as_micros() as u64);
+    let again = format!("{kind:?}: CSALOCK_STORM_SEED={seed}");
+    println!("{again}");
+    let long = set("CSALOCK_STORM");
+    let Some(ground) = Ground::new(kind, long.is_some()) else { return };
+    let lasts = Duration::from_secs(long.unwrap_or(SECONDS));
+    let begun = Instant::now();
+    let verdict = storm(&ground, &Schedule::new(seed), PROCESSES, &|| begun.elapsed() < lasts);
+    println!("{again}: {}", verdict.figures);
+    let shown = verdict.wrong.iter().take(50).cloned().collect::<Vec<_>>().join("\n");
+    let count = verdict.wrong.len();
+    assert!(count == 0, "{again}\n{}\n{count} things are wrong:\n{shown}\n{}", verdict.figures, verdict.last);
+}
+
+/// A storm with so many processes, as long as it goes on; and what is to be said of it.
+pub(crate) fn storm(ground: &Ground, schedule: &Schedule, processes: usize, goes_on: &dyn Fn() -> bool) -> Verdict {
+    // Two at once would leave each other too little of the machine.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    aim::adopt_orphans();
+    for value in ["n", "o"] {
+        assert_eq!(ground.csalock(&["put", "-q", value, "0"]).code, Some(0));
+    }
+    std::fs::write(ground.place.join(FILE), "").unwrap();
+    let figures = Figures { last_end: AtomicU64::new(boottime()), ..Figures::default() };
+    let over = AtomicBool::new(false);
+    let troubles = std::thread::scope(|scope| {
+        let troubles = scope.spawn(|| troubles::befall(ground, schedule, &over));
+        for number in 0..processes {
+            let (worker, over) = (Worker { ground, schedule, figures: &figures, number }, &over);
+            scope.spawn(move || worker.work(over));
+        }
+        for look in 0.. {
+            if !goes_on() {
+                break;
+            }
+            if look % 50 == 0 {
+                aim::bury_keepers();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        over.store(true, Ordering::Relaxed);
+        troubles.join().unwrap()
+    });
+    let calm = Instant::now();
+    let mut wrong: Vec<String> =
+        ground.witness.broken().lines().chain(ground.read("broken").lines()).map(String::from).collect();
+    let said = ground.read("codes");
+    let (codes, ends) = codes::judge(&said, ground.kind(), schedule);
+    wrong.extend(codes);
+    wrong.extend(ground.read("said").lines().filter(|line| line.contains("panicked")).map(str::to_string));
+    wrong.extend(everybody_ends(ground));
+    wrong.extend(what_was_counted(ground, schedule, &said));
+    wrong.extend(claims_are_whole(ground, processes));
+    wrong.extend(all_can_be_taken(ground));
+    wrong.extend(nothing_is_left(ground));
+    let events = ground.witness.events();
+    let figures = format!(
+        "{}, {troubles} troubles, calm after {:.1?}, ends {ends:?}",
+        sum_up(&figures, &said, &events),
+        calm.elapsed()
+    );
+    Verdict { wrong, figures, last: last(ground, &events) }
+}
+
+fn sum_up(figures: &Figures, said: &str, events: &str) -> String {
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    events.lines().filter_map(|line| line.split(' ').nth(3)).for_each(|what| *kinds.entry(what).or_default() += 1);
+    let Figures { rounds, killed, stopped, clocks, .. } = figures;
+    format!(
+        "{rounds:?} rounds with {} commands, {killed:?} killed, {stopped:?} stopped, {clocks:?} with another clock, \
+         witness {kinds:?}",
+        said.lines().count()
+    )
+}
+
+fn last(ground: &Ground, events: &str) -> String {
+    let mut by_name: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    events.lines().for_each(|line| by_name.entry(line.split(' ').nth(1).unwrap_or_default()).or_default().push(line));
+    let tail = |lines: &[&str]| lines[lines.len().saturating_sub(LAST)..].join("\n");
+    let said = ground.read("said");
+    let said: Vec<&str> = said.lines().collect();
+    let shown: Vec<String> = by_name.values().map(|lines| tail(lines)).collect();
+    format!("what happened last:\n{}\nwhat was said last:\n{}", shown.join("\n\n"), tail(&said))
+}
+
+/// Keepers too, and guardians.
+fn everybody_ends(ground: &Ground) -> Option<String> {
+    let begun = Instant::now();
+    loop {
+        let left = aim::users_of(&ground.place);
+        if left.is_empty() {
+            return None;
+        }
+        if begun.elapsed() > PATIENCE {
+            return Some(format!("these do not end: {left:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn what_was_counted(ground: &Ground, schedule: &Schedule, said: &str) -> Vec<String> {
+    let numbers = |file: &str| -> Vec<u64> { ground.read(file).lines().map(|line| line.parse().unwrap()).collect() };
+    let calls = |verb: &'static str, name: &'static str| {
+        said.lines().filter_map(Call::parse).filter(move |call| call.verb() == verb && call.has(name))
+    };
+    let (shot, said_of) =
+        (ground.read("killed"), |who: &&str, is_it: &dyn Fn(&What) -> bool| is_it(&schedule.round_of(who).what));
+    let killed = |is_it: &dyn Fn(&What) -> bool| shot.lines().filter(|who| said_of(who, is_it)).count();
+    let unknown = counts::done(calls("put", "n")).1 + killed(&|what| matches!(what, What::CountUp { .. }));
+    let count = Count { acknowledged: numbers("counted-n"), unknown };
+    let found = ground.csalock(&["get", "-q", "n"]).stdout.parse().unwrap_or_default();
+    let mut wrong = count.judge("n", found);
+    wrong.extend(counts::twice("o", &numbers("counted-o")));
+    let ids = ground.read("ids");
+    wrong.extend(counts::twice("id", &ids.lines().collect::<Vec<_>>()));
+    let turned = killed(&|what| matches!(what, What::Create | What::Delete));
+    wrong.extend(counts::judge_turns(counts::done(calls("put", "p")), counts::done(calls("del", "p")), turned));
+    wrong
+}
+
+/// Of what is claimed each id has a whole pair; and it can be given up.
+fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
+    let said = ground.csalock(&["status", "--json"]).stdout;
+    let mut claims: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for sight in serde_json::from_str::<Vec<serde_json::Value>>(&said).unwrap() {
+        if let (Some(id), "held") = (sight["holders"][0]["claim"].as_str(), sight["state"].as_str().unwrap()) {
+            claims.entry(id.to_string()).or_default().insert(sight["name"].as_str().unwrap().to_string());
+        }
+    }
+    let mut wrong = Vec::new();
+    for (id, names) in &claims {
+        let of_pairs: BTreeSet<String> = names.iter().filter(|name| !name.starts_with("fresh")).cloned().collect();
+        for name in &of_pairs {
+            let other =
+                if let Some(pair) = name.strip_prefix('m') { format!("u{pair}") } else { name.replace('u', "m") };
+            if !of_pairs.contains(&other) {
+                wrong.push(format!("{id} has {name} without {other}"));
+            }
+        }
+        if ground.csalock(&["unclaim", "-q", "--all", "--id", id]).code != Some(0) {
+            wrong.push(format!("{id} cannot give up {names:?}"));
+        }
+    }
+    let names = (0..4).flat_map(|pair| [format!("m{pair}"), format!("u{pair}")]);
+    for name in names.chain((0..processes).map(|number| format!("fresh.{number}"))) {
+        let done = ground.csalock(&["claim", "-n", "--id", "last", &name]);
+        if done.code != Some(0) || ground.csalock(&["unclaim", "-q", "--id", "last", &name]).code != Some(0) {
+            wrong.push(format!("{name} cannot be claimed: {done:?}"));
+        }
+    }
+    wrong
+}
+
+/// At once: whoever held is dead or has given back; but for what was to be held for ever.
+fn all_can_be_taken(ground: &Ground) -> Vec<String> {
+    ground.csalock(&["unlock", "-q", "--force", BREAKABLE]);
+    let mut wrong = Vec::new();
+    for name in NAMES.iter().chain(&[BREAKABLE, FILE, "n", "o", "p"]) {
+        let done = ground.csalock(&["run", "-q", "-n", name, "true"]);
+        if done.code != Some(0) {
+            wrong.push(format!("{name} cannot be taken: {done:?}"));
+        }
+    }
+    wrong
+}
+
+/// What the dead left is swept, every record can be read, and the store is well.
+fn nothing_is_left(ground: &Ground) -> Vec<String> {
+    for value in ["n", "o", "p"] {
+        ground.csalock(&["del", "-q", value]);
+    }
+    ground.csalock(&["gc"]);
+    let mut wrong = Vec::new();
+    let names = ground.csalock(&["status", "-1"]).stdout;
+    if !names.is_empty() {
+        wrong.push(format!("these are left: {names:?}"));
+    }
+    let mut look = |place: &str, stored: csalock::error::Result<csalock::store::Stored>| {
+        match stored {
+            Ok(stored) if csalock::lock::is_internal(&stored.body) => wrong.push(format!("{place} is left")),
+            Ok(stored) => {
+                let record = csalock::lock::decode(&stored.body, stored.version.number);
+                wrong.extend(record.err().map(|error| format!("{place}: {error}")));
+            }
+            Err(error) => wrong.push(format!("{place}: {error}")),
+        }
+        Ok(())
+    };
+    ground.open().scan(&mut look).unwrap();
+    let doctor = ground.csalock(&["doctor"]);
+    if doctor.code != Some(0) || !doctor.stdout.contains("leftovers none") {
+        wrong.push(format!("the doctor says: {doctor:?}"));
+    }
+    wrong
+}
