@@ -44,7 +44,7 @@ fn tokens_fall_where_a_number_is_forgotten_with_its_record() {
 
 #[test]
 fn somebody_waits_for_ever_where_nobody_is_rung_and_nobody_looks() {
-    let world = with(Planted::NobodyRung, vec![takes(0), takes(0), takes(0)], Faults::default());
+    let world = with(Planted::NobodyRung, vec![takes(0).staying(), takes(0)], Faults::default());
     a_promise_is_broken(World { bounded_looks: false, ..world }, &[promises::WOKEN]);
 }
 

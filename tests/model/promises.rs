@@ -129,7 +129,7 @@ pub(crate) fn broken_by_token(state: &mut State, name: usize, token: u64, mode: 
 }
 
 /// No grant stands of which nobody knows: its actor was told of it, is about to be told, has said itself that it has it, or
-/// is dead.
+/// is dead; or its time is over.
 fn have_handles(world: &World, state: &State) -> bool {
     (0..world.names).all(|at| {
         let record = state.names[at].now.record(&name(at));
@@ -139,7 +139,8 @@ fn have_handles(world: &World, state: &State) -> bool {
             let waits = !state.is_dead(&process(whose)) && actor.phase != Phase::Ended;
             let knows = actor.holds[at].said || actor.holds[at].is != Holding::Nothing;
             let depends = grant.unconfirmed == Some(process(whose));
-            waits || knows || depends || state.is_dead(&owner(&world.actors[whose], whose))
+            let is_over = grant.tenure.lease().is_some_and(|lease| state.is_over(lease.ends));
+            waits || knows || depends || is_over || state.is_dead(&owner(&world.actors[whose], whose))
         })
     })
 }

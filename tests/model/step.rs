@@ -242,7 +242,7 @@ impl World {
             let actor = &mut state.actors[at];
             (actor.phase, actor.refused) = (Phase::Ready, true);
         } else {
-            self.end(state, at);
+            self.forget(state, at);
         }
     }
 
@@ -251,13 +251,20 @@ impl World {
         state.dead |= bit(&owner(&self.actors[at], at));
         state.actors[at].holds.iter_mut().for_each(super::actor::Hold::lose);
         if state.is_dead(&process(at)) {
-            self.end(state, at);
+            self.forget(state, at);
         }
     }
 
-    /// An actor has done everything there was to do, or died.
-    pub(crate) fn end(&self, state: &mut State, at: usize) {
-        state.dead |= bit(&process(at)) | bit(&owner(&self.actors[at], at));
+    /// An actor has done everything there was to do.
+    fn end(&self, state: &mut State, at: usize) {
+        if !self.actors[at].stays {
+            state.dead |= bit(&process(at)) | bit(&owner(&self.actors[at], at));
+        }
+        self.forget(state, at);
+    }
+
+    /// It does nothing more.
+    fn forget(&self, state: &mut State, at: usize) {
         let ended = super::actor::Actor::new(self.names);
         let mut holds = std::mem::replace(&mut state.actors[at], ended).holds;
         holds.iter_mut().for_each(super::actor::Hold::lose);
@@ -330,7 +337,7 @@ impl World {
         if self.actors[at].for_shell && done {
             state.dead |= bit(&process(at));
             if state.is_dead(&owner(&self.actors[at], at)) {
-                self.end(state, at);
+                self.forget(state, at);
             }
         }
     }

@@ -47,6 +47,8 @@ pub(crate) struct Script {
     pub(crate) impatient: bool,
     /// Whether it refuses what somebody did not give back.
     pub(crate) refuses_stale: bool,
+    /// Whether it lives on when it has done everything.
+    pub(crate) stays: bool,
     /// What it does.
     pub(crate) tasks: Vec<Task>,
 }
@@ -121,6 +123,7 @@ impl Script {
             lasts: Lasts::OwnerLives,
             impatient: false,
             refuses_stale: false,
+            stays: false,
             tasks: tasks.to_vec(),
         }
     }
@@ -143,6 +146,11 @@ impl Script {
     /// The same, that may leave the queue.
     pub(crate) fn impatient(self) -> Script {
         Script { impatient: true, ..self }
+    }
+
+    /// The same, that goes on with something else.
+    pub(crate) fn staying(self) -> Script {
+        Script { stays: true, ..self }
     }
 
     /// The same, that refuses what was not given back.
