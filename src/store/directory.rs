@@ -47,8 +47,15 @@ mod pointer;
 mod rest;
 mod root;
 mod swap;
+#[cfg(not(test))]
 mod sys;
 mod tokens;
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+#[path = "directory/model/sys.rs"]
+mod sys;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

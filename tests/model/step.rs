@@ -8,7 +8,7 @@ use super::facts::leases;
 use super::promises;
 use super::state::{Sent, State};
 use super::storage::Version;
-use super::world::{Planted, Task, World, bit, name, owner, process};
+use super::world::{Lasts, Planted, Task, World, bit, name, owner, process};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Action {
@@ -230,9 +230,13 @@ impl World {
 
     fn expire(&self, state: &mut State, lease: u64) {
         state.over |= 1 << lease;
-        // A holder counts from before it asked, so for itself its lease was over first.
-        let holds = state.actors.iter_mut().flat_map(|actor| &mut actor.holds);
-        holds.filter(|hold| hold.lease == Some(lease)).for_each(super::actor::Hold::lose);
+        for (script, actor) in self.actors.iter().zip(&mut state.actors) {
+            // A holder counts from before it asked, so for itself its lease was over first. Leases that are renewed last
+            // equally long, so one that was lent earlier is over by then as well.
+            let is_lost = |own: u64| own == lease || (script.lasts == Lasts::Renewing && own < lease);
+            let lost = actor.holds.iter_mut().filter(|hold| hold.lease.is_some_and(is_lost));
+            lost.for_each(super::actor::Hold::lose);
+        }
     }
 
     /// An actor's process dies; its shell, if it has one, gives back what it has.
