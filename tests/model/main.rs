@@ -15,10 +15,12 @@
 
 mod actor;
 mod asking;
+mod etcd;
 mod explore;
 mod facts;
 mod planted;
 mod promises;
+mod sqlite;
 mod state;
 mod step;
 mod storage;

@@ -19,7 +19,7 @@ pub(crate) struct State {
     pub(crate) over: u32,
     /// What may still go wrong.
     pub(crate) left: Faults,
-    /// What the dead have sent.
+    /// What was sent and has not arrived.
     pub(crate) on_its_way: Vec<Sent>,
     /// The highest token of which anybody was told, and the highest of an exclusive grant, for each name.
     pub(crate) told: Vec<(u64, u64)>,

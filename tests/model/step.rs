@@ -26,6 +26,8 @@ pub(crate) enum Action {
     LosesShell(usize),
     /// Its process dies having sent a swap.
     DiesSending(usize),
+    /// It has sent its swap to a server that is slow, and sends it to another one.
+    SendsTwice(usize),
     /// What was sent arrives.
     Arrives(usize),
     /// This lease is over.
@@ -88,6 +90,11 @@ impl Model for World {
                 state.on_its_way.push(Sent { by: at, swap });
                 self.die(state, at);
             }
+            Action::SendsTwice(at) => {
+                state.left.late_copies -= 1;
+                let Phase::Swapping(swap) = state.actors[at].phase.clone() else { return None };
+                state.on_its_way.push(Sent { by: at, swap });
+            }
             Action::Arrives(which) => {
                 let Sent { by, swap } = state.on_its_way.remove(which);
                 self.store(state, by, &swap);
@@ -125,6 +132,9 @@ impl World {
             Phase::Swapping(_) => {
                 if state.left.lost_replies > 0 {
                     actions.push(Action::LosesReply(at));
+                }
+                if state.left.late_copies > 0 {
+                    actions.push(Action::SendsTwice(at));
                 }
                 if state.left.late_arrivals > 0 && lives {
                     actions.push(Action::DiesSending(at));

@@ -30,6 +30,8 @@ pub(crate) struct Faults {
     pub(crate) stale_reads: u8,
     /// A process dies, and what it sent arrives afterwards.
     pub(crate) late_arrivals: u8,
+    /// A swap is sent once more, and its first copy arrives at any time.
+    pub(crate) late_copies: u8,
     /// How many leases there are to lend, each of which may end at any time.
     pub(crate) leases: u8,
 }

@@ -128,13 +128,11 @@ impl FileSystem {
     fn rename(&mut self, from: (&Place, &str), to: (&Place, &str), wrong: Option<Wrong>) -> Result<Answer, Errno> {
         self.names(to.0)?;
         let Some(node) = self.names(from.0)?.get(from.1).cloned() else {
-            let succeeds = wrong == Some(Wrong::TwoWinRename) && self.names(from.0).is_ok_and(|names| !names.is_empty());
-            if !succeeds {
-                return Err(Errno::ENOENT);
-            }
-            // As if it were still there: whatever it was renamed to is what is renamed.
-            self.change(to.0)?.insert(to.1.to_string(), Node::File(Vec::new()));
-            return Ok(Answer::Done);
+            // As if it were still there: whatever it was renamed to is renamed once more.
+            let pointer = |name: &&String| !name.starts_with("rec.");
+            let now = self.names(from.0)?.keys().find(pointer).cloned();
+            let now = now.filter(|_| wrong == Some(Wrong::TwoWinRename) && from.0 == to.0).ok_or(Errno::ENOENT)?;
+            return self.rename((from.0, &now), to, None);
         };
         let replaced = self.names(to.0)?.get(to.1).cloned();
         match (&node, &replaced) {

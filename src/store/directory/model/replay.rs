@@ -2,7 +2,8 @@
 //!
 //! What it does next depends on nothing but the answers that it got so far. So to take one step, it is run from the
 //! beginning of its operation with all answers that are known, and unwound at the first call beyond them: that one is to
-//! be answered next. Its descriptors are real ones of /dev/null; which directory each of them means is remembered.
+//! be answered next. Its descriptors are real ones, of an empty file of its own (so that locks on it are its own as well); which directory
+//! each of them means is remembered.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use nix::NixPath;
 use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 
 /// A directory by what it was made as, which nothing else is ever made as.
 pub(crate) type Place = String;
@@ -71,7 +73,7 @@ struct Run {
     answers: Vec<Answer>,
     used: usize,
     places: HashMap<RawFd, Place>,
-    null: OwnedFd,
+    empty: OwnedFd,
 }
 
 thread_local! {
@@ -82,8 +84,8 @@ struct Unwound(Call);
 
 /// Runs an operation with these answers. It gets the descriptor of the store's own directory.
 pub(crate) fn run<T>(answers: &[Answer], operation: impl FnOnce(OwnedFd) -> T) -> Progress<T> {
-    let null = std::fs::File::open("/dev/null").expect("/dev/null is there").into();
-    let run = Run { answers: answers.to_vec(), used: 0, places: HashMap::new(), null };
+    let empty = memfd_create(c"model", MFdFlags::MFD_CLOEXEC).expect("there are enough descriptors");
+    let run = Run { answers: answers.to_vec(), used: 0, places: HashMap::new(), empty };
     RUN.set(Some(run));
     let ended = catch_unwind(AssertUnwindSafe(|| operation(descriptor(super::STORE.to_string()))));
     RUN.set(None);
@@ -104,7 +106,7 @@ pub(crate) fn directory(at: &impl AsFd) -> Option<Place> {
 fn descriptor(place: Place) -> OwnedFd {
     RUN.with_borrow_mut(|run| {
         let run = run.as_mut().expect("a model runs");
-        let descriptor = run.null.try_clone().expect("there are enough descriptors");
+        let descriptor = run.empty.try_clone().expect("there are enough descriptors");
         run.places.insert(descriptor.as_raw_fd(), place);
         descriptor
     })

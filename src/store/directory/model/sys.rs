@@ -30,7 +30,10 @@ pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode) -> Result<Ow
 }
 
 pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    create_file_as(at, name, OFlag::empty(), mode, bytes, synced)
+    match replay::directory(&at) {
+        Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
+        None => real::create_file(at, name, mode, bytes, synced),
+    }
 }
 
 pub(super) fn create_file_as(
