@@ -49,8 +49,15 @@ pub(crate) mod pointer;
 mod rest;
 mod root;
 mod swap;
+#[cfg(not(test))]
 mod sys;
 mod tokens;
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+#[path = "directory/model/sys.rs"]
+mod sys;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -14,7 +14,7 @@ use super::lodging::There;
 use super::pointer::{Ident, Name, Pointer};
 use super::root::{Root, no_work};
 pub(super) use super::sys::os;
-use super::{lodging, sys, tokens};
+use super::{lodging, sys};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::store::{Durability, Keep, Reach};
@@ -229,7 +229,7 @@ impl Entry<'_> {
         if !root.sticky || !(is_refused || matches!(errno, Errno::EEXIST | Errno::ENOTEMPTY)) {
             return Err(errno);
         }
-        let now = || tokens::fresh_time(drafts, root.file_mode);
+        let now = || sys::fresh_time(drafts, root.file_mode);
         let now = (is_refused && root.reach == Reach::ThisHost).then_some(now);
         match lodging::find(&root.directory, &self.file_name, now)? {
             There::Record => Err(Errno::EEXIST),

@@ -8,7 +8,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use super::root::WORK;
-use super::{Directory, tokens};
+use super::{Directory, sys};
 use crate::error::{Error, Result};
 use crate::host::pause;
 use crate::name::shown_path;
@@ -57,7 +57,7 @@ impl Directory {
         let failed = |errno| Error::os(errno, "ask for the time of the file system of", path);
         let directory = open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());
         let directory = directory.map_err(failed)?;
-        let fresh = || tokens::fresh_time(&directory, Mode::S_IRUSR | Mode::S_IWUSR);
+        let fresh = || sys::fresh_time(&directory, Mode::S_IRUSR | Mode::S_IWUSR);
         let (before, since) = (self.host.wall(), self.host.boottime());
         let first = fresh().map_err(failed)?;
         let mut last = first;

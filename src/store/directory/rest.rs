@@ -11,8 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::AtFlags;
-use nix::sys::stat::{Mode, fstatat};
+use nix::sys::stat::Mode;
 
 use super::entry::is_file_name;
 use super::sys;
@@ -38,8 +37,7 @@ pub(super) fn may_rest(work: &OwnedFd, file_name: &OsStr, now: Duration, mode: M
         return Ok(Rest::Yes);
     }
     for name in &resting {
-        let found = fstatat(work, sys::os(&marker(name)), AtFlags::AT_SYMLINK_NOFOLLOW);
-        let since = found.map_or(Duration::ZERO, |found| Duration::from_secs(found.st_mtime.max(0) as u64));
+        let since = sys::changed_at(work, sys::os(&marker(name))).unwrap_or_default();
         if now.saturating_sub(since) < AT_LEAST {
             return Ok(Rest::No);
         }

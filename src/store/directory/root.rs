@@ -107,6 +107,25 @@ impl Root {
         }))
     }
 
+    /// A store of one's own in a file system that is simulated.
+    #[cfg(test)]
+    pub(super) fn simulated(directory: OwnedFd, reach: Reach) -> Root {
+        let inner_mode = Mode::from_bits_truncate(0o700);
+        Root {
+            directory,
+            reach,
+            uncached: OFlag::empty(),
+            inner_mode,
+            file_mode: entry::file_mode(inner_mode),
+            sticky: false,
+            owner: 0,
+            belonging: Belonging::default(),
+            layout: Layout::Own,
+            work: OnceLock::new(),
+            anchored: OnceLock::new(),
+        }
+    }
+
     /// Makes the directory. That somebody else was faster is as good.
     pub(super) fn create(path: &Path, layout: Layout) -> Result<()> {
         let made = match layout {
@@ -221,17 +240,17 @@ impl Root {
     pub(super) fn file_system_time(&self, path: &Path) -> Result<Duration> {
         let failed = |errno| Error::os(errno, "ask for the time of the file system of", path);
         let drafts = self.drafts().map_err(|errno| no_work(errno, path))?;
-        tokens::fresh_time(drafts, self.file_mode).map_err(failed)
+        sys::fresh_time(drafts, self.file_mode).map_err(failed)
     }
 
     /// Whether the directory, or the one we work in, was removed under us. Opening it anew makes an NFS client ask the
     /// server.
     pub(super) fn is_gone(&self) -> bool {
-        if self.work.get().is_some_and(|work| fstat(work).map_or(true, |found| found.st_nlink == 0)) {
+        if self.work.get().is_some_and(sys::is_removed) {
             return true;
         }
         match sys::open_directory(&self.directory, ".") {
-            Ok(fresh) => fstat(&fresh).map_or(true, |found| found.st_nlink == 0),
+            Ok(fresh) => sys::is_removed(fresh),
             Err(errno) => matches!(errno, Errno::ENOENT | Errno::ESTALE),
         }
     }
@@ -277,8 +296,7 @@ impl Root {
         let now = if self.reach == Reach::ManyHosts { self.file_system_time(path)? } else { now };
         let mut old = Vec::new();
         sys::each_name::<Errno>(&drafts, &mut |name| {
-            let age = fstatat(&drafts, sys::os(name), AtFlags::AT_SYMLINK_NOFOLLOW)
-                .map(|found| now.saturating_sub(Duration::from_secs(found.st_mtime.max(0) as u64)));
+            let age = sys::changed_at(&drafts, sys::os(name)).map(|changed| now.saturating_sub(changed));
             if is_draft(name) && age.is_ok_and(|age| age > DRAFT_LASTS) {
                 old.push(name.to_vec());
             }

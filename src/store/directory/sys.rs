@@ -4,15 +4,16 @@ use std::ffi::OsStr;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use nix::NixPath;
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::sys::stat::Mode;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::{Advice, RawDir};
 
-use super::belonging::Belonging;
+use crate::store::directory::belonging::Belonging;
 
 /// Opens a directory to list it and to work in it.
 pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
@@ -175,6 +176,39 @@ pub(super) fn each_name<E: From<Errno>>(
         }
     }
     Ok(())
+}
+
+/// Whether a directory that is open was removed.
+pub(super) fn is_removed(directory: impl AsFd) -> bool {
+    fstat(directory).map_or(true, |found| found.st_nlink == 0)
+}
+
+/// When something was last changed, since 1970.
+pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
+    let found = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+    Ok(Duration::from_secs(found.st_mtime.max(0) as u64))
+}
+
+/// The time, since 1970, that the file system gives to a file made now.
+pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Errno> {
+    let flags = OFlag::O_WRONLY | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
+    // No name, nothing to clean up; NFS does not have it.
+    let stat = match nix::fcntl::openat(directory, ".", flags, mode) {
+        Ok(file) => fstat(&file)?,
+        Err(_) => {
+            let mut random = [0; 8];
+            getrandom::fill(&mut random).map_err(|_| Errno::EIO)?;
+            let name = format!(".clock.{:016x}", u64::from_be_bytes(random));
+            let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+            let file = nix::fcntl::openat(directory, name.as_str(), flags, mode)?;
+            let stat = fstat(&file);
+            // NFS clients rename a file that is removed while it is open.
+            drop(file);
+            remove_file(directory, OsStr::new(&name))?;
+            stat?
+        }
+    };
+    Ok(Duration::new(stat.st_mtime.max(0) as u64, stat.st_mtime_nsec.max(0) as u32))
 }
 
 pub(super) fn os(name: &[u8]) -> &OsStr {

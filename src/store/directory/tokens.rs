@@ -5,11 +5,9 @@
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::sys::stat::{Mode, fstat};
+use nix::sys::stat::Mode;
 
 use super::pointer::number_of;
 use super::sys;
@@ -41,26 +39,4 @@ pub(super) fn raise(work: &OwnedFd, number: u64, mode: Mode) -> Result<(), Errno
             done => return done,
         }
     }
-}
-
-/// The time, since 1970, that the file system gives to a file made now.
-pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Errno> {
-    let flags = OFlag::O_WRONLY | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
-    // No name, nothing to clean up; NFS does not have it.
-    let stat = match nix::fcntl::openat(directory, ".", flags, mode) {
-        Ok(file) => fstat(&file)?,
-        Err(_) => {
-            let mut random = [0; 8];
-            getrandom::fill(&mut random).map_err(|_| Errno::EIO)?;
-            let name = format!(".clock.{:016x}", u64::from_be_bytes(random));
-            let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
-            let file = nix::fcntl::openat(directory, name.as_str(), flags, mode)?;
-            let stat = fstat(&file);
-            // NFS clients rename a file that is removed while it is open.
-            drop(file);
-            sys::remove_file(directory, OsStr::new(&name))?;
-            stat?
-        }
-    };
-    Ok(Duration::new(stat.st_mtime.max(0) as u64, stat.st_mtime_nsec.max(0) as u32))
 }

@@ -1,0 +1,175 @@
+//! Somebody who uses the store as the engine does, one operation after the other.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::TIME;
+use super::replay::{self, Answer, Call, Progress};
+use crate::error::Result;
+use crate::host::{Called, Host, Listener, Vigil};
+use crate::lock::{Fate, Home, Process, Proof};
+use crate::store::directory::{Directory, Root};
+use crate::store::{Layout, Reach, Store, Swap, Version};
+
+/// The name that all want.
+const NAME: &[u8] = b"x";
+
+/// What somebody is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Doing {
+    /// Reads what is there.
+    Looks,
+    /// Puts himself in its place.
+    Takes(Option<Number>),
+    /// Was told that it is his.
+    Holds(Number),
+    /// Changes it while it is his.
+    Changes(Number),
+    /// Looks what became of that.
+    LooksAfterChange,
+    GivesBack(Number),
+    /// Looks whether it is still there.
+    LooksAfterGivingBack,
+    Sweeps,
+    Ended,
+}
+
+/// [`Version`], to be hashed.
+pub(crate) type Number = (u64, u64);
+
+/// What an operation answered.
+#[derive(Debug, Clone)]
+pub(crate) enum Found {
+    Read(Option<(Number, Vec<u8>)>),
+    Swapped(Option<Number>),
+    Swept,
+}
+
+/// Who does something for the how manieth time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Act {
+    pub(crate) client: usize,
+    pub(crate) serial: u64,
+    pub(crate) doing: Doing,
+    pub(crate) is_nfs: bool,
+}
+
+impl Act {
+    /// What is stored by it.
+    fn body(&self) -> Option<Vec<u8>> {
+        let changed = matches!(self.doing, Doing::Changes(_));
+        (!matches!(self.doing, Doing::GivesBack(_))).then(|| vec![self.client as u8, u8::from(changed)])
+    }
+
+    /// Runs it on these answers, unless that was done before. It ends with `None` if it fails.
+    pub(crate) fn run_once(&self, answers: &[Answer]) -> Progress<Option<Found>> {
+        thread_local! {
+            static KNOWN: RefCell<HashMap<(Act, Vec<Answer>), Progress<Option<Found>>>> = RefCell::default();
+        }
+        KNOWN.with_borrow_mut(|known| {
+            let run = || replay::run(answers, |directory| self.operate(directory).ok());
+            known.entry((*self, answers.to_vec())).or_insert_with(run).clone()
+        })
+    }
+
+    fn operate(&self, directory: OwnedFd) -> Result<Found> {
+        let reach = if self.is_nfs { Reach::ManyHosts } else { Reach::ThisHost };
+        let store = Directory {
+            path: PathBuf::from("/store"),
+            layout: Layout::Own,
+            shared: self.is_nfs,
+            host: Arc::new(Clockwork { drawn: Mutex::new((self.client as u64) << 32 | self.serial << 8), act: *self }),
+            root: Mutex::new(Some(Arc::new(Root::simulated(directory, reach)))),
+        };
+        let number = |version: Version| (version.number, version.mark);
+        let expect = match self.doing {
+            Doing::Takes(expect) => expect,
+            Doing::Changes(version) | Doing::GivesBack(version) => Some(version),
+            Doing::Sweeps => return store.sweep(false).map(|_| Found::Swept),
+            _ => {
+                let stored = store.read(NAME)?;
+                return Ok(Found::Read(stored.map(|stored| (number(stored.version), stored.body))));
+            }
+        };
+        let expect = expect.map(|(number, mark)| Version { number, mark });
+        let swap = store.swap(NAME, expect.as_ref(), self.body().as_deref())?;
+        Ok(Found::Swapped(match swap {
+            Swap::Stored(version) => Some(number(version)),
+            Swap::Conflict => None,
+        }))
+    }
+
+    /// Whether nobody else can see what a call does, or change what it finds.
+    pub(crate) fn is_private(&self, call: &Call, drafts: impl Fn(&str) -> bool) -> bool {
+        match call {
+            Call::OpenDirectory { at, name } if name == "." => at == super::STORE || at == ".work",
+            Call::Create { at, .. } => drafts(at),
+            _ => false,
+        }
+    }
+}
+
+/// A host whose clock stands still, and whose random numbers are never the same twice.
+struct Clockwork {
+    drawn: Mutex<u64>,
+    act: Act,
+}
+
+impl Host for Clockwork {
+    fn boottime(&self) -> Duration {
+        TIME
+    }
+
+    fn wall(&self) -> Duration {
+        // Who sweeps takes all drafts for old.
+        if self.act.doing == Doing::Sweeps { TIME * 1000 } else { TIME }
+    }
+
+    fn home(&self) -> Result<Home> {
+        Ok(Home { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 })
+    }
+
+    fn name(&self) -> String {
+        String::new()
+    }
+
+    fn uid(&self) -> u32 {
+        0
+    }
+
+    fn this_process(&self) -> Result<Process> {
+        Ok(Process { pid: 1, start: 1 })
+    }
+
+    fn process(&self, _pid: i32) -> Result<Option<Process>> {
+        Ok(None)
+    }
+
+    fn waiting_caller(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
+        Vec::new()
+    }
+
+    fn fate(&self, _home: &Home, _process: &Process, _reach: Reach) -> Fate {
+        Fate::Unknown
+    }
+
+    fn random(&self) -> Result<[u8; 16]> {
+        let mut drawn = self.drawn.lock().expect("nobody panics with it");
+        *drawn += 1;
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&drawn.to_be_bytes());
+        Ok(bytes)
+    }
+
+    fn vigil<'a>(&self, _proof: &Proof, _interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>> {
+        unreachable!("a store does not wait")
+    }
+
+    fn ring(&self, _listener: Listener<'_>) -> bool {
+        false
+    }
+}

@@ -1,0 +1,196 @@
+//! A file system in which each call is one step: what is in its directories, and what came of a call.
+//!
+//! A directory that was removed while somebody has it open is empty and takes nothing more (ENOENT, or ESTALE on NFS).
+//! To rename a directory onto an empty one replaces that, as rename(2) says.
+
+use std::collections::BTreeMap;
+
+use nix::errno::Errno;
+
+use super::STORE;
+use super::replay::{Answer, Call, Place};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct FileSystem {
+    pub(crate) is_nfs: bool,
+    pub(crate) directories: BTreeMap<Place, Names>,
+    /// What was in each directory before its last change: what a stale listing shows.
+    before: BTreeMap<Place, Names>,
+    /// Who has seen that change, as a set: nobody is shown what is older than what he has seen.
+    seen_by: BTreeMap<Place, u32>,
+}
+
+pub(crate) type Names = BTreeMap<String, Node>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Node {
+    File(Vec<u8>),
+    Directory(Place),
+}
+
+/// What is wrong with it on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wrong {
+    /// Two who rename the same name may both succeed.
+    TwoWinRename,
+    /// A directory that is not empty can be replaced.
+    ReplacesFullDirectory,
+}
+
+impl FileSystem {
+    pub(crate) fn new(is_nfs: bool) -> FileSystem {
+        let directories = BTreeMap::from([(STORE.to_string(), Names::new())]);
+        FileSystem { is_nfs, directories, before: BTreeMap::new(), seen_by: BTreeMap::new() }
+    }
+
+    fn gone(&self) -> Errno {
+        if self.is_nfs { Errno::ESTALE } else { Errno::ENOENT }
+    }
+
+    fn names(&self, place: &Place) -> Result<&Names, Errno> {
+        self.directories.get(place).ok_or_else(|| self.gone())
+    }
+
+    fn change(&mut self, place: &Place) -> Result<&mut Names, Errno> {
+        let gone = self.gone();
+        let names = self.directories.get_mut(place).ok_or(gone)?;
+        if self.is_nfs {
+            self.before.insert(place.clone(), names.clone());
+            self.seen_by.remove(place);
+        }
+        Ok(names)
+    }
+
+    /// Makes a call for this client.
+    pub(crate) fn apply(&mut self, client: usize, call: &Call, wrong: Option<Wrong>) -> Answer {
+        let answer = self.try_to(call, wrong).unwrap_or_else(|errno| Answer::Failed(errno as i32));
+        for place in call.places().into_iter().filter(|place| self.before.contains_key(*place)) {
+            *self.seen_by.entry(place.clone()).or_default() |= 1 << client;
+        }
+        answer
+    }
+
+    fn try_to(&mut self, call: &Call, wrong: Option<Wrong>) -> Result<Answer, Errno> {
+        match call {
+            Call::OpenDirectory { at, name } if name == "." => {
+                self.names(at)?;
+                Ok(Answer::Opened(at.clone()))
+            }
+            Call::OpenDirectory { at, name } => match self.names(at)?.get(name) {
+                Some(Node::Directory(place)) => Ok(Answer::Opened(place.clone())),
+                Some(Node::File(_)) => Err(Errno::ENOTDIR),
+                None => Err(Errno::ENOENT),
+            },
+            Call::MakeDirectory { at, name } => {
+                if self.names(at)?.contains_key(name) {
+                    return Err(Errno::EEXIST);
+                }
+                self.change(at)?.insert(name.clone(), Node::Directory(name.clone()));
+                self.directories.insert(name.clone(), Names::new());
+                Ok(Answer::Opened(name.clone()))
+            }
+            Call::Create { at, name, bytes } => {
+                if self.names(at)?.contains_key(name) {
+                    return Err(Errno::EEXIST);
+                }
+                self.change(at)?.insert(name.clone(), Node::File(bytes.clone()));
+                Ok(Answer::Done)
+            }
+            Call::Read { at, name } => match self.names(at)?.get(name) {
+                Some(Node::File(bytes)) => Ok(Answer::Bytes(bytes.clone())),
+                Some(Node::Directory(_)) => Err(Errno::EISDIR),
+                None => Err(Errno::ENOENT),
+            },
+            Call::Rename { from, old, to, new } => self.rename((from, old), (to, new), wrong),
+            Call::RemoveFile { at, name } => match self.names(at)?.get(name) {
+                Some(Node::Directory(_)) => Err(Errno::EISDIR),
+                None => Err(Errno::ENOENT),
+                Some(Node::File(_)) => {
+                    self.change(at)?.remove(name);
+                    Ok(Answer::Done)
+                }
+            },
+            Call::RemoveDirectory { at, name } => {
+                let Some(node) = self.names(at)?.get(name) else { return Err(Errno::ENOENT) };
+                let Node::Directory(place) = node.clone() else { return Err(Errno::ENOTDIR) };
+                if !self.directories[&place].is_empty() {
+                    return Err(Errno::ENOTEMPTY);
+                }
+                self.change(at)?.remove(name);
+                self.forget(&place);
+                Ok(Answer::Done)
+            }
+            Call::List { at } => Ok(Answer::Names(self.names(at)?.keys().cloned().collect())),
+            Call::IsThere { at } => self.names(at).map(|_| Answer::Done),
+        }
+    }
+
+    fn rename(&mut self, from: (&Place, &str), to: (&Place, &str), wrong: Option<Wrong>) -> Result<Answer, Errno> {
+        self.names(to.0)?;
+        let Some(node) = self.names(from.0)?.get(from.1).cloned() else {
+            // As if it were still there: whatever it was renamed to is renamed once more.
+            let pointer = |name: &&String| !name.starts_with("rec.");
+            let now = self.names(from.0)?.keys().find(pointer).cloned();
+            let now = now.filter(|_| wrong == Some(Wrong::TwoWinRename) && from.0 == to.0).ok_or(Errno::ENOENT)?;
+            return self.rename((from.0, &now), to, None);
+        };
+        let replaced = self.names(to.0)?.get(to.1).cloned();
+        match (&node, &replaced) {
+            (_, None) | (Node::File(_), Some(Node::File(_))) => {}
+            (Node::File(_), Some(Node::Directory(_))) => return Err(Errno::EISDIR),
+            (Node::Directory(_), Some(Node::File(_))) => return Err(Errno::ENOTDIR),
+            (Node::Directory(_), Some(Node::Directory(place))) => {
+                if !self.directories[place].is_empty() && wrong != Some(Wrong::ReplacesFullDirectory) {
+                    return Err(Errno::ENOTEMPTY);
+                }
+            }
+        }
+        if let Some(Node::Directory(place)) = replaced {
+            self.forget(&place);
+        }
+        self.change(from.0)?.remove(from.1);
+        self.change(to.0)?.insert(to.1.to_string(), node);
+        Ok(Answer::Done)
+    }
+
+    fn forget(&mut self, place: &Place) {
+        self.directories.remove(place);
+        self.before.remove(place);
+        self.seen_by.remove(place);
+    }
+
+    /// What a client may be shown that has an old listing of this directory.
+    pub(crate) fn stale(&self, client: usize, call: &Call) -> Option<Answer> {
+        let has_seen = |place: &Place| self.seen_by.get(place).is_some_and(|by| by & (1 << client) != 0);
+        if call.places().into_iter().any(has_seen) {
+            return None;
+        }
+        match call {
+            Call::List { at } => {
+                let before = self.before.get(at).filter(|before| Some(*before) != self.directories.get(at))?;
+                Some(Answer::Names(before.keys().cloned().collect()))
+            }
+            // It may go on believing that nothing is there, or that what was there still is.
+            Call::OpenDirectory { at, name } if name != "." => {
+                let (now, before) = (self.directories.get(at)?.get(name), self.before.get(at)?.get(name));
+                match before {
+                    _ if now == before => None,
+                    Some(Node::Directory(place)) => Some(Answer::Opened(place.clone())),
+                    _ => Some(Answer::Failed(Errno::ENOENT as i32)),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// What the repetition of a call says whose first reply was lost: `None` where that is answered as if it were the first.
+    pub(crate) fn repeated(&self, call: &Call, first: &Answer) -> Option<Answer> {
+        let errno = match (call, first) {
+            (_, Answer::Failed(_)) => return None,
+            (Call::Rename { .. } | Call::RemoveFile { .. } | Call::RemoveDirectory { .. }, _) => Errno::ENOENT,
+            (Call::MakeDirectory { .. }, _) => Errno::EEXIST,
+            _ => return None,
+        };
+        Some(Answer::Failed(errno as i32))
+    }
+}

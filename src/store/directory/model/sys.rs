@@ -1,0 +1,130 @@
+//! The system calls of the directory store in test builds: the real ones, or, on a thread that runs a model, questions to
+//! its file system.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use nix::NixPath;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+
+use super::belonging::Belonging;
+use super::model::replay::{self, Call, text};
+
+#[path = "../sys.rs"]
+mod real;
+
+pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
+    match replay::directory(&at) {
+        Some(at) => replay::opened(Call::OpenDirectory { at, name: replay::path(name) }),
+        None => real::open_directory(at, name),
+    }
+}
+
+pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, belonging: Belonging) -> Result<OwnedFd, Errno> {
+    match replay::directory(&at) {
+        Some(at) => replay::opened(Call::MakeDirectory { at, name: name.to_string() }),
+        None => real::make_directory(at, name, mode, belonging),
+    }
+}
+
+pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
+    match replay::directory(&at) {
+        Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
+        None => real::create_file(at, name, mode, bytes, synced),
+    }
+}
+
+pub(super) fn create_file_as(
+    at: impl AsFd,
+    name: &str,
+    kind: (OFlag, Mode, Belonging),
+    bytes: &[u8],
+    synced: bool,
+) -> Result<(), Errno> {
+    match replay::directory(&at) {
+        Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
+        None => real::create_file_as(at, name, kind, bytes, synced),
+    }
+}
+
+pub(super) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
+    real::sync_directory(directory)
+}
+
+pub(super) fn read_file(
+    at: impl AsFd,
+    name: &str,
+    flags: OFlag,
+    most: usize,
+) -> Result<Result<Vec<u8>, String>, Errno> {
+    match replay::directory(&at) {
+        Some(at) => replay::bytes(Call::Read { at, name: name.to_string() }).map(Ok),
+        None => real::read_file(at, name, flags, most),
+    }
+}
+
+pub(super) fn rename<P: ?Sized + NixPath>(from: impl AsFd, old: &P, to: impl AsFd, new: &OsStr) -> Result<(), Errno> {
+    match (replay::directory(&from), replay::directory(&to)) {
+        (Some(from), Some(to)) => replay::done(Call::Rename { from, old: replay::path(old), to, new: text(new) }),
+        _ => real::rename(from, old, to, new),
+    }
+}
+
+pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
+    let Some(directory) = replay::directory(&at) else { return real::remove_if_there(at, name) };
+    match replay::done(Call::RemoveFile { at: directory, name: text(name) }) {
+        Ok(()) => Ok(true),
+        Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+    remove_if_there(at, name).map(drop)
+}
+
+pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
+    let Some(directory) = replay::directory(&at) else { return real::remove_directory(at, name) };
+    match replay::done(Call::RemoveDirectory { at: directory, name: text(name) }) {
+        Err(Errno::ENOENT | Errno::ESTALE) => Ok(()),
+        removed => removed,
+    }
+}
+
+pub(super) fn each_name<E: From<Errno>>(
+    directory: impl AsFd,
+    visit: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    match replay::directory(&directory) {
+        Some(at) => replay::names(Call::List { at })?.iter().try_for_each(|name| visit(name.as_bytes())),
+        None => real::each_name(directory, visit),
+    }
+}
+
+pub(super) fn is_removed(directory: impl AsFd) -> bool {
+    match replay::directory(&directory) {
+        Some(at) => replay::done(Call::IsThere { at }).is_err(),
+        None => real::is_removed(directory),
+    }
+}
+
+pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
+    match replay::directory(&at) {
+        Some(_) => Ok(super::model::TIME),
+        None => real::changed_at(at, name),
+    }
+}
+
+pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Errno> {
+    match replay::directory(directory) {
+        Some(_) => Ok(super::model::TIME),
+        None => real::fresh_time(directory, mode),
+    }
+}
+
+pub(super) fn os(name: &[u8]) -> &OsStr {
+    real::os(name)
+}

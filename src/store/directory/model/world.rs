@@ -1,0 +1,355 @@
+//! What several clients of one store may do in any order, what may go wrong meanwhile, and what must be so all the time.
+
+use stateright::{Model, Property};
+
+use super::client::{Act, Doing, Found, Number};
+use super::file_system::{FileSystem, Node, Wrong};
+use super::replay::{Answer, Call, Progress};
+
+pub(crate) const ONE_HOLDER: &str = "at most one holds";
+pub(crate) const NUMBERS_RISE: &str = "version numbers rise";
+pub(crate) const SEEN: &str = "who looks while somebody holds sees that";
+pub(crate) const WORKS: &str = "no operation fails";
+pub(crate) const LASTS: &str = "what is changed by its holder is changed";
+pub(crate) const FREE_AGAIN: &str = "when all is over the next one gets it, and nothing is left";
+
+/// So many swaps one client makes at most.
+const MOST_SWAPS: u64 = 8;
+
+/// The one who comes when all is over.
+const NEWCOMER: usize = 7;
+
+/// What is explored.
+#[derive(Debug, Clone)]
+pub(crate) struct World {
+    pub(crate) is_nfs: bool,
+    pub(crate) clients: Vec<Script>,
+    pub(crate) faults: Faults,
+    pub(crate) wrong: Option<Wrong>,
+}
+
+/// What a client does.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Script {
+    /// Takes it and gives it back, so often.
+    Takes(u8),
+    /// The same, and changes it in between.
+    TakesAndChanges(u8),
+    Sweeps,
+}
+
+/// How often what may go wrong.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Faults {
+    pub(crate) crashes: u8,
+    /// A call is made, its reply is lost, and what is heard is what its repetition says.
+    pub(crate) lost_replies: u8,
+    /// A client is shown an old listing, or looks up a name in one.
+    pub(crate) stale_looks: u8,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct State {
+    pub(crate) files: FileSystem,
+    pub(crate) clients: Vec<Client>,
+    left: Faults,
+    /// The highest number that anybody was told when he took it or changed it.
+    told: u64,
+    broken: Option<&'static str>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Client {
+    pub(crate) doing: Doing,
+    is_dead: bool,
+    /// What is left to do, over and over.
+    rounds: u8,
+    swaps: u64,
+    /// Who held it when the operation began.
+    held_by: Option<usize>,
+    answers: Vec<Answer>,
+    pub(crate) call: Option<Call>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Action {
+    Goes(usize),
+    LosesReply(usize),
+    LooksStale(usize),
+    Dies(usize),
+}
+
+impl Model for World {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let client = |script: &Script| Client {
+            doing: if matches!(script, Script::Sweeps) { Doing::Sweeps } else { Doing::Looks },
+            is_dead: false,
+            rounds: match script {
+                Script::Takes(rounds) | Script::TakesAndChanges(rounds) => *rounds,
+                Script::Sweeps => 1,
+            },
+            swaps: 0,
+            held_by: None,
+            answers: Vec::new(),
+            call: None,
+        };
+        let clients: Vec<Client> = self.clients.iter().map(client).collect();
+        let files = FileSystem::new(self.is_nfs);
+        let mut first = State { files, clients, left: self.faults, told: 0, broken: None };
+        (0..self.clients.len()).for_each(|at| self.run(&mut first, at));
+        vec![first]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.broken.is_some() {
+            return;
+        }
+        for (at, client) in state.clients.iter().enumerate().filter(|(_, client)| client.doing != Doing::Ended) {
+            actions.push(Action::Goes(at));
+            if state.left.crashes > 0 {
+                actions.push(Action::Dies(at));
+            }
+            let Some(call) = &client.call else { continue };
+            if state.left.lost_replies > 0 && changes(call) {
+                actions.push(Action::LosesReply(at));
+            }
+            if state.left.stale_looks > 0 && state.files.stale(at, call).is_some() {
+                actions.push(Action::LooksStale(at));
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut next = last.clone();
+        let state = &mut next;
+        let (Action::Goes(at) | Action::LosesReply(at) | Action::LooksStale(at) | Action::Dies(at)) = action;
+        let call = state.clients[at].call.clone();
+        match (action, call) {
+            (Action::Dies(_), _) => {
+                state.left.crashes -= 1;
+                let client = &mut state.clients[at];
+                (client.is_dead, client.doing, client.call) = (true, Doing::Ended, None);
+                client.answers.clear();
+                return Some(next);
+            }
+            (Action::Goes(_), Some(call)) => {
+                let answer = state.files.apply(at, &call, self.wrong);
+                state.clients[at].answers.push(answer);
+            }
+            (Action::LosesReply(_), Some(call)) => {
+                state.left.lost_replies -= 1;
+                let first = state.files.apply(at, &call, self.wrong);
+                let repeated = state.files.repeated(&call, &first)?;
+                state.clients[at].answers.push(repeated);
+            }
+            (Action::LooksStale(_), Some(call)) => {
+                state.left.stale_looks -= 1;
+                let stale = state.files.stale(at, &call)?;
+                state.clients[at].answers.push(stale);
+            }
+            // Nothing to be asked: it has just been told that it holds.
+            (_, None) => self.begin_after_holding(state, at),
+        }
+        self.run(state, at);
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(ONE_HOLDER, |_, state: &State| holders(state).count() <= 1),
+            Property::always(NUMBERS_RISE, |_, state: &State| state.broken != Some(NUMBERS_RISE)),
+            Property::always(SEEN, |_, state: &State| state.broken != Some(SEEN)),
+            Property::always(WORKS, |_, state: &State| state.broken != Some(WORKS)),
+            Property::always(LASTS, |_, state: &State| state.broken != Some(LASTS)),
+            Property::always(FREE_AGAIN, |world: &World, state: &State| {
+                let over = state.clients.iter().all(|client| client.doing == Doing::Ended);
+                !over || state.broken.is_some() || world.is_free_again(state)
+            }),
+        ]
+    }
+}
+
+/// Who holds it: from when he was told until he begins to give it back.
+fn holders(state: &State) -> impl Iterator<Item = usize> {
+    let holds = |client: &Client| matches!(client.doing, Doing::Holds(_) | Doing::Changes(_) | Doing::LooksAfterChange);
+    state.clients.iter().enumerate().filter(move |(_, client)| holds(client)).map(|(at, _)| at)
+}
+
+fn changes(call: &Call) -> bool {
+    !matches!(
+        call,
+        Call::OpenDirectory { .. } | Call::Read { .. } | Call::List { .. } | Call::IsThere { .. } | Call::Create { .. }
+    )
+}
+
+impl World {
+    fn act(&self, state: &State, at: usize) -> Act {
+        let client = &state.clients[at];
+        Act { client: at, serial: client.swaps, doing: client.doing, is_nfs: self.is_nfs }
+    }
+
+    /// Runs a client up to its next call, or through the end of its operation up to the first call of the next.
+    fn run(&self, state: &mut State, at: usize) {
+        loop {
+            state.clients[at].call = None;
+            if matches!(state.clients[at].doing, Doing::Ended | Doing::Holds(_)) {
+                return;
+            }
+            let act = self.act(state, at);
+            match act.run_once(&state.clients[at].answers) {
+                Progress::Calls(call) => {
+                    let sweeps = self.clients.iter().any(|script| matches!(script, Script::Sweeps));
+                    let is_draft = |place: &str| {
+                        !sweeps && state.files.directories.get(".work").is_some_and(|work| work.contains_key(place))
+                    };
+                    if !act.is_private(&call, is_draft) {
+                        state.clients[at].call = Some(call);
+                        return;
+                    }
+                    let answer = state.files.apply(at, &call, self.wrong);
+                    state.clients[at].answers.push(answer);
+                }
+                Progress::Ended(found) => {
+                    state.clients[at].answers.clear();
+                    self.go_on(state, at, found);
+                    let held_by = holders(state).next();
+                    state.clients[at].held_by = held_by;
+                }
+            }
+        }
+    }
+
+    fn begin_after_holding(&self, state: &mut State, at: usize) {
+        let client = &mut state.clients[at];
+        if let Doing::Holds(version) = client.doing {
+            let changes = matches!(self.clients[at], Script::TakesAndChanges(_));
+            client.doing = if changes { Doing::Changes(version) } else { Doing::GivesBack(version) };
+        }
+    }
+
+    /// What a client does after this answer.
+    fn go_on(&self, state: &mut State, at: usize, found: Option<Found>) {
+        let found = match found {
+            Some(found) => found,
+            None => {
+                state.broken = Some(WORKS);
+                return end(&mut state.clients[at]);
+            }
+        };
+        if let Found::Read(read) = &found {
+            self.must_see_holder(state, at, read.as_ref().map(|(_, body)| usize::from(body[0])));
+        }
+        let dead: Vec<bool> = state.clients.iter().map(|client| client.is_dead).collect();
+        let is_dead = |body: &[u8]| dead[usize::from(body[0])];
+        let is_mine = |body: &[u8]| usize::from(body[0]) == at;
+        let client = &mut state.clients[at];
+        match (client.doing, found) {
+            (Doing::Looks, Found::Read(None)) => client.doing = Doing::Takes(None),
+            (Doing::Looks, Found::Read(Some((version, body)))) if is_mine(&body) => tell(state, at, version),
+            (Doing::Looks, Found::Read(Some((version, body)))) if is_dead(&body) => {
+                client.doing = Doing::Takes(Some(version));
+            }
+            // Somebody else holds it.
+            (Doing::Looks, Found::Read(Some(_))) => next_round(client),
+            (Doing::Takes(_), Found::Swapped(Some(version))) => tell(state, at, version),
+            (Doing::Takes(_), Found::Swapped(None)) => again(client, Doing::Looks),
+            (Doing::Changes(_), Found::Swapped(Some(version))) => {
+                if version.0 <= state.told {
+                    state.broken = Some(NUMBERS_RISE);
+                }
+                state.told = version.0.max(state.told);
+                again(client, Doing::GivesBack(version));
+            }
+            (Doing::Changes(_), Found::Swapped(None)) => again(client, Doing::LooksAfterChange),
+            (Doing::LooksAfterChange, Found::Read(Some((version, body)))) if is_mine(&body) && body[1] == 1 => {
+                again(client, Doing::GivesBack(version));
+            }
+            (Doing::LooksAfterChange, Found::Read(_)) => {
+                state.broken = Some(LASTS);
+                end(client);
+            }
+            (Doing::GivesBack(_), Found::Swapped(Some(_))) => next_round(client),
+            (Doing::GivesBack(_), Found::Swapped(None)) => again(client, Doing::LooksAfterGivingBack),
+            (Doing::LooksAfterGivingBack, Found::Read(Some((version, body)))) if is_mine(&body) => {
+                again(client, Doing::GivesBack(version));
+            }
+            (Doing::LooksAfterGivingBack, Found::Read(_)) => next_round(client),
+            _ => end(client),
+        }
+    }
+
+    /// Whoever held it when a look began, and still does, must be seen. A stale look may miss him; it costs a retry.
+    fn must_see_holder(&self, state: &mut State, at: usize, seen: Option<usize>) {
+        let holder = state.clients[at].held_by.filter(|_| self.faults.stale_looks == 0);
+        if holder.is_some() && holder == holders(state).next() && seen != holder {
+            state.broken = Some(SEEN);
+        }
+    }
+
+    /// Whether somebody who comes now takes it and gives it back, and what is left after that when it is swept.
+    fn is_free_again(&self, state: &State) -> bool {
+        let mut files = state.files.clone();
+        let mut serial = 0;
+        let mut doing = Doing::Looks;
+        loop {
+            serial += 1;
+            let act = Act { client: NEWCOMER, serial, doing, is_nfs: self.is_nfs };
+            doing = match (doing, to_its_end(&act, &mut files)) {
+                _ if serial > 2 * MOST_SWAPS => return false,
+                (Doing::Looks, Some(Found::Read(found))) => Doing::Takes(found.map(|(version, _)| version)),
+                (Doing::Takes(_), Some(Found::Swapped(None))) => Doing::Looks,
+                (Doing::Takes(_), Some(Found::Swapped(Some(version)))) if version.0 > state.told => {
+                    Doing::GivesBack(version)
+                }
+                (Doing::GivesBack(_), Some(Found::Swapped(Some(_)))) => Doing::Sweeps,
+                (Doing::Sweeps, Some(Found::Swept)) => break,
+                _ => return false,
+            };
+        }
+        let is_left = |name: &str| name.starts_with(".new") || name.starts_with(".dead");
+        let work = &files.directories[".work"];
+        let is_record = |(_, node): &(&String, &Node)| matches!(node, Node::Directory(place) if place != ".work");
+        let records = files.directories[super::STORE].iter().filter(is_record).count();
+        let resting = work.keys().filter(|name| name.starts_with("rest.")).count();
+        // On NFS only those can be told from others' that are older than a minute there.
+        (self.is_nfs || !work.keys().any(|name| is_left(name))) && records <= resting
+    }
+}
+
+/// Runs an operation alone.
+fn to_its_end(act: &Act, files: &mut FileSystem) -> Option<Found> {
+    let mut answers = Vec::new();
+    loop {
+        match act.run_once(&answers) {
+            Progress::Calls(call) => answers.push(files.apply(act.client, &call, None)),
+            Progress::Ended(found) => return found,
+        }
+    }
+}
+
+/// A client is told that it is his.
+fn tell(state: &mut State, at: usize, version: Number) {
+    if version.0 <= state.told {
+        state.broken = Some(NUMBERS_RISE);
+    }
+    state.told = version.0.max(state.told);
+    again(&mut state.clients[at], Doing::Holds(version));
+}
+
+fn again(client: &mut Client, doing: Doing) {
+    client.swaps += 1;
+    client.doing = if client.swaps > MOST_SWAPS { Doing::Ended } else { doing };
+}
+
+fn next_round(client: &mut Client) {
+    client.rounds -= 1;
+    let doing = if client.rounds == 0 { Doing::Ended } else { Doing::Looks };
+    again(client, doing);
+}
+
+fn end(client: &mut Client) {
+    (client.doing, client.call) = (Doing::Ended, None);
+}

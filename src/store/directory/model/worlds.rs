@@ -1,0 +1,107 @@
+//! The worlds in which the directory store is explored, and those in which something is wrong on purpose.
+
+use std::time::Instant;
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+use super::file_system::Wrong;
+use super::world::Script::{self, Sweeps, Takes, TakesAndChanges};
+use super::world::{Faults, ONE_HOLDER, World};
+
+const NOTHING: Faults = Faults { crashes: 0, lost_replies: 0, stale_looks: 0 };
+
+fn is_full() -> bool {
+    std::env::var_os("CSALOCK_MODEL").is_some_and(|value| value == "full")
+}
+
+fn explore(what: &str, is_nfs: bool, clients: &[Script], in_ci: Faults, in_full: Faults) {
+    let faults = if is_full() { in_full } else { in_ci };
+    let world = World { is_nfs, clients: clients.to_vec(), faults, wrong: None };
+    let started = Instant::now();
+    let done = world.clone().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_dfs().join();
+    if !done.discoveries().is_empty() {
+        let shortest = world.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+        for (promise, path) in shortest.discoveries() {
+            panic!("{what}: \"{promise}\" is broken by\n{}", story(path));
+        }
+    }
+    eprintln!("model: directory, {what}: {} states in {:?}", done.unique_state_count(), started.elapsed());
+}
+
+fn story(path: stateright::Path<super::world::State, super::world::Action>) -> String {
+    let mut told = String::new();
+    for (state, action) in path.into_vec() {
+        for (place, names) in &state.files.directories {
+            told += &format!("  {place}: {:?}\n", names.keys().collect::<Vec<_>>());
+        }
+        for client in &state.clients {
+            told += &format!("    {:?} {:?}\n", client.doing, client.call);
+        }
+        told += &format!("{action:?}\n");
+    }
+    told
+}
+
+#[test]
+fn two_take_what_is_free_and_give_it_back() {
+    explore("two", false, &[Takes(1), Takes(1)], Faults { crashes: 1, ..NOTHING }, Faults { crashes: 2, ..NOTHING });
+}
+
+#[test]
+fn a_name_is_taken_again_and_again() {
+    explore("again", false, &[Takes(2), Takes(2)], NOTHING, Faults { crashes: 1, ..NOTHING });
+}
+
+#[test]
+fn a_record_is_changed_and_removed() {
+    let clients = [TakesAndChanges(1), TakesAndChanges(1)];
+    explore("changes", false, &clients, Faults { crashes: 1, ..NOTHING }, Faults { crashes: 2, ..NOTHING });
+}
+
+#[test]
+fn three_take_what_is_free() {
+    explore("three", false, &[Takes(1), Takes(1), Takes(1)], NOTHING, Faults { crashes: 1, ..NOTHING });
+}
+
+#[test]
+fn somebody_sweeps_while_others_are_at_work() {
+    let one_dies = Faults { crashes: 1, ..NOTHING };
+    explore("sweeping", false, &[TakesAndChanges(1), Sweeps], one_dies, one_dies);
+    if is_full() {
+        explore("sweeping, two", false, &[Takes(1), TakesAndChanges(1), Sweeps], NOTHING, NOTHING);
+    }
+}
+
+#[test]
+fn replies_are_lost_and_listings_are_old_as_on_nfs() {
+    let faults = Faults { lost_replies: 1, stale_looks: 1, ..NOTHING };
+    explore("NFS", true, &[Takes(1), Takes(1)], faults, Faults { crashes: 1, lost_replies: 2, stale_looks: 1 });
+}
+
+#[test]
+fn replies_are_lost_while_a_record_is_changed() {
+    let clients = [TakesAndChanges(1), TakesAndChanges(1)];
+    let lost = Faults { lost_replies: 1, ..NOTHING };
+    explore("NFS, changes", true, &clients, lost, Faults { lost_replies: 1, stale_looks: 1, ..NOTHING });
+    if is_full() {
+        let faults = Faults { crashes: 1, ..lost };
+        explore("NFS, changes, one dies", true, &clients, faults, faults);
+    }
+}
+
+/// In a world in which this is wrong, two hold at once.
+fn two_hold_where(wrong: Wrong, clients: &[Script]) {
+    let world = World { is_nfs: false, clients: clients.to_vec(), faults: NOTHING, wrong: Some(wrong) };
+    let checker = world.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    checker.assert_any_discovery(ONE_HOLDER);
+}
+
+#[test]
+fn two_hold_where_a_directory_that_is_not_empty_may_be_replaced() {
+    two_hold_where(Wrong::ReplacesFullDirectory, &[Takes(1), Takes(1)]);
+}
+
+#[test]
+fn two_hold_where_two_may_win_one_rename() {
+    two_hold_where(Wrong::TwoWinRename, &[Takes(2), Takes(2)]);
+}

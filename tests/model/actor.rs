@@ -1,0 +1,157 @@
+//! Somebody who acts: which task he is at, which step of it, and what he holds as far as he was told.
+
+use std::sync::Arc;
+
+use csalock::lock::Share;
+
+use super::facts::Known;
+use super::storage::{Bytes, Version};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Actor {
+    /// The task that is at hand.
+    pub(crate) task: usize,
+    pub(crate) phase: Phase,
+    /// A reply was lost, or somebody was faster.
+    pub(crate) repeated: bool,
+    /// Somebody rang.
+    pub(crate) rung: bool,
+    /// Its patience is over, or it must give way: it leaves the queue.
+    pub(crate) leaves: bool,
+    /// It was refused something: it gives back what it has.
+    pub(crate) refused: bool,
+    /// Whose grants it is about to break.
+    pub(crate) breaking: Option<Vec<usize>>,
+    /// How often it renewed what it keeps.
+    pub(crate) renewals: u8,
+    /// The last version that it saw of each name: nobody reads what is older than what he has seen.
+    pub(crate) seen: Vec<u64>,
+    /// What it holds of each name.
+    pub(crate) holds: Vec<Hold>,
+    /// The lease by which others take it for alive while it waits.
+    pub(crate) waits_by: Option<u64>,
+    /// The lease that was begun for a grant.
+    pub(crate) begun: Option<u64>,
+}
+
+/// What somebody holds of one name, as far as he knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Hold {
+    pub(crate) is: Holding,
+    pub(crate) share: Option<Mode>,
+    pub(crate) slot: u32,
+    /// The lease that ends it.
+    pub(crate) lease: Option<u64>,
+    /// It wrote itself that it has it.
+    pub(crate) said: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Holding {
+    #[default]
+    Nothing,
+    /// It was told that it holds, and may do as it likes.
+    Told,
+    /// It has begun to give it back.
+    GivingBack,
+    /// Its lease is over, somebody broke it, or its owner is dead.
+    Lost,
+}
+
+/// [`Share`], to be hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Mode {
+    Exclusive,
+    Shared,
+    Slot,
+}
+
+impl From<Share> for Mode {
+    fn from(share: Share) -> Mode {
+        match share {
+            Share::Exclusive => Mode::Exclusive,
+            Share::Shared => Mode::Shared,
+            Share::Slot => Mode::Slot,
+        }
+    }
+}
+
+/// Where in a task somebody is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Phase {
+    /// About to read.
+    Ready,
+    /// It has read this, and is finding out what it must know.
+    Read(Version, Vec<Known>),
+    /// About to swap.
+    Swapping(Swapping),
+    /// In the queue, looking out for the death of these and the end of those.
+    Waiting { processes: u32, leases: u32, seen: u64 },
+    /// It has done everything, or died.
+    Ended,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Swapping {
+    pub(crate) name: usize,
+    pub(crate) expect: Option<u64>,
+    pub(crate) body: Option<Arc<Bytes>>,
+    /// What it is told then; `None`: to look again.
+    pub(crate) answer: Option<Answer>,
+    /// Whom it rings then.
+    pub(crate) rings: Vec<usize>,
+    /// Whose grants it breaks.
+    pub(crate) breaks: Vec<usize>,
+    /// It says in it that it has the lock.
+    pub(crate) says: bool,
+}
+
+/// [`csalock::lock::Outcome`], as far as the model goes by it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Answer {
+    /// It holds, by this token (`None`: the version of this swap), on this slot, until this lease is over.
+    Granted { token: Option<u64>, mode: Mode, slot: u32, lease: Option<u64> },
+    /// It is no more in the queue.
+    Left,
+    /// It was granted it before it could leave.
+    FindsIt,
+    /// It lasts until this lease is over.
+    Renewed(Option<u64>),
+    /// Anything else that is done.
+    Done,
+    /// No.
+    Refused,
+}
+
+impl Actor {
+    pub(crate) fn new(names: usize) -> Actor {
+        Actor {
+            task: 0,
+            phase: Phase::Ready,
+            repeated: false,
+            rung: false,
+            leaves: false,
+            refused: false,
+            breaking: None,
+            renewals: 0,
+            seen: vec![0; names],
+            holds: vec![Hold::default(); names],
+            waits_by: None,
+            begun: None,
+        }
+    }
+
+    /// Whether it may do as it likes with a name.
+    pub(crate) fn holds(&self, name: usize) -> bool {
+        self.holds[name].is == Holding::Told
+    }
+}
+
+impl Hold {
+    /// It is over, without having been given back.
+    pub(crate) fn lose(&mut self) {
+        if self.is != Holding::Nothing {
+            self.is = Holding::Lost;
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! What an actor asks of a record, and how it takes the answer: the loop of the engine, one step at a time.
+
+use std::sync::Arc;
+
+use csalock::lock::{
+    Application, Ask, Claimant, Facts, Grant, Outcome, Proof, Record, Step, Tenure, Wait, Waiter, Wanted, circle, decide,
+};
+
+use super::actor::{Answer, Phase, Swapping};
+use super::facts::{Known, decide_now, lease};
+use super::state::State;
+use super::storage::{Version, body};
+use super::world::{Lasts, Planted, Task, World, home, name, owner, party, process, proof, whose};
+
+/// Decides, as far as it can without asking twice for what may change in between.
+pub(crate) fn think(world: &World, state: &mut State, at: usize, version: &Version, mut known: Vec<Known>) -> Option<()> {
+    let task = world.task(state, at)?;
+    let record = version.record(&name(task.name()));
+    if matches!(task, Task::Break(_)) && state.actors[at].breaking.is_none() {
+        let seen = record.holders.iter().filter_map(|grant| whose(&grant.proof)).collect();
+        state.actors[at].breaking = Some(seen);
+    }
+    let mut facts = Facts::at(0);
+    known.iter().for_each(|known| known.teach(&mut facts));
+    let mut has_asked = false;
+    let step = loop {
+        let ask = world.ask(state, at, task)?;
+        let wanted: Wanted = match decide(&record, &ask, &facts) {
+            Ok(step) if world.lends_for_wait(state, at, task, &step)? => continue,
+            Ok(step) => break step,
+            Err(wanted) => wanted,
+        };
+        let found = Known::find_out(world, state, world.actors[at].host, &wanted);
+        if !found.is_final() && std::mem::replace(&mut has_asked, true) {
+            state.actors[at].phase = Phase::Read(version.clone(), known);
+            return Some(());
+        }
+        found.teach(&mut facts);
+        known.push(found);
+    };
+    follow(world, state, at, task, version, &record, step)
+}
+
+fn follow(
+    world: &World,
+    state: &mut State,
+    at: usize,
+    task: Task,
+    version: &Version,
+    before: &Arc<Record>,
+    step: Step,
+) -> Option<()> {
+    match step {
+        Step::Done(outcome) => world.tell(state, at, answer(&outcome), version.number),
+        Step::Write { mut record, mut outcome, wake } => {
+            if let Some(Outcome::Granted(grant, _)) = &mut outcome {
+                begin(world, state, at, &mut record, grant)?;
+            }
+            plant(world, at, task, before, &mut record);
+            let is_mine = |grant: &&Grant| grant.proof == proof(at) && grant.unconfirmed.is_none();
+            state.actors[at].phase = Phase::Swapping(Swapping {
+                name: task.name(),
+                expect: version.expect(),
+                says: matches!(outcome, Some(Outcome::Granted(..))) && record.holders.iter().any(|grant| is_mine(&grant)),
+                body: body(&record),
+                answer: outcome.as_ref().map(answer),
+                rings: wake.iter().filter_map(whose).collect(),
+                breaks: state.actors[at].breaking.clone().unwrap_or_default(),
+            });
+        }
+        Step::Wait { processes, leases, .. } => {
+            if let Some(victim) = victim_of_circle(world, state, at, task) {
+                state.actors[victim].rung |= victim != at;
+                state.actors[at].leaves |= victim == at;
+                if victim == at {
+                    state.actors[at].phase = Phase::Ready;
+                    return Some(());
+                }
+            }
+            let here = home(world.actors[at].host);
+            let visible = processes.iter().filter(|(at, _)| *at == here);
+            state.actors[at].phase = Phase::Waiting {
+                processes: visible.fold(0, |all, (_, process)| all | super::world::bit(process)),
+                leases: leases.iter().fold(0, |all, lease| all | 1 << lease.ends),
+                seen: version.number,
+            };
+        }
+        Step::Join(_) => unreachable!("no queue is that long"),
+    }
+    Some(())
+}
+
+/// The time of a grant begins before it is written.
+fn begin(world: &World, state: &mut State, at: usize, record: &mut Record, grant: &mut Grant) -> Option<()> {
+    if world.actors[at].lasts == Lasts::OwnerLives {
+        return Some(());
+    }
+    let begun = state.actors[at].begun.filter(|begun| !state.is_over(*begun));
+    let number = begun.or_else(|| world.lend(state))?;
+    state.actors[at].begun = Some(number);
+    let tenure = match world.actors[at].lasts {
+        Lasts::Renewing => Tenure::Renewed(lease(number)),
+        _ => Tenure::Until(lease(number)),
+    };
+    for holder in record.holders.iter_mut().filter(|holder| holder.proof == grant.proof) {
+        holder.tenure = tenure.clone();
+    }
+    grant.tenure = tenure;
+    Some(())
+}
+
+/// Makes wrong what is to be wrong.
+fn plant(world: &World, at: usize, task: Task, before: &Record, record: &mut Record) {
+    match world.planted {
+        Some(Planted::NobodyServed) if matches!(task, Task::GiveBack(_)) => {
+            let mut unserved = before.clone();
+            unserved.holders.retain(|grant| grant.proof != proof(at));
+            *record = unserved;
+        }
+        Some(Planted::QueueJumped) if record.waiters.len() > before.waiters.len() => record.waiters.rotate_left(1),
+        Some(Planted::BornConfirmed) => record.holders.iter_mut().for_each(|grant| grant.unconfirmed = None),
+        _ => {}
+    }
+}
+
+fn answer(outcome: &Outcome) -> Answer {
+    match outcome {
+        Outcome::Granted(grant, _) => Answer::Granted {
+            token: grant.token,
+            mode: grant.share.into(),
+            slot: grant.slot,
+            lease: grant.tenure.lease().map(|lease| lease.ends),
+        },
+        Outcome::Withdrawn => Answer::Left,
+        // It goes on, and finds what it was granted.
+        Outcome::GrantedMeanwhile(_) => Answer::FindsIt,
+        Outcome::Renewed(grant) => Answer::Renewed(grant.tenure.lease().map(|lease| lease.ends)),
+        Outcome::Released(_) | Outcome::Broken(_) | Outcome::Collected(..) => Answer::Done,
+        _ => Answer::Refused,
+    }
+}
+
+/// Who has to give up, if this wait is part of a circle.
+fn victim_of_circle(world: &World, state: &State, at: usize, task: Task) -> Option<usize> {
+    if !state.actors[at].holds.iter().any(|hold| hold.is == super::actor::Holding::Told) {
+        return None;
+    }
+    let mut waits: Vec<Wait> = Vec::new();
+    for key in (0..world.names).map(name) {
+        let record = state.names[usize::from(key[0] - b'a')].now.record(&key);
+        for waiter in record.waiters.clone() {
+            waits.push(Wait { name: key.clone(), record: record.as_ref().clone(), waiter });
+        }
+    }
+    let me = waits.iter().position(|wait| wait.waiter.proof == proof(at) && wait.name == name(task.name()))?;
+    waits.swap(0, me);
+    let found = decide_now(world, state, world.actors[at].host, |facts| circle(&waits, facts));
+    whose(&found?.victim)
+}
+
+impl World {
+    /// The task at hand.
+    pub(crate) fn task(&self, state: &State, at: usize) -> Option<Task> {
+        let actor = &state.actors[at];
+        if actor.refused {
+            let held = actor.holds.iter().position(|hold| hold.is != super::actor::Holding::Nothing)?;
+            return Some(Task::GiveBack(held));
+        }
+        let task = *self.actors[at].tasks.get(actor.task)?;
+        match task {
+            Task::Keep { of, name, .. }
+                if state.actors[of].phase == Phase::Ended
+                    && state.actors[of].holds[name].is == super::actor::Holding::Nothing =>
+            {
+                None
+            }
+            task => Some(task),
+        }
+    }
+
+    fn owner_is_dead(&self, state: &State, of: usize) -> bool {
+        state.is_dead(&owner(&self.actors[of], of))
+    }
+
+    /// What an actor asks for.
+    pub(crate) fn ask(&self, state: &mut State, at: usize, task: Task) -> Option<Ask> {
+        let actor = &state.actors[at];
+        let claimant = |proof: Option<Proof>, owners| Claimant {
+            proof,
+            owners,
+            claim: None,
+            home: home(self.actors[at].host),
+            repeated: actor.repeated,
+        };
+        Some(match task {
+            Task::Take(..) | Task::Try(..) if actor.leaves => Ask::Withdraw(proof(at), None),
+            Task::Take(_, share) => Ask::Take(self.application(state, at, share, true)),
+            Task::Try(_, share) => Ask::Take(self.application(state, at, share, false)),
+            Task::GiveBack(_) => Ask::Release(claimant(Some(proof(at)), Vec::new())),
+            Task::GiveBackAsOwner(_) => Ask::Release(claimant(None, vec![owner(&self.actors[at], at)])),
+            Task::Break(_) => Ask::Break(actor.breaking.iter().flatten().map(|seen| proof(*seen)).collect()),
+            Task::Collect(_) => Ask::Collect,
+            Task::Keep { of, .. } if self.owner_is_dead(state, of) => {
+                Ask::Mourn(claimant(Some(proof(of)), Vec::new()))
+            }
+            Task::Keep { of, .. } => {
+                let claimant = claimant(Some(proof(of)), Vec::new());
+                let begun = actor.begun.filter(|begun| !state.is_over(*begun));
+                let begun = begun.or_else(|| self.lend(state))?;
+                state.actors[at].begun = Some(begun);
+                Ask::Renew(claimant, Tenure::Renewed(lease(begun)))
+            }
+        })
+    }
+
+    fn application(&self, state: &State, at: usize, share: csalock::lock::Share, queue: bool) -> Application {
+        let (script, actor) = (&self.actors[at], &state.actors[at]);
+        let tenure = match script.lasts {
+            Lasts::OwnerLives => Tenure::OwnerLives,
+            Lasts::AtMost => Tenure::AtMost(1),
+            Lasts::Renewing => Tenure::Renewing(1),
+        };
+        let holds_any = (0..self.names).any(|name| actor.holds(name));
+        let entry = Waiter {
+            proof: proof(at),
+            share,
+            party: party(script, at),
+            process: process(at),
+            tenure: tenure.clone(),
+            confirms: script.for_shell || script.lasts != Lasts::OwnerLives,
+            yields: false,
+            claim: None,
+            under: if holds_any { vec![proof(at)] } else { Vec::new() },
+            within: Vec::new(),
+            lease: actor.waits_by.map(lease),
+            since: 0,
+        };
+        Application {
+            entry,
+            tenure,
+            slots: (share == csalock::lock::Share::Slot).then_some(self.slots),
+            queue,
+            refuse_stale: script.refuses_stale,
+            tentative: false,
+            place: None,
+            full: None,
+        }
+    }
+
+    /// Where other hosts cannot see whether a waiter lives, it says so by a lease. Whether it has a new one; `None`: there
+    /// is none left.
+    fn lends_for_wait(&self, state: &mut State, at: usize, task: Task, step: &Step) -> Option<bool> {
+        let is_answered = match step {
+            Step::Done(outcome) | Step::Write { outcome: Some(outcome), .. } => !matches!(outcome, Outcome::Busy(_)),
+            _ => false,
+        };
+        let waits = matches!(task, Task::Take(..)) && self.has_many_hosts() && !state.actors[at].leaves;
+        if is_answered || !waits || state.actors[at].waits_by.is_some_and(|lease| !state.is_over(lease)) {
+            return Some(false);
+        }
+        state.actors[at].waits_by = Some(self.lend(state)?);
+        Some(true)
+    }
+
+    fn lend(&self, state: &mut State) -> Option<u64> {
+        let number = u64::from(state.lent);
+        (state.lent < self.faults.leases).then(|| {
+            state.lent += 1;
+            number
+        })
+    }
+
+    /// Whether an actor has something to do, or to look at.
+    pub(crate) fn can_go_on(&self, state: &State, at: usize) -> bool {
+        let actor = &state.actors[at];
+        match &actor.phase {
+            Phase::Ended => false,
+            Phase::Waiting { processes, leases, seen } => {
+                actor.rung
+                    || state.dead & processes != 0
+                    || state.over & leases != 0
+                    || (self.bounded_looks && self.would_see_more(state, at, *seen))
+            }
+            Phase::Ready => match self.task(state, at) {
+                Some(Task::Keep { of, name, renewals }) => {
+                    let holds = state.actors[of].holds[name];
+                    (self.owner_is_dead(state, of) && holds.is != super::actor::Holding::Nothing)
+                        || (holds.is == super::actor::Holding::Told && actor.renewals < renewals)
+                }
+                _ => true,
+            },
+            _ => true,
+        }
+    }
+
+    /// Whether a waiter that looks would see anything but what it saw.
+    pub(crate) fn would_see_more(&self, state: &State, at: usize, seen: u64) -> bool {
+        let Some(task) = self.task(state, at) else { return true };
+        state.names[task.name()].now.number != seen || !self.would_wait(state, at)
+    }
+
+    /// Whether a waiter that looks now would go on waiting.
+    pub(crate) fn would_wait(&self, state: &State, at: usize) -> bool {
+        let mut state = state.clone();
+        let Some(task) = self.task(&state, at) else { return false };
+        let record = state.names[task.name()].now.record(&name(task.name()));
+        let Some(ask) = self.ask(&mut state, at, task) else { return false };
+        let step = decide_now(self, &state, self.actors[at].host, |facts| decide(&record, &ask, facts));
+        matches!(step, Step::Wait { .. }) && victim_of_circle(self, &state, at, task).is_none()
+    }
+}

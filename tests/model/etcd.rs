@@ -1,0 +1,313 @@
+//! The steps of the etcd store, as a model of their own: a lease that is asked for without waiting and whose key the next
+//! transaction puts; transactions whose reply is lost, that are sent again, and whose first copy may arrive last; leases
+//! that a new leader prolongs; and a watch that begins at a version.
+//!
+//! What a lease is worth rests on two clocks: its holder's, which begins before he asks, and etcd's, for which it is over
+//! when its key is gone. A leader may prolong it and never shortens it, so here it ends at any time after its holder's end.
+
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+/// A revision, and what was put with it: by whom, and under which lease.
+type Record = Option<(u64, usize, usize)>;
+
+#[derive(Debug, Clone)]
+struct Cluster {
+    clients: usize,
+    crashes: u8,
+    lost_replies: u8,
+    late_copies: u8,
+    planted: Option<Planted>,
+}
+
+/// What is wrong on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Planted {
+    /// The key of a lease is not put by the transaction that uses it.
+    KeyLeftOut,
+    /// A transaction compares nothing.
+    NothingCompared,
+    /// A watch begins at the next revision instead of behind the one that was read.
+    WatchBeginsLate,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct State {
+    revision: u64,
+    record: Record,
+    /// One for each client.
+    leases: Vec<Lease>,
+    clients: Vec<Client>,
+    /// Copies of transactions that are still on their way.
+    late: Vec<Transaction>,
+    crashes: u8,
+    lost_replies: u8,
+    late_copies: u8,
+    /// The highest revision that anybody was told.
+    told: u64,
+    numbers_fell: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Lease {
+    is_known: bool,
+    has_key: bool,
+    /// It is over for its holder.
+    own_end: bool,
+    was_used: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Transaction {
+    by: usize,
+    expect: u64,
+    takes: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Client {
+    Looks,
+    Sends(Transaction),
+    /// Held by somebody else: it heard of what comes after this revision.
+    Waits(u64),
+    Holds(u64),
+    Ended,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Action {
+    Goes(usize),
+    LosesReply(usize),
+    /// The server that was asked takes its time: the request is sent to another one as well.
+    SendsTwice(usize),
+    Arrives(usize),
+    GrantArrives(usize),
+    OwnEnd(usize),
+    Ends(usize),
+    Dies(usize),
+}
+
+impl Model for Cluster {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            revision: 0,
+            record: None,
+            leases: vec![Lease::default(); self.clients],
+            clients: vec![Client::Looks; self.clients],
+            late: Vec::new(),
+            crashes: self.crashes,
+            lost_replies: self.lost_replies,
+            late_copies: self.late_copies,
+            told: 0,
+            numbers_fell: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        for (at, client) in state.clients.iter().enumerate() {
+            let lease = state.leases[at];
+            match client {
+                Client::Ended => {}
+                Client::Waits(since) if !self.is_rung(state, *since) => {}
+                _ => actions.push(Action::Goes(at)),
+            }
+            if let Client::Sends(transaction) = client {
+                if state.lost_replies > 0 {
+                    actions.push(Action::LosesReply(at));
+                }
+                if state.late_copies > 0 {
+                    actions.push(Action::SendsTwice(at));
+                }
+                if transaction.takes && !lease.is_known && !lease.was_used {
+                    actions.push(Action::GrantArrives(at));
+                }
+            }
+            if state.crashes > 0 && *client != Client::Ended {
+                actions.push(Action::Dies(at));
+            }
+            // His own clock began first.
+            if lease.is_known && !lease.own_end {
+                actions.push(Action::OwnEnd(at));
+            }
+            if lease.is_known && lease.own_end {
+                actions.push(Action::Ends(at));
+            }
+        }
+        actions.extend((0..state.late.len()).map(Action::Arrives));
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut next = last.clone();
+        let state = &mut next;
+        match action {
+            Action::Goes(at) => self.go_on(state, at),
+            Action::LosesReply(at) => {
+                state.lost_replies -= 1;
+                let Client::Sends(transaction) = state.clients[at] else { return None };
+                // It is sent again, and the answer to that is heard: somebody was faster, perhaps itself.
+                self.transact(state, transaction, true)?;
+            }
+            Action::SendsTwice(at) => {
+                state.late_copies -= 1;
+                let Client::Sends(transaction) = state.clients[at] else { return None };
+                state.late.push(transaction);
+            }
+            Action::Arrives(which) => {
+                let transaction = state.late.remove(which);
+                self.transact(state, transaction, false);
+            }
+            Action::GrantArrives(at) => state.leases[at].is_known = true,
+            Action::OwnEnd(at) => state.leases[at].own_end = true,
+            Action::Ends(at) => (state.leases[at].is_known, state.leases[at].has_key) = (false, false),
+            Action::Dies(at) => {
+                state.crashes -= 1;
+                state.clients[at] = Client::Ended;
+                // Nobody asks what its clock says.
+                state.leases[at].own_end = true;
+            }
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(ONE_HOLDER, |_, state: &State| (0..state.clients.len()).filter(|at| holds(state, *at)).count() <= 1),
+            Property::always(LEASED, |_, state: &State| {
+                (0..state.clients.len()).all(|at| !holds(state, at) || state.leases[at].has_key)
+            }),
+            Property::always(RISES, |_, state: &State| !state.numbers_fell),
+            Property::always(HEARD, |cluster: &Cluster, state: &State| {
+                let waits = |client: &&Client| matches!(client, Client::Waits(_));
+                let mut waiting = state.clients.iter().filter(waits);
+                let is_free = |state: &State| cluster.is_over(state);
+                !is_free(state)
+                    || waiting.all(|client| matches!(client, Client::Waits(since) if cluster.is_rung(state, *since)))
+            }),
+        ]
+    }
+}
+
+const ONE_HOLDER: &str = "at most one holds by his own clock";
+const LEASED: &str = "whoever holds by his own clock has a lease whose key is there";
+const RISES: &str = "revisions that are told rise";
+const HEARD: &str = "who waits hears of what was stored after he looked";
+
+/// Whether a client holds by its own clock.
+fn holds(state: &State, at: usize) -> bool {
+    matches!(state.clients[at], Client::Holds(_)) && !state.leases[at].own_end
+}
+
+impl Cluster {
+    /// Whether a watch that began behind this revision has something to tell; or the lease that was waited for is over.
+    fn is_rung(&self, state: &State, since: u64) -> bool {
+        state.revision > since || self.is_over(state)
+    }
+
+    /// Whether nobody holds by the record: it is not there, or the key of its lease is gone.
+    fn is_over(&self, state: &State) -> bool {
+        state.record.is_none_or(|(_, _, lease)| !state.leases[lease].has_key)
+    }
+
+    fn go_on(&self, state: &mut State, at: usize) {
+        match state.clients[at] {
+            Client::Looks | Client::Waits(_) => {
+                let found = state.record;
+                state.clients[at] = match found {
+                    // The reply to its own transaction was lost.
+                    Some((revision, by, _)) if by == at => told(state, at, revision),
+                    _ if state.leases[at].was_used => Client::Ended,
+                    Some((revision, ..)) if !self.is_over(state) => Client::Waits(match self.planted {
+                        Some(Planted::WatchBeginsLate) => u64::MAX - 1,
+                        _ => revision,
+                    }),
+                    found => Client::Sends(Transaction { by: at, expect: found.map_or(0, |found| found.0), takes: true }),
+                };
+            }
+            Client::Sends(transaction) => {
+                let lease = &mut state.leases[at];
+                if transaction.takes && !lease.is_known && !lease.own_end {
+                    // etcd does not know it: it is asked for again, and nobody has used it.
+                    lease.is_known = true;
+                    return;
+                }
+                let revision = self.transact(state, transaction, true);
+                state.clients[at] = match revision {
+                    Some(revision) if transaction.takes => told(state, at, revision),
+                    Some(_) => Client::Ended,
+                    None => Client::Looks,
+                };
+            }
+            Client::Holds(revision) => {
+                state.clients[at] = Client::Sends(Transaction { by: at, expect: revision, takes: false });
+            }
+            Client::Ended => {}
+        }
+    }
+
+    /// One transaction: all of it or nothing.
+    fn transact(&self, state: &mut State, transaction: Transaction, asks_anew: bool) -> Option<u64> {
+        let Transaction { by, expect, takes } = transaction;
+        // A lease that etcd does not know, or that was revoked, lets all of it fail.
+        if takes && !state.leases[by].is_known && !(asks_anew && !state.leases[by].own_end && !state.leases[by].was_used) {
+            return None;
+        }
+        let found = state.record.map_or(0, |found| found.0);
+        if found != expect && self.planted != Some(Planted::NothingCompared) {
+            return None;
+        }
+        state.revision += 1;
+        if takes {
+            let lease = &mut state.leases[by];
+            (lease.is_known, lease.was_used) = (true, true);
+            lease.has_key = self.planted != Some(Planted::KeyLeftOut);
+            state.record = Some((state.revision, by, by));
+        } else {
+            state.record = None;
+            // Who gives back revokes his lease, its key with it.
+            state.leases[by] = Lease { is_known: false, has_key: false, own_end: true, was_used: true };
+        }
+        Some(state.revision)
+    }
+}
+
+/// A client is told that it holds.
+fn told(state: &mut State, at: usize, revision: u64) -> Client {
+    state.numbers_fell |= revision <= state.told && !state.leases[at].own_end;
+    state.told = revision.max(state.told);
+    Client::Holds(revision)
+}
+
+fn cluster(clients: usize) -> Cluster {
+    let full = super::explore::is_full();
+    Cluster { clients, crashes: 1 + u8::from(full), lost_replies: 1, late_copies: 1 + u8::from(full), planted: None }
+}
+
+#[test]
+fn leases_by_transactions_that_are_lost_repeated_and_late() {
+    let checker = cluster(3).checker().threads(2).spawn_bfs().join();
+    eprintln!("model: etcd: {} states", checker.unique_state_count());
+    checker.assert_properties();
+}
+
+fn is_seen(planted: Planted, promise: &'static str) {
+    let cluster = Cluster { planted: Some(planted), ..cluster(2) };
+    let checker = cluster.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    assert!(checker.discoveries().contains_key(promise), "{:?}", checker.discoveries().keys());
+}
+
+#[test]
+fn a_lease_without_its_key_is_seen() {
+    is_seen(Planted::KeyLeftOut, LEASED);
+}
+
+#[test]
+fn two_hold_where_a_transaction_compares_nothing() {
+    is_seen(Planted::NothingCompared, ONE_HOLDER);
+}
+
+#[test]
+fn nobody_hears_of_what_came_before_a_watch_that_begins_too_late() {
+    is_seen(Planted::WatchBeginsLate, HEARD);
+}

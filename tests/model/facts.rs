@@ -1,0 +1,101 @@
+//! The world as the protocol asks after it.
+
+use std::sync::Arc;
+
+use csalock::lock::{Facts, Fate, Lease, LeaseClock, Process, Record, Wanted};
+
+use super::state::State;
+use super::world::{Planted, World, home};
+
+/// Something that somebody has found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Known {
+    /// What became of the process with this pid on this host.
+    Fate(u8, i32, Seen),
+    /// Whether this lease is over.
+    Over(u64, bool),
+    /// Whether this lease outlasts a patience without end: no.
+    NotOutlasted(u64),
+    /// Nobody here makes decisions.
+    Undecided(usize),
+}
+
+/// [`Fate`], to be hashed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Seen {
+    Alive,
+    Dead,
+    Unknown,
+}
+
+/// A lease by its number.
+pub(crate) fn lease(number: u64) -> Lease {
+    Lease { clock: LeaseClock::FileSystem, ends: number, wall: 0 }
+}
+
+impl Known {
+    /// Finds out, on this host.
+    pub(crate) fn find_out(world: &World, state: &State, host: u8, wanted: &Wanted) -> Known {
+        match wanted {
+            Wanted::Fate(at, process) => {
+                let where_it_is = (0..8).find(|known| home(*known) == *at).unwrap();
+                let seen = match state.is_dead(process) {
+                    _ if where_it_is != host && world.planted == Some(Planted::UnknownIsDead) => Seen::Dead,
+                    _ if where_it_is != host => Seen::Unknown,
+                    _ if world.planted == Some(Planted::DeathUnseen) => Seen::Alive,
+                    true => Seen::Dead,
+                    false => Seen::Alive,
+                };
+                Known::Fate(where_it_is, process.pid, seen)
+            }
+            Wanted::Over(lease) => Known::Over(lease.ends, state.is_over(lease.ends)),
+            Wanted::Outlasts(lease) => Known::NotOutlasted(lease.ends),
+            Wanted::Decided(proof) => Known::Undecided(super::world::whose(proof).unwrap()),
+            Wanted::Page(_) => unreachable!("no queue is that long"),
+        }
+    }
+
+    /// Whether asking later cannot bring anything else.
+    pub(crate) fn is_final(&self) -> bool {
+        !matches!(self, Known::Fate(_, _, Seen::Alive) | Known::Over(_, false))
+    }
+
+    pub(crate) fn teach(&self, facts: &mut Facts) {
+        match *self {
+            Known::Fate(host, pid, seen) => {
+                let fate = match seen {
+                    Seen::Alive => Fate::Alive,
+                    Seen::Dead => Fate::Dead,
+                    Seen::Unknown => Fate::Unknown,
+                };
+                facts.learn_fate(home(host), Process { pid, start: 1 }, fate);
+            }
+            Known::Over(number, over) => facts.learn_over(lease(number), over),
+            Known::NotOutlasted(number) => facts.learn_outlasts(lease(number), false),
+            Known::Undecided(actor) => facts.learn_decided(super::world::proof(actor), false),
+        }
+    }
+}
+
+/// Everything that can be known at once about this record, on this host.
+pub(crate) fn decide_now<T>(
+    world: &World,
+    state: &State,
+    host: u8,
+    of: impl Fn(&Facts) -> Result<T, Wanted>,
+) -> T {
+    let mut facts = Facts::at(0);
+    loop {
+        match of(&facts) {
+            Ok(done) => return done,
+            Err(wanted) => Known::find_out(world, state, host, &wanted).teach(&mut facts),
+        }
+    }
+}
+
+/// The leases that a record bears.
+pub(crate) fn leases(record: &Arc<Record>) -> impl Iterator<Item = u64> {
+    let of_holders = record.holders.iter().filter_map(|grant| grant.tenure.lease());
+    let of_waiters = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
+    of_holders.chain(of_waiters).map(|lease| lease.ends)
+}

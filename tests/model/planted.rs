@@ -1,0 +1,61 @@
+//! The model can fail: with one rule made wrong on purpose, the promise that rests on it is seen broken.
+
+use super::explore::a_promise_is_broken;
+use super::promises;
+use super::world::{Faults, Lasts, Planted, Script, World, takes};
+
+fn with(planted: Planted, actors: Vec<Script>, faults: Faults) -> World {
+    World { faults, planted: Some(planted), ..World::of(1, actors) }
+}
+
+const ONE_DIES: Faults = Faults { crashes: 1, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
+
+#[test]
+fn two_hold_at_once_where_who_cannot_be_seen_is_taken_for_dead() {
+    let renewing = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host);
+    let faults = Faults { leases: 4, ..Faults::default() };
+    let world = with(Planted::UnknownIsDead, vec![renewing(0), renewing(1)], faults);
+    a_promise_is_broken(world, &[promises::FIT, promises::KEPT]);
+}
+
+#[test]
+fn two_hold_at_once_where_a_swap_does_not_compare() {
+    let world = with(Planted::NothingCompared, vec![takes(0), takes(0)], Faults::default());
+    a_promise_is_broken(world, &[promises::FIT, promises::KEPT]);
+}
+
+#[test]
+fn a_queue_is_stuck_where_giving_back_serves_nobody() {
+    let world = with(Planted::NobodyServed, vec![takes(0), takes(0)], Faults::default());
+    a_promise_is_broken(world, &[promises::SERVED]);
+}
+
+#[test]
+fn the_last_is_first_where_a_newcomer_sends_the_first_to_the_end() {
+    let world = with(Planted::QueueJumped, vec![takes(0), takes(0), takes(0)], Faults::default());
+    a_promise_is_broken(world, &[promises::FIRST_COME]);
+}
+
+#[test]
+fn tokens_fall_where_a_number_is_forgotten_with_its_record() {
+    let world = with(Planted::NumbersForgotten, vec![takes(0), takes(0)], Faults::default());
+    a_promise_is_broken(world, &[promises::TOKENS]);
+}
+
+#[test]
+fn somebody_waits_for_ever_where_nobody_is_rung_and_nobody_looks() {
+    let world = with(Planted::NobodyRung, vec![takes(0).staying(), takes(0)], Faults::default());
+    a_promise_is_broken(World { bounded_looks: false, ..world }, &[promises::WOKEN]);
+}
+
+#[test]
+fn a_shell_has_a_lock_that_it_knows_nothing_of_where_a_grant_does_not_depend_on_its_waiter() {
+    let shells = vec![takes(0), takes(0).for_shell()];
+    a_promise_is_broken(with(Planted::BornConfirmed, shells, ONE_DIES), &[promises::HANDLES]);
+}
+
+#[test]
+fn a_name_is_stuck_where_the_dead_are_taken_for_alive() {
+    let world = with(Planted::DeathUnseen, vec![takes(0), takes(0)], ONE_DIES);
+    a_promise_is_broken(world, &[promises::NOT_STUCK, promises::WOKEN]);
+}

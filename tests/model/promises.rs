@@ -1,0 +1,200 @@
+//! What must be so in every state, whatever happened before.
+
+use csalock::lock::{
+    Application, Ask, Grant, Outcome, Record, Share, Step, Tenure, Waiter, decide,
+};
+use stateright::Property;
+
+use super::actor::{Holding, Mode, Phase, Swapping};
+use super::facts::decide_now;
+use super::state::{Broken, State};
+use super::world::{Script, World, name, owner, party, process, proof, whose};
+
+pub(crate) const FIT: &str = "those who hold fit together";
+pub(crate) const RECORD_FITS: &str = "those who hold by the record fit together";
+pub(crate) const TOKENS: &str = "tokens rise in the order of granting";
+pub(crate) const FIRST_COME: &str = "of two who wait and live, the first is served first";
+pub(crate) const PLACES: &str = "nobody who lives and waits loses his place";
+pub(crate) const KEPT: &str = "no grant ends that somebody alive still has";
+pub(crate) const SERVED: &str = "a queue is served by whoever changes the record";
+pub(crate) const HANDLES: &str = "every grant has a handle that somebody has, or depends on who waits for it";
+pub(crate) const NOT_STUCK: &str = "no name is stuck once the dead are gone";
+pub(crate) const WOKEN: &str = "who waits has somebody who wakes him, or looks himself";
+
+/// Newcomers act as this one.
+const NEWCOMER: usize = 7;
+
+pub(crate) fn all() -> Vec<Property<World>> {
+    vec![
+        Property::always(FIT, |_, state| do_fit(state)),
+        Property::always(RECORD_FITS, |_, state: &State| state.broken != Some(RECORD_FITS)),
+        Property::always(TOKENS, |_, state: &State| state.broken != Some(TOKENS)),
+        Property::always(FIRST_COME, |_, state: &State| state.broken != Some(FIRST_COME)),
+        Property::always(PLACES, |_, state: &State| state.broken != Some(PLACES)),
+        Property::always(KEPT, |_, state: &State| state.broken != Some(KEPT)),
+        Property::always(SERVED, |_, state: &State| state.broken != Some(SERVED)),
+        Property::always(HANDLES, have_handles),
+        Property::always(NOT_STUCK, |world, state| !is_over(world, state) || is_free_for_all(world, state)),
+        Property::always(WOKEN, |world, state| !everybody_waits(world, state)),
+    ]
+}
+
+/// Whether those fit together who were told that they hold, and have not begun to give back.
+fn do_fit(state: &State) -> bool {
+    (0..state.names.len()).all(|name| {
+        let holds = state.actors.iter().map(|actor| actor.holds[name]).filter(|hold| hold.is == Holding::Told);
+        fit(&holds.filter_map(|hold| Some((hold.share?, hold.slot))).collect::<Vec<_>>())
+    })
+}
+
+fn fit(holds: &[(Mode, u32)]) -> bool {
+    let Some((mode, _)) = holds.first() else { return true };
+    let alike = holds.iter().all(|(other, _)| other == mode);
+    match mode {
+        Mode::Exclusive => holds.len() == 1,
+        Mode::Shared => alike,
+        Mode::Slot => {
+            let distinct = holds.iter().enumerate().all(|(at, hold)| !holds[..at].contains(hold));
+            alike && distinct && holds.iter().all(|(_, slot)| *slot < 2)
+        }
+    }
+}
+
+/// The promise that a swap has broken, if it has.
+pub(crate) fn broken_by_swap(world: &World, state: &State, by: usize, swap: &Swapping, old: &Record, new: &Record) -> Option<Broken> {
+    let key = |grant: &Grant| (Mode::from(grant.share), grant.slot);
+    if !fit(&new.holders.iter().map(key).collect::<Vec<_>>()) {
+        return Some(RECORD_FITS);
+    }
+    let is_new = |grant: &&Grant| old.holders.iter().all(|other| other.proof != grant.proof);
+    let tokens: Vec<_> = new.holders.iter().map(|grant| grant.token).collect();
+    let highest = old.holders.iter().chain(old.endings.iter().map(|ending| &ending.grant)).map(|grant| grant.token).max();
+    let rises = new.holders.iter().filter(is_new).all(|grant| highest.is_none_or(|highest| grant.token > highest));
+    if !tokens.is_sorted() || !rises {
+        return Some(TOKENS);
+    }
+    let holds = |proof| new.holders.iter().any(|grant| grant.proof == proof);
+    let waits = |proof| new.waiters.iter().any(|waiter| waiter.proof == proof);
+    let is_there = |waiter: &Waiter| {
+        let in_time = waiter.lease.as_ref().is_none_or(|lease| !state.is_over(lease.ends));
+        in_time && !state.is_dead(&waiter.process) && waiter.proof != proof(by)
+    };
+    if old.waiters.iter().any(|waiter| is_there(waiter) && !holds(waiter.proof) && !waits(waiter.proof)) {
+        return Some(PLACES);
+    }
+    // Whoever was granted it came after all those before him in the queue; a newcomer after all of them.
+    for grant in new.holders.iter().filter(is_new) {
+        let place = old.waiters.iter().position(|waiter| waiter.proof == grant.proof).unwrap_or(old.waiters.len());
+        if old.waiters[..place].iter().any(|waiter| is_there(waiter) && !holds(waiter.proof)) {
+            return Some(FIRST_COME);
+        }
+    }
+    let stayed = old.waiters.iter().filter(|waiter| waits(waiter.proof)).map(|waiter| waiter.proof);
+    if !new.waiters.iter().map(|waiter| waiter.proof).take(stayed.clone().count()).eq(stayed) {
+        return Some(FIRST_COME);
+    }
+    let ended = old.holders.iter().filter(|grant| !holds(grant.proof));
+    if ended.clone().any(|grant| !may_end(world, state, by, swap, grant)) {
+        return Some(KEPT);
+    }
+    // Only what does not serve leaves holders as they are.
+    let first_fits = new.waiters.first().is_some_and(|first| {
+        let mut holds: Vec<_> = new.holders.iter().map(key).collect();
+        let slot = (0..).find(|slot| holds.iter().all(|(_, other)| other != slot)).unwrap_or_default();
+        holds.push((first.share.into(), if first.share == Share::Slot { slot } else { 0 }));
+        fit(&holds)
+    });
+    first_fits.then_some(SERVED)
+}
+
+/// Whether somebody may end this grant of an actor.
+fn may_end(world: &World, state: &State, by: usize, swap: &Swapping, grant: &Grant) -> bool {
+    let Some(whose) = whose(&grant.proof) else { return false };
+    let is_over = grant.tenure.lease().is_some_and(|lease| state.is_over(lease.ends));
+    let depends_on = grant.unconfirmed.unwrap_or_else(|| owner(&world.actors[whose], whose));
+    let is_lost = state.is_dead(&depends_on) || state.is_dead(&owner(&world.actors[whose], whose));
+    whose == by || swap.breaks.contains(&whose) || is_over || is_lost || grant.tenure == Tenure::OwnerDied
+}
+
+/// Whether somebody is told of a token below one that somebody was told of, whose grant cannot have been beside this one.
+/// Remembers it.
+pub(crate) fn broken_by_token(state: &mut State, name: usize, token: u64, mode: Mode) -> Option<Broken> {
+    let (any, exclusive) = &mut state.told[name];
+    let below = if mode == Mode::Exclusive { *any } else { *exclusive };
+    *any = token.max(*any);
+    if mode == Mode::Exclusive {
+        *exclusive = token.max(*exclusive);
+    }
+    (token <= below).then_some(TOKENS)
+}
+
+/// No grant stands of which nobody knows: its actor was told of it, is about to be told, has said itself that it has it, or
+/// is dead; or its time is over.
+fn have_handles(world: &World, state: &State) -> bool {
+    (0..world.names).all(|at| {
+        let record = state.names[at].now.record(&name(at));
+        record.holders.iter().all(|grant| {
+            let Some(whose) = whose(&grant.proof) else { return false };
+            let actor = &state.actors[whose];
+            let waits = !state.is_dead(&process(whose)) && actor.phase != Phase::Ended;
+            let knows = actor.holds[at].said || actor.holds[at].is != Holding::Nothing;
+            let depends = grant.unconfirmed == Some(process(whose));
+            let is_over = grant.tenure.lease().is_some_and(|lease| state.is_over(lease.ends));
+            waits || knows || depends || is_over || state.is_dead(&owner(&world.actors[whose], whose))
+        })
+    })
+}
+
+/// Whether nothing more happens in this world by itself.
+fn is_over(_world: &World, state: &State) -> bool {
+    state.on_its_way.is_empty() && state.actors.iter().all(|actor| actor.phase == Phase::Ended)
+}
+
+/// Whether somebody who comes now gets every name at once, where no lease is left.
+fn is_free_for_all(world: &World, state: &State) -> bool {
+    let state = &State { over: u32::MAX, ..state.clone() };
+    let script = Script::job(&[]);
+    (0..world.names).all(|at| {
+        let entry = Waiter {
+            proof: proof(NEWCOMER),
+            share: Share::Exclusive,
+            party: party(&script, NEWCOMER),
+            process: process(NEWCOMER),
+            tenure: Tenure::OwnerLives,
+            confirms: false,
+            yields: false,
+            claim: None,
+            under: Vec::new(),
+            within: Vec::new(),
+            lease: None,
+            since: 0,
+        };
+        let ask = Ask::Take(Application {
+            entry,
+            tenure: Tenure::OwnerLives,
+            slots: None,
+            queue: false,
+            refuse_stale: false,
+            tentative: false,
+            place: None,
+            full: None,
+        });
+        let record = state.names[at].now.record(&name(at));
+        let step = decide_now(world, state, 0, |facts| decide(&record, &ask, facts));
+        matches!(step, Step::Write { outcome: Some(Outcome::Granted(..)), .. })
+    })
+}
+
+/// Whether all who have not ended wait, and nothing will ever let them look; or they would look in vain.
+fn everybody_waits(world: &World, state: &State) -> bool {
+    let waits = |at: usize| matches!(state.actors[at].phase, Phase::Waiting { .. });
+    let idle = |at: usize| state.actors[at].phase == Phase::Ended || !world.can_go_on(state, at);
+    let all = 0..world.actors.len();
+    if !state.on_its_way.is_empty() || !all.clone().any(waits) || !all.clone().all(idle) {
+        return false;
+    }
+    // What waits for a lease will see it end.
+    let mut after = state.clone();
+    after.over = u32::MAX;
+    all.filter(|at| waits(*at)).all(|at| !world.can_go_on(&after, at))
+}

@@ -1,0 +1,59 @@
+//! One state of a world: what is stored, who is where in what it does, who is dead, which leases are over.
+
+use super::actor::{Actor, Swapping};
+use super::storage::Kept;
+use super::world::{Faults, World};
+
+/// What a promise was broken by.
+pub(crate) type Broken = &'static str;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct State {
+    /// What is stored under each name.
+    pub(crate) names: Vec<Kept>,
+    pub(crate) actors: Vec<Actor>,
+    /// The processes that are dead, by [`super::world::bit`].
+    pub(crate) dead: u32,
+    /// How many leases were lent, and which of them are over.
+    pub(crate) lent: u8,
+    pub(crate) over: u32,
+    /// What may still go wrong.
+    pub(crate) left: Faults,
+    /// What was sent and has not arrived.
+    pub(crate) on_its_way: Vec<Sent>,
+    /// The highest token of which anybody was told, and the highest of an exclusive grant, for each name.
+    pub(crate) told: Vec<(u64, u64)>,
+    /// A promise that the last step has broken.
+    pub(crate) broken: Option<Broken>,
+}
+
+/// A swap that is on its way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Sent {
+    pub(crate) by: usize,
+    pub(crate) swap: Swapping,
+}
+
+impl State {
+    pub(crate) fn first(world: &World) -> State {
+        State {
+            names: vec![Kept::default(); world.names],
+            actors: world.actors.iter().map(|_| Actor::new(world.names)).collect(),
+            dead: 0,
+            lent: 0,
+            over: 0,
+            left: world.faults,
+            on_its_way: Vec::new(),
+            told: vec![(0, 0); world.names],
+            broken: None,
+        }
+    }
+
+    pub(crate) fn is_over(&self, lease: u64) -> bool {
+        self.over & (1 << lease) != 0
+    }
+
+    pub(crate) fn is_dead(&self, process: &csalock::lock::Process) -> bool {
+        self.dead & super::world::bit(process) != 0
+    }
+}

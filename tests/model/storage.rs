@@ -1,0 +1,59 @@
+//! A store of the model: bytes under a name, with a version that a swap compares. What was removed is compared as absent,
+//! whatever was there in between, and its number is not forgotten.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use csalock::lock::{Record, decode, encode};
+
+pub(crate) type Bytes = Vec<u8>;
+
+/// What is stored under one name, and what was before the last swap.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Kept {
+    pub(crate) now: Version,
+    pub(crate) before: Version,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Version {
+    pub(crate) number: u64,
+    pub(crate) body: Option<Arc<Bytes>>,
+}
+
+impl Version {
+    /// What a swap has to expect.
+    pub(crate) fn expect(&self) -> Option<u64> {
+        self.body.as_ref().map(|_| self.number)
+    }
+
+    /// The record, as the engine reads it.
+    pub(crate) fn record(&self, name: &[u8]) -> Arc<Record> {
+        thread_local! {
+            static KNOWN: RefCell<HashMap<(u64, Arc<Bytes>), Arc<Record>>> = RefCell::default();
+        }
+        let Some(body) = &self.body else { return Arc::new(Record::free(name)) };
+        let key = (self.number, body.clone());
+        KNOWN.with_borrow_mut(|known| {
+            known.entry(key).or_insert_with(|| Arc::new(decode(body, self.number).unwrap())).clone()
+        })
+    }
+}
+
+impl Kept {
+    /// Replaces it, if it is what is expected or nobody compares.
+    pub(crate) fn swap(&mut self, expect: Option<u64>, body: Option<Arc<Bytes>>, compares: bool) -> bool {
+        if compares && self.now.expect() != expect {
+            return false;
+        }
+        let number = self.now.number + 1;
+        self.before = std::mem::replace(&mut self.now, Version { number, body });
+        true
+    }
+}
+
+/// What is written for a record: nothing where nothing in it needs keeping.
+pub(crate) fn body(record: &Record) -> Option<Arc<Bytes>> {
+    (!record.is_vacant()).then(|| Arc::new(encode(record)))
+}

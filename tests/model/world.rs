@@ -1,0 +1,235 @@
+//! A world to be explored: who is in it, what they want, and what may go wrong.
+
+use csalock::lock::{Handle, Home, Party, Process, Proof, Share};
+
+/// Everything that does not change while a world is explored.
+#[derive(Debug, Clone)]
+pub(crate) struct World {
+    /// How many names there are.
+    pub(crate) names: usize,
+    /// Who is in it.
+    pub(crate) actors: Vec<Script>,
+    /// What may go wrong.
+    pub(crate) faults: Faults,
+    /// How many slots [`Share::Slot`] means.
+    pub(crate) slots: u32,
+    /// Whether a waiter looks although nothing prompted it, as it does after a bounded time.
+    pub(crate) bounded_looks: bool,
+    /// What is wrong on purpose.
+    pub(crate) planted: Option<Planted>,
+}
+
+/// How often what may go wrong, in the whole of one run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Faults {
+    /// A process dies between two of its steps.
+    pub(crate) crashes: u8,
+    /// A swap happens, and its reply is lost.
+    pub(crate) lost_replies: u8,
+    /// The record as it was before the last swap is read.
+    pub(crate) stale_reads: u8,
+    /// A process dies, and what it sent arrives afterwards.
+    pub(crate) late_arrivals: u8,
+    /// A swap is sent once more, and its first copy arrives at any time.
+    pub(crate) late_copies: u8,
+    /// How many leases there are to lend, each of which may end at any time.
+    pub(crate) leases: u8,
+}
+
+/// What somebody does, one task after the other.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    /// The host that it is on. What is on another one cannot be seen.
+    pub(crate) host: u8,
+    /// Whether the lock is for a shell, which lives on when the process ends that takes it.
+    pub(crate) for_shell: bool,
+    /// How long its grants last.
+    pub(crate) lasts: Lasts,
+    /// Whether it may leave the queue at any time.
+    pub(crate) impatient: bool,
+    /// Whether it refuses what somebody did not give back.
+    pub(crate) refuses_stale: bool,
+    /// Whether it lives on when it has done everything.
+    pub(crate) stays: bool,
+    /// What it does.
+    pub(crate) tasks: Vec<Task>,
+}
+
+/// How long grants last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lasts {
+    /// While the owner lives.
+    OwnerLives,
+    /// By a lease at most.
+    AtMost,
+    /// By a lease that somebody renews.
+    Renewing,
+}
+
+/// One thing to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// Takes a name, and waits for it.
+    Take(usize, Share),
+    /// Takes a name if it is free.
+    Try(usize, Share),
+    /// Gives back what it took, by its handle.
+    GiveBack(usize),
+    /// Gives it back because it is its owner.
+    GiveBackAsOwner(usize),
+    /// Breaks what it finds held.
+    Break(usize),
+    /// Removes what is abandoned.
+    Collect(usize),
+    /// Renews the lease of this actor's grant so often at most, or says that its owner died.
+    Keep { of: usize, name: usize, renewals: u8 },
+}
+
+/// A rule that is wrong on purpose, to see that a promise can be broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Planted {
+    /// Who cannot be seen is taken for dead.
+    UnknownIsDead,
+    /// A swap does not compare.
+    NothingCompared,
+    /// Giving back leaves the queue as it is.
+    NobodyServed,
+    /// The first waiter steps back behind the last.
+    QueueJumped,
+    /// What was removed is forgotten with its number.
+    NumbersForgotten,
+    /// Nobody is rung.
+    NobodyRung,
+    /// What is granted to a waiter does not depend on it.
+    BornConfirmed,
+    /// Nobody sees that somebody is dead.
+    DeathUnseen,
+}
+
+impl Task {
+    /// Which name it is about.
+    pub(crate) fn name(&self) -> usize {
+        match *self {
+            Task::Take(name, _) | Task::Try(name, _) | Task::GiveBack(name) | Task::GiveBackAsOwner(name) => name,
+            Task::Break(name) | Task::Collect(name) | Task::Keep { name, .. } => name,
+        }
+    }
+}
+
+impl Script {
+    /// A job on the first host that owns what it takes.
+    pub(crate) fn job(tasks: &[Task]) -> Script {
+        Script {
+            host: 0,
+            for_shell: false,
+            lasts: Lasts::OwnerLives,
+            impatient: false,
+            refuses_stale: false,
+            stays: false,
+            tasks: tasks.to_vec(),
+        }
+    }
+
+    /// The same, on another host, where only leases tell.
+    pub(crate) fn elsewhere(self, host: u8) -> Script {
+        Script { host, ..self }
+    }
+
+    /// The same, for a shell that lives on.
+    pub(crate) fn for_shell(self) -> Script {
+        Script { for_shell: true, ..self }
+    }
+
+    /// The same, by such leases.
+    pub(crate) fn lasting(self, lasts: Lasts) -> Script {
+        Script { lasts, ..self }
+    }
+
+    /// The same, that may leave the queue.
+    pub(crate) fn impatient(self) -> Script {
+        Script { impatient: true, ..self }
+    }
+
+    /// The same, that goes on with something else.
+    pub(crate) fn staying(self) -> Script {
+        Script { stays: true, ..self }
+    }
+
+    /// The same, that refuses what was not given back.
+    pub(crate) fn refusing_stale(self) -> Script {
+        Script { refuses_stale: true, ..self }
+    }
+}
+
+/// Takes this name for itself alone and gives it back.
+pub(crate) fn takes(name: usize) -> Script {
+    shares(name, Share::Exclusive)
+}
+
+/// Takes this much of a name and gives it back.
+pub(crate) fn shares(name: usize, share: Share) -> Script {
+    Script::job(&[Task::Take(name, share), Task::GiveBack(name)])
+}
+
+impl World {
+    /// A world of these actors in which nothing goes wrong.
+    pub(crate) fn of(names: usize, actors: Vec<Script>) -> World {
+        World { names, actors, faults: Faults::default(), slots: 2, bounded_looks: true, planted: None }
+    }
+
+    /// Whether actors are on several hosts, so that leases tell what nobody can see.
+    pub(crate) fn has_many_hosts(&self) -> bool {
+        self.actors.iter().any(|actor| actor.host != self.actors[0].host)
+    }
+}
+
+/// The bytes of a name.
+pub(crate) fn name(at: usize) -> Vec<u8> {
+    vec![b'a' + at as u8]
+}
+
+/// The process that acts for an actor.
+pub(crate) fn process(actor: usize) -> Process {
+    Process { pid: 10 + actor as i32, start: 1 }
+}
+
+/// The owner of what an actor takes.
+pub(crate) fn owner(script: &Script, actor: usize) -> Process {
+    let pid = if script.for_shell { 20 } else { 10 };
+    Process { pid: pid + actor as i32, start: 1 }
+}
+
+/// A process as one bit of a set.
+pub(crate) fn bit(process: &Process) -> u32 {
+    1 << process.pid
+}
+
+/// Where a host's processes are.
+pub(crate) fn home(host: u8) -> Home {
+    let machine = char::from(b'm' + host).to_string();
+    Home { boot: machine.clone(), pids: "p".into(), net: u64::from(host), machine }
+}
+
+/// What proves an actor's grants.
+pub(crate) fn proof(actor: usize) -> Proof {
+    use std::sync::OnceLock;
+    static PROOFS: OnceLock<Vec<Proof>> = OnceLock::new();
+    PROOFS.get_or_init(|| (0..8).map(|at| Handle::new([at; 16]).proof()).collect())[actor]
+}
+
+/// Whose proof it is.
+pub(crate) fn whose(wanted: &Proof) -> Option<usize> {
+    (0..8).find(|actor| proof(*actor) == *wanted)
+}
+
+/// Whose the grants of an actor are.
+pub(crate) fn party(script: &Script, actor: usize) -> Party {
+    Party {
+        home: home(script.host),
+        owners: vec![owner(script, actor)],
+        host: String::new(),
+        uid: 0,
+        command: Vec::new(),
+        label: None,
+    }
+}
