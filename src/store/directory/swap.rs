@@ -26,7 +26,7 @@ use super::pointer::{Ident, Pointer, Stage};
 use super::rest::Rest;
 use super::root::Root;
 use crate::error::{Error, Result};
-use crate::store::{Durability, Keep, Layout, Swap, Version};
+use crate::store::{Durability, Keep, Layout, Reach, Swap, Version};
 
 /// A removal of what is not there.
 const NOTHING_TO_DO: Swap = Swap::Stored(Version { number: 0, mark: 0 });
@@ -84,7 +84,8 @@ impl Step<'_> {
     }
 
     fn change(&self, look: &Look<'_>, pointer: &Pointer, body: &[u8]) -> Result<Swap> {
-        let next = Pointer { stage: Stage::Cur, number: pointer.number + 1, ident: self.store.ident()? };
+        let ident = self.store.ident()?;
+        let next = Pointer { stage: Stage::Cur, number: self.number_after(pointer, ident)?, ident };
         if look.replace(pointer, &next, body, self.keep)? {
             self.settle(Some(look))?;
             look.remove_records();
@@ -179,6 +180,18 @@ impl Step<'_> {
             self.root.remove_if_empty(&self.store.path);
         }
         Ok(())
+    }
+
+    /// The version number of a change. After a power cut a record may be at an earlier version than it was once, and the
+    /// numbers above that were given out as tokens; but the clock is above them all.
+    fn number_after(&self, pointer: &Pointer, ident: Ident) -> Result<u64> {
+        let next = pointer.number + 1;
+        let is_of_this_boot = pointer.ident.boot == ident.boot;
+        if is_of_this_boot || self.root.reach == Reach::ManyHosts {
+            Ok(next)
+        } else {
+            Ok(next.max(self.next_number()?))
+        }
     }
 
     fn next_number(&self) -> Result<u64> {
