@@ -29,7 +29,8 @@
 //! A directory without any pointer (`cur`, `end`, `embryo`) can never get one again and is removed.
 //!
 //! **Version numbers** begin at the clock in microseconds or above `token`, whatever is higher, so that neither a clock
-//! set back nor a lost file makes them fall. A `.csalock` beside a file keeps no `token`, for it goes away with its last
+//! set back nor a lost file makes them fall; and they begin there anew with each boot, for a power cut may have taken back
+//! changes that were not synced. A `.csalock` beside a file keeps no `token`, for it goes away with its last
 //! record: there the clock alone remembers.
 //!
 //! **Power cuts.** What dies with the boot is not synced, and a record that a power cut tore is taken for what it is.

@@ -95,8 +95,8 @@ const DEEDS: [(&str, &[&str]); 11] = [
 /// May do everything that is not another owner's.
 const ALL: [i32; 11] = [0, 0, 75, 82, 82, 0, 0, 82, 0, 0, 0];
 
-/// May look.
-const LOOK: [i32; 11] = [0, 77, 75, 82, 82, 0, 77, 82, 77, 77, 77];
+/// May look. (There is no garbage.)
+const LOOK: [i32; 11] = [0, 77, 75, 82, 82, 0, 77, 82, 77, 77, 0];
 
 /// May not even look.
 const NONE: [i32; 11] = [77; 11];

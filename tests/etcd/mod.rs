@@ -264,10 +264,27 @@ impl Cluster {
 
     /// Adds a user with this role, who may read and write what begins like this.
     pub(crate) fn add_user(&self, user: &str, password: &str, prefix: &str) {
-        self.ctl(&["role", "add", user]);
-        self.ctl(&["role", "grant-permission", user, "--prefix=true", "readwrite", prefix]);
-        self.ctl(&["user", "add", &format!("{user}:{password}")]);
-        self.ctl(&["user", "grant-role", user, user]);
+        self.add_user_who_may(user, password, "readwrite", prefix);
+    }
+
+    /// Adds a user with a role of the same name: `read`, `write` or `readwrite`.
+    pub(crate) fn add_user_who_may(&self, user: &str, password: &str, what: &str, prefix: &str) {
+        self.insist(&["role", "add", user]);
+        self.insist(&["role", "grant-permission", user, "--prefix=true", what, prefix]);
+        self.insist(&["user", "add", &format!("{user}:{password}")]);
+        self.insist(&["user", "grant-role", user, user]);
+    }
+
+    /// Until it is done, whether it was seen to be or not: on a busy machine a leader may lose its followers time and again.
+    fn insist(&self, words: &[&str]) {
+        for tries_left in (0..20).rev() {
+            let output = self.try_ctl(self.setup.root.map(|password| ("root", password)), words);
+            let said = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() || said.contains("already") {
+                return;
+            }
+            assert!(tries_left > 0, "etcdctl {words:?}: {said}");
+        }
     }
 }
 

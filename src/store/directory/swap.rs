@@ -26,7 +26,7 @@ use super::pointer::{Ident, Pointer, Stage, after};
 use super::rest::Rest;
 use super::root::{Root, used_up};
 use crate::error::{Error, Result};
-use crate::store::{Durability, Keep, Layout, Swap, Version};
+use crate::store::{Durability, Keep, Layout, Reach, Swap, Version};
 
 /// A removal of what is not there.
 const NOTHING_TO_DO: Swap = Swap::Stored(Version { number: 0, mark: 0 });
@@ -90,8 +90,8 @@ impl Step<'_> {
     }
 
     fn change(&self, look: &Look<'_>, pointer: &Pointer, body: &[u8]) -> Result<Swap> {
-        let number = after(pointer.number).ok_or_else(|| used_up(&look.entry.path()))?;
-        let next = Pointer { stage: Stage::Cur, number, ident: self.store.ident()? };
+        let ident = self.store.ident()?;
+        let next = Pointer { stage: Stage::Cur, number: self.number_after(look, pointer, ident)?, ident };
         if look.replace(pointer, &next, body, self.keep)? {
             self.settle(Some(look))?;
             look.remove_records();
@@ -190,6 +190,18 @@ impl Step<'_> {
             self.root.remove_if_empty(&self.store.path);
         }
         Ok(())
+    }
+
+    /// The version number of a change. After a power cut a record may be at an earlier version than it was once, and the
+    /// numbers above that were given out as tokens; but the clock is above them all.
+    fn number_after(&self, look: &Look<'_>, pointer: &Pointer, ident: Ident) -> Result<u64> {
+        let next = after(pointer.number).ok_or_else(|| used_up(&look.entry.path()))?;
+        let is_of_this_boot = pointer.ident.boot == ident.boot;
+        if is_of_this_boot || self.root.reach == Reach::ManyHosts {
+            Ok(next)
+        } else {
+            Ok(next.max(self.next_number()?))
+        }
     }
 
     fn next_number(&self) -> Result<u64> {

@@ -66,6 +66,7 @@ fn call(line: &str, around: &Path) -> Option<Call> {
     for argument in &arguments {
         match argument {
             Argument::At(path) => at.clone_from(path),
+            Argument::Bytes(_) if name.contains("write") => {}
             Argument::Bytes(_) => paths.push(path_in(&at, argument)?),
             Argument::Word(_) => {}
         }

@@ -9,14 +9,7 @@ fn in_etcd_a_reader_may_see_and_not_take() {
     let sandbox = Sandbox::at(&cluster);
     cluster.add_user("writer", "wort", "p/");
     cluster.add_user("stranger", "wort", "q/");
-    for words in [
-        &["role", "add", "reader"][..],
-        &["role", "grant-permission", "reader", "--prefix=true", "read", "p/"],
-        &["user", "add", "reader:wort"],
-        &["user", "grant-role", "reader", "reader"],
-    ] {
-        cluster.ctl(words);
-    }
+    cluster.add_user_who_may("reader", "wort", "read", "p/");
     let code = |user: &str, words: &[&str]| {
         let call = sandbox.csalock(words).env("CSALOCK_STORE", cluster.url("p"));
         call.env("CSALOCK_ETCD_USER", user).env("CSALOCK_ETCD_PASSWORD", "wort").capture().code.unwrap()
