@@ -131,18 +131,24 @@ fn exit_of(error: &anyhow::Error) -> Exit {
 
 fn tell_usage(error: &clap::Error) -> Exit {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-    // Others than ourselves may have chosen what is wrong in the arguments.
-    let is_harmful = |word: std::ffi::OsString| crate::name::is_harmful(word.as_encoded_bytes());
-    if !asked_for && std::env::args_os().skip(1).any(is_harmful) {
-        let text = error.render().to_string();
-        let lines = text.lines().map(|line| crate::name::shown(line.as_bytes()));
-        let _ = std::io::stderr().write_all(format!("{}\n", lines.collect::<Vec<_>>().join("\n")).as_bytes());
-        return Exit::Usage;
-    }
-    match error.print() {
+    let harmless = if asked_for { None } else { without_harm() };
+    match harmless.as_ref().unwrap_or(error).print() {
         Err(_) => Exit::InputOutput,
         Ok(()) if asked_for && std::io::stdout().flush().is_ok() => Exit::Done,
         Ok(()) if asked_for => Exit::InputOutput,
         Ok(()) => Exit::Usage,
     }
+}
+
+/// What is wrong in the arguments, in which others than the caller may have chosen words, without what a terminal would
+/// obey; `None` where that is nothing.
+fn without_harm() -> Option<clap::Error> {
+    let is_harmful = |word: &std::ffi::OsString| crate::name::is_harmful(word.as_encoded_bytes());
+    let words: Vec<_> = std::env::args_os().collect();
+    words.iter().any(is_harmful).then_some(())?;
+    let shown = words.into_iter().map(|word| match is_harmful(&word) {
+        true => crate::name::shown(word.as_encoded_bytes()).into(),
+        false => word,
+    });
+    Some(Cli::try_parse_from(shown).err().unwrap_or_else(|| clap::Error::new(ErrorKind::ValueValidation)))
 }

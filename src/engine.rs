@@ -181,12 +181,18 @@ impl Engine {
     /// When the store cannot be asked, and what `visit` returns.
     pub fn each_sight(&self, visit: &mut dyn FnMut(Result<Sight>) -> Result<()>) -> Result<()> {
         self.store.scan(&mut |place, stored| {
-            if stored.as_ref().is_ok_and(|stored| lock::is_internal(&stored.body)) {
+            if stored.as_ref().is_ok_and(|stored| self.is_beside(stored, place)) {
                 return Ok(());
             }
             let record = stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.in_place(record, place));
             visit(record.and_then(|record| self.see(record)))
         })
+    }
+
+    /// Whether something is kept beside records, and under its own name. What only looks like that is in a record's place.
+    fn is_beside(&self, stored: &Stored, place: &str) -> bool {
+        let key = Some(&stored.body).filter(|body| lock::is_internal(body)).and_then(|body| lock::name_of_internal(body));
+        key.is_some_and(|key| key.contains(&0) && self.store.place(&key) == place)
     }
 
     /// A record, if it is in the place of its name. (One that a power cut tore has none.)

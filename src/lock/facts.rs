@@ -42,7 +42,7 @@ pub struct Facts {
     /// By the end.
     over: BTreeMap<u64, Vec<(Lease, bool)>>,
     outlasts: Vec<(Lease, bool)>,
-    pages: Vec<(u64, Vec<Waiter>)>,
+    pages: BTreeMap<u64, Vec<Waiter>>,
     decided: Vec<(Proof, bool)>,
 }
 
@@ -74,12 +74,11 @@ impl Facts {
 
     /// Writes down who waits on a page.
     pub fn learn_page(&mut self, number: u64, waiters: Vec<Waiter>) {
-        self.pages.push((number, waiters));
+        self.pages.insert(number, waiters);
     }
 
     pub(crate) fn page(&self, number: u64) -> Result<&[Waiter], Wanted> {
-        let known = self.pages.iter().find(|(known, _)| *known == number);
-        known.map(|(_, waiters)| waiters.as_slice()).ok_or(Wanted::Page(number))
+        self.pages.get(&number).map(Vec::as_slice).ok_or(Wanted::Page(number))
     }
 
     /// Writes down whether somebody has decided that his grants stand.

@@ -30,7 +30,8 @@
 //! **Limits.** One host: network file systems are refused, since their POSIX locks and caches are not to be trusted.
 //! Wait for a lock in the queue of its record, never in the database: SQLite's own waiting is short and unfair. In a
 //! directory that others may write, sticky or not, they can plant a journal. Who opens the file by other means in the
-//! same process (cp is fine, it is another one) drops our kernel locks on it. A csalock with another format finds no
+//! same process (cp is fine, it is another one) drops our kernel locks on it. To compare a name SQLite reads its whole
+//! row, so one of a gigabyte, which nobody but a stranger writes, costs as much memory before it is refused. A csalock with another format finds no
 //! table of its own here and says so.
 
 mod ground;

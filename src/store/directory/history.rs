@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use nix::errno::Errno;
 use nix::sys::stat::fstat;
 
-use super::root::{Root, WORK};
+use super::root::{Root, WORK, no_work};
 use super::sys;
 use crate::error::{Error, Result};
 use crate::history::Limits;
@@ -29,10 +29,11 @@ pub(super) fn note(root: &Root, line: &[u8], limits: &Limits, now: Duration) -> 
 }
 
 /// Visits the lines of the store at this path, and changes nothing.
-pub(super) fn read(root: &Root, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-    let path = path.join(WORK).join(NAME);
+pub(super) fn read(root: &Root, store: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+    let path = store.join(WORK).join(NAME);
     let work = match sys::open_directory(&root.directory, WORK) {
         Err(Errno::ENOENT) => return Ok(()),
+        Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(no_work(errno, store)),
         opened => opened.map_err(|errno| Error::os(errno, "read the history", &path))?,
     };
     let like = || fstat(&root.directory);

@@ -291,6 +291,7 @@ impl Root {
         let place = if self.layout == Layout::Beside { "." } else { WORK };
         let drafts = match sys::open_directory(&self.directory, place) {
             Err(Errno::ENOENT) => return Ok(0),
+            Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(no_work(errno, path)),
             opened => opened.map_err(failed)?,
         };
         let now = if self.reach == Reach::ManyHosts { self.file_system_time(path)? } else { now };
@@ -326,7 +327,7 @@ pub(super) fn no_work(errno: Errno, path: &Path) -> Error {
     let work = path.join(WORK);
     match errno {
         Errno::ENOTDIR | Errno::ELOOP => {
-            let what = format!("{} is no directory, so nothing can be prepared in it", shown_path(&work));
+            let what = format!("{} is no directory, as it must be to work in", shown_path(&work));
             Error::new(Exit::Corrupt, what, "see who made it, and move it away")
         }
         errno => Error::os(errno, "use the working directory of the store", path),

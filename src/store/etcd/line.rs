@@ -97,6 +97,10 @@ fn poll(what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result
 impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
+            // Who talks without an end never keeps us waiting.
+            if self.terms.left().is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             match self.stream.read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wait_for(PollFlags::POLLIN)?,
                 read => return read,

@@ -77,8 +77,7 @@ fn rows_that_make_no_sense_are_no_locks_and_the_others_are_shown() {
     let no_body = "STORE (row x) has no version, or no body of 4 MiB at most; nothing was changed; see who wrote it, then `csalock \
                    unlock --force` removes it";
     for (sql, said) in [
-        // Larger than what the command may have of memory.
-        ("UPDATE records_1 SET body = zeroblob(300000000) WHERE name = x'78'", no_body),
+        ("UPDATE records_1 SET body = zeroblob(5000000) WHERE name = x'78'", no_body),
         ("UPDATE records_1 SET body = NULL WHERE name = x'78'", no_body),
         ("UPDATE records_1 SET body = 7 WHERE name = x'78'", no_body),
         ("UPDATE records_1 SET version = -1 WHERE name = x'78'", no_body),
