@@ -7,9 +7,10 @@
 //! inner one is gone a moment later and the script itself owns the lock, while two `( ... ) &` of one script are two
 //! owners.
 //!
-//! Limits: a caller that has ended already, so that we were handed to init, owns nothing; that is an error and not a
-//! lock that would live as long as the machine. Where init is itself a script, in a container, and what was handed to it
-//! is of its own process group, it cannot be told from what it called.
+//! Limits: a caller that has ended already, so that we were handed to init or to another process that adopts orphans, owns
+//! nothing; that is an error and not a lock that would live as long as the machine. Where init is itself a script, in a
+//! container, and what was handed to it is of its own process group, it cannot be told from what it called; nor can what
+//! another adopts of its own session.
 
 use std::fs;
 
@@ -58,13 +59,12 @@ pub struct Called {
 /// A usage error when the caller has ended, and a system error when /proc cannot be read.
 pub fn caller(pid: i32) -> Result<Caller> {
     let us = look(pid)?.ok_or_else(orphan)?;
-    let (mut at, mut stat) = (us.parent, look(us.parent)?.ok_or_else(orphan)?);
+    let (mut at, mut stat) = (us.parent, parent_of(&us)?);
     for _ in 0..MOST_PARENTS {
         if !is_starter(at, &stat) {
             break;
         }
-        at = stat.parent;
-        stat = look(at)?.ok_or_else(orphan)?;
+        (at, stat) = (stat.parent, parent_of(&stat)?);
     }
     if stat.program == b"systemd" || (at == 1 && !is_called_by_init(&us, &stat)) {
         return Err(orphan());
@@ -147,6 +147,15 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
         let exit = if hidden { Exit::Permission } else { Exit::System };
         Error::new(exit, format!("cannot see the calling process: {error}"), cure)
     })
+}
+
+/// The process that began this one, if it is there.
+fn parent_of(child: &ProcStat) -> Result<ProcStat> {
+    let parent = look(child.parent)?.ok_or_else(orphan)?;
+    // Session and parent are a process's own from its beginning, unless it begins a session, and then it leads it. So
+    // this one's parent has ended, and whoever adopts the orphans below him (conmon, tini, a desktop) has it now.
+    let adopted = parent.session != child.session && child.session != child.pid;
+    if adopted { Err(orphan()) } else { Ok(parent) }
 }
 
 /// Init is the caller only where it is the script, as in a container; else it is what orphans are handed to. What it

@@ -147,4 +147,27 @@ on_every_kind_of_store! {
                     PID, or keep the lock until it is given back with --forever\n";
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout(said).run();
     }
+
+    fn whoever_adopts_orphans_does_not_own_what_they_take(sandbox: &Sandbox) {
+        if !has("python3") {
+            return;
+        }
+        // A shell that dies before csalock has seen it, below a process that is no init and adopts what it leaves.
+        sandbox.file("files/adopt.py", "import ctypes, os, time\n\
+            ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n\
+            us = os.getpid()\n\
+            if os.fork() == 0:\n\
+            \x20   os.setsid()\n\
+            \x20   if os.fork(): os._exit(0)\n\
+            \x20   while os.getppid() != us: time.sleep(0.001)\n\
+            \x20   os.execvp('csalock', ['csalock', 'lock', 'x'])\n\
+            os.wait()\n\
+            print(os.waitstatus_to_exitcode(os.wait()[1]))\n");
+        let said = "csalock: the process that called csalock has ended, so nobody would own the lock; name the owner with --pid \
+                    PID, or keep the lock until it is given back with --forever\n";
+        sandbox.call("python3", ["adopt.py"]).stdout("64\n").stderr(said).run();
+        sandbox.csalock(["status", "-1"]).run();
+        // Who began a session of his own is no orphan for that.
+        sandbox.script("dash", "setsid csalock lock x > handle; csalock unlock x").run();
+    }
 }

@@ -1,7 +1,6 @@
 //! Where a storm takes place: a sandbox, and a store on a small disk of its own, or on servers of its own.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -66,11 +65,11 @@ impl Ground {
         self.kind
     }
 
-    /// Words to be run, in a process group of their own, by somebody who is called like this.
+    /// Words to be run, in a session of their own, by somebody who is called like this.
     pub(crate) fn command(&self, words: &[String], who: &str, clock: Option<&str>) -> Command {
         let program = if words[0] == "csalock" { CSALOCK } else { &words[0] };
-        let mut command = Command::new(program);
-        command.args(&words[1..]).env_clear().current_dir(&self.place).process_group(0).stdin(Stdio::null());
+        let mut command = Command::new("setsid");
+        command.arg(program).args(&words[1..]).env_clear().current_dir(&self.place).stdin(Stdio::null());
         command.env("PATH", &self.search_path).env("LC_ALL", "C").env("HOME", &self.place);
         command.env("CSALOCK_STORE", &self.store).env("CSALOCK_LEASE", LEASE);
         command
