@@ -3,11 +3,12 @@
 use crate::schedule::{BREAKABLE, End, FILE, Hold, INFINITE, Look, Round, Share, Wait, What};
 use crate::section::words as section;
 
-/// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is.
+/// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is. `tell` tells the witness; where that is
+/// killed the script ends, for what it gave back after that the witness would take for held.
 const PRELUDE: &str = r#"
 c() { csalock "$@"; s=$?; echo "$W $s $*" >> codes; return $s; }
 now() { read -r up rest < /proc/uptime; asked=${up%.*}${up#*.}0; }
-tell() { CSALOCK_TEST_TOLD="who=$W $*" $SECTION > /dev/null; }
+tell() { CSALOCK_TEST_TOLD="who=$W $*" $SECTION > /dev/null || exit 0; }
 of() { rest=${held#*\"$1\":}; rest=${rest#[[\"]}; echo "${rest%%[]\"\},]*}"; }
 tokens() { case $held in *\"tokens\"*) rest=${held#*\"tokens\":[}; echo "${rest%%]*}";; *) of token;; esac; }
 "#;
