@@ -68,7 +68,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
         What::Forever { stay } => script(format!(
             "now; held=$(c lock -q --json --forever{wait} {BREAKABLE}) || exit 0
              tell do=stay names={BREAKABLE}:nobody share=x asked=$asked tokens=$(tokens) stay={stay}
-             c unlock -q --handle $(of handle) {BREAKABLE}"
+             handle=$(of handle) && c unlock -q --handle $handle {BREAKABLE}"
         )),
         What::Force => script(format!(
             "tell do=breaks names={BREAKABLE}; c unlock -q --force {BREAKABLE}; tell do=broke names={BREAKABLE}"
@@ -82,7 +82,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
             ))
         }
         What::CountIf => script(format!(
-            "held=$(c get -q --json o) || exit 0; version=$(of version)
+            "held=$(c get -q --json o) && version=$(of version) || exit 0
              c put -q --if-version $version{wait} o $version && echo $version >> counted-o"
         )),
         What::Create => script(format!("c put -q --if-absent{wait} p $W")),
@@ -129,7 +129,7 @@ fn under_lock(hold: &Hold, end: End, renew: Option<u32>, wait: &str) -> String {
     });
     let give_back = match end {
         End::AsOwner => format!("c unlock -q {names}"),
-        End::ByHandle => format!("c unlock -q --handle $(of handle) {names}"),
+        End::ByHandle => format!("handle=$(of handle) && c unlock -q --handle $handle {names}"),
         End::All => "c unlock -q --all".to_string(),
         End::Dies => ":".to_string(),
     };
