@@ -71,6 +71,14 @@ fn who_went_out_or_died_or_has_no_time_left_or_was_broken_is_not_in() {
     assert!(!witness.enter(&[entry("other", 'x')]), "what is taken while somebody breaks it may be broken");
     witness.breaks("a", None);
     wait_until("time passes", || witness.enter(&[entry("other", 'x')]));
+    witness.leave(|_| true);
+    let mut breaker = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    witness.breaks("a", identity(breaker.id() as i32));
+    let asked_meanwhile = entry("other", 'x');
+    breaker.kill().unwrap();
+    breaker.wait().unwrap();
+    assert!(!witness.enter(&[asked_meanwhile]), "nobody said when he was done who was to break it");
+    wait_until("time passes", || witness.enter(&[entry("other", 'x')]));
     assert_eq!(witness.broken(), "");
     one(&|_| {});
     assert!(witness.broken().contains("other"), "who came in since is not broken");

@@ -3,11 +3,12 @@
 use crate::schedule::{BREAKABLE, End, FILE, Hold, INFINITE, Look, Round, Share, Wait, What};
 use crate::section::words as section;
 
-/// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is.
+/// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is. `tell` tells the witness; where that is
+/// killed the script ends, for what it gave back after that the witness would take for held.
 const PRELUDE: &str = r#"
 c() { csalock "$@"; s=$?; echo "$W $s $*" >> codes; return $s; }
 now() { read -r up rest < /proc/uptime; asked=${up%.*}${up#*.}0; }
-tell() { CSALOCK_TEST_TOLD="who=$W $*" $SECTION > /dev/null; }
+tell() { CSALOCK_TEST_TOLD="who=$W $*" $SECTION > /dev/null || exit 0; }
 of() { rest=${held#*\"$1\":}; rest=${rest#[[\"]}; echo "${rest%%[]\"\},]*}"; }
 tokens() { case $held in *\"tokens\"*) rest=${held#*\"tokens\":[}; echo "${rest%%]*}";; *) of token;; esac; }
 "#;
@@ -67,7 +68,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
         What::Forever { stay } => script(format!(
             "now; held=$(c lock -q --json --forever{wait} {BREAKABLE}) || exit 0
              tell do=stay names={BREAKABLE}:nobody share=x asked=$asked tokens=$(tokens) stay={stay}
-             c unlock -q --handle $(of handle) {BREAKABLE}"
+             handle=$(of handle) && c unlock -q --handle $handle {BREAKABLE}"
         )),
         What::Force => script(format!(
             "tell do=breaks names={BREAKABLE}; c unlock -q --force {BREAKABLE}; tell do=broke names={BREAKABLE}"
@@ -81,7 +82,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
             ))
         }
         What::CountIf => script(format!(
-            "held=$(c get -q --json o) || exit 0; version=$(of version)
+            "held=$(c get -q --json o) && version=$(of version) || exit 0
              c put -q --if-version $version{wait} o $version && echo $version >> counted-o"
         )),
         What::Create => script(format!("c put -q --if-absent{wait} p $W")),
@@ -128,7 +129,7 @@ fn under_lock(hold: &Hold, end: End, renew: Option<u32>, wait: &str) -> String {
     });
     let give_back = match end {
         End::AsOwner => format!("c unlock -q {names}"),
-        End::ByHandle => format!("c unlock -q --handle $(of handle) {names}"),
+        End::ByHandle => format!("handle=$(of handle) && c unlock -q --handle $handle {names}"),
         End::All => "c unlock -q --all".to_string(),
         End::Dies => ":".to_string(),
     };

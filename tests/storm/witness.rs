@@ -171,8 +171,16 @@ impl Book<'_> {
 
     /// Whether its lock may have been broken since it was asked for.
     fn is_broken(&self, entry: &Entry) -> bool {
-        let (_, mark) = self.mark(&entry.name);
-        entry.asked <= mark.broken || (mark.breaker.is_some() && lives(mark.breaker))
+        let (at, mut mark) = self.mark(&entry.name);
+        if mark.breaker.is_some() {
+            // Until now at least. One who died did not say when he was done.
+            mark.broken = self.now;
+            if !lives(mark.breaker) {
+                mark.breaker = None;
+                self.write(at, &mark);
+            }
+        }
+        entry.asked <= mark.broken
     }
 
     fn standing(&self, entry: &Entry) -> &'static str {
