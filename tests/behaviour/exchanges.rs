@@ -19,9 +19,6 @@ use crate::syscalls::stage::{Place, Stage};
 use crate::syscalls::tracer::{Pids, Traced, trace_with};
 use crate::syscalls::{Extent, extent};
 
-/// How long the leases are that the commands take.
-const LEASE: &str = "3s";
-
 /// A sample has so many cuts of each scenario.
 const SAMPLE: usize = 2;
 
@@ -261,9 +258,8 @@ fn play(
         // A server that is gone is not waited for any longer.
         words.splice(1..1, ["-w", "3s"]);
     }
-    let call = stage.call(&words).env("CSALOCK_LEASE", LEASE);
     let run = trace_with(
-        call.env("CSALOCK_STORE", format!("etcd://{}/{prefix}", between.address)).into_command(),
+        stage.call(&words).env("CSALOCK_STORE", format!("etcd://{}/{prefix}", between.address)).into_command(),
         None,
         pids,
     );

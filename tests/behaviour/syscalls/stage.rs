@@ -13,6 +13,9 @@ use nix::unistd::Pid;
 
 use crate::sandbox::{Call, Job, Kind, Sandbox, wait_until};
 
+/// How long the leases are that the commands take.
+pub(crate) const LEASE: &str = "12s";
+
 /// Where the records are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -178,7 +181,8 @@ impl Stage {
             word => word.to_string(),
         });
         let mut typed: Vec<String> = typed.collect();
-        let call = |typed: Vec<String>| self.sandbox.csalock(typed);
+        // A keeper that cannot be rung looks when it is time to renew.
+        let call = |typed: Vec<String>| self.sandbox.csalock(typed).env("CSALOCK_LEASE", LEASE);
         if self.place != Place::Beside {
             return call(typed);
         }
