@@ -39,7 +39,10 @@ fn story(path: stateright::Path<State, <World as Model>::Action>) -> String {
             told += &format!("   {at}: {} {}\n", kept.now.number, body.unwrap_or_default());
         }
         let phases: Vec<_> = state.actors.iter().map(|actor| (actor.task, &actor.holds)).collect();
-        told += &format!("   dead {:b} over {:b} broken {:?} {phases:?}\n{action:?}\n", state.dead, state.over, state.broken);
+        told += &format!(
+            "   dead {:b} over {:b} broken {:?} {phases:?}\n{action:?}\n",
+            state.dead, state.over, state.broken
+        );
     }
     told
 }

@@ -1,5 +1,11 @@
 //! The worlds in which the directory store is explored, and those in which something is wrong on purpose.
 
+#![allow(clippy::print_stderr, reason = "the number of states")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "how much is explored is said in the environment, how long it took is shown"
+)]
+
 use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
