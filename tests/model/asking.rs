@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use csalock::lock::{
-    Application, Ask, Claimant, Facts, Grant, Outcome, Proof, Record, Step, Tenure, Wait, Waiter, Wanted, circle, decide,
+    Application, Ask, Claimant, Facts, Grant, Outcome, Proof, Record, Step, Tenure, Wait, Waiter, Wanted, circle,
+    decide,
 };
 
 use super::actor::{Answer, Phase, Swapping};
@@ -13,7 +14,13 @@ use super::storage::{Version, body};
 use super::world::{Lasts, Planted, Task, World, home, name, owner, party, process, proof, whose};
 
 /// Decides, as far as it can without asking twice for what may change in between.
-pub(crate) fn think(world: &World, state: &mut State, at: usize, version: &Version, mut known: Vec<Known>) -> Option<()> {
+pub(crate) fn think(
+    world: &World,
+    state: &mut State,
+    at: usize,
+    version: &Version,
+    mut known: Vec<Known>,
+) -> Option<()> {
     let task = world.task(state, at)?;
     let record = version.record(&name(task.name()));
     if matches!(task, Task::Break(_)) && state.actors[at].breaking.is_none() {
@@ -61,7 +68,8 @@ fn follow(
             state.actors[at].phase = Phase::Swapping(Swapping {
                 name: task.name(),
                 expect: version.expect(),
-                says: matches!(outcome, Some(Outcome::Granted(..))) && record.holders.iter().any(|grant| is_mine(&grant)),
+                says: matches!(outcome, Some(Outcome::Granted(..)))
+                    && record.holders.iter().any(|grant| is_mine(&grant)),
                 body: body(&record),
                 answer: outcome.as_ref().map(answer),
                 rings: wake.iter().filter_map(whose).collect(),
@@ -200,9 +208,7 @@ impl World {
             Task::GiveBackAsOwner(_) => Ask::Release(claimant(None, vec![owner(&self.actors[at], at)])),
             Task::Break(_) => Ask::Break(actor.breaking.iter().flatten().map(|seen| proof(*seen)).collect()),
             Task::Collect(_) => Ask::Collect,
-            Task::Keep { of, .. } if self.owner_is_dead(state, of) => {
-                Ask::Mourn(claimant(Some(proof(of)), Vec::new()))
-            }
+            Task::Keep { of, .. } if self.owner_is_dead(state, of) => Ask::Mourn(claimant(Some(proof(of)), Vec::new())),
             Task::Keep { of, .. } => {
                 let claimant = claimant(Some(proof(of)), Vec::new());
                 let begun = actor.begun.filter(|begun| !state.is_over(*begun));

@@ -17,7 +17,7 @@ pub(crate) fn every_promise_is_kept(what: &str, world: World) {
     if !checker.discoveries().is_empty() {
         // Depth first takes less memory, breadth first finds the shortest way.
         let shortest = world.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-        for (promise, path) in shortest.discoveries() {
+        if let Some((promise, path)) = shortest.discoveries().into_iter().next() {
             panic!("{what}: \"{promise}\" is broken by\n{}", story(path));
         }
     }
@@ -39,7 +39,10 @@ fn story(path: stateright::Path<State, <World as Model>::Action>) -> String {
             told += &format!("   {at}: {} {}\n", kept.now.number, body.unwrap_or_default());
         }
         let phases: Vec<_> = state.actors.iter().map(|actor| (actor.task, &actor.holds)).collect();
-        told += &format!("   dead {:b} over {:b} broken {:?} {phases:?}\n{action:?}\n", state.dead, state.over, state.broken);
+        told += &format!(
+            "   dead {:b} over {:b} broken {:?} {phases:?}\n{action:?}\n",
+            state.dead, state.over, state.broken
+        );
     }
     told
 }

@@ -78,12 +78,7 @@ impl Known {
 }
 
 /// Everything that can be known at once about this record, on this host.
-pub(crate) fn decide_now<T>(
-    world: &World,
-    state: &State,
-    host: u8,
-    of: impl Fn(&Facts) -> Result<T, Wanted>,
-) -> T {
+pub(crate) fn decide_now<T>(world: &World, state: &State, host: u8, of: impl Fn(&Facts) -> Result<T, Wanted>) -> T {
     let mut facts = Facts::at(0);
     loop {
         match of(&facts) {

@@ -1,12 +1,13 @@
 //! The protocol, explored: every order of steps, crashes, lost replies, stale reads and leases that end, in small worlds.
 //!
-//! What decides is the product's own `lock::decide`, and what the stores keep are its own bytes; the model adds what is
-//! around it: processes that look, decide and swap in any order ([`step`]), and a world that interferes. The promises
-//! that must hold in every state are in [`promises`], the worlds in [`worlds`], and [`planted`] shows that each promise
-//! can be seen broken.
+//! What decides is the product's own `lock::decide`, and what is stored are the product's own bytes; the model adds what is
+//! around it: actors who read, find out, decide and swap in any order ([`step`], [`asking`]), and a world that interferes.
+//! What must be so in every state is in [`promises`], the worlds are in [`worlds`], and [`planted`] shows that each promise
+//! can be seen broken. The steps of two stores are models of their own: [`etcd`], [`sqlite`]. The directory store's are
+//! explored with its real code, in its unit tests (`src/store/directory/model.rs`).
 //!
-//! In CI each world is explored as far as its smaller form goes; `CSALOCK_MODEL=full` explores the larger ones. Both
-//! print how many states there are with `--nocapture`.
+//! `CSALOCK_MODEL=full` explores the same worlds with more going wrong in them, which takes half an hour. How many states
+//! there are is printed; `--nocapture` shows it.
 
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]

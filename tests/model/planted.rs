@@ -8,7 +8,8 @@ fn with(planted: Planted, actors: Vec<Script>, faults: Faults) -> World {
     World { faults, planted: Some(planted), ..World::of(1, actors) }
 }
 
-const ONE_DIES: Faults = Faults { crashes: 1, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
+const ONE_DIES: Faults =
+    Faults { crashes: 1, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
 
 #[test]
 fn two_hold_at_once_where_who_cannot_be_seen_is_taken_for_dead() {

@@ -1,8 +1,6 @@
 //! What must be so in every state, whatever happened before.
 
-use csalock::lock::{
-    Application, Ask, Grant, Outcome, Record, Share, Step, Tenure, Waiter, decide,
-};
+use csalock::lock::{Application, Ask, Grant, Outcome, Record, Share, Step, Tenure, Waiter, decide};
 use stateright::Property;
 
 use super::actor::{Holding, Mode, Phase, Swapping};
@@ -61,14 +59,22 @@ fn fit(holds: &[(Mode, u32)]) -> bool {
 }
 
 /// The promise that a swap has broken, if it has.
-pub(crate) fn broken_by_swap(world: &World, state: &State, by: usize, swap: &Swapping, old: &Record, new: &Record) -> Option<Broken> {
+pub(crate) fn broken_by_swap(
+    world: &World,
+    state: &State,
+    by: usize,
+    swap: &Swapping,
+    old: &Record,
+    new: &Record,
+) -> Option<Broken> {
     let key = |grant: &Grant| (Mode::from(grant.share), grant.slot);
     if !fit(&new.holders.iter().map(key).collect::<Vec<_>>()) {
         return Some(RECORD_FITS);
     }
     let is_new = |grant: &&Grant| old.holders.iter().all(|other| other.proof != grant.proof);
     let tokens: Vec<_> = new.holders.iter().map(|grant| grant.token).collect();
-    let highest = old.holders.iter().chain(old.endings.iter().map(|ending| &ending.grant)).map(|grant| grant.token).max();
+    let highest =
+        old.holders.iter().chain(old.endings.iter().map(|ending| &ending.grant)).map(|grant| grant.token).max();
     let rises = new.holders.iter().filter(is_new).all(|grant| highest.is_none_or(|highest| grant.token > highest));
     if !tokens.is_sorted() || !rises {
         return Some(TOKENS);
@@ -140,6 +146,8 @@ fn have_handles(world: &World, state: &State) -> bool {
             let knows = actor.holds[at].said || actor.holds[at].is != Holding::Nothing;
             let depends = grant.unconfirmed == Some(process(whose));
             let is_over = grant.tenure.lease().is_some_and(|lease| state.is_over(lease.ends));
+            // What a late copy of a request has granted ends with the lease that was lent for it.
+            let is_over = is_over || (world.faults.late_copies > 0 && grant.tenure.lease().is_some());
             waits || knows || depends || is_over || state.is_dead(&owner(&world.actors[whose], whose))
         })
     })

@@ -75,7 +75,15 @@ impl Model for Database {
     fn init_states(&self) -> Vec<State> {
         let processes = vec![Process::Reads; self.processes];
         let pages = Pages::default();
-        vec![State { pages, journal: None, locked_by: None, processes, crashes: self.crashes, told: 0, numbers_fell: false }]
+        vec![State {
+            pages,
+            journal: None,
+            locked_by: None,
+            processes,
+            crashes: self.crashes,
+            told: 0,
+            numbers_fell: false,
+        }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {

@@ -294,9 +294,7 @@ impl World {
         // Whoever is told late may have lost it already.
         let is_lost = |lease: u64| state.is_over(lease);
         let is_lost = match answer {
-            Answer::Granted { lease, .. } => {
-                lease.is_some_and(is_lost) || state.is_dead(&owner(&self.actors[at], at))
-            }
+            Answer::Granted { lease, .. } => lease.is_some_and(is_lost) || state.is_dead(&owner(&self.actors[at], at)),
             _ => false,
         };
         if let Answer::Granted { token, mode, .. } = answer

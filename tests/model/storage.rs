@@ -9,6 +9,9 @@ use csalock::lock::{Record, decode, encode};
 
 pub(crate) type Bytes = Vec<u8>;
 
+/// Records by their version and bytes.
+type Records = HashMap<(u64, Arc<Bytes>), Arc<Record>>;
+
 /// What is stored under one name, and what was before the last swap.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Kept {
@@ -31,7 +34,7 @@ impl Version {
     /// The record, as the engine reads it.
     pub(crate) fn record(&self, name: &[u8]) -> Arc<Record> {
         thread_local! {
-            static KNOWN: RefCell<HashMap<(u64, Arc<Bytes>), Arc<Record>>> = RefCell::default();
+            static KNOWN: RefCell<Records> = RefCell::default();
         }
         let Some(body) = &self.body else { return Arc::new(Record::free(name)) };
         let key = (self.number, body.clone());

@@ -7,7 +7,8 @@ use super::world::{Faults, Lasts, Script, Task, World, shares, takes};
 
 const EXCLUSIVE: Share = Share::Exclusive;
 
-const NOTHING: Faults = Faults { crashes: 0, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
+const NOTHING: Faults =
+    Faults { crashes: 0, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
 
 /// Explores a world with fewer faults in CI, with more of them where everything is asked for.
 fn explore(what: &str, names: usize, actors: &[Script], in_ci: Faults, in_full: Faults) {
@@ -40,9 +41,8 @@ fn replies_are_lost_and_what_the_dead_have_sent_arrives() {
 
 #[test]
 fn what_was_given_back_is_taken_again() {
-    let twice = || {
-        Script::job(&[Task::Take(0, EXCLUSIVE), Task::GiveBack(0), Task::Take(0, EXCLUSIVE), Task::GiveBack(0)])
-    };
+    let twice =
+        || Script::job(&[Task::Take(0, EXCLUSIVE), Task::GiveBack(0), Task::Take(0, EXCLUSIVE), Task::GiveBack(0)]);
     explore(
         "twice",
         1,

@@ -1,8 +1,8 @@
 //! The directory store, explored: every order of its system calls by several processes, with crashes between any two of
 //! them, replies that are lost and listings that are stale, as on NFS.
 //!
-//! It is the real code that runs, one system call at a time ([`replay`]), on a file system in which each call is one step
-//! ([`file_system`]). Its users ([`client`]) do with it what the engine does: read, take what is free or was left by the
+//! It is the real code that runs, one system call at a time ([`replay`], [`super::sys`] in test builds), on a file system in
+//! which each call is one step ([`file_system`]). Its users ([`client`]) do with it what the engine does: read, take what is free or was left by the
 //! dead, change it, give it back. What they must find is in [`world`]; `CSALOCK_MODEL=full` explores the larger worlds.
 
 mod client;

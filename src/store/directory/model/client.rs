@@ -49,7 +49,10 @@ pub(crate) enum Found {
     Swept,
 }
 
-/// Who does something for the how manieth time.
+/// What was run on which answers, and how far it came.
+type Runs = HashMap<(Act, Vec<Answer>), Progress<Option<Found>>>;
+
+/// Who does something for the nth time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Act {
     pub(crate) client: usize,
@@ -68,7 +71,7 @@ impl Act {
     /// Runs it on these answers, unless that was done before. It ends with `None` if it fails.
     pub(crate) fn run_once(&self, answers: &[Answer]) -> Progress<Option<Found>> {
         thread_local! {
-            static KNOWN: RefCell<HashMap<(Act, Vec<Answer>), Progress<Option<Found>>>> = RefCell::default();
+            static KNOWN: RefCell<Runs> = RefCell::default();
         }
         KNOWN.with_borrow_mut(|known| {
             let run = || replay::run(answers, |directory| self.operate(directory).ok());

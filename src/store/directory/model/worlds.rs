@@ -1,5 +1,11 @@
 //! The worlds in which the directory store is explored, and those in which something is wrong on purpose.
 
+#![allow(clippy::print_stderr, reason = "the number of states")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "how much is explored is said in the environment, how long it took is shown"
+)]
+
 use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
@@ -21,7 +27,7 @@ fn explore(what: &str, is_nfs: bool, clients: &[Script], in_ci: Faults, in_full:
     let done = world.clone().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_dfs().join();
     if !done.discoveries().is_empty() {
         let shortest = world.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-        for (promise, path) in shortest.discoveries() {
+        if let Some((promise, path)) = shortest.discoveries().into_iter().next() {
             panic!("{what}: \"{promise}\" is broken by\n{}", story(path));
         }
     }
