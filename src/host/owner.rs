@@ -7,10 +7,10 @@
 //! inner one is gone a moment later and the script itself owns the lock, while two `( ... ) &` of one script are two
 //! owners.
 //!
-//! Limits: a caller that has ended already, so that we were handed to init or to another process that adopts orphans, owns
-//! nothing; that is an error and not a lock that would live as long as the machine. Where init is itself a script, in a
-//! container, and what was handed to it is of its own process group, it cannot be told from what it called; nor can what
-//! another adopts of its own session.
+//! Limits: a caller that has ended already, so that we were handed to init or to another process that adopts orphans,
+//! owns nothing; that is an error and not a lock that would live as long as the machine. Where init is itself a script,
+//! in a container, and what was handed to it is of its own process group, it cannot be told from what it called; nor can
+//! what another adopts of its own session.
 
 use std::fs;
 

@@ -47,7 +47,7 @@ fn family(first: i32) -> Vec<Process> {
     found
 }
 
-/// The pid, and when it started, of whoever is meant of those who come of this process, or of the keepers of this place.
+/// The pid, and the start, of whoever is meant of those who come of this process, or of the keepers of this place.
 pub(crate) fn find(aim: Aim, first: i32, place: &Path) -> Option<(i32, u64)> {
     let family = family(first);
     let name_of = |pid: i32| family.iter().find(|process| process.pid == pid).map(|process| process.name.as_str());

@@ -1,9 +1,9 @@
-//! The long storm: forty processes that do everything csalock can do, at random, while they are killed and stopped, their
-//! clocks are set, the disk is full and servers are restarted; and a witness who knows nothing of csalock.
+//! The long storm: forty processes that do everything csalock can do, at random, while they are killed and stopped,
+//! their clocks are set, the disk is full and servers are restarted; and a witness who knows nothing of csalock.
 //!
 //! What happens is a pure function of a seed: which command is run when by whom, and which fault befalls it at which
-//! point ([`schedule`]). How the kernel interleaves all of that is not, so a seed brings back what was done, not what came
-//! of it. By environment:
+//! point ([`schedule`]). How the kernel interleaves all of that is not, so a seed brings back what was done, not what
+//! came of it. By environment:
 //!
 //! - `CSALOCK_STORM=SECONDS`: how long it lasts on each store; else some seconds, for all of them together one minute;
 //! - `CSALOCK_STORM_SEED=N`: the storm with this seed, which each storm prints first and again when it fails.

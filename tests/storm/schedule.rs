@@ -1,5 +1,5 @@
-//! What happens in a storm: every round of every worker, every fault and every trouble of the store. All of it is a pure
-//! function of the seed, so that a seed is enough to have the same again.
+//! What happens in a storm: every round of every worker, every fault and every trouble of the store. All of it is a
+//! pure function of the seed, so that a seed is enough to have the same again.
 
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 use crate::schedule::{BREAKABLE, End, FILE, Hold, INFINITE, Look, Round, Share, Wait, What};
 use crate::section::words as section;
 
-/// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is. `tell` tells the witness; where that is
-/// killed the script ends, for what it gave back after that the witness would take for held.
+/// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is. `tell` tells the witness; where
+/// that is killed the script ends, for what it gave back after that the witness would take for held.
 const PRELUDE: &str = r#"
 c() { csalock "$@"; s=$?; echo "$W $s $*" >> codes; return $s; }
 now() { read -r up rest < /proc/uptime; asked=${up%.*}${up#*.}0; }

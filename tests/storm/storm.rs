@@ -77,8 +77,8 @@ fn on(kind: Kind) {
     assert!(count == 0, "{again}\n{}\n{count} things are wrong:\n{shown}\n{}", verdict.figures, verdict.last);
 }
 
-/// A storm with so many processes, as long as it is to go on, at most for so long; and what is to be said of it. A machine
-/// that has other things to do is given more time, for so few rounds say nothing.
+/// A storm with so many processes, as long as it is to go on, at most for so long; and what is to be said of it. A
+/// machine that has other things to do is given more time, for so few rounds say nothing.
 pub(crate) fn storm(
     ground: &Ground,
     schedule: &Schedule,

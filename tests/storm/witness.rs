@@ -1,8 +1,8 @@
 //! The witness: who is inside, by another book than csalock's.
 //!
 //! Whoever is in a critical section says so in a file of places that flock(2) guards, each written with one write. One
-//! who comes in looks at all who are there. An entry counts while the process lives whose life the lock is bound to, and,
-//! where it is bound to a time, until the earliest moment at which that may be over on CLOCK_BOOTTIME. What the
+//! who comes in looks at all who are there. An entry counts while the process lives whose life the lock is bound to,
+//! and, where it is bound to a time, until the earliest moment at which that may be over on CLOCK_BOOTTIME. What the
 //! witness finds wrong is a line in the file `broken`; all that it sees is a line in `events`.
 
 use std::fs::{File, OpenOptions};
@@ -81,8 +81,8 @@ impl Witness {
         Book { file, witness: self, now: boottime() }
     }
 
-    /// Comes in, under all of these names. Whether it counts: one whose owner is gone, or whose time is over, or whose lock
-    /// may have been broken meanwhile, is not inside.
+    /// Comes in, under all of these names. Whether it counts: one whose owner is gone, or whose time is over, or
+    /// whose lock may have been broken meanwhile, is not inside.
     pub(crate) fn enter(&self, entries: &[Entry]) -> bool {
         let book = self.book();
         for entry in entries {

@@ -17,7 +17,7 @@ use crate::schedule::{Fault, Round, Schedule, Shot};
 use crate::script::{self, Words};
 use crate::witness::boottime;
 
-/// How much longer than it may a round can last on a machine that has other things to do, with its store away meanwhile.
+/// How much longer than it may a round can last on a machine that has other things to do, with its store away.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Who takes his time is stuck when nobody got anything done for so long.
