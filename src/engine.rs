@@ -184,14 +184,16 @@ impl Engine {
             if stored.as_ref().is_ok_and(|stored| self.is_beside(stored, place)) {
                 return Ok(());
             }
-            let record = stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.in_place(record, place));
+            let record =
+                stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.in_place(record, place));
             visit(record.and_then(|record| self.see(record)))
         })
     }
 
     /// Whether something is kept beside records, and under its own name. What only looks like that is in a record's place.
     fn is_beside(&self, stored: &Stored, place: &str) -> bool {
-        let key = Some(&stored.body).filter(|body| lock::is_internal(body)).and_then(|body| lock::name_of_internal(body));
+        let key =
+            Some(&stored.body).filter(|body| lock::is_internal(body)).and_then(|body| lock::name_of_internal(body));
         key.is_some_and(|key| key.contains(&0) && self.store.place(&key) == place)
     }
 

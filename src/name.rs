@@ -134,7 +134,8 @@ pub fn quoted(bytes: &[u8]) -> String {
 /// As what stands in `$'...'` is read by all shells that know that: byte by byte, for they disagree about code points.
 fn in_ansi_c(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
-    let escape = |text: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    let escape =
+        |text: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
     for chunk in bytes.utf8_chunks() {
         for char in chunk.valid().chars() {
             match char {

@@ -9,7 +9,9 @@ mod timeline;
 use std::time::Duration;
 
 pub use health::{HealthJson, health};
-pub use json::{json, ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson};
+pub use json::{
+    ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson, json,
+};
 pub use past::PastJson;
 pub use table::{HEADER, Paper, WIDTH, table};
 pub use timeline::timeline;

@@ -92,7 +92,8 @@ impl Facts {
     }
 
     pub(crate) fn fate(&self, home: &Home, process: &Process) -> Result<Fate, Wanted> {
-        let known = self.fates.get(&(process.pid, process.start)).and_then(|known| known.iter().find(|(at, _)| at == home));
+        let known =
+            self.fates.get(&(process.pid, process.start)).and_then(|known| known.iter().find(|(at, _)| at == home));
         known.map(|(_, fate)| *fate).ok_or_else(|| Wanted::Fate(home.clone(), *process))
     }
 

@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::{Reporter, user};
 use crate::duration::rfc3339;
 use crate::engine::Sight;
-use crate::name::is_invisible;
 use crate::lock::{Ended, Ending, Fate, Grant, Handle, Party, Share, Tenure, Value, Waiter};
+use crate::name::is_invisible;
 use std::fmt::Write as _;
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::table::{WIDTH, cell, clip, fits};
 use super::shown_user;
+use super::table::{WIDTH, cell, clip, fits};
 use crate::duration::{rfc3339, shown as span};
 use crate::history::{Past, Who};
 use crate::lock::Ended;
@@ -22,7 +22,9 @@ pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, col
     let now = now.as_millis() as u64;
     let first = grants.iter().map(Past::came).min();
     // Short of the end of time, which a stranger may have written.
-    let Some(begin) = first.map(|first| first.max(begin.as_millis() as u64).min(u64::MAX - 1)) else { return String::new() };
+    let Some(begin) = first.map(|first| first.max(begin.as_millis() as u64).min(u64::MAX - 1)) else {
+        return String::new();
+    };
     let end = grants.iter().map(|past| past.until(now)).max().unwrap_or(now).max(begin.saturating_add(1));
     let mut text = format!("{}\n", clip(&format!("{HEADER}IN {}", span(Duration::from_millis(end - begin))), WIDTH));
     for past in grants {

@@ -124,7 +124,9 @@ impl Location {
     pub fn url(&self) -> OsString {
         let (scheme, path, shared) = match self {
             // Behind `dir:` a question mark begins an option; in a plain path it is one of its characters.
-            Location::Directory { path, shared, .. } if path.as_os_str().as_bytes().contains(&b'?') => ("", path, *shared),
+            Location::Directory { path, shared, .. } if path.as_os_str().as_bytes().contains(&b'?') => {
+                ("", path, *shared)
+            }
             Location::Directory { path, shared, .. } => ("dir:", path, *shared),
             Location::Sqlite { path } => ("sqlite:", path, false),
             Location::Etcd(cluster) => return cluster.url().into(),

@@ -31,7 +31,10 @@ pub(super) fn file_name_maps_back(name: &[u8]) {
     let file = file_name(name);
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-.%~".contains(byte);
     assert!(file.len() <= 255 && !file.starts_with(b".") && file.iter().all(is_plain), "{file:?}");
-    assert_eq!(Path::new("store").join(std::ffi::OsStr::from_bytes(&file)).components().count(), 2 - usize::from(name.is_empty()));
+    assert_eq!(
+        Path::new("store").join(std::ffi::OsStr::from_bytes(&file)).components().count(),
+        2 - usize::from(name.is_empty())
+    );
     match file.contains(&b'~') {
         true => assert!(name.len() > 66 && name_of_file(&file).is_none(), "only long ones are shortened"),
         false => assert_eq!(name_of_file(&file).as_deref(), Some(name)),

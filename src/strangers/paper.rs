@@ -10,8 +10,10 @@ use crate::store::Reach;
 
 /// Nothing in here moves a cursor, colours, reorders or hides.
 pub(super) fn is_harmless(text: &str) -> bool {
-    let reorders = |char| matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
+    let reorders = |char| {
+        matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+    };
     text.chars().all(|char| !char.is_control() && !reorders(char))
 }
 

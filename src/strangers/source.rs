@@ -128,14 +128,7 @@ impl Source<'_> {
         let within = self.option(Source::bytes);
         let size = within.as_ref().map_or_else(|| self.number(), |bytes| bytes.len() as u64);
         let mode = self.option(|source| source.number() as u32 & 0o777);
-        Value {
-            version: Some(self.number() >> 2),
-            token: Some(self.number()),
-            size,
-            mark: self.number(),
-            mode,
-            within,
-        }
+        Value { version: Some(self.number() >> 2), token: Some(self.number()), size, mark: self.number(), mode, within }
     }
 
     fn ending(&mut self) -> Ending {

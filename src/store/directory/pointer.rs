@@ -138,7 +138,9 @@ mod tests {
         let pointer = Pointer { stage: Stage::End, number: 17, ident: Ident { boot: 1, mark: u64::MAX } };
         assert_eq!(pointer.name(), "end.17.00000001ffffffffffffffff");
         assert!(matches!(Name::parse(pointer.name().as_bytes()), Some(Name::Pointer(same)) if same == pointer));
-        assert!(matches!(Name::parse(pointer.ident.record().as_bytes()), Some(Name::Record(same)) if same == pointer.ident));
+        assert!(
+            matches!(Name::parse(pointer.ident.record().as_bytes()), Some(Name::Record(same)) if same == pointer.ident)
+        );
     }
 
     #[test]

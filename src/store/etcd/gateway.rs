@@ -362,7 +362,8 @@ fn begin_of(said: &str) -> String {
 
 pub(super) fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, Trouble> {
     if status == 200 {
-        return serde_json::from_slice(body).map_err(|error| Trouble::Strange(begin_of(&format!("a strange answer: {error}"))));
+        return serde_json::from_slice(body)
+            .map_err(|error| Trouble::Strange(begin_of(&format!("a strange answer: {error}"))));
     }
     if let Ok(refusal) = serde_json::from_slice::<Refusal>(body)
         && (refusal.code > 0 || !refusal.message.is_empty())

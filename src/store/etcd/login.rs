@@ -22,7 +22,6 @@ use crate::exit::Exit;
 use crate::name::shown_path;
 use crate::store::Cluster;
 
-
 pub(super) struct Login {
     who: Option<(String, String)>,
     uid: u32,

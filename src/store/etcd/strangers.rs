@@ -46,7 +46,8 @@ pub(crate) fn answered(asked: Asked, status: u16, body: &[u8]) -> Vec<String> {
             Ok(())
         }
     };
-    let cluster = Cluster { tls: false, endpoints: vec!["h:1".to_string()], prefix: String::from_utf8_lossy(body).into_owned() };
+    let cluster =
+        Cluster { tls: false, endpoints: vec!["h:1".to_string()], prefix: String::from_utf8_lossy(body).into_owned() };
     let said = |trouble: Trouble| {
         let _ = (trouble.hope(), trouble.is_lease_gone(), trouble.is_lease_there(), trouble.needs_no_login());
         [trouble.to_string(), Trouble::error(&[("h:1".to_string(), trouble)], &cluster).to_string()]

@@ -192,7 +192,8 @@ mod tests {
         let done: Done =
             serde_json::from_str(r#"{"header":{"cluster_id":"1","revision":"9223372036854775807"}}"#).unwrap();
         assert_eq!((done.header.revision, done.succeeded), (i64::MAX as u64, false));
-        let found: Found = serde_json::from_str(r#"{"header":{"revision":"9"},"kvs":[{"key":"AGE=","mod_revision":"7"}]}"#).unwrap();
+        let found: Found =
+            serde_json::from_str(r#"{"header":{"revision":"9"},"kvs":[{"key":"AGE=","mod_revision":"7"}]}"#).unwrap();
         assert_eq!((&found.kvs[0].key[..], found.kvs[0].mod_revision), (&b"\0a"[..], 7));
         assert!(found.kvs[0].value.is_empty() && !found.more);
         let gone: Granted = serde_json::from_str(r#"{"ID":"5","TTL":"-1"}"#).unwrap();
@@ -221,7 +222,8 @@ mod tests {
             assert!(serde_json::from_str::<Done>(done).is_err(), "{done}");
         }
         let pair = r#"{"key":"AGE=","mod_revision":"1"}"#;
-        let many = format!(r#"{{"header":{{"revision":"1"}},"kvs":[{}{pair}]}}"#, format!("{pair},").repeat(MOST_PAIRS));
+        let many =
+            format!(r#"{{"header":{{"revision":"1"}},"kvs":[{}{pair}]}}"#, format!("{pair},").repeat(MOST_PAIRS));
         assert!(serde_json::from_str::<Found>(&many).is_err());
         assert!(serde_json::from_str::<Authenticated>(r#"{"token":"a\r\nX: y"}"#).is_err());
     }

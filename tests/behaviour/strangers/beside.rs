@@ -10,8 +10,14 @@ fn nothing_in_the_place_of_the_store_beside_a_file_is_followed_or_taken_for_one(
         let outside = Outside::new(&sandbox);
         plant(&sandbox, &format!("{make} .csalock; touch file"));
         let before = sandbox.listing("files");
-        for words in [&["run", "-n", "./file", "touch", "ran"][..], &["lock", "-w", "inf", "./file"], &["status", "./file"],
-                      &["unlock", "--force", "./file"], &["put", "./file", "x"], &["claim", "--id", "me", "./file"]] {
+        for words in [
+            &["run", "-n", "./file", "touch", "ran"][..],
+            &["lock", "-w", "inf", "./file"],
+            &["status", "./file"],
+            &["unlock", "--force", "./file"],
+            &["put", "./file", "x"],
+            &["claim", "--id", "me", "./file"],
+        ] {
             let done = bounded_beside(&sandbox, words);
             assert!(matches!(done.code, Some(69 | 77)) && done.stdout.is_empty(), "{make} {words:?} {done:?}");
             let said = sandbox.plain(&done.stderr);

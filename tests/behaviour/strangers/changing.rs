@@ -46,10 +46,13 @@ fn while_exchanged(one: &Path, other: &Path, mut work: impl FnMut(usize)) {
 
 /// A store elsewhere, in which `x` is free, and `bait` is held by somebody with a secret.
 fn bait(sandbox: &Sandbox) -> PathBuf {
-    plant(sandbox, &format!(
-        "mkdir $OUT/store; export CSALOCK_STORE=dir:$OUT/store; csalock lock --forever --label {SECRET} bait > /dev/null; \
+    plant(
+        sandbox,
+        &format!(
+            "mkdir $OUT/store; export CSALOCK_STORE=dir:$OUT/store; csalock lock --forever --label {SECRET} bait > /dev/null; \
          csalock put x {SECRET}"
-    ));
+        ),
+    );
     sandbox.path("outside/store")
 }
 
@@ -70,7 +73,8 @@ fn a_record_that_is_exchanged_for_a_link_is_never_somebody_elses() {
     let record = std::fs::read_dir(sandbox.path("store/x")).unwrap().next().unwrap().unwrap().path();
     let free = std::fs::read_dir(bait.join("x")).unwrap().next().unwrap().unwrap().path();
     let looks: [&[&str]; 4] = [&["run", "-n", "x", "touch", "ran"], &["status"], &["get", "x"], &["lock", "-n", "x"]];
-    let changes: [&[&str]; 4] = [&["run", "-n", "x", "touch", "ran"], &["put", "x", "mine"], &["gc"], &["lock", "-n", "x"]];
+    let changes: [&[&str]; 4] =
+        [&["run", "-n", "x", "touch", "ran"], &["put", "x", "mine"], &["gc"], &["lock", "-n", "x"]];
     // The record first, for to change it is to give it another name.
     for (ours, leads_to, link, commands) in
         [(record, free, "link", [looks, looks]), (sandbox.path("store/x"), bait.join("x"), "link2", [looks, changes])]
@@ -109,7 +113,12 @@ fn a_store_beside_a_file_that_is_exchanged_for_a_link_leads_nowhere() {
     let outside = Outside::new(&sandbox);
     plant(&sandbox, "unset CSALOCK_STORE; touch file; csalock lock --forever ./file > /dev/null; ln -s $OUT link");
     while_exchanged(&sandbox.path("files/.csalock"), &sandbox.path("files/link"), |number| {
-        let words: &[&str] = [&["run", "-n", "./file", "touch", "ran"][..], &["status", "./file"], &["lock", "-n", "./other"], &["unlock", "./other"]][number % 4];
+        let words: &[&str] = [
+            &["run", "-n", "./file", "touch", "ran"][..],
+            &["status", "./file"],
+            &["lock", "-n", "./other"],
+            &["unlock", "./other"],
+        ][number % 4];
         let done = bounded_beside(&sandbox, words);
         is_no_lock(&sandbox, &done, &[0, 65, 69, 75, 77, 81, 82, 84]);
         assert!(words[2..] != ["./file", "touch", "ran"] || done.code != Some(0), "{done:?}");

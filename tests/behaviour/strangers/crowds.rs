@@ -47,7 +47,13 @@ fn strangers_in_the_working_directory_are_in_nobodys_way() {
     });
     let script = "find $0 -name 'rest.*' -o -name '.new.*' | tr '\\n' '\\0' | xargs -0 touch -d '1 hour ago'";
     sandbox.call("bash", ["-c", script, &work.display().to_string()]).run();
-    for words in [&["run", "-n", "x", "true"][..], &["run", "-n", "y", "true"], &["gc"], &["doctor"], &["run", "-n", "x", "true"]] {
+    for words in [
+        &["run", "-n", "x", "true"][..],
+        &["run", "-n", "y", "true"],
+        &["gc"],
+        &["doctor"],
+        &["run", "-n", "x", "true"],
+    ] {
         let done = bounded(&sandbox, words);
         assert!(done.code == Some(0) || words == ["doctor"], "{words:?} {done:?}");
     }

@@ -146,19 +146,41 @@ fn liars() -> Vec<(&'static str, Liar)> {
         ("keys that are no base64", kvs(r#"{"key":"\u001b]0;POISON","mod_revision":"5"}"#)),
         ("another key", kvs(r#"{"key":"AAAA","value":"AAAA","mod_revision":"5"}"#)),
         ("a record that is none", kvs(&format!(r#"{{"key":"{KEY_OF_X}","value":"AAAA","mod_revision":"5"}}"#))),
-        ("keys without end", endless("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1a\r\n{\"header\":{\"revision\":\"5\"}\r\n9\r\n,\"kvs\":[{\r\n", "4\r\n},{ \r\n")),
+        (
+            "keys without end",
+            endless(
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1a\r\n{\"header\":{\"revision\":\"5\"}\r\n9\r\n,\"kvs\":[{\r\n",
+                "4\r\n},{ \r\n",
+            ),
+        ),
         ("a body without end", endless("HTTP/1.1 200 OK\r\n\r\n", "                ")),
         ("a gigabyte that comes", endless("HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n", "                ")),
         ("a gigabyte that does not come", Liar::saying(&b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n{"[..])),
-        ("more than there are bytes", Liar::saying(&b"HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n{"[..])),
+        (
+            "more than there are bytes",
+            Liar::saying(&b"HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n{"[..]),
+        ),
         ("a refusal without end", endless("HTTP/1.1 500 No\r\n\r\n", "{\"error\":\"                ")),
         ("headers without end", endless("HTTP/1.1 200 OK\r\n", "X-Y: z\r\n")),
         ("a header without end", endless("HTTP/1.1 200 OK\r\nX: ", "xxxxxxxxxxxxxxxxx")),
         ("to go on", endless("", "HTTP/1.1 100 Continue\r\n\r\n")),
-        ("chunks that make no sense", Liar::saying(&b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{}"[..])),
-        ("a refusal in escapes", Liar::saying(answer("400 No", r#"{"code":7,"message":"\u001b]0;POISON\u0007 permission denied"}"#))),
+        (
+            "chunks that make no sense",
+            Liar::saying(&b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{}"[..]),
+        ),
+        (
+            "a refusal in escapes",
+            Liar::saying(answer("400 No", r#"{"code":7,"message":"\u001b]0;POISON\u0007 permission denied"}"#)),
+        ),
         ("the right thing, slowly", dripping()),
-        ("silence", Liar::new(|_, _| loop { thread::park() })),
+        (
+            "silence",
+            Liar::new(|_, _| {
+                loop {
+                    thread::park()
+                }
+            }),
+        ),
     ]
 }
 
@@ -177,7 +199,9 @@ fn whatever_answers_where_an_etcd_should_be_grants_nothing_and_is_named() {
                 let sandbox = Sandbox::at_servers(std::slice::from_ref(&liar.address));
                 // Who has answered was heard, however busy the machine is; who keeps us waiting is not waited for.
                 let patience = if SLOW.contains(what) { "300ms" } else { "20s" };
-                for words in [&["run", "-w", patience, "x", "touch", "ran"][..], &["status"], &["unlock", "--force", "x"]] {
+                for words in
+                    [&["run", "-w", patience, "x", "touch", "ran"][..], &["status"], &["unlock", "--force", "x"]]
+                {
                     let done = try_on(&sandbox, liar, words);
                     let codes: &[i32] = match *what {
                         "a record that is none" => &[0, 65],
@@ -213,7 +237,12 @@ fn nobody_is_sent_elsewhere() {
 /// It reads as an etcd would, and lies about the one step that counts.
 #[test]
 fn a_swap_that_did_not_happen_is_no_lock() {
-    for lie in [r#"{"succeeded":true}"#, r#"{"header":{"revision":"0"},"succeeded":true}"#, r#"{"header":{"revision":"6"},"succeeded":"yes"}"#, HEADER] {
+    for lie in [
+        r#"{"succeeded":true}"#,
+        r#"{"header":{"revision":"0"},"succeeded":true}"#,
+        r#"{"header":{"revision":"6"},"succeeded":"yes"}"#,
+        HEADER,
+    ] {
         let lie = if lie == HEADER { format!("{HEADER}}}") } else { lie.to_string() };
         let liar = Liar::new(move |path, stream| match path {
             "/v3/kv/txn" => stream.write_all(&ok(&lie)),

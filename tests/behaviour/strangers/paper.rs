@@ -30,7 +30,8 @@ fn is_clean(what: &str, done: &Done) {
 /// A record in which everything that is anybody's choice is poison.
 fn poisoned(record: &mut Record) {
     let holders = record.holders.iter_mut();
-    for party in holders.map(|grant| &mut grant.party).chain(record.waiters.iter_mut().map(|waiter| &mut waiter.party)) {
+    for party in holders.map(|grant| &mut grant.party).chain(record.waiters.iter_mut().map(|waiter| &mut waiter.party))
+    {
         party.host = POISON.to_string();
         party.command = bytes();
         party.label = Some(bytes());
@@ -205,9 +206,17 @@ fn what_is_said_wrongly_is_repeated_without_harm() {
         "XDG_STATE_HOME",
         "HOME",
     ] {
-        let etcd = if variable.contains("_ETCD_") { "etcds://127.0.0.1:1/x".to_string() } else { sandbox.store_at("shared?shared=1").replace("?shared=1/", "/") };
+        let etcd = if variable.contains("_ETCD_") {
+            "etcds://127.0.0.1:1/x".to_string()
+        } else {
+            sandbox.store_at("shared?shared=1").replace("?shared=1/", "/")
+        };
         for words in [&["run", "-n", "x", "true"][..], &["history"], &["unlock", "x"], &["doctor"]] {
-            let call = sandbox.csalock(words).env("CSALOCK_STORE", &etcd).env("CSALOCK_ETCD_PASSWORD", "x").env(variable, POISON);
+            let call = sandbox
+                .csalock(words)
+                .env("CSALOCK_STORE", &etcd)
+                .env("CSALOCK_ETCD_PASSWORD", "x")
+                .env(variable, POISON);
             is_clean(&format!("{variable} {words:?}"), &ends(call, words));
         }
     }
@@ -216,7 +225,18 @@ fn what_is_said_wrongly_is_repeated_without_harm() {
 /// What is drawn on a terminal has controls of ours; what a stranger chose is not among them.
 #[track_caller]
 fn is_drawn_clean(what: &str, drawn: &str) {
-    for poison in ["\u{1b}]0;", "\u{7f}", "\u{9b}", "\u{85}", "\u{202e}", "\u{2066}", "\u{200b}", "\u{feff}", "\u{e0041}", "\u{7}"] {
+    for poison in [
+        "\u{1b}]0;",
+        "\u{7f}",
+        "\u{9b}",
+        "\u{85}",
+        "\u{202e}",
+        "\u{2066}",
+        "\u{200b}",
+        "\u{feff}",
+        "\u{e0041}",
+        "\u{7}",
+    ] {
         assert!(!drawn.contains(poison), "{what} {poison:?}: {drawn:?}");
     }
 }
@@ -231,7 +251,10 @@ fn a_waiting_line_and_a_watch_are_drawn_without_harm() {
     let name = sandbox.file("name", POISON);
     let draw = |command: &str| -> Call<'_> {
         let command = format!("n=\"$(cat {}; echo .)\"; n=\"${{n%.}}\"; {command}", name.display());
-        sandbox.call("script", ["-q", "-e", "-f", "-c", &command, "/dev/null"]).env("SHELL", "/bin/sh").env("TERM", "xterm")
+        sandbox
+            .call("script", ["-q", "-e", "-f", "-c", &command, "/dev/null"])
+            .env("SHELL", "/bin/sh")
+            .env("TERM", "xterm")
     };
     let watch = draw("csalock status --watch").spawn();
     let wait = draw("exec csalock run -w inf \"$n\" true").spawn();
@@ -239,7 +262,14 @@ fn a_waiting_line_and_a_watch_are_drawn_without_harm() {
         wait_until(&format!("{what} is drawn"), || job.printed().contains("POISON"));
         is_drawn_clean(what, &job.printed());
     }
-    for command in ["csalock status", "csalock status --json", "csalock history", "csalock run -n \"$n\" true", "csalock \"$n\"", "csalock lock --ttl \"$n\" x"] {
+    for command in [
+        "csalock status",
+        "csalock status --json",
+        "csalock history",
+        "csalock run -n \"$n\" true",
+        "csalock \"$n\"",
+        "csalock lock --ttl \"$n\" x",
+    ] {
         let done = draw(command).capture();
         assert!(done.stdout.contains("POISON") || command.contains("history"), "{command} {done:?}");
         is_drawn_clean(command, &done.stdout);

@@ -23,11 +23,14 @@ fn refuses(sandbox: &Sandbox, words: &[&str], code: i32, said: &str) -> Done {
 
 #[test]
 fn what_stands_where_a_journal_belongs_is_named() {
-    for (make, behind) in [("mkfifo", "journal"), ("ln -s $OUT/file", "journal"), ("mkdir", "journal"), ("mkfifo", "wal")] {
+    for (make, behind) in
+        [("mkfifo", "journal"), ("ln -s $OUT/file", "journal"), ("mkdir", "journal"), ("mkfifo", "wal")]
+    {
         let sandbox = Sandbox::new(Kind::Sqlite);
         let outside = store(&sandbox);
         plant(&sandbox, &format!("{make} $STORE-{behind}"));
-        let said = format!("STORE-{behind} is no file, so no journal of the database; see who made it, and move it away");
+        let said =
+            format!("STORE-{behind} is no file, so no journal of the database; see who made it, and move it away");
         for words in [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["gc"], &["unlock", "--force", "x"]] {
             refuses(&sandbox, words, 65, &said);
         }
@@ -41,7 +44,11 @@ fn what_stands_where_the_database_belongs_is_named() {
     let sandbox = Sandbox::new(Kind::Sqlite);
     let outside = Outside::new(&sandbox);
     for (make, code, said) in [
-        ("ln -s $OUT/file", 77, "the database STORE is a symbolic link; links are not followed there; name the real file"),
+        (
+            "ln -s $OUT/file",
+            77,
+            "the database STORE is a symbolic link; links are not followed there; name the real file",
+        ),
         ("mkfifo", 69, "STORE is no file, so no database; name a file, or use a dir: store"),
         ("mkdir", 69, "STORE is no file, so no database; name a file, or use a dir: store"),
     ] {
@@ -108,17 +115,28 @@ fn nothing_that_somebody_put_into_the_database_runs_in_our_name() {
     let without_end = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT sum(x) FROM c";
     let sandbox = Sandbox::new(Kind::Sqlite);
     store(&sandbox);
-    edit(&sandbox, &format!(
-        "CREATE TRIGGER a BEFORE UPDATE ON records_1 BEGIN {without_end}; END;
+    edit(
+        &sandbox,
+        &format!(
+            "CREATE TRIGGER a BEFORE UPDATE ON records_1 BEGIN {without_end}; END;
          CREATE TRIGGER b AFTER INSERT ON records_1 BEGIN DELETE FROM records_1 WHERE name = x'78'; END;
          CREATE TRIGGER c BEFORE DELETE ON records_1 BEGIN {without_end}; END;"
-    ));
+        ),
+    );
     assert_eq!(bounded(&sandbox, &["run", "-n", "y", "true"]).code, Some(0));
     assert_eq!(sandbox.state("x"), "held");
     let other = Sandbox::new(Kind::Sqlite);
     store(&other);
-    edit(&other, &format!("ALTER TABLE records_1 RENAME TO old; CREATE VIEW records_1 AS SELECT x AS name, x AS version, x AS body FROM ({})", without_end.replace("sum(x)", "sum(x) AS x")));
-    for words in [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["gc"], &["doctor"], &["unlock", "--force", "x"]] {
+    edit(
+        &other,
+        &format!(
+            "ALTER TABLE records_1 RENAME TO old; CREATE VIEW records_1 AS SELECT x AS name, x AS version, x AS body FROM ({})",
+            without_end.replace("sum(x)", "sum(x) AS x")
+        ),
+    );
+    for words in
+        [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["gc"], &["doctor"], &["unlock", "--force", "x"]]
+    {
         let done = bounded(&other, words);
         assert!(matches!(done.code, Some(65)) || words == ["doctor"], "{words:?} {done:?}");
     }
