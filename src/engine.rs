@@ -119,12 +119,24 @@ impl Engine {
 
     fn settle_for(&self, name: &[u8], ask: &Ask, by: Option<&Party>) -> Result<Outcome> {
         let mut ask = ask.clone();
+        // The grant that is released if the record was removed.
+        let mut released: Option<Grant> = None;
         for _ in 0..MOST_CONFLICTS {
             let (version, record) = self.read(name)?;
+            if let Some(grant) = released.take().filter(|grant| !record.knows(&grant.proof)) {
+                self.host.ring(Listener::Guardian(&grant.proof));
+                return Ok(Outcome::Released(grant));
+            }
             match self.decide(&record, &ask, None)? {
                 Step::Done(outcome) => return Ok(outcome),
                 Step::Write { record: next, outcome, wake } => {
                     let stored = self.swap(version.as_ref(), &record, &next, &wake, by)?;
+                    // Nobody else removes a record in which somebody holds. So if it is gone that was us, and the reply was
+                    // lost: nothing is left that could remember it.
+                    released = match &outcome {
+                        Some(Outcome::Released(grant)) if stored.is_none() && next.is_vacant() => Some(grant.clone()),
+                        _ => None,
+                    };
                     if let (Some(version), Some(outcome)) = (stored, outcome) {
                         match &outcome {
                             // Whoever renews on and on knows.

@@ -260,6 +260,12 @@ impl Record {
         &self.endings[self.endings.len().saturating_sub(ENDINGS_KEPT)..]
     }
 
+    /// Whether it bears this grant, or remembers how it ended.
+    pub fn knows(&self, proof: &Proof) -> bool {
+        let mut known = self.holders.iter().chain(self.endings.iter().map(|ending| &ending.grant));
+        known.any(|grant| grant.proof == *proof)
+    }
+
     /// Whether nothing in it needs keeping: it is free and guards no value, and nobody is yet to be told that his grant was
     /// broken.
     pub fn is_vacant(&self) -> bool {

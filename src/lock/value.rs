@@ -93,6 +93,9 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
     let mut wake = Vec::new();
     let mut mine = None;
     match find(record, &writing.claimant, facts)? {
+        Found::Mine(_) if writing.claimant.repeated && !writing.give_back && is_this(record, writing) => {
+            return Ok(Step::Done(Outcome::Written(record.value.clone())));
+        }
         Found::Mine(at) => mine = Some(at),
         Found::Ended(ending) if ending.how != Ended::Released => {
             let may = writing.even_if_stale && ending.how != Ended::Broken;
@@ -153,11 +156,14 @@ fn nobody_since(record: &mut Record, ending: &Ending, facts: &Facts) -> Result<b
 
 /// Whether the store did what it was told, and its reply was lost.
 fn was_written(record: &Record, writing: &Writing, found: &Found) -> bool {
-    let is_this = match (&writing.value, &record.value) {
+    is_this(record, writing) || (writing.give_back && matches!(found, Found::Ended(_)))
+}
+
+fn is_this(record: &Record, writing: &Writing) -> bool {
+    match (&writing.value, &record.value) {
         (Some(wanted), Some(value)) => wanted.mark == value.mark,
         (wanted, value) => wanted.is_none() && value.is_none(),
-    };
-    is_this || (writing.give_back && matches!(found, Found::Ended(_)))
+    }
 }
 
 fn holds(only_if: Option<OnlyIf>, value: Option<&Value>) -> bool {

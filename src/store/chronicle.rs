@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
@@ -169,8 +169,9 @@ impl Chronicle<'_> {
             let what = format!("{} or its older generation is no plain file, so no history", shown_path(path));
             Error::new(Exit::Corrupt, what, "see who made it, and move it away")
         };
-        match openat(self.at, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty()).map(File::from) {
-            Ok(file) if file.metadata().is_ok_and(|found| found.is_file()) => Ok(Some(file)),
+        let opened = openat(self.at, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty());
+        match opened.and_then(|file| Ok((fstat(&file)?, File::from(file)))) {
+            Ok((found, file)) if found.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits() => Ok(Some(file)),
             Ok(_) | Err(Errno::ELOOP | Errno::ENXIO) => Err(strange()),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(Error::os(errno, "read the history", path)),

@@ -296,14 +296,21 @@ impl Root {
         };
         let now = if self.reach == Reach::ManyHosts { self.file_system_time(path)? } else { now };
         let mut old = Vec::new();
-        sys::each_name::<Errno>(&drafts, &mut |name| {
+        let listed = sys::each_name::<Errno>(&drafts, &mut |name| {
             let age = sys::changed_at(&drafts, sys::os(name)).map(|changed| now.saturating_sub(changed));
             if is_draft(name) && age.is_ok_and(|age| age > DRAFT_LASTS) {
                 old.push(name.to_vec());
             }
             Ok(())
-        })
-        .map_err(failed)?;
+        });
+        match listed {
+            // The last record was removed, and the store with it.
+            Err(Errno::ENOENT | Errno::ESTALE) if self.is_gone() => return Ok(0),
+            listed => listed.map_err(failed)?,
+        }
+        if old.is_empty() {
+            return Ok(0);
+        }
         let fresh = sys::open_directory(&self.directory, place).map_err(failed)?;
         for draft in old.iter().filter(|_| !dry_run) {
             // Under another name its maker, should it still live, cannot put it in place half-removed.
