@@ -6,7 +6,7 @@
 //! can be seen broken. The steps of two stores are models of their own: [`etcd`], [`sqlite`]. The directory store's are
 //! explored with its real code, in its unit tests (`src/store/directory/model.rs`).
 //!
-//! `CSALOCK_MODEL=full` explores the same worlds with more going wrong in them, which takes half an hour. How many states
+//! `CSALOCK_MODEL=full` explores the same worlds with more going wrong in them, which takes an hour or more. How many states
 //! there are is printed; `--nocapture` shows it.
 
 #![allow(missing_docs)]

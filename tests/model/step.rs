@@ -97,7 +97,9 @@ impl Model for World {
             }
             Action::Arrives(which) => {
                 let Sent { by, swap } = state.on_its_way.remove(which);
-                self.store(state, by, &swap);
+                if !was_revoked(state, by, &swap) {
+                    self.store(state, by, &swap);
+                }
             }
             Action::Expires(lease) => self.expire(state, lease),
         }
@@ -107,6 +109,14 @@ impl Model for World {
     fn properties(&self) -> Vec<Property<Self>> {
         promises::all()
     }
+}
+
+/// Whether the lease of a grant that arrives late is over or was given back: then etcd does not know it, and does nothing.
+fn was_revoked(state: &State, by: usize, swap: &Swapping) -> bool {
+    let Some(Answer::Granted { lease: Some(lease), .. }) = swap.answer else { return false };
+    let actor = &state.actors[by];
+    let has = actor.begun == Some(lease) || actor.holds.iter().any(|hold| hold.lease == Some(lease));
+    state.is_over(lease) || (!has && !state.is_dead(&process(by)))
 }
 
 impl World {
