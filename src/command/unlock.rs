@@ -17,8 +17,8 @@ use crate::store::{Layout, Location};
 
 pub(super) fn run(world: &World, asked: &Unlock) -> anyhow::Result<Exit> {
     let breaker = asked.force.then(|| breaker(world)).flatten();
-    let targets = if asked.all { everything_owned(world, asked)? } else { named(world, asked)? };
-    let mut exit = Exit::Done;
+    let (targets, mut exit) =
+        if asked.all { everything_owned(world, asked)? } else { (named(world, asked)?, Exit::Done) };
     let mut documents = Vec::new();
     for (target, proof) in &targets {
         let engine = world.engine(&target.location)?;
@@ -98,9 +98,10 @@ fn breaker(world: &World) -> Option<Party> {
 
 /// Every grant that is the caller's, in each store that can be reached from here: the one of bare names, the one of the
 /// lock that we run under, and those beside the files in the current directory and beside the named ones. Proof is being
-/// the owner, or `--handle`; the locks that the caller was started under are not its own.
-fn everything_owned(world: &World, asked: &Unlock) -> Result<Targets> {
-    let mut targets = Vec::new();
+/// the owner, or `--handle`; the locks that the caller was started under are not its own. And how to exit at best: what
+/// makes no sense, or is not for us to read, is nobody's whom we know; but what could not be read just now may be ours.
+fn everything_owned(world: &World, asked: &Unlock) -> Result<(Targets, Exit)> {
+    let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let (owners, under) = (world.script()?, world.under());
     for (location, directory) in stores(world, asked)? {
         let engine = world.engine(&location)?;
@@ -140,9 +141,12 @@ fn everything_owned(world: &World, asked: &Unlock) -> Result<Targets> {
         })?;
         if let Some(error) = unreadable {
             asked.common.tell(&format!("passed over: {error}"));
+            if !matches!(error.exit(), Exit::Corrupt | Exit::Permission) {
+                exit = error.exit();
+            }
         }
     }
-    Ok(targets)
+    Ok((targets, exit))
 }
 
 /// The stores to look through, and for those beside files the directory of these.

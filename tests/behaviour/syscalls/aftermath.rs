@@ -57,6 +57,7 @@ pub(crate) fn check(
     claims(stage, scenario, succeeded)?;
     give_back(stage, scenario, succeeded, &given)?;
     waiters(stage)?;
+    forget_value(stage)?;
     next(stage)?;
     tidy(stage, weight)?;
     gone(run)
@@ -182,20 +183,18 @@ fn values(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
     if text != new && (succeeded || text != old) {
         return Err(format!("the value is {text:?}"));
     }
-    match text {
-        Some(_) => {
-            for (name, handle) in &stage.mine {
-                let _ = stage.release(name, handle.proof());
-            }
-            // By somebody who has never held it: else it might be said that he lost it.
-            let words = ["del", &stage.typed("x")];
-            let script = format!("{CSALOCK} {}; exit $?", words.join(" "));
-            let call = stage.sandbox.script("dash", &script);
-            let done = if stage.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
-            if done.code == Some(0) { Ok(()) } else { Err(format!("{words:?}: {done:?}")) }
-        }
-        None => Ok(()),
+    Ok(())
+}
+
+/// Removes the value, by somebody who has never held the lock: else it might be said that he lost it.
+fn forget_value(stage: &Stage) -> Verdict {
+    if stage.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?.is_none() {
+        return Ok(());
     }
+    let script = format!("{CSALOCK} del -n {}; exit $?", stage.typed("x"));
+    let call = stage.sandbox.script("dash", &script);
+    let done = if stage.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
+    if done.code == Some(0) { Ok(()) } else { Err(format!("del: {done:?}")) }
 }
 
 fn claims(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
