@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! PREFIX/records/NAME     a record; its version is the key's mod_revision
+//! PREFIX/births/NN        changed with each record of some names that comes to be
 //! PREFIX/leases/ID        there as long as the lease with this id, in hexadecimal
 //! PREFIX/bells/PROOF      put to wake a waiter; goes away with the waiter's lease
 //! PREFIX/history/...      a line of history
@@ -14,6 +15,11 @@
 //! answer did not come may have happened: it is sent again until there is an answer, and if it had happened, the
 //! repetition finds another revision and says *conflict*. That no answer came in time never means that nothing was
 //! stored.
+//!
+//! **Births.** That nothing is there has no revision. A request that a stalled server held back, and whose repetition
+//! another one answered, would find a name as free as before once that was undone, and make the record a second time. So
+//! who makes a record also changes the *birth key* of that name, and compares it: one of 256, so that few get into each
+//! other's way.
 //!
 //! **Reading** is always linearizable: a server that lost touch with the others does not answer from what it remembers.
 //!
@@ -50,11 +56,13 @@ mod tls;
 mod wire;
 mod wrong;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use self::gateway::{Failed, Gateway};
 use self::leases::{Leases, Pending};
@@ -144,6 +152,11 @@ impl Etcd {
 
     fn record_key(&self, name: &[u8]) -> Vec<u8> {
         self.key("records", name)
+    }
+
+    /// The key that is changed whenever a record of this name, or of some others, comes to be.
+    fn birth_key(&self, name: &[u8]) -> Vec<u8> {
+        self.key("births", format!("{:02x}", Sha256::digest(name)[0]).as_bytes())
     }
 
     fn lease_key(&self, id: u64) -> Vec<u8> {
@@ -253,7 +266,14 @@ impl Store for Etcd {
         match steps.into_iter().collect::<Option<Vec<_>>>() {
             None => Ok(Swap::Conflict),
             Some(steps) => {
-                let (compare, steps) = steps.into_iter().unzip();
+                let (mut compare, mut steps): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
+                let born = changes.iter().filter(|change| change.expect.is_none() && change.body.is_some());
+                // etcd refuses a transaction that puts one key twice.
+                for key in born.map(|change| self.birth_key(change.name)).collect::<BTreeSet<_>>() {
+                    let revision = self.at(&key, true)?.map_or(0, |pair| pair.mod_revision);
+                    compare.push(is_at(&key, revision));
+                    steps.push(put(&key, b"", None));
+                }
                 self.transact(compare, steps)
             }
         }

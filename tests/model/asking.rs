@@ -67,7 +67,7 @@ fn follow(
             let is_mine = |grant: &&Grant| grant.proof == proof(at) && grant.unconfirmed.is_none();
             state.actors[at].phase = Phase::Swapping(Swapping {
                 name: task.name(),
-                expect: version.expect(),
+                expect: version.expect(world.counts_births()),
                 says: matches!(outcome, Some(Outcome::Granted(..)))
                     && record.holders.iter().any(|grant| is_mine(&grant)),
                 body: body(&record),

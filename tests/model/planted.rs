@@ -44,6 +44,14 @@ fn tokens_fall_where_a_number_is_forgotten_with_its_record() {
 }
 
 #[test]
+fn what_was_given_back_stands_again_where_births_are_not_counted() {
+    let renewing = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host).staying();
+    let faults = Faults { lost_replies: 1, late_copies: 1, leases: 3, ..Faults::default() };
+    let world = with(Planted::BirthsUncounted, vec![renewing(0), renewing(1)], faults);
+    a_promise_is_broken(world, &[promises::HANDLES, promises::NOT_STUCK]);
+}
+
+#[test]
 fn somebody_waits_for_ever_where_nobody_is_rung_and_nobody_looks() {
     let world = with(Planted::NobodyRung, vec![takes(0).staying(), takes(0)], Faults::default());
     a_promise_is_broken(World { bounded_looks: false, ..world }, &[promises::WOKEN]);

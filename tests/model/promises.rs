@@ -146,8 +146,6 @@ fn have_handles(world: &World, state: &State) -> bool {
             let knows = actor.holds[at].said || actor.holds[at].is != Holding::Nothing;
             let depends = grant.unconfirmed == Some(process(whose));
             let is_over = grant.tenure.lease().is_some_and(|lease| state.is_over(lease.ends));
-            // What a late copy of a request has granted ends with the lease that was lent for it.
-            let is_over = is_over || (world.faults.late_copies > 0 && grant.tenure.lease().is_some());
             waits || knows || depends || is_over || state.is_dead(&owner(&world.actors[whose], whose))
         })
     })

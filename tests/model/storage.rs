@@ -1,5 +1,5 @@
-//! A store of the model: bytes under a name, with a version that a swap compares. What was removed is compared as absent,
-//! whatever was there in between, and its number is not forgotten.
+//! A store of the model: bytes under a name, with a version that a swap compares, and whose number is not forgotten when
+//! it was removed. Absence has no version, whatever was there in between, but where births are counted.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -27,8 +27,8 @@ pub(crate) struct Version {
 
 impl Version {
     /// What a swap has to expect.
-    pub(crate) fn expect(&self) -> Option<u64> {
-        self.body.as_ref().map(|_| self.number)
+    pub(crate) fn expect(&self, births: bool) -> Option<u64> {
+        (births || self.body.is_some()).then_some(self.number)
     }
 
     /// The record, as the engine reads it.
@@ -47,7 +47,7 @@ impl Version {
 impl Kept {
     /// Replaces it, if it is what is expected or nobody compares.
     pub(crate) fn swap(&mut self, expect: Option<u64>, body: Option<Arc<Bytes>>, compares: bool) -> bool {
-        if compares && self.now.expect() != expect {
+        if compares && expect.map_or(self.now.body.is_some(), |number| number != self.now.number) {
             return false;
         }
         let number = self.now.number + 1;

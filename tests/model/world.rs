@@ -98,6 +98,8 @@ pub(crate) enum Planted {
     QueueJumped,
     /// What was removed is forgotten with its number.
     NumbersForgotten,
+    /// Where nothing is, nobody knows what was there.
+    BirthsUncounted,
     /// Nobody is rung.
     NobodyRung,
     /// What is granted to a waiter does not depend on it.
@@ -175,6 +177,11 @@ impl World {
     /// A world of these actors in which nothing goes wrong.
     pub(crate) fn of(names: usize, actors: Vec<Script>) -> World {
         World { names, actors, faults: Faults::default(), slots: 2, bounded_looks: true, planted: None }
+    }
+
+    /// Whether the store counts how often a name came to be, as one must whose requests may come twice.
+    pub(crate) fn counts_births(&self) -> bool {
+        self.faults.late_copies > 0 && self.planted != Some(Planted::BirthsUncounted)
     }
 
     /// Whether actors are on several hosts, so that leases tell what nobody can see.

@@ -142,7 +142,7 @@ fn a_server_that_was_slow_does_what_another_has_done_already() {
         1,
         &[renewing(0), renewing(1)],
         Faults { late_copies: 1, leases: 3, ..NOTHING },
-        Faults { crashes: 1, late_copies: 1, leases: 3, ..NOTHING },
+        Faults { crashes: 1, lost_replies: 1, late_copies: 1, leases: 3, ..NOTHING },
     );
 }
 

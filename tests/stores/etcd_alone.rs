@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use csalock::exit::Exit;
@@ -100,6 +100,9 @@ fn a_lease_lasts_as_long_as_it_was_lent_for_and_ends_soon_after() {
 #[test]
 fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
     let Some(rig) = Rig::etcd() else { return };
+    // What counts births is there from the first one on.
+    let first = rig.put(b"x", None, b"body");
+    rig.remove(b"x", &first);
     let before = rig.footprint();
     let lease = rig.store.lend(60 * SECOND).unwrap();
     let unused = rig.store.lend(60 * SECOND).unwrap();
@@ -351,6 +354,25 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
 }
 
 #[test]
+fn a_birth_that_was_undone_does_not_happen_again_when_a_server_wakes_up() {
+    let Some(cluster) = etcd::shared() else { return };
+    let proxy = Proxy::to(&cluster.endpoints()[0]);
+    let store = open(&cluster.url_at(std::slice::from_ref(&proxy.address), &etcd::new_prefix()));
+    for _ in 0..2 {
+        let born = stored(store.swap(b"x", None, Some(b"one")).unwrap());
+        let late = proxy.last.lock().unwrap().clone();
+        stored(store.swap(b"x", Some(&born), None).unwrap());
+        let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
+        server.write_all(&late).unwrap();
+        let mut answer = [0; 4096];
+        let length = server.read(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
+        assert!(answer.contains("revision") && !answer.contains("succeeded"), "{answer}");
+        assert_eq!(store.read(b"x").unwrap(), None);
+    }
+}
+
+#[test]
 fn what_is_found_when_a_cluster_is_examined() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let worst = |findings: &[Finding], topic: &str| {
@@ -376,6 +398,8 @@ fn what_is_found_when_a_cluster_is_examined() {
 /// Stands between us and a server, and on demand closes the connection instead of the next answer to a transaction.
 struct Proxy {
     address: String,
+    /// The last transaction that went through, as it was sent.
+    last: Arc<Mutex<Vec<u8>>>,
     swallow: Arc<AtomicBool>,
     swallowed: Arc<AtomicUsize>,
 }
@@ -386,18 +410,22 @@ impl Proxy {
         let (swallow, swallowed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let proxy = Proxy {
             address: listener.local_addr().unwrap().to_string(),
+            last: Arc::default(),
             swallow: swallow.clone(),
             swallowed: swallowed.clone(),
         };
-        let server = server.to_string();
+        let (server, last) = (server.to_string(), proxy.last.clone());
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let (mut client, mut behind) = (client.unwrap(), TcpStream::connect(&server).unwrap());
-                let (swallow, swallowed) = (swallow.clone(), swallowed.clone());
+                let (swallow, swallowed, last) = (swallow.clone(), swallowed.clone(), last.clone());
                 std::thread::spawn(move || {
                     let mut buffer = [0; 65536];
                     while let Ok(amount @ 1..) = client.read(&mut buffer) {
                         let is_txn = buffer[..amount].windows(11).any(|part| part == b"/v3/kv/txn ");
+                        if is_txn {
+                            *last.lock().unwrap() = buffer[..amount].to_vec();
+                        }
                         behind.write_all(&buffer[..amount]).unwrap();
                         let answer = behind.read(&mut buffer).unwrap();
                         if is_txn && swallow.swap(false, Ordering::SeqCst) {
