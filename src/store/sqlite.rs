@@ -310,6 +310,11 @@ impl Store for Sqlite {
     }
 
     fn place(&self, name: &[u8]) -> String {
+        if is_note(name)
+            && let Ok(notes) = self.notes()
+        {
+            return notes.place(name);
+        }
         format!("{} (row {})", shown_path(&self.path), shown(name))
     }
 

@@ -12,7 +12,7 @@ use crate::sandbox::{Done, Kind, Sandbox, wait_until};
 
 /// So many commands run meanwhile; see the top of `strangers.rs`.
 fn commands() -> usize {
-    std::env::var("CSALOCK_SWAPS").ok().and_then(|many| many.parse().ok()).unwrap_or(60)
+    std::env::var("CSALOCK_SWAPS").ok().and_then(|many| many.parse().ok()).unwrap_or(40)
 }
 
 /// Exchanges two paths until `work` is through.

@@ -10,7 +10,7 @@ use crate::sandbox::{Kind, Sandbox};
 
 /// How many entries; see the top of `strangers.rs`.
 fn many() -> usize {
-    std::env::var("CSALOCK_MANY").ok().and_then(|many| many.parse().ok()).unwrap_or(10_000)
+    std::env::var("CSALOCK_MANY").ok().and_then(|many| many.parse().ok()).unwrap_or(2_000)
 }
 
 fn fill(place: &Path, name: impl Fn(usize) -> String) {
@@ -82,7 +82,7 @@ fn drafts_without_end_in_a_records_directory_are_cleared_away() {
 fn a_record_of_thousands_is_shown_and_waited_for_in_a_moment() {
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
-    let parties = 4000;
+    let parties = 2000;
     sandbox.edit("x", |record| {
         let mut grant = record.holders[0].clone();
         grant.share = Share::Shared;
@@ -110,7 +110,7 @@ fn a_record_of_thousands_is_shown_and_waited_for_in_a_moment() {
 fn pages_that_are_not_there_keep_nobody_waiting() {
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
-    sandbox.edit("x", |record| record.pages = Some(csalock::lock::Pages { first: 7, last: 1006 }));
+    sandbox.edit("x", |record| record.pages = Some(csalock::lock::Pages { first: 7, last: 206 }));
     assert_eq!(bounded(&sandbox, &["status", "-1"]).stdout, "x\n");
     assert_eq!(bounded(&sandbox, &["unlock", "x"]).code, Some(0));
     assert_eq!(bounded(&sandbox, &["run", "-n", "x", "true"]).code, Some(0));

@@ -199,9 +199,11 @@ fn whatever_answers_where_an_etcd_should_be_grants_nothing_and_is_named() {
                 let sandbox = Sandbox::at_servers(std::slice::from_ref(&liar.address));
                 // Who has answered was heard, however busy the machine is; who keeps us waiting is not waited for.
                 let patience = if SLOW.contains(what) { "300ms" } else { "20s" };
-                for words in
-                    [&["run", "-w", patience, "x", "touch", "ran"][..], &["status"], &["unlock", "--force", "x"]]
-                {
+                let run = ["run", "-w", patience, "x", "touch", "ran"];
+                // The others have ten seconds, and take them: `silent_store` waits for that.
+                let others: &[&[&str]] =
+                    if SLOW.contains(what) { &[] } else { &[&["status"], &["unlock", "--force", "x"]] };
+                for words in std::iter::once(&run[..]).chain(others.iter().copied()) {
                     let done = try_on(&sandbox, liar, words);
                     let codes: &[i32] = match *what {
                         "a record that is none" => &[0, 65],
@@ -241,9 +243,7 @@ fn a_swap_that_did_not_happen_is_no_lock() {
         r#"{"succeeded":true}"#,
         r#"{"header":{"revision":"0"},"succeeded":true}"#,
         r#"{"header":{"revision":"6"},"succeeded":"yes"}"#,
-        HEADER,
     ] {
-        let lie = if lie == HEADER { format!("{HEADER}}}") } else { lie.to_string() };
         let liar = Liar::new(move |path, stream| match path {
             "/v3/kv/txn" => stream.write_all(&ok(&lie)),
             _ => stream.write_all(&ok(&format!("{HEADER}}}"))),
