@@ -245,7 +245,7 @@ fn a_swap_that_did_not_happen_is_no_lock() {
         r#"{"header":{"revision":"6"},"succeeded":"yes"}"#,
     ] {
         let liar = Liar::new(move |path, stream| match path {
-            "/v3/kv/txn" => stream.write_all(&ok(&lie)),
+            "/v3/kv/txn" => stream.write_all(&ok(lie)),
             _ => stream.write_all(&ok(&format!("{HEADER}}}"))),
         });
         let sandbox = Sandbox::at_servers(std::slice::from_ref(&liar.address));
