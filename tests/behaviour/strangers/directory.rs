@@ -101,13 +101,13 @@ const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
     },
     Strange {
         what: "a record elsewhere",
-        script: "rm $r; p=$STORE/x/cur.9.00000001ffffffffffffffff; touch $p; ln -s $OUT/rec.00000001ffffffffffffffff $STORE/x/",
+        script: "rm $STORE/x/*; touch $STORE/x/cur.9.00000001ffffffffffffffff; ln -s $OUT/rec.00000001ffffffffffffffff $STORE/x/",
         code: 65,
         said: "STORE/x/rec.00000001ffffffffffffffff is no record: it is a symbolic link; FORCE",
     },
     Strange {
         what: "a record that is not there",
-        script: "rm $r; touch $STORE/x/cur.9.00000001ffffffffffffffff",
+        script: "rm $STORE/x/*; touch $STORE/x/cur.9.00000001ffffffffffffffff",
         code: 65,
         said: "STORE/x points to a record that is missing; FORCE",
     },
@@ -180,8 +180,9 @@ fn what_stands_where_a_record_belongs_is_no_lock_until_force_removes_it() {
     let outside = store(&sandbox);
     for strange in INSTEAD_OF_ITS_RECORD.iter().filter(|strange| !needs_root(strange)) {
         plant(&sandbox, "rm -rf $STORE/x; csalock lock -n --forever x > /dev/null");
-        let record = std::fs::read_dir(sandbox.path("store/x")).unwrap().next().unwrap().unwrap().file_name();
-        plant(&sandbox, &format!("r=$(echo $STORE/x/born*); {}", strange.script));
+        let names = std::fs::read_dir(sandbox.path("store/x")).unwrap().map(|entry| entry.unwrap().file_name());
+        let record = names.max().unwrap();
+        plant(&sandbox, &format!("r=$(ls -d $STORE/x/* | tail -n 1); {}", strange.script));
         let said = strange.said.replace("RECORD", "STORE/x/NAME").replace("PLACE", "STORE/x").replace("FORCE", FORCE);
         is_refused(&sandbox, &outside, strange, &said.replace("NAME", record.to_str().unwrap()));
         sandbox.csalock(["run", "-n", "x", "true"]).run();
@@ -368,15 +369,18 @@ fn what_is_no_store_is_named_and_left_alone_whatever_it_is() {
 fn numbers_that_cannot_rise_any_more_are_refused_and_never_begin_anew() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
-    plant(&sandbox, "r=$(echo $STORE/x/born*); mv $r $STORE/x/born.9223372036854775807.${r##*.}");
+    let renumber = |number: &str| {
+        plant(&sandbox, &format!("p=$(ls -d $STORE/x/* | head -n 1); mv $p ${{p%.*.*}}.{number}.${{p##*.}}"));
+    };
+    renumber("9223372036854775807");
     let done = bounded(&sandbox, &["renew", "--ttl", "1h", "x"]);
     let said = "csalock: no version number is left above those in STORE/x; see who wrote that number there, and move it away\n";
     assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(65), said.to_string()));
     for number in ["9223372036854775808", "18446744073709551615", "007", "+7"] {
-        plant(&sandbox, &format!("r=$(echo $STORE/x/born*); mv $r $STORE/x/born.{number}.${{r##*.}}"));
+        renumber(number);
         let done = bounded(&sandbox, &["run", "-n", "x", "touch", "ran"]);
         assert_eq!(done.code, Some(65), "{number} {done:?}");
-        assert!(done.stderr.contains(&format!("has born.{number}.")), "{done:?}");
+        assert!(done.stderr.contains(&format!(".{number}.")), "{done:?}");
         assert!(done.stderr.ends_with(" in it, which is no record; move it away\n"), "{done:?}");
     }
     assert!(!sandbox.path("files/ran").exists());
