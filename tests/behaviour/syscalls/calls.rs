@@ -127,7 +127,7 @@ pub(crate) fn faults(made: &Made) -> Vec<Fault> {
     let hidden = |errno: Errno| errno == EACCES && (made.path.starts_with("/proc/") || made.path.starts_with("/etc/"));
     let mut faults: Vec<Fault> = errors
         .iter()
-        .filter(|errno| !(reads && **errno == ENOSPC) && !hidden(**errno))
+        .filter(|errno| !(hidden(**errno) || reads && **errno == ENOSPC))
         .map(|errno| Fault::Fails(*errno))
         .collect();
     faults.extend(done.then_some(Fault::Misreported(EIO)));
