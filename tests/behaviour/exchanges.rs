@@ -1,6 +1,8 @@
 //! Every exchange with etcd cut: before the request is there, after it has arrived, in the middle of the reply; once, or
 //! from then on for ever; and the process killed at each of these. What must be true afterwards is what must be true
 //! after every system call, and no lease is left when the longest of them is over.
+//!
+//! A sample, all or every of them, as `CSALOCK_SYSCALLS` says: see `syscalls.rs`. `all` has about 2,400 cuts.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};

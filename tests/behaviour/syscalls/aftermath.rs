@@ -191,7 +191,8 @@ fn forget_value(stage: &Stage) -> Verdict {
     if stage.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?.is_none() {
         return Ok(());
     }
-    let script = format!("{CSALOCK} del -n {}; exit $?", stage.typed("x"));
+    let wait = if stage.place == Place::Etcd { "-w 10s" } else { "-n" };
+    let script = format!("{CSALOCK} del {wait} {}; exit $?", stage.typed("x"));
     let call = stage.sandbox.script("dash", &script);
     let done = if stage.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
     if done.code == Some(0) { Ok(()) } else { Err(format!("del: {done:?}")) }
@@ -262,9 +263,10 @@ fn waiters(stage: &mut Stage) -> Verdict {
     Ok(())
 }
 
-/// The next one gets in at once.
+/// The next one gets in at once; but a server may be busy.
 fn next(stage: &Stage) -> Verdict {
-    quiet(stage, &["run", "-n", "X", "--also", "Y", "true"])
+    let wait = if stage.place == Place::Etcd { &["-w", "10s"][..] } else { &["-n"] };
+    quiet(stage, &[&["run"][..], wait, &["X", "--also", "Y", "true"]].concat())
 }
 
 fn tidy(stage: &Stage, weight: &[String]) -> Verdict {
