@@ -218,7 +218,8 @@ fn every_exchange_may_be_cut() {
     }
     println!("{tried} cuts in {:?}, {} failed", begun.elapsed(), failures.len());
     assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n\n"));
-    for store in stores {
+    // A lease that nobody could give back takes its time.
+    for store in stores.into_iter().filter(|_| extent != Extent::Sample) {
         let is_lent = || cluster.ctl(&["get", "--prefix", &store, "-w", "json"]).contains("\"lease\"");
         wait_until("the last lease is over", || !is_lent());
     }

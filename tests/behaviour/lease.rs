@@ -29,16 +29,17 @@ fn can_fake_time(sandbox: &Sandbox) -> bool {
 
 /// The lock of a script that lives on, for this long.
 fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
-    let script = format!("csalock lock --ttl {span} x; cat; :");
+    let script = format!("csalock lock --ttl {span} x; echo; cat; :");
     let mut job = sandbox.script("dash", &script).spawn();
-    let handle = job.lines(1)[0].clone();
+    // It is held for good once `lock` has ended.
+    let handle = job.lines(2)[0].clone();
     (job, handle)
 }
 
 on_every_kind_of_store! {
     fn when_it_is_over_the_next_one_gets_it_and_is_told_from_whom(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "150ms");
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 150ms x; cat; :, who let its time run out\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 150ms x; echo; cat; :, who let its time run out\n";
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
@@ -81,7 +82,7 @@ on_every_kind_of_store! {
     fn what_is_over_can_be_refused(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
-        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 50ms x; cat; :, who let its time run out; take it over without \
+        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 50ms x; echo; cat; :, who let its time run out; take it over without \
                     --fail-on-stale, or remove it with `csalock gc`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
     }

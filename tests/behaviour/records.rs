@@ -96,14 +96,14 @@ on_every_store! {
             "mv $r $STORE/$x/cur.5.6c5a0748d58b4039c56de127",
             "truncate -s 5M $r",
             "rm $r; mkdir $r",
-            "csalock lock --forever other > /dev/null; cp $STORE/other/born* $r",
+            "csalock lock --forever other > /dev/null; cp $(ls -d $STORE/other/* | tail -n 1) $r",
             "rm $r; mkfifo $r",
         ]
         .into_iter()
         .enumerate()
         {
             let name = format!("x{number}");
-            let script = format!("STORE=$0 x=$1; csalock lock --forever $x > /dev/null; r=$(echo $STORE/$x/born*); {spoil}");
+            let script = format!("STORE=$0 x=$1; csalock lock --forever $x > /dev/null; r=$(ls -d $STORE/$x/* | tail -n 1); {spoil}");
             let store = sandbox.store_path().display().to_string();
             sandbox.call("bash", ["-c", &script, &store, &name]).run();
             assert_eq!(sandbox.csalock(["run", "-n", &name, "true"]).capture().code, Some(65), "{spoil}");
