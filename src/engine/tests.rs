@@ -18,21 +18,7 @@ fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
     let process = Process { pid, start: 1 };
     let home = engine.host().home().unwrap();
     let party = Party { home, owners: vec![process], host: "h".into(), uid: 0, command: Vec::new(), label: None };
-    Applicant {
-        handle: engine.new_handle().unwrap(),
-        share: Share::Exclusive,
-        party,
-        process,
-        outlived: false,
-        yields: false,
-        claim: None,
-        tenure,
-        slots: None,
-        refuse_stale: false,
-        tentative: false,
-        under: Vec::new(),
-        called: None,
-    }
+    Applicant { tenure, ..Applicant::for_itself(engine.new_handle().unwrap(), party, process) }
 }
 
 fn take(engine: &Engine, applicant: &Applicant, patience: Patience) -> Outcome {

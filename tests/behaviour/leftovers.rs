@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use csalock::engine::{Applicant, Engine, Patience, Taken};
 use csalock::host::{Host, Unix};
-use csalock::lock::{Ask, Outcome, Party, Share, Tenure};
+use csalock::lock::{Ask, Outcome, Party};
 
 use crate::sandbox::Sandbox;
 
@@ -39,10 +39,7 @@ on_every_store! {
         for round in 0..sandbox.many(10_000) {
             let name = format!("lock {}", round % 100);
             let handle = engine.new_handle().unwrap();
-            let applicant = Applicant {
-                handle: handle.clone(), share: Share::Exclusive, party: party.clone(), process, outlived: false, yields: false, claim: None,
-                tenure: Tenure::OwnerLives, slots: None, refuse_stale: false, tentative: false, under: Vec::new(), called: None,
-            };
+            let applicant = Applicant::for_itself(handle.clone(), party.clone(), process);
             let taken = engine.take(name.as_bytes(), &applicant, &Patience::NONE, None, &mut |_| None).unwrap();
             assert!(matches!(taken, Taken::Answer(Outcome::Granted(..))), "{round} {taken:?}");
             let claimant = engine.claimant(Some(handle.proof()), Vec::new()).unwrap();

@@ -138,11 +138,17 @@ pub(super) fn rename<P: ?Sized + NixPath>(from: impl AsFd, old: &P, to: impl AsF
 /// Removes a file. `false`: it was not there, or on NFS not even its directory.
 pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
     match nix::unistd::unlinkat(&at, name, UnlinkatFlags::NoRemoveDir) {
-        Ok(()) => Ok(true),
-        Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
         // Whoever put a directory in a file's place: an empty one goes.
         Err(Errno::EISDIR) => nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir).map(|()| true),
-        Err(errno) => Err(errno),
+        removed => was_there(removed),
+    }
+}
+
+/// What was to be removed and is gone already is removed. Whether it was there.
+pub(super) fn was_there(removed: Result<(), Errno>) -> Result<bool, Errno> {
+    match removed {
+        Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
+        removed => removed.map(|()| true),
     }
 }
 
@@ -153,10 +159,7 @@ pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
 
 /// Removes a directory if it is empty. That it is gone already is as good.
 pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
-    match nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir) {
-        Err(Errno::ENOENT | Errno::ESTALE) => Ok(()),
-        removed => removed,
-    }
+    was_there(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir)).map(drop)
 }
 
 /// Visits the names in a directory that was opened just now. An NFS client that has a listing asks again: it knows of

@@ -75,11 +75,7 @@ pub(super) fn rename<P: ?Sized + NixPath>(from: impl AsFd, old: &P, to: impl AsF
 
 pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
     let Some(directory) = replay::directory(&at) else { return real::remove_if_there(at, name) };
-    match replay::done(Call::RemoveFile { at: directory, name: text(name) }) {
-        Ok(()) => Ok(true),
-        Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
-        Err(errno) => Err(errno),
-    }
+    real::was_there(replay::done(Call::RemoveFile { at: directory, name: text(name) }))
 }
 
 pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
@@ -88,10 +84,7 @@ pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
 
 pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
     let Some(directory) = replay::directory(&at) else { return real::remove_directory(at, name) };
-    match replay::done(Call::RemoveDirectory { at: directory, name: text(name) }) {
-        Err(Errno::ENOENT | Errno::ESTALE) => Ok(()),
-        removed => removed,
-    }
+    real::was_there(replay::done(Call::RemoveDirectory { at: directory, name: text(name) })).map(drop)
 }
 
 pub(super) fn each_name<E: From<Errno>>(
