@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "changing a signal's disposition is unsafe, and a fork needs it")]
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -82,8 +83,13 @@ impl Signals {
 
     /// Whether one came that ends a wait. It can still be asked for by [`Signals::exit`].
     pub fn came(&self) -> bool {
+        !self.quiet_for(Duration::ZERO)
+    }
+
+    /// Waits that long for one that ends a wait. Whether none came.
+    pub fn quiet_for(&self, span: Duration) -> bool {
         let mut polled = [PollFd::new(self.interrupt(), PollFlags::POLLIN)];
-        matches!(poll(&mut polled, PollTimeout::ZERO), Ok(1))
+        !matches!(poll(&mut polled, PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX)), Ok(1))
     }
 
     /// The signal that ended a wait.

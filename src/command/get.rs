@@ -1,8 +1,9 @@
 //! `csalock get`
 
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
-use super::lock::{applicant, keep_for, told};
+use super::lock::{OUTAGE, applicant, keep_for, told};
 use super::onlooker::Teller;
 use super::targets::Targets;
 use super::world::{World, print_bytes, print_json, refusal, the_one};
@@ -42,6 +43,7 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);
     let patience = asked.taking.waiting.patience();
+    let until = world.host.boottime().saturating_add(patience.limit.unwrap_or(Duration::MAX));
     let taken = opened.take(&applicant, &patience, Some(signals.interrupt()), &mut |at, waiting| {
         teller.look(target, &opened.reporter(at), waiting)
     })?;
@@ -63,7 +65,8 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
                 opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
                 return given;
             }
-            if let Some(grants) = opened.confirm(&applicant, grants)? {
+            let go_on = || signals.quiet_for(OUTAGE) && world.host.boottime() < until;
+            if let Some(grants) = opened.confirm(&applicant, grants, &go_on)? {
                 keep_for(world, &targets, &opened, &handle, &applicant, &grants)?;
             }
             given

@@ -19,6 +19,9 @@ use crate::name::shown;
 use crate::report::LockJson;
 use crate::signals::Signals;
 
+/// So soon a store that does not answer is asked again whether a lock may be kept.
+pub(super) const OUTAGE: Duration = Duration::from_millis(500);
+
 pub(super) fn run(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
     take(world, asked, true)
 }
@@ -40,10 +43,11 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     let opened = targets.open(world)?;
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);
-    let taken =
-        opened.take(&applicant, &asked.taking.waiting.patience(), Some(signals.interrupt()), &mut |at, waiting| {
-            teller.look(&targets.all[at], &opened.reporter(at), waiting)
-        })?;
+    let patience = asked.taking.waiting.patience();
+    let until = world.host.boottime().saturating_add(patience.limit.unwrap_or(Duration::MAX));
+    let taken = opened.take(&applicant, &patience, Some(signals.interrupt()), &mut |at, waiting| {
+        teller.look(&targets.all[at], &opened.reporter(at), waiting)
+    })?;
     drop(teller);
     match taken {
         AllTaken::Interrupted => Ok(signals.exit()),
@@ -58,7 +62,8 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
                 let names = targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ");
                 return Err(error.context(format!("lock {names} was given back")));
             }
-            if let Some(grants) = opened.confirm(&applicant, grants)? {
+            let go_on = || signals.quiet_for(OUTAGE) && world.host.boottime() < until;
+            if let Some(grants) = opened.confirm(&applicant, grants, &go_on)? {
                 keep_for(world, &targets, &opened, &handle, &applicant, &grants)?;
             }
             Ok(Exit::Done)

@@ -112,13 +112,24 @@ impl Opened<'_> {
     }
 
     /// Takes for good what was taken tentatively, and has been told to whoever is to have it. What cannot be had for good is
-    /// given back. `None`: it is gone, for whoever was told has given it back already.
+    /// given back. `None`: it is gone, for whoever was told has given it back already. A store that answered before and does
+    /// not any more is asked again while we are to `go_on`.
     ///
     /// # Errors
     ///
     /// When it was lost, and when a store cannot be asked or told.
-    pub(super) fn confirm(&self, applicant: &Applicant, grants: Vec<Grant>) -> Result<Option<Vec<Grant>>> {
-        let confirmed = confirm_all(&self.wishes(), applicant, grants);
+    pub(super) fn confirm(
+        &self,
+        applicant: &Applicant,
+        grants: Vec<Grant>,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Grant>>> {
+        let confirmed = loop {
+            match confirm_all(&self.wishes(), applicant, grants.clone()) {
+                Err(error) if error.exit() == Exit::Unreachable && self.are_shared() && go_on() => {}
+                confirmed => break confirmed,
+            }
+        };
         if let Ok(Some(grants)) = confirmed {
             return Ok(Some(grants));
         }

@@ -156,7 +156,7 @@ impl World {
         let this = self.host.this_process()?;
         let called = Called { pid: this.pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) };
         let above = self.ancestors()?.into_iter().skip(1);
-        let waiting = self.host.waiting_caller(&called, true);
+        let waiting = self.host.held_up_by(&called, true);
         Ok(std::iter::once(this)
             .chain(above.enumerate().filter(|(at, owner)| *at == 0 || waiting.contains(owner)).map(|(_, owner)| owner))
             .collect())

@@ -7,22 +7,33 @@ use crate::lock::{self, Circle, Facts, Fate, Proof, Record, Wait, Waiter, Waits,
 /// So many waits are followed at most.
 const MOST_WAITS: usize = 2000;
 
-/// Of the waits of one script for one lock so many are noted. If one of them is stuck, all behind it are as well: more
-/// would only be more to read and write, for a thousand of them at every step of each.
+/// Of the waits of one process for one lock so many are noted, and as many of those under one grant. If one of them is
+/// stuck, all behind it are as well, and hold up the same: more would only be more to read and write, for a thousand of
+/// them at every step of each.
 const MOST_OF_A_LOCK: usize = 4;
 
 /// So often two looks at the same waits may differ before we leave it to the next one who looks.
 const MOST_LOOKS: usize = 20;
 
+/// Where a wait is noted, of all the places in which others will look for it. Not everywhere: there are enough of those
+/// who wait for the same; when they do not any more, it is to be tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Noted {
+    Nowhere,
+    Somewhere,
+    Everywhere,
+}
+
 impl Engine {
-    /// Leaves a note of this wait wherever others will look for it. `false`: somewhere there are enough of those who wait
-    /// for the same; when they do not any more, it is to be tried again.
-    pub(super) fn note(&self, name: &[u8], waiter: &Waiter) -> Result<bool> {
+    /// Leaves a note of this wait wherever others will look for it.
+    pub(super) fn note(&self, name: &[u8], waiter: &Waiter) -> Result<Noted> {
         let wait = (name.to_vec(), waiter.proof);
-        let mut everywhere = true;
-        for key in Waits::keys(waiter) {
-            let noted = self.waits(&key)?.waits;
+        let keys = Waits::keys(waiter);
+        let mut notes = 0;
+        for key in &keys {
+            let noted = self.waits(key)?.waits;
             if noted.contains(&wait) {
+                notes += 1;
                 continue;
             }
             let alike: Vec<Proof> = noted.into_iter().filter(|(of, _)| of == name).map(|(_, proof)| proof).collect();
@@ -34,18 +45,22 @@ impl Engine {
                     }
                 }
                 if gone.is_empty() {
-                    everywhere = false;
                     continue;
                 }
             }
-            self.change_waits(&key, &|notes| {
+            self.change_waits(key, &|notes| {
                 notes.waits.retain(|(of, proof)| of != name || !gone.contains(proof));
                 if !notes.waits.contains(&wait) {
                     notes.waits.push(wait.clone());
                 }
             })?;
+            notes += 1;
         }
-        Ok(everywhere)
+        Ok(match notes {
+            all if all == keys.len() => Noted::Everywhere,
+            0 => Noted::Nowhere,
+            _ => Noted::Somewhere,
+        })
     }
 
     fn waits(&self, key: &[u8]) -> Result<Waits> {

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use super::circle::Noted;
 use super::patience::Clock;
 use super::{Engine, MOST_CONFLICTS, Patience, with_token};
 use crate::error::Result;
@@ -239,8 +240,8 @@ struct Attempt<'a> {
     look_around_at: Option<Duration>,
     /// Whether we listen for those who want to know what we wait for.
     can_be_asked: bool,
-    /// Whether others can find this wait by its notes: all of them, or not all; `None`: nobody needs to.
-    noted: Option<bool>,
+    /// Where others can find this wait by its notes; `None`: nobody needs to.
+    noted: Option<Noted>,
     /// Whether the store has answered before.
     in_touch: bool,
 }
@@ -374,7 +375,7 @@ impl<'a> Attempt<'a> {
         if let Some(called) = self.called
             && !std::mem::replace(&mut self.looked_for_caller, true)
         {
-            entry.within = engine.host.waiting_caller(&called, false);
+            entry.within = engine.host.held_up_by(&called, false);
             changed = true;
         }
         // Where other hosts cannot see whether a waiter lives, it says so from time to time.
@@ -422,7 +423,7 @@ impl<'a> Attempt<'a> {
             if now >= look_around_at
                 && let Some(called) = self.called.take()
             {
-                let within = engine.host.waiting_caller(&called, true);
+                let within = engine.host.held_up_by(&called, true);
                 if within != self.application.entry.within {
                     self.application.entry.within = within;
                     return Ok(Next::Look);
@@ -463,11 +464,12 @@ impl<'a> Attempt<'a> {
             note |=
                 own.contains(&key) || engine.host.ring(Listener::OnBehalf(&key)) || engine.store.read(&key)?.is_some();
         }
-        if (note && self.noted.is_none()) || self.noted == Some(false) {
-            self.noted = Some(false);
+        if self.noted.map_or(note, |noted| noted != Noted::Everywhere) {
+            self.noted = Some(Noted::Nowhere);
             self.noted = Some(engine.note(self.name, &self.application.entry)?);
         }
-        if self.noted != Some(true) {
+        // Where it is not noted, those are who hold up the same for as long, and they look around.
+        if self.noted.is_none_or(|noted| noted == Noted::Nowhere) {
             return Ok(None);
         }
         let Some(circle) = engine.circle(self.name, &me)? else { return Ok(None) };

@@ -30,7 +30,7 @@ impl Engine {
             return Ok(refused);
         };
         // It may be held by whoever waits for us.
-        application.entry.within = self.host.waiting_caller(&called, false);
+        application.entry.within = self.host.held_up_by(&called, false);
         self.try_to_take(names, &application, held)
     }
 

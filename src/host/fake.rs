@@ -98,7 +98,7 @@ impl Host for Fake {
         Ok(lives.then_some(Process { pid, start: 1 }))
     }
 
-    fn waiting_caller(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
+    fn held_up_by(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
         Vec::new()
     }
 

@@ -79,19 +79,18 @@ pub fn caller(pid: i32) -> Result<Caller> {
     Ok(Caller { owners, command })
 }
 
-/// The processes of the script that called this process, as far as they go on only when it ends, innermost first.
+/// This process, which may once have been a script that ended in `exec csalock`, and those of the script that called it, as
+/// far as they go on only when it ends, innermost first.
 ///
 /// Who runs in the background is not waited for. A shell with job control leaves the terminal to another process group. One
 /// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
 /// running in the background. Then nothing tells at once; but `some_time_later` a shell that went on has begun something
 /// else.
-pub(super) fn waiting_caller(called: &Called, some_time_later: bool) -> Vec<Process> {
-    let (Ok(Caller { owners, .. }), Ok(Some(mut below))) = (caller(called.pid), proc_stat::read(called.pid)) else {
-        return Vec::new();
-    };
+pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process> {
+    let Ok(Some(mut below)) = proc_stat::read(called.pid) else { return Vec::new() };
+    let mut waiting = vec![Process { pid: called.pid, start: below.start }];
     let mut ignored_below = called.ignores_interrupt;
-    let mut waiting = Vec::new();
-    for owner in owners {
+    for owner in caller(called.pid).map_or_else(|_| Vec::new(), |caller| caller.owners) {
         let Ok(Some(stat)) = proc_stat::read(owner.pid) else { break };
         let ignored = ignored_below && ignores(owner.pid, Signal::SIGINT);
         let in_background = if stat.group != below.group {

@@ -89,8 +89,8 @@ impl Host for Unix {
         Ok(stat.filter(|stat| !stat.is_zombie()).map(|stat| Process { pid, start: stat.start }))
     }
 
-    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
-        owner::waiting_caller(called, some_time_later)
+    fn held_up_by(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
+        owner::held_up_by(called, some_time_later)
     }
 
     fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {

@@ -1,14 +1,14 @@
 //! Who waits for what, found by who waits: the notes by which a circle of waits is seen.
 //!
 //! A record says who holds a lock and who waits for it, but not what its holders wait for elsewhere. So a waiter who may
-//! hold other locks leaves a note under the name of its script (the outermost of its owners), and one under each grant
-//! that it works under. Whoever waits for one of that script's locks looks there. A note is only a hint: what counts is
-//! the record that it leads to, so one that was left behind by the dead misleads nobody.
+//! hold other locks leaves a note under each process that goes on only when the wait ends, and one under each grant that it
+//! works under. Whoever waits for a lock of that process looks there. A note is only a hint: what counts is the record that
+//! it leads to, so one that was left behind by the dead misleads nobody.
 
 use super::handle::Proof;
 use super::record::{Grant, Home, Process, Waiter};
 
-/// The waits of one script, or under one grant.
+/// The waits of one process, or under one grant.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waits {
     /// Which lock is waited for, and by which entry of its queue.
@@ -18,17 +18,17 @@ pub struct Waits {
 impl Waits {
     /// The names under which a waiter's notes are stored.
     pub fn keys(waiter: &Waiter) -> Vec<Vec<u8>> {
-        let of_script = waiter.within.last().map(|owner| Waits::of_script(&waiter.party.home, owner));
-        waiter.under.iter().map(Waits::under).chain(of_script).collect()
+        let of_processes = waiter.within.iter().map(|process| Waits::of_process(&waiter.party.home, process));
+        waiter.under.iter().map(Waits::under).chain(of_processes).collect()
     }
 
     /// The names under which notes about the waits of a holder may be.
     pub fn keys_of_holder(grant: &Grant) -> Vec<Vec<u8>> {
-        let of_script = grant.party.owners.last().map(|owner| Waits::of_script(&grant.party.home, owner));
-        std::iter::once(Waits::under(&grant.proof)).chain(of_script).collect()
+        let of_owners = grant.party.owners.iter().map(|owner| Waits::of_process(&grant.party.home, owner));
+        std::iter::once(Waits::under(&grant.proof)).chain(of_owners).collect()
     }
 
-    fn of_script(home: &Home, process: &Process) -> Vec<u8> {
+    fn of_process(home: &Home, process: &Process) -> Vec<u8> {
         format!("\0{}:{}:{}:{}", home.boot, home.pids, process.pid, process.start).into_bytes()
     }
 

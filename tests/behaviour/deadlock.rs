@@ -96,6 +96,57 @@ on_every_store! {
         one_gives_up(sandbox, &["a", "b"], "csalock lock $1 $1-too > /dev/null", "csalock lock $1 $1-too > /dev/null");
     }
 
+    fn among_others_who_wait_for_the_same(sandbox: &Sandbox) {
+        // All of them are called by this very process, for whom more wait for both than there are notes of.
+        let script = "echo holds; read line; exec csalock run -w 30s $0 true";
+        let hold = |share: &[&str], name: &str, next: &str| {
+            let mut job = sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).spawn();
+            job.lines(1);
+            job
+        };
+        let mut jobs = [hold(&["-s"], "b", "a"), hold(&["-j", "3"], "a", "b")];
+        let crowd: Vec<Job> =
+            (0..24).map(|at| sandbox.csalock(["run", "-q", "-w", "60s", ["a", "b"][at % 2], "true"]).spawn()).collect();
+        wait_until("all of them wait", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 24);
+        jobs.iter_mut().for_each(|job| job.tell("go"));
+        let mut codes = jobs.map(|job| job.wait().code.unwrap());
+        codes.sort_unstable();
+        assert_eq!(codes, [0, 84]);
+        for job in crowd {
+            assert_eq!(job.wait().code, Some(0));
+        }
+    }
+
+    fn a_script_may_have_become_the_one_who_waits(sandbox: &Sandbox) {
+        for want in ["exec csalock run -w 30s $1 true", "exec csalock run -F -w 30s $1 true"] {
+            let (mut codes, said) = circle(sandbox, &["a", "b"], LOCK, want);
+            codes.sort_unstable();
+            assert_eq!(codes, [0, 84], "{said}");
+            let itself = format!("csalock lock -q $0 > /dev/null; {}", want.replace("$1", "-q $0"));
+            sandbox.call("dash", ["-c", &itself, "c"]).status(84).run();
+        }
+    }
+
+    fn workers_of_one_script_are_told_apart(sandbox: &Sandbox) {
+        // Six of them want what somebody else holds; one of these holds what that one wants.
+        let mut other = sandbox.call("dash", ["-c", "csalock lock y > /dev/null; echo holds; read line; csalock lock -w 30s x > /dev/null"]).spawn();
+        other.lines(1);
+        let holds = "csalock lock x > /dev/null; : > holds; while [ ! -e go ]; do sleep 0.01; done";
+        let want = "csalock run -w 60s y true; echo $0 $? >> codes";
+        let wants = format!("( {want} )");
+        let script = format!("( {holds}; {}; csalock unlock x ) | {}", want.replace("$0", "last"), [&wants[..]; 5].join(" | "));
+        let script = sandbox.script("dash", &script).spawn();
+        wait_until("they wait", || sandbox.waiters("y").len() == 5 && sandbox.path("files/holds").exists());
+        other.tell("go");
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        sandbox.file("files/go", "");
+        let code = other.wait().code.unwrap();
+        assert_eq!(script.wait().code, Some(0));
+        let codes = std::fs::read_to_string(sandbox.path("files/codes")).unwrap();
+        assert_eq!(codes.matches(" 0\n").count(), if code == 0 { 5 } else { 6 }, "{code}: {codes}");
+        assert_eq!(code == 0, codes.contains("last 84"), "{code}: {codes}");
+    }
+
     fn a_place_that_may_become_free_is_worth_waiting_for(sandbox: &Sandbox) {
         // Of the two who are in the way one waits for us, but the other one does not.
         let mut free = sandbox.csalock(["run", "-j", "2", "b", "cat"]).spawn();

@@ -217,8 +217,8 @@ impl Host for Rebooted {
         self.unix.process(pid)
     }
 
-    fn waiting_caller(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
-        self.unix.waiting_caller(called, some_time_later)
+    fn held_up_by(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
+        self.unix.held_up_by(called, some_time_later)
     }
 
     fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {

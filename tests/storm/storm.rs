@@ -49,14 +49,9 @@ fn on_sqlite_nobody_is_in_twice_and_nothing_is_lost() {
     on(Kind::Sqlite);
 }
 
-/// For long storms only, until a circle that nobody breaks within a minute is mended: one holds b, shared, and waits for a;
-/// another holds a place of a and waits for b, both by `run -F` and behind others (seed 1795290476010501). It can be made
-/// on a directory as well, where storms have not met it.
 #[test]
 fn on_etcd_nobody_is_in_twice_and_nothing_is_lost() {
-    if set::<u64>("CSALOCK_STORM").is_some() {
-        on(Kind::Etcd);
-    }
+    on(Kind::Etcd);
 }
 
 /// The directory of several hosts is slower, and much the same; so it is for long storms.

@@ -152,7 +152,7 @@ impl Host for Clockwork {
         Ok(None)
     }
 
-    fn waiting_caller(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
+    fn held_up_by(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
         Vec::new()
     }
 
