@@ -7,9 +7,9 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::Engine;
+use super::{Applicant, Engine};
 use crate::error::Result;
-use crate::lock::{Grant, Lease, Record, Tenure};
+use crate::lock::{Ask, Doubt, Grant, Lease, Outcome, Record, Tenure};
 use crate::store::Reach;
 
 /// How long leases are that are renewed, where nothing else was said.
@@ -76,6 +76,26 @@ impl Engine {
         lent.retain(|lent| lent.ends > now);
         lent.push(Lent { lease: lease.clone(), ends, span });
         Ok(lease)
+    }
+
+    /// Lets a tentative grant last for another lease if it has less than half of one, or one that nobody would renew, and
+    /// says how soon to ask for that again; `None`: it has none. What cannot be had is missed when the grant is confirmed.
+    pub(super) fn keep(&self, name: &[u8], applicant: &Applicant, grant: &mut Grant) -> Option<Duration> {
+        let lease = grant.tenure.lease()?;
+        let is_short = self.left_of_own(lease).is_none_or(|left| left < self.lease / 2);
+        if (is_short || !matches!(grant.tenure, Tenure::Renewed(_)))
+            && let Ok(Outcome::Renewed(kept)) = self.lengthen(name, applicant)
+        {
+            *grant = kept;
+        }
+        Some(self.lease / 4)
+    }
+
+    fn lengthen(&self, name: &[u8], applicant: &Applicant) -> Result<Outcome> {
+        let proof = applicant.handle.proof();
+        let tenure = self.begin(&Tenure::Renewing(self.lease.as_millis() as u64))?;
+        let doubt = Doubt { proof, process: applicant.process, tenure };
+        self.settle(name, &Ask::Doubt(self.claimant(Some(proof), Vec::new())?, doubt))
     }
 
     /// Whether a lease in a record was over when we read it. Whoever renews, or gives back, stores another record and

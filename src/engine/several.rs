@@ -6,7 +6,8 @@
 //!
 //! Others might always be faster, though. After [`MOST_ROUNDS`] rounds the names are taken in their fixed order, each
 //! kept while the next is waited for. Every call has the same order, so there is no circle among them then either, and
-//! each queue is first come, first served: everybody gets all names in the end.
+//! each queue is first come, first served: everybody gets all names in the end. What is kept by a lease is kept longer
+//! while the next is waited for.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -73,7 +74,8 @@ pub fn take_all(
     taken
 }
 
-/// Takes for good what was taken tentatively: all of it or nothing. `None`: one was lost meanwhile.
+/// Takes for good what was taken tentatively: all of it or nothing. `None`: one was lost meanwhile; that somebody could
+/// take it again since, by another token, is of no use to those who were told the first one.
 ///
 /// # Errors
 ///
@@ -81,8 +83,11 @@ pub fn take_all(
 pub fn confirm_all(wishes: &[Wish<'_>], applicant: &Applicant, grants: Vec<Grant>) -> Result<Option<Vec<Grant>>> {
     let mut onlooker = |_: usize, _: &Waiting<'_>| None;
     let mut several = Several::new(wishes, applicant, &Patience::NONE, None, &mut onlooker);
-    several.held = grants.into_iter().map(Some).collect();
-    Ok(several.confirm()?.then(|| several.held.into_iter().flatten().collect()))
+    several.held = grants.iter().cloned().map(Some).collect();
+    let confirmed = several.confirm()?;
+    let held: Vec<Grant> = several.held.into_iter().flatten().collect();
+    let are_the_same = held.iter().map(|grant| grant.token).eq(grants.iter().map(|grant| grant.token));
+    Ok((confirmed && are_the_same).then_some(held))
 }
 
 struct Several<'a, 'b> {
@@ -222,14 +227,30 @@ impl<'a, 'b> Several<'a, 'b> {
                 return Ok(Some(not));
             }
         }
+        // That of the first may have been lost meanwhile.
+        if !self.until_confirmed {
+            return Ok(None);
+        }
+        if self.are_one_change() {
+            return self.take_together(true);
+        }
+        for at in 0..self.wishes.len() {
+            if let Some(not) = self.take(at, &Patience::NONE, true)? {
+                return Ok(Some(not));
+            }
+        }
         Ok(None)
     }
 
     fn take(&mut self, at: usize, patience: &Patience, keeping: bool) -> Result<Option<Not>> {
         let Wish { engine, name } = self.wishes[at];
         let applicant = if keeping { &self.keeping } else { &self.alone };
-        let onlooker = &mut *self.onlooker;
-        let taken = engine.take(name, applicant, patience, self.interrupt, &mut |waiting| onlooker(at, waiting));
+        let (onlooker, wishes, held) = (&mut *self.onlooker, self.wishes, &mut self.held);
+        let taken = engine.take(name, applicant, patience, self.interrupt, &mut |waiting| {
+            let kept = wishes.iter().zip(&mut *held).filter_map(|(wish, held)| Some((wish, held.as_mut()?)));
+            let soon = kept.filter_map(|(Wish { engine, name }, grant)| engine.keep(name, applicant, grant)).min();
+            [onlooker(at, waiting), soon].into_iter().flatten().min()
+        });
         engine.store().bound(Some(self.until));
         match taken? {
             Taken::Interrupted => Ok(Some(Not::Interrupted)),

@@ -17,7 +17,7 @@ pub enum Ask {
     Renew(Claimant, Tenure),
     /// Say that the owner of what the claimant holds has died, to those who cannot see it.
     Mourn(Claimant),
-    /// Make the claimant's claim depend on a decision, with this proof from now on; see [`super::Decision`].
+    /// Make what the claimant holds depend on a decision, with this proof from now on; see [`super::Decision`].
     Doubt(Claimant, Doubt),
     /// Write the value, or delete it.
     Write(Writing),
@@ -27,12 +27,12 @@ pub enum Ask {
     Collect,
 }
 
-/// How a claim comes to depend on a decision again.
+/// How a grant comes to depend on a decision, again or for longer.
 #[derive(Debug, Clone)]
 pub struct Doubt {
     /// Whose decision.
     pub proof: Proof,
-    /// Who is about to give it up.
+    /// Who decides.
     pub process: Process,
     /// Where others cannot see that process: as long as it is taken for alive; else [`Tenure::Forever`].
     pub tenure: Tenure,

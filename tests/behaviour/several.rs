@@ -21,6 +21,22 @@ fn states(sandbox: &Sandbox, names: &[&str]) -> Vec<String> {
     names.iter().map(|name| sandbox.state(name)).collect()
 }
 
+/// Somebody who wants both, and after three rounds in which one was taken while it waited for the other keeps a; and who
+/// holds b, to do this when it is released.
+fn keeping_a(sandbox: &Sandbox, words: &str, then: &str) -> (Job, Job) {
+    let mut b = holding(sandbox, &["b"]);
+    let both = sandbox.script("dash", &format!("csalock {words}; exit $?")).spawn();
+    wait_until("it waits for b", || sandbox.waiters("b").len() == 1);
+    let mut a = holding(sandbox, &["a"]);
+    b.release();
+    wait_until("it waits for a", || sandbox.waiters("a").len() == 1);
+    let mut b = sandbox.csalock(["run", "b", "sh", "-c", &format!("echo in; read line; {then}")]).spawn();
+    b.lines(1);
+    a.release();
+    wait_until("it keeps a", || sandbox.state("a") == "held" && sandbox.waiters("b").len() == 1);
+    (both, b)
+}
+
 on_every_store! {
     fn all_or_none(sandbox: &Sandbox) {
         let mut other = holding(sandbox, &["b"]);
@@ -126,6 +142,24 @@ on_every_store! {
         let sights: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
         let ends = |at: usize| sights[at]["holders"][0]["expires"].as_str().unwrap()[..19].to_string();
         assert!(!ends(0).is_empty() && !ends(1).is_empty());
+    }
+
+    fn what_it_keeps_while_it_waits_outlasts_any_lease(sandbox: &Sandbox) {
+        for words in ["lock -w inf --ttl 400ms a b > handle", "run -w inf --ttl 400ms a --also b -- true"] {
+            let (both, mut b) = keeping_a(sandbox, words, ":");
+            sandbox.csalock(["run", "-q", "-w", "2500ms", "a", "true"]).status(75).run();
+            b.release();
+            let done = both.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+            sandbox.csalock(["run", "-q", "-w", "5s", "a", "true"]).run();
+        }
+    }
+
+    fn who_keeps_one_while_it_waits_may_be_in_a_circle(sandbox: &Sandbox) {
+        let (both, mut b) = keeping_a(sandbox, "run -w inf --ttl 1h a --also b -- true", "csalock run -w 20s a true; exit $?");
+        b.release();
+        assert_eq!(b.wait().code, Some(84));
+        assert_eq!(both.wait().code, Some(0));
     }
 
     fn who_is_killed_between_two_leaves_none_behind(sandbox: &Sandbox) {
