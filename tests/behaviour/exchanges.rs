@@ -5,8 +5,6 @@
 //! A sample, all or every of them, as `CSALOCK_SYSCALLS` says: see `syscalls.rs`. `all` has about 2,400 cuts.
 
 use std::collections::HashSet;
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::etcd;
+use crate::etcd::between::{Between, Fate, Where};
 use crate::sandbox::wait_until;
 use crate::syscalls::aftermath::{self, Mishap};
 use crate::syscalls::scenarios::Scenario;
@@ -23,14 +22,6 @@ use crate::syscalls::{Extent, extent, scenarios};
 
 /// A sample has so many cuts of each scenario.
 const SAMPLE: usize = 2;
-
-/// Where an exchange is cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Where {
-    BeforeSending,
-    AfterSending,
-    InTheReply,
-}
 
 /// What is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +42,9 @@ struct Cut {
     what: What,
 }
 
-/// What stands between the program and the server.
-struct Between {
-    address: String,
+/// Who cuts what goes between the program and the server.
+struct Cutter {
+    between: Between,
     state: Arc<Mutex<State>>,
 }
 
@@ -66,24 +57,17 @@ struct State {
     pids: Pids,
 }
 
-impl Between {
-    fn and(server: &str) -> Between {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let between = Between { address: listener.local_addr().unwrap().to_string(), state: Arc::default() };
-        let (server, state) = (server.to_string(), between.state.clone());
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let (server, state) = (server.clone(), state.clone());
-                std::thread::spawn(move || {
-                    let client = client.unwrap();
-                    let Ok(behind) = TcpStream::connect(&server) else { return };
-                    // Whatever went wrong, both of them are to see that it is over.
-                    let _ = pass(&client, &behind, &state);
-                    let _ = (client.shutdown(Shutdown::Both), behind.shutdown(Shutdown::Both));
-                });
-            }
+impl Cutter {
+    fn before(server: &str) -> Cutter {
+        let state: Arc<Mutex<State>> = Arc::default();
+        let judge = state.clone();
+        let between = Between::and(server, move |path, _| {
+            let mut state = judge.lock().unwrap();
+            let Some(Cut { at, what, .. }) = state.meet(path) else { return Fate::default() };
+            let pids = state.pids.clone();
+            Fate { cut: Some(at), then: (what == What::Killed).then(|| Box::new(move || kill_all(&pids)) as _) }
         });
-        between
+        Cutter { between, state }
     }
 
     /// Begins anew.
@@ -95,32 +79,6 @@ impl Between {
 
     fn asked(&self) -> Vec<String> {
         self.state.lock().unwrap().asked.clone()
-    }
-}
-
-/// Passes requests and replies on, one after the other, up to the cut. `None`: it is over.
-fn pass(mut client: &TcpStream, mut behind: &TcpStream, state: &Mutex<State>) -> Option<()> {
-    let (mut requests, mut replies) = (Vec::new(), Vec::new());
-    loop {
-        let request = message(client, &mut requests)?;
-        let path = String::from_utf8_lossy(&request).split(' ').nth(1).unwrap_or_default().to_string();
-        let cut = state.lock().unwrap().meet(&path);
-        if let Some(Cut { at: Where::BeforeSending, what, .. }) = cut {
-            return happens(what, state);
-        }
-        behind.write_all(&request).ok()?;
-        if path.ends_with("/watch") && cut.is_none() {
-            return stream(client, behind);
-        }
-        let reply = message(behind, &mut replies)?;
-        match cut {
-            Some(Cut { at: Where::InTheReply, what, .. }) => {
-                let _ = client.write_all(&reply[..reply.len() / 2]);
-                return happens(what, state);
-            }
-            Some(Cut { what, .. }) => return happens(what, state),
-            None => client.write_all(&reply).ok()?,
-        }
     }
 }
 
@@ -136,67 +94,26 @@ impl State {
     }
 }
 
-fn happens(what: What, state: &Mutex<State>) -> Option<()> {
-    if what == What::Killed {
-        let pids = state.lock().unwrap().pids.clone();
-        pids.lock().unwrap().iter().for_each(|pid| {
-            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
-        });
-    }
-    None
-}
-
-/// A watch has no end: what comes is passed on as it comes.
-fn stream(client: &TcpStream, behind: &TcpStream) -> Option<()> {
-    let (mut from, mut to) = (behind.try_clone().ok()?, client.try_clone().ok()?);
-    std::thread::spawn(move || {
-        let _ = std::io::copy(&mut from, &mut to);
-        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+fn kill_all(pids: &Pids) {
+    pids.lock().unwrap().iter().for_each(|pid| {
+        let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
     });
-    let (mut from, mut to) = (client, behind);
-    std::io::copy(&mut from, &mut to).ok().map(drop)
-}
-
-/// One message of HTTP, with what it bears.
-fn message(mut from: &TcpStream, buffer: &mut Vec<u8>) -> Option<Vec<u8>> {
-    loop {
-        if let Some(length) = length(buffer) {
-            return Some(buffer.drain(..length).collect());
-        }
-        let mut bytes = [0; 65536];
-        match from.read(&mut bytes) {
-            Ok(read @ 1..) => buffer.extend_from_slice(&bytes[..read]),
-            _ => return None,
-        }
-    }
-}
-
-/// How long the first message is, if all of it is there.
-fn length(buffer: &[u8]) -> Option<usize> {
-    let head = buffer.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
-    let text = String::from_utf8_lossy(&buffer[..head]).to_ascii_lowercase();
-    if text.contains("transfer-encoding: chunked") {
-        return buffer[head..].windows(5).position(|five| five == b"0\r\n\r\n").map(|end| head + end + 5);
-    }
-    let body =
-        text.split("content-length: ").nth(1).and_then(|rest| rest.split('\r').next()?.parse().ok()).unwrap_or(0);
-    (buffer.len() >= head + body).then_some(head + body)
 }
 
 #[test]
 fn every_exchange_may_be_cut() {
     let Some(cluster) = etcd::shared() else { return };
     let (extent, part) = extent();
-    let between = Between::and(&cluster.endpoints()[0]);
+    let cutter = Cutter::before(&cluster.endpoints()[0]);
     let (mut tried, mut failures, mut known, mut stores) = (0, Vec::new(), HashSet::new(), Vec::new());
     let begun = Instant::now();
     for scenario in scenarios(extent, &part).filter(|scenario| scenario.name != "doctor") {
-        let (undisturbed, verdict) = play(&between, scenario, None, "", &mut stores);
+        let (undisturbed, verdict) = play(&cutter, scenario, None, "", &mut stores);
         if let Err(why) = verdict {
             failures.push(format!("{}: nothing happens: {why}\n{undisturbed:#?}", scenario.name));
             continue;
         }
-        let mut cuts = cuts(scenario, &between.asked(), extent, &mut known);
+        let mut cuts = cuts(scenario, &cutter.asked(), extent, &mut known);
         if extent == Extent::Sample {
             // Who waits for a server that is gone takes his time.
             cuts.retain(|cut| cut.what != What::FromNowOn);
@@ -205,9 +122,9 @@ fn every_exchange_may_be_cut() {
         }
         let (before, began) = (failures.len(), Instant::now());
         for cut in &cuts {
-            let (run, verdict) = play(&between, scenario, Some(*cut), &undisturbed.stdout, &mut stores);
+            let (run, verdict) = play(&cutter, scenario, Some(*cut), &undisturbed.stdout, &mut stores);
             if let Err(why) = verdict {
-                let asked = between.asked();
+                let asked = cutter.asked();
                 let said = format!("{:?} {:?} {:?}", run.status, run.stdout, run.stderr);
                 failures.push(format!("{}: {cut:?} of {asked:?}: {why}\n  {said}", scenario.name));
                 println!("{}", failures[failures.len() - 1]);
@@ -248,7 +165,7 @@ fn cuts(scenario: &Scenario, asked: &[String], extent: Extent, known: &mut HashS
 }
 
 fn play(
-    between: &Between,
+    cutter: &Cutter,
     scenario: &Scenario,
     cut: Option<Cut>,
     undisturbed: &str,
@@ -257,21 +174,21 @@ fn play(
     let mut stage = Stage::set(Place::Etcd, scenario.before);
     let prefix = stage.sandbox.store().splitn(4, '/').last().unwrap().to_string();
     let weight = Vec::new();
-    let pids = between.set(cut);
+    let pids = cutter.set(cut);
     let mut words = scenario.words.to_vec();
     if ["lock", "run", "put", "del", "claim"].contains(&words[0]) && !words.contains(&"-w") {
         // A server that is gone is not waited for any longer.
         words.splice(1..1, ["-w", "3s"]);
     }
     let run = trace_with(
-        stage.call(&words).env("CSALOCK_STORE", format!("etcd://{}/{prefix}", between.address)).into_command(),
+        stage.call(&words).env("CSALOCK_STORE", format!("etcd://{}/{prefix}", cutter.between.address)).into_command(),
         None,
         pids,
     );
     stores.push(prefix);
     // Whoever is left in the background finds the server again.
     let cut = cut.filter(|_| {
-        let mut state = between.state.lock().unwrap();
+        let mut state = cutter.state.lock().unwrap();
         state.cut = None;
         state.met
     });

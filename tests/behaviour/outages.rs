@@ -2,14 +2,14 @@
 //! lost. Whoever holds by a lease that he cannot renew stops before it is over; whoever comes next gets in after that;
 //! and nobody waits for the store longer than he said.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use crate::etcd::between::{Between, Fate};
 use crate::etcd::{Cluster, Place, Setup};
 use crate::sandbox::{Call, Job, Network, Sandbox, is_root, proc::lives, wait_until};
 use crate::storm::members;
@@ -501,49 +501,21 @@ fn who_waits_as_long_as_it_takes_outlasts_an_outage() {
     assert!(has_noted(&sandbox, "next"));
 }
 
-/// Somebody between a client and a server, who keeps back what is answered to transactions as long as he is told to.
-struct Between {
-    address: String,
-    keeps: Arc<AtomicBool>,
-    /// Whether what was kept back has been passed on.
-    passed_on: Arc<AtomicBool>,
-}
-
-impl Between {
-    fn and(server: &str) -> Between {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (keeps, passed_on) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicBool::new(false)));
-        let address = listener.local_addr().unwrap().to_string();
-        let between = Between { address, keeps: keeps.clone(), passed_on: passed_on.clone() };
-        let server = server.to_string();
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let (mut client, mut behind) = (client.unwrap(), TcpStream::connect(&server).unwrap());
-                let (keeps, passed_on) = (keeps.clone(), passed_on.clone());
-                std::thread::spawn(move || {
-                    let mut buffer = [0; 65536];
-                    while let Ok(amount @ 1..) = client.read(&mut buffer) {
-                        let is_txn = buffer[..amount].windows(11).any(|part| part == b"/v3/kv/txn ");
-                        let told = behind.write_all(&buffer[..amount]).and_then(|()| behind.read(&mut buffer));
-                        while is_txn && keeps.load(Ordering::SeqCst) {
-                            std::thread::sleep(Duration::from_millis(5));
-                        }
-                        let Ok(()) = told.and_then(|amount| client.write_all(&buffer[..amount])) else { return };
-                        passed_on.fetch_or(is_txn, Ordering::SeqCst);
-                    }
-                });
-            }
-        });
-        between
-    }
-}
-
 #[test]
 fn who_hears_that_he_holds_when_his_lease_is_over_does_not_hold() {
     let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     for words in ["lock x", "run x echo ran"] {
-        let between = Between::and(&cluster.endpoints()[0]);
+        let (is_answered, is_kept) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let (answered, kept) = (is_answered.clone(), is_kept.clone());
+        let between = Between::and(&cluster.endpoints()[0], move |path, _| {
+            let (answered, kept) = (answered.clone(), kept.clone());
+            let keep = move || {
+                wait_until("it may go on", || !kept.load(Ordering::SeqCst));
+                answered.store(true, Ordering::SeqCst);
+            };
+            Fate { then: path.ends_with("/txn").then(|| Box::new(keep) as _), ..Fate::default() }
+        });
         let far = Sandbox::at_servers(std::slice::from_ref(&between.address));
         let script = format!("csalock {words}; echo ended with $?");
         let late = [far.script("dash", &script).env("CSALOCK_LEASE", LEASE).spawn()];
@@ -553,8 +525,8 @@ fn who_hears_that_he_holds_when_his_lease_is_over_does_not_hold() {
         all(&late, Signal::SIGSTOP);
         let next = sandbox.csalock_by(&alone, &["run", "-q", "-w", "inf", "x", "cat"]).spawn();
         wait_until("the next one holds", || sandbox.sight("x")["holders"][0]["command"] == "cat");
-        between.keeps.store(false, Ordering::SeqCst);
-        wait_until("the answer is there", || between.passed_on.load(Ordering::SeqCst));
+        is_kept.store(false, Ordering::SeqCst);
+        wait_until("the answer is there", || is_answered.load(Ordering::SeqCst));
         all(&late, Signal::SIGCONT);
         wait_until("it has found out", || !late[0].printed().is_empty() || sandbox.waiters("x").len() == 1);
         // Either there was time to ask once more, and it waits; or it is told.

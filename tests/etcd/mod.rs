@@ -6,6 +6,8 @@
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
+pub(crate) mod between;
+
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

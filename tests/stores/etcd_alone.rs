@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use csalock::lock::LeaseClock;
 use csalock::store::{Access, Etcd, Finding, Keep, Location, Store, Swap, Verdict};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::etcd::between::{Between, Fate, Where};
 use crate::etcd::{self, Cluster, Setup};
 use crate::rig::{Rig, stored};
 
@@ -335,14 +336,19 @@ fn a_leader_that_stands_still_is_passed_by() {
 #[test]
 fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
     let Some(cluster) = etcd::shared() else { return };
-    let proxy = Proxy::to(&cluster.endpoints()[0]);
+    let swallow = Arc::new(AtomicBool::new(false));
+    let is_next = swallow.clone();
+    let between = Between::and(&cluster.endpoints()[0], move |path, _| {
+        let is_swallowed = path.ends_with("/txn") && is_next.swap(false, Ordering::SeqCst);
+        Fate { cut: is_swallowed.then_some(Where::AfterSending), ..Fate::default() }
+    });
     let prefix = etcd::new_prefix();
-    let store = open(&cluster.url_at(std::slice::from_ref(&proxy.address), &prefix));
+    let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &prefix));
     let lease = store.lend(60 * SECOND).unwrap();
     let first = stored(store.swap(b"x", None, Some(b"one")).unwrap());
-    proxy.swallow.store(true, Ordering::SeqCst);
+    swallow.store(true, Ordering::SeqCst);
     let swapped = store.swap(b"x", Some(&first), Some(b"two")).unwrap();
-    assert!(proxy.swallowed.load(Ordering::SeqCst) > 0);
+    assert!(!swallow.load(Ordering::SeqCst));
     let found = store.read(b"x").unwrap().unwrap();
     assert_eq!(found.body, b"two");
     assert!(swapped == Swap::Conflict || swapped == Swap::Stored(found.version));
@@ -356,11 +362,19 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
 #[test]
 fn a_birth_that_was_undone_does_not_happen_again_when_a_server_wakes_up() {
     let Some(cluster) = etcd::shared() else { return };
-    let proxy = Proxy::to(&cluster.endpoints()[0]);
-    let store = open(&cluster.url_at(std::slice::from_ref(&proxy.address), &etcd::new_prefix()));
+    // The last transaction, as it was sent.
+    let last: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let sent = last.clone();
+    let between = Between::and(&cluster.endpoints()[0], move |path, request| {
+        if path.ends_with("/txn") {
+            *sent.lock().unwrap() = request.to_vec();
+        }
+        Fate::default()
+    });
+    let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &etcd::new_prefix()));
     for _ in 0..2 {
         let born = stored(store.swap(b"x", None, Some(b"one")).unwrap());
-        let late = proxy.last.lock().unwrap().clone();
+        let late = last.lock().unwrap().clone();
         stored(store.swap(b"x", Some(&born), None).unwrap());
         let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
         server.write_all(&late).unwrap();
@@ -393,52 +407,6 @@ fn what_is_found_when_a_cluster_is_examined() {
     nothing.bound(Some(Unix::new().boottime()));
     assert_eq!(worst(&nothing.examine(), "reading"), Some(Verdict::Bad));
     assert!(findings.iter().all(|finding| (finding.verdict == Verdict::Good) == finding.cure.is_empty()));
-}
-
-/// Stands between us and a server, and on demand closes the connection instead of the next answer to a transaction.
-struct Proxy {
-    address: String,
-    /// The last transaction that went through, as it was sent.
-    last: Arc<Mutex<Vec<u8>>>,
-    swallow: Arc<AtomicBool>,
-    swallowed: Arc<AtomicUsize>,
-}
-
-impl Proxy {
-    fn to(server: &str) -> Proxy {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (swallow, swallowed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let proxy = Proxy {
-            address: listener.local_addr().unwrap().to_string(),
-            last: Arc::default(),
-            swallow: swallow.clone(),
-            swallowed: swallowed.clone(),
-        };
-        let (server, last) = (server.to_string(), proxy.last.clone());
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let (mut client, mut behind) = (client.unwrap(), TcpStream::connect(&server).unwrap());
-                let (swallow, swallowed, last) = (swallow.clone(), swallowed.clone(), last.clone());
-                std::thread::spawn(move || {
-                    let mut buffer = [0; 65536];
-                    while let Ok(amount @ 1..) = client.read(&mut buffer) {
-                        let is_txn = buffer[..amount].windows(11).any(|part| part == b"/v3/kv/txn ");
-                        if is_txn {
-                            *last.lock().unwrap() = buffer[..amount].to_vec();
-                        }
-                        behind.write_all(&buffer[..amount]).unwrap();
-                        let answer = behind.read(&mut buffer).unwrap();
-                        if is_txn && swallow.swap(false, Ordering::SeqCst) {
-                            swallowed.fetch_add(1, Ordering::SeqCst);
-                            return;
-                        }
-                        client.write_all(&buffer[..answer]).unwrap();
-                    }
-                });
-            }
-        });
-        proxy
-    }
 }
 
 fn with_ca(cluster: &Cluster) -> Access {

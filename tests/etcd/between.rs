@@ -1,0 +1,113 @@
+//! What stands between a client and a server: it passes whole requests and replies on, one after the other on each
+//! connection, and does with each exchange what it is told.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+
+pub(crate) struct Between {
+    pub(crate) address: String,
+}
+
+/// Where an exchange is cut; both sides lose the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Where {
+    BeforeSending,
+    AfterSending,
+    InTheReply,
+}
+
+/// What becomes of an exchange.
+#[derive(Default)]
+pub(crate) struct Fate {
+    pub(crate) cut: Option<Where>,
+    /// Done before its reply is passed on, or when it is cut.
+    pub(crate) then: Option<Box<dyn FnOnce()>>,
+}
+
+impl Between {
+    /// `judge` says of each request what becomes of it: by its path, and by all of it.
+    pub(crate) fn and(server: &str, judge: impl Fn(&str, &[u8]) -> Fate + Send + Sync + 'static) -> Between {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let between = Between { address: listener.local_addr().unwrap().to_string() };
+        let (server, judge) = (server.to_string(), Arc::new(judge));
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (server, judge) = (server.clone(), judge.clone());
+                std::thread::spawn(move || {
+                    let client = client.unwrap();
+                    let Ok(behind) = TcpStream::connect(&server) else { return };
+                    // Whatever went wrong, both of them are to see that it is over.
+                    let _ = pass(&client, &behind, &*judge);
+                    let _ = (client.shutdown(Shutdown::Both), behind.shutdown(Shutdown::Both));
+                });
+            }
+        });
+        between
+    }
+}
+
+/// Passes requests and replies on up to a cut. `None`: it is over.
+fn pass(mut client: &TcpStream, mut behind: &TcpStream, judge: &dyn Fn(&str, &[u8]) -> Fate) -> Option<()> {
+    let (mut requests, mut replies) = (Vec::new(), Vec::new());
+    loop {
+        let request = message(client, &mut requests)?;
+        let path = String::from_utf8_lossy(&request).split(' ').nth(1).unwrap_or_default().to_string();
+        let Fate { cut, then } = judge(&path, &request);
+        let then = || then.map_or((), |then| then());
+        if cut == Some(Where::BeforeSending) {
+            then();
+            return None;
+        }
+        behind.write_all(&request).ok()?;
+        if path.ends_with("/watch") && cut.is_none() {
+            return stream(client, behind);
+        }
+        let reply = message(behind, &mut replies)?;
+        if cut == Some(Where::InTheReply) {
+            let _ = client.write_all(&reply[..reply.len() / 2]);
+        }
+        then();
+        if cut.is_some() {
+            return None;
+        }
+        client.write_all(&reply).ok()?;
+    }
+}
+
+/// A watch has no end: what comes is passed on as it comes.
+fn stream(client: &TcpStream, behind: &TcpStream) -> Option<()> {
+    let (mut from, mut to) = (behind.try_clone().ok()?, client.try_clone().ok()?);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from, &mut to);
+        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+    });
+    let (mut from, mut to) = (client, behind);
+    std::io::copy(&mut from, &mut to).ok().map(drop)
+}
+
+/// One message of HTTP, with what it bears.
+fn message(mut from: &TcpStream, buffer: &mut Vec<u8>) -> Option<Vec<u8>> {
+    loop {
+        if let Some(length) = length(buffer) {
+            return Some(buffer.drain(..length).collect());
+        }
+        let mut bytes = [0; 65536];
+        match from.read(&mut bytes) {
+            Ok(read @ 1..) => buffer.extend_from_slice(&bytes[..read]),
+            _ => return None,
+        }
+    }
+}
+
+/// How long the first message is, if all of it is there.
+fn length(buffer: &[u8]) -> Option<usize> {
+    let head = buffer.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
+    let text = String::from_utf8_lossy(&buffer[..head]).to_ascii_lowercase();
+    if text.contains("transfer-encoding: chunked") {
+        return buffer[head..].windows(5).position(|five| five == b"0\r\n\r\n").map(|end| head + end + 5);
+    }
+    let body =
+        text.split("content-length: ").nth(1).and_then(|rest| rest.split('\r').next()?.parse().ok()).unwrap_or(0);
+    (buffer.len() >= head + body).then_some(head + body)
+}
