@@ -47,8 +47,8 @@ pub trait Host: Send + Sync {
     /// The process with this pid, or `None` if there is none.
     fn process(&self, pid: i32) -> Result<Option<Process>>;
 
-    /// The processes that go on only when this one ends, itself first and its script's outermost last, as far as that can be
-    /// seen: `some_time_later` it can be seen better.
+    /// The processes that may hold something and go on only when this one ends, innermost first, as far as that can be seen:
+    /// `some_time_later` it can be seen better.
     fn held_up_by(&self, called: &Called, some_time_later: bool) -> Vec<Process>;
 
     /// What is known of a process that lived at `home`, for a store that reaches so far.

@@ -79,8 +79,8 @@ pub fn caller(pid: i32) -> Result<Caller> {
     Ok(Caller { owners, command })
 }
 
-/// This process, which may once have been a script that ended in `exec csalock`, and those of the script that called it, as
-/// far as they go on only when it ends, innermost first.
+/// The processes of the script that called this process, as far as they go on only when it ends, innermost first; and before
+/// them this process, if it was a script itself, which may hold what it took before its `exec csalock`.
 ///
 /// Who runs in the background is not waited for. A shell with job control leaves the terminal to another process group. One
 /// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
@@ -88,7 +88,8 @@ pub fn caller(pid: i32) -> Result<Caller> {
 /// else.
 pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process> {
     let Ok(Some(mut below)) = proc_stat::read(called.pid) else { return Vec::new() };
-    let mut waiting = vec![Process { pid: called.pid, start: below.start }];
+    let itself = Process { pid: called.pid, start: below.start };
+    let mut waiting: Vec<Process> = below.has_called_others().then_some(itself).into_iter().collect();
     let mut ignored_below = called.ignores_interrupt;
     for owner in caller(called.pid).map_or_else(|_| Vec::new(), |caller| caller.owners) {
         let Ok(Some(stat)) = proc_stat::read(owner.pid) else { break };

@@ -15,6 +15,8 @@ pub(crate) struct ProcStat {
     pub(super) parent: i32,
     pub(super) session: i32,
     pub(super) group: i32,
+    /// Page faults of the children that it has waited for: of every program that was more than a fork.
+    faults_of_children: u64,
     /// The process group that has its terminal; -1 without one.
     pub(super) foreground: i32,
     /// Clock ticks after boot.
@@ -28,6 +30,11 @@ impl ProcStat {
     /// Whether it has ended and is only not yet waited for. (A first thread may end before the others.)
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
+    }
+
+    /// Whether it has waited for a program that it called, itself or what it was before an exec.
+    pub(super) fn has_called_others(&self) -> bool {
+        self.faults_of_children > 0
     }
 
     /// Whether it is neither stopped nor ended.
@@ -99,6 +106,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<ProcStat> {
         group: field(5)?.parse().ok()?,
         session: field(6)?.parse().ok()?,
         foreground: field(8)?.parse().ok()?,
+        faults_of_children: number(11)?,
         threads: number(20)?,
         start: number(22)?,
         image: (number(28).unwrap_or(0), number(48).unwrap_or(0)),

