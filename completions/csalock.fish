@@ -51,7 +51,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-e
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Take one of N places: so many may hold it at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Hold it at most this long' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'The lock belongs to this process instead of the script that calls' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
@@ -62,7 +62,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -l forever -d 'Hol
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Give back everything that the caller owns: in the store, in the current directory, and beside the files named'
@@ -82,7 +82,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-a
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'What to do with the command when --ttl is about to be over, or a lease that could not be renewed' -r -f -a "kill\t'It is ended before'
 warn\t'It goes on; a warning is printed'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Take this lock as well: all or none. It may also stand after the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
@@ -107,7 +107,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'K
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'What to do with the command when --ttl is about to be over, or a lease that could not be renewed' -r -f -a "kill\t'It is ended before'
 warn\t'It goes on; a warning is printed'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Take this lock as well: all or none. It may also stand after the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s n -l nonblock -d 'Do not wait: the same as -w 0'
@@ -120,7 +120,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l flock -d 'Lock t
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'How often --watch looks again' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s 1 -l names-only -d 'Print the names only, one a line'
@@ -128,7 +128,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l interval -d 'How often --watch looks again' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s 1 -l names-only -d 'Print the names only, one a line'
@@ -137,14 +137,14 @@ complete -c csalock -n "__fish_csalock_using_subcommand list" -s h -l help -d 'P
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l since -d 'Show only what ended within this time: 12h, 7d' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s n -l lines -d 'Show the last N; without it 50, or all with --json' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Hold it at most this long from now on' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand renew" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
@@ -156,7 +156,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -l label -d 'Say wh
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s j -l slots -d 'Take one of N places: so many may hold it at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l ttl -d 'Hold it at most this long' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand get" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l lock -d 'Take the lock and read, in one step'
@@ -175,7 +175,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -s E -l conflict-ex
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-version -d 'Only if the value has this version: exit 80 if it has another' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l mode -d 'Who may read the value, of those who may use the store: 0600. It stays like that until another --mode' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s n -l nonblock -d 'Do not wait: the same as -w 0'
@@ -192,7 +192,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l label -d 'Say wh
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l handle -d 'The handle that proves the lock is held [env: CSALOCK_HANDLE; else being its owner does]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l if-version -d 'Only if the value has this version: exit 80 if it has another' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s n -l nonblock -d 'Do not wait: the same as -w 0'
@@ -207,7 +207,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand claim" -l attempts -d 'G
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l label -d 'Say why, for those who look at the lock' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l id -d 'What the names are to lead to, for example a user\'s number; a fresh one if there is none' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s n -l nonblock -d 'Do not wait: the same as -w 0'
@@ -215,25 +215,25 @@ complete -c csalock -n "__fish_csalock_using_subcommand claim" -l fail-on-stale 
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l id -d 'The id that they were claimed under' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l all -d 'Give up everything that the id has in the store'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l id -d 'Print the names that are claimed under this id, one a line' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand gc" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -l dry-run -d 'Only say what would be removed'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Print the result as one JSON document'
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -205,8 +205,8 @@ impl Plan {
             Ok(never) => match never {},
         };
         let (exit, cure) = match errno {
-            Errno::ENOENT | Errno::ENOTDIR if self.words[0].as_bytes().starts_with(b"-") => {
-                (Exit::NotFound, "options go before the name of the lock")
+            Errno::ENOENT if self.words[0].as_bytes().contains(&b' ') => {
+                (Exit::NotFound, "say -c to run a string with a shell")
             }
             Errno::ENOENT | Errno::ENOTDIR => (Exit::NotFound, "see its name and PATH"),
             Errno::E2BIG => (Exit::CannotExecute, "give it fewer or shorter arguments"),

@@ -76,7 +76,7 @@ pub struct Common {
     /// Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]
     #[arg(long, value_name = "URL")]
     pub store: Option<OsString>,
-    /// Print the result as one JSON document
+    /// Print the result as one JSON document; run-with-lock has none
     #[arg(long)]
     pub json: bool,
     /// Say nothing on stderr about answers that the exit code tells

@@ -18,6 +18,7 @@ mod targets;
 mod unlock;
 mod world;
 
+use std::ffi::OsString;
 use std::io::Write;
 
 use clap::Parser;
@@ -36,7 +37,7 @@ pub fn run() -> Exit {
         return end(csa::run(&World::of_this_process(), csa, std::env::args_os().skip(1).collect()));
     }
     let plain = cli::plain::read(std::env::args_os());
-    let cli = match plain.map_or_else(Cli::try_parse, Ok) {
+    let cli = match plain.map_or_else(|| Cli::try_parse_from(help_last(std::env::args_os().collect())), Ok) {
         Ok(cli) => cli,
         Err(error) => return tell_usage(&error),
     };
@@ -76,6 +77,15 @@ fn end(done: anyhow::Result<Exit>) -> Exit {
         signals::die_of(signal);
     }
     exit
+}
+
+/// `csalock help lock` is `csalock lock --help`.
+fn help_last(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.remove(1);
+        words.push("--help".into());
+    }
+    words
 }
 
 /// What begins with a dash and stands behind a name was meant as an option, unless `--` stands before all names.

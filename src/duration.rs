@@ -29,7 +29,9 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
 pub fn parse_limit(text: &str) -> Result<Limit, String> {
     match text {
         "inf" => Ok(Limit(None)),
-        _ => parse(text).map(|span| Limit(Some(span))),
+        _ => {
+            parse(text).map(|span| Limit(Some(span))).map_err(|why| why.replace("or a number", "a number") + ", or inf")
+        }
     }
 }
 
@@ -51,7 +53,8 @@ fn parse(text: &str) -> Result<Duration, String> {
     let is_number = |byte: u8| byte.is_ascii_digit() || byte == b'.';
     let span = if !text.is_empty() && text.bytes().all(is_number) {
         text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-    } else if text.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+    } else if text.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase()) {
+        // (In capitals, M would be a month.)
         humantime::parse_duration(text).ok()
     } else {
         None

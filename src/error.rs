@@ -76,7 +76,7 @@ impl Error {
 fn classify(errno: Errno) -> (Exit, &'static str) {
     match errno {
         Errno::EACCES | Errno::EPERM => {
-            (Exit::Permission, "ask its owner for write permission, or name another store with --store")
+            (Exit::Permission, "ask its owner for permission, or name another store with --store")
         }
         Errno::EROFS => (Exit::CannotCreate, "it is mounted read-only; name another store with --store"),
         Errno::ENOSPC | Errno::EDQUOT => (Exit::InputOutput, "free some space or inodes there, then try again"),

@@ -18,7 +18,7 @@
 //!
 //! ```text
 //! argv -> cli -> command -> engine -> lock (record, rules) -> report -> exit
-//!                   |          |-> store   directory, sqlite, memory
+//!                   |          |-> store   directory, sqlite, etcd, memory
 //!                   |-> child  '-> host    unix, fake
 //!                   '-> flock
 //! ```

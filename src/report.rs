@@ -41,7 +41,7 @@ impl Reporter<'_> {
 
     /// Who, where, since when, until when and what, in one line.
     pub fn holder(&self, grant: &Grant) -> String {
-        self.grant(grant, &format!(", {}", self.until(&grant.tenure)))
+        self.grant(grant, &format!(", {}", self.until(grant)))
     }
 
     /// The same as a clause: that it is held, or claimed, and by whom.
@@ -77,12 +77,15 @@ impl Reporter<'_> {
         format!("{pid} on {} (user {})", shown(party.host.as_bytes()), shown_user(party.uid))
     }
 
-    fn until(&self, tenure: &Tenure) -> String {
-        match tenure {
+    fn until(&self, grant: &Grant) -> String {
+        match &grant.tenure {
             Tenure::OwnerLives | Tenure::Renewing(_) | Tenure::Renewed(_) => "while it lives".to_string(),
             Tenure::OwnerDied => "no longer".to_string(),
             Tenure::AtMost(most) => format!("for at most {}", span(Duration::from_millis(*most))),
             Tenure::Until(lease) => format!("until {} at the latest", rfc3339(Duration::from_millis(lease.wall))),
+            Tenure::Forever if self.fate(&grant.party) == Fate::Dead => {
+                "until it is given back, though its process has ended".to_string()
+            }
             Tenure::Forever => "until it is given back".to_string(),
         }
     }

@@ -96,6 +96,13 @@ fn plan(asked: &RunWithLock) -> Result<(Vec<OsString>, Plan)> {
             shell = Some(string.clone());
             words = &[];
         }
+        [dash_c, ..] if dash_c == "-c" || dash_c == "--command" => {
+            return Err(usage("behind the name -c takes one STRING, and nothing else"));
+        }
+        [option, ..] if option.as_bytes().starts_with(b"-") => {
+            let option = crate::name::quoted(option.as_bytes());
+            return Err(usage(&format!("{option} stands behind the name, where options are not ours")));
+        }
         _ => {}
     }
     let plan = match (shell, words) {

@@ -296,7 +296,15 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
                     "lock {name} is not held any more: it was held by {}; take it again with `csalock lock`",
                     reporter.ending(ending)
                 ),
-                None => format!("lock {name} is not held by anybody; see `csalock status`"),
+                None => {
+                    // Who named a file by its bare name named another lock.
+                    let bare = std::path::Path::new(OsStr::from_bytes(&target.known_as));
+                    let or = match bare.components().count() == 1 && bare.exists() {
+                        true => format!("; the lock of the file is ./{name}"),
+                        false => String::new(),
+                    };
+                    format!("lock {name} is not held by anybody; see `csalock status {typed}`{or}")
+                }
             },
             Exit::NotHeld,
         ),
@@ -308,7 +316,7 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
                     holders(grants),
                     before.unwrap_or_default(),
                     claim(grants).unwrap_or_else(|| format!(
-                        "show its handle with --handle, or break it with `csalock unlock --force {typed}`"
+                        "show the handle that it was taken with by --handle, or break it with `csalock unlock --force {typed}`"
                     ))
                 ),
                 Exit::NotOwner,

@@ -356,7 +356,7 @@ impl UnlockJson {
 }
 
 impl Reporter<'_> {
-    fn fate(&self, party: &Party) -> Fate {
+    pub(super) fn fate(&self, party: &Party) -> Fate {
         let owner = self.owner(party);
         owner.map_or(Fate::Unknown, |owner| self.host.fate(&party.home, &owner, self.reach))
     }

@@ -92,7 +92,12 @@ fn held_as(grant: &Grant, fate: Fate, slots: Option<u32>) -> String {
         Share::Shared => "shared".to_string(),
         Share::Slot => format!("slot {}/{}", grant.slot, slots.unwrap_or_default()),
     };
-    if fate == Fate::Unknown { format!("{how}?") } else { how }
+    match fate {
+        Fate::Unknown => format!("{how}?"),
+        // For ever, or it would not hold any more.
+        Fate::Dead => format!("{how},dead"),
+        Fate::Alive => how,
+    }
 }
 
 #[expect(clippy::too_many_arguments, reason = "one for each column")]

@@ -82,7 +82,7 @@ impl Location {
             Error::new(
                 Exit::Usage,
                 format!("store {url}: {what}"),
-                "say dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX",
+                "say dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or etcds://HOST:PORT/PREFIX",
             )
         };
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {

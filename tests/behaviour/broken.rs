@@ -62,8 +62,18 @@ on_every_store_of_files! {
         every_command_refuses(sandbox, &sandbox.store_at("files/thing"), &[65, 69, 73], &place);
     }
 
-    fn a_file_of_somebody_else_is_no_store(sandbox: &Sandbox) {
+    fn a_file_or_directory_of_somebody_else_is_no_store(sandbox: &Sandbox) {
         if sandbox.is_directory() {
+            // Who mistypes a path leaves nothing there; what a new disk has in it, or a store, is in nobody's way.
+            for (place, thing) in [("files/one", "thing"), ("files/other", "inner/thing")] {
+                std::fs::create_dir_all(sandbox.path(place).join(thing).parent().unwrap()).unwrap();
+                sandbox.file(&format!("{place}/{thing}"), "somebody's data");
+                every_command_refuses(sandbox, &sandbox.store_at(place), &[65], &sandbox.path(place));
+            }
+            std::fs::create_dir_all(sandbox.path("files/disk/lost+found")).unwrap();
+            sandbox.csalock(["run", "--store", &sandbox.store_at("files/disk"), "x", "true"]).run();
+            std::fs::remove_dir_all(sandbox.path("files/disk/.work")).unwrap();
+            sandbox.csalock(["run", "--store", &sandbox.store_at("files/disk"), "x", "true"]).run();
             return;
         }
         let place = sandbox.file("files/thing", "somebody's data, and a lot of it, that is no database".repeat(100));

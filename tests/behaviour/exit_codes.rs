@@ -48,7 +48,7 @@ on_every_store! {
     fn help_and_version_are_done(sandbox: &Sandbox) {
         let version = format!("csalock {}\n", env!("CARGO_PKG_VERSION"));
         sandbox.csalock(["--version"]).stdout(version).run();
-        for words in [&["--help"][..], &["-h"], &["lock", "--help"], &["run", "-h"], &["run-with-lock", "--help"]] {
+        for words in [&["--help"][..], &["-h"], &["lock", "--help"], &["help"], &["help", "lock"], &["run", "-h"], &["run-with-lock", "--help"]] {
             let done = sandbox.csalock(words).capture();
             assert!(done.code == Some(0) && done.stdout.contains("Usage: csalock") && done.stderr.is_empty(), "{done:?}");
         }

@@ -81,7 +81,7 @@ on_every_kind_of_store! {
     fn forever_survives_its_owner(sandbox: &Sandbox) {
         let handle = sandbox.script("dash", "csalock lock --forever x; :").capture().line();
         let said = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), until it is given \
-                    back: dash -c csalock lock --forever x; :; wait longer with -w, or see `csalock status x`\n";
+                    back, though its process has ended: dash -c csalock lock --forever x; :; wait longer with -w, or see `csalock status x`\n";
         sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(said).run();
         assert_eq!(sandbox.sight("x")["holders"][0]["alive"], "no");
         sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();
@@ -126,7 +126,7 @@ on_every_kind_of_store! {
     }
 
     fn odd_durations_are_usage_errors(sandbox: &Sandbox) {
-        for options in [["--ttl", "0"], ["--ttl", "-1"], ["--ttl", "1x"], ["-w", "-1"], ["-w", "soon"], ["--ttl", "inf"],
+        for options in [["--ttl", "0"], ["--ttl", "-1"], ["--ttl", "1x"], ["-w", "-1"], ["-w", "soon"], ["--ttl", "inf"], ["--ttl", "5M"],
                         ["-w", ""], ["--backoff", "1s"], ["--backoff", "2s..1s"], ["--attempts", "0"], ["-E", "256"]] {
             let done = sandbox.csalock(["lock", options[0], options[1], "x"]).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{options:?} {done:?}");
@@ -143,7 +143,7 @@ on_every_kind_of_store! {
     fn options_that_contradict_are_usage_errors(sandbox: &Sandbox) {
         for words in [&["lock", "--ttl", "1s", "--forever", "x"][..], &["lock", "-q", "-v", "x"], &["lock"],
                       &["run", "-F", "--ttl", "1s", "x", "true"], &["unlock"],
-                      &["renew", "x"], &["lock", "--no-such", "x"], &["lock", "-Z", "x"], &["run", "-Z", "x", "true"],
+                      &["renew", "x"], &["lock", "--no-such", "x"], &["lock", "-Z", "x"], &["run", "-Z", "x", "true"], &["run", "x", "-n", "true"], &["run", "x", "-c"],
                       &["no-such"], &[], &["unlock", "--force", "--handle", "00", "x"]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");

@@ -41,7 +41,7 @@ on_every_kind_of_store! {
         let before = sandbox.sight("x");
         let said = format!(
             "csalock: lock x is somebody else's: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
-             {HOLDS_X}; show its handle with --handle, or break it with `csalock unlock --force x`\n"
+             {HOLDS_X}; show the handle that it was taken with by --handle, or break it with `csalock unlock --force x`\n"
         );
         sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "--handle", &"0".repeat(32), "x"]).status(82).stderr(&said).run();
@@ -51,13 +51,13 @@ on_every_kind_of_store! {
     }
 
     fn what_nobody_holds_cannot_be_given_back(sandbox: &Sandbox) {
-        let said = "csalock: lock x is not held by anybody; see `csalock status`\n";
+        let said = "csalock: lock x is not held by anybody; see `csalock status x`\n";
         sandbox.csalock(["unlock", "x"]).status(81).stderr(said).run();
         assert!(!sandbox.store_exists());
     }
 
     fn nothing_is_given_back_twice(sandbox: &Sandbox) {
-        let said = "csalock: lock x is not held by anybody; see `csalock status`\n";
+        let said = "csalock: lock x is not held by anybody; see `csalock status x`\n";
         let script = "csalock lock x >/dev/null; csalock unlock x; csalock unlock x";
         sandbox.script("dash", script).status(81).stderr(said).run();
     }
@@ -88,7 +88,7 @@ on_every_kind_of_store! {
             format!("x: was held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: {HOLDS_X}\n");
         sandbox.csalock(["unlock", "--force", "x"]).stdout(&said).run();
         assert_eq!(sandbox.state("x"), "free");
-        let said = "csalock: lock x is not held by anybody; see `csalock status`\n";
+        let said = "csalock: lock x is not held by anybody; see `csalock status x`\n";
         sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
     }
 
@@ -123,13 +123,13 @@ on_every_kind_of_store! {
         let script = "for x in a b c; do csalock lock $x >/dev/null; done; csalock unlock a c; csalock status -1";
         sandbox.script("dash", script).stdout("b\n").run();
         let script = "csalock lock a >/dev/null; csalock unlock none a; echo $?; csalock status -1 a >/dev/null; echo $?";
-        let said = "csalock: lock none is not held by anybody; see `csalock status`\n";
+        let said = "csalock: lock none is not held by anybody; see `csalock status none`\n";
         sandbox.script("dash", script).stdout("81\n81\n").stderr(said).run();
     }
 
     fn its_json_says_what_became_of_each(sandbox: &Sandbox) {
         let script = "csalock lock x >/dev/null; csalock unlock --json x none";
-        let said = "csalock: lock none is not held by anybody; see `csalock status`\n";
+        let said = "csalock: lock none is not held by anybody; see `csalock status none`\n";
         let done = sandbox.script("dash", script).capture();
         assert_eq!((done.code, done.stderr.as_str()), (Some(81), said));
         let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();

@@ -67,7 +67,7 @@ impl Count {
         }
         let mut findings = vec![Finding::good("records", text)];
         if let (Some(error), number) = self.unreadable {
-            let cure = "see `csalock status`; `csalock unlock --force NAME` removes one, whatever was in it";
+            let cure = "see `csalock status`, which names each and says what to do";
             let others = if number > 1 { format!("; and {} more", number - 1) } else { String::new() };
             findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.what()), cure));
         }

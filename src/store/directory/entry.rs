@@ -94,6 +94,21 @@ pub(super) fn is_record(file_name: &[u8]) -> bool {
     !file_name.windows(3).any(|three| three == b"%00")
 }
 
+/// Whether what has this name in a store's directory may be a record's, as far as that can be seen.
+pub(super) fn may_be_record(store: &OwnedFd, name: &OsStr) -> bool {
+    let directory = match sys::open_directory(store, name) {
+        Ok(directory) => directory,
+        Err(errno) => return !matches!(errno, Errno::ENOTDIR | Errno::ELOOP),
+    };
+    let (mut is_empty, mut has_names) = (true, false);
+    let listed = sys::each_name::<Errno>(directory, &mut |name| {
+        is_empty = false;
+        has_names |= Name::parse(name).is_some();
+        Ok(())
+    });
+    listed.is_err() || is_empty || has_names
+}
+
 impl<'a> Entry<'a> {
     pub(super) fn new(root: &'a Root, store: &'a Path, file_name: Vec<u8>) -> Entry<'a> {
         Entry { root, store, file_name: OsString::from_vec(file_name) }

@@ -83,6 +83,9 @@ impl Root {
         let mode = Mode::from_bits_truncate(found.st_mode);
         let sticky = mode.contains(Mode::S_ISVTX);
         refuse_open_to_all(mode, path)?;
+        if layout != Layout::Beside {
+            refuse_foreign(&directory, path)?;
+        }
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
         // Who did not know that other hosts share it would not see that they hold.
         let kind = fstatfs(&directory).map_err(|errno| Error::os(errno, "open the store", path))?.filesystem_type();
@@ -339,6 +342,27 @@ pub(super) fn no_work(errno: Errno, path: &Path) -> Error {
         }
         errno => Error::os(errno, "use the working directory of the store", path),
     }
+}
+
+/// That the path is mistyped is seen before anything is made there: what no store has been in yet has to be empty.
+fn refuse_foreign(directory: &OwnedFd, path: &Path) -> Result<()> {
+    let failed = |errno| Error::os(errno, "list the store", path);
+    if fstatat(directory, WORK, AtFlags::AT_SYMLINK_NOFOLLOW) != Err(Errno::ENOENT) {
+        return Ok(());
+    }
+    let mut foreign = None;
+    let listed = sys::open_directory(directory, ".").map_err(failed)?;
+    sys::each_name::<Errno>(listed, &mut |name| {
+        let is_usual = name.starts_with(b".") || name == b"lost+found";
+        if !is_usual && foreign.is_none() && !entry::may_be_record(directory, sys::os(name)) {
+            foreign = Some(name.to_vec());
+        }
+        Ok(())
+    })
+    .map_err(failed)?;
+    let Some(name) = foreign else { return Ok(()) };
+    let what = format!("{} is no store: {} is in it", shown_path(path), crate::name::shown(&name));
+    Err(Error::new(Exit::Corrupt, what, "see the path; name a new directory, or an empty one"))
 }
 
 /// Opens a store's directory; through a link in its place only where nobody else can have put it there. (Linux can be told to

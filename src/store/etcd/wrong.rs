@@ -118,7 +118,7 @@ fn cure(trouble: &Trouble) -> &'static str {
         Trouble::WantsTls => "say etcds:// instead of etcd:// in the store's URL",
         Trouble::NoGateway => {
             "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, \
-             where 3.4 has it off"
+             where 3.4 has it off; or name the port for clients, if this one is for peers"
         }
         Trouble::Strange(_) | Trouble::TooLong => "see what it is that answers there, and whether etcd is 3.4 or later",
         Trouble::Said(_, said) if said.contains("connection error") => {
