@@ -28,6 +28,13 @@ const STARTERS: [&str; 28] = [
     "sudo", "taskset", "time", "timeout", "xargs",
 ];
 
+/// Programs that wait for what they call, unless it is a job in the background.
+const SHELLS: [&str; 13] =
+    ["ash", "bash", "busybox", "dash", "fish", "ksh", "lksh", "mksh", "oksh", "rbash", "sh", "yash", "zsh"];
+
+/// So many scripts that called one another are looked at.
+const MOST_SCRIPTS: usize = 8;
+
 /// How far up we look for forks of one image.
 const MOST_FORKS: usize = 16;
 
@@ -79,8 +86,9 @@ pub fn caller(pid: i32) -> Result<Caller> {
     Ok(Caller { owners, command })
 }
 
-/// The processes of the script that called this process, as far as they go on only when it ends, innermost first; and before
-/// them this process, if it was a script itself, which may hold what it took before its `exec csalock`.
+/// The processes of the script that called this process, and of the scripts that called that one, as far as they go on only
+/// when it ends, innermost first; and before them this process, if it was a script itself, which may hold what it took
+/// before its `exec csalock`.
 ///
 /// Who runs in the background is not waited for. A shell with job control leaves the terminal to another process group. One
 /// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
@@ -90,33 +98,67 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
     let Ok(Some(mut below)) = proc_stat::read(called.pid) else { return Vec::new() };
     let itself = Process { pid: called.pid, start: below.start };
     let mut waiting: Vec<Process> = below.has_called_others().then_some(itself).into_iter().collect();
-    let mut ignored_below = called.ignores_interrupt;
-    for owner in caller(called.pid).map_or_else(|_| Vec::new(), |caller| caller.owners) {
-        let Ok(Some(stat)) = proc_stat::read(owner.pid) else { break };
-        let ignored = ignored_below && ignores(owner.pid, Signal::SIGINT);
-        let in_background = if stat.group != below.group {
-            below.foreground > 0 && below.foreground != below.group
-        } else if ignored {
-            !some_time_later || has_gone_on(&owner, &below)
-        } else {
-            ignored_below
-        };
-        if in_background {
+    let (mut from, mut ignored_below) = (called.pid, called.ignores_interrupt);
+    for _ in 0..MOST_SCRIPTS {
+        let Ok(Caller { owners, .. }) = caller(from) else { break };
+        // Other programs than shells may call something and go on. The one that called us is taken to wait.
+        if from != called.pid && !owners.first().is_some_and(is_shell) {
             break;
         }
-        waiting.push(owner);
-        (below, ignored_below) = (stat, ignores(owner.pid, Signal::SIGINT));
+        for owner in &owners {
+            let Ok(Some(stat)) = proc_stat::read(owner.pid) else { return waiting };
+            let ignored = ignored_below && ignores(owner.pid, Signal::SIGINT);
+            let has_gone_on = || has_gone_on(owner, &below);
+            let in_background = if stat.group == below.group && !ignored {
+                ignored_below || (some_time_later && has_gone_on())
+            } else if stat.group != below.group && below.foreground > 0 {
+                below.foreground != below.group
+            } else {
+                !some_time_later || has_gone_on()
+            };
+            if in_background {
+                return waiting;
+            }
+            waiting.push(*owner);
+            (below, ignored_below) = (stat, ignores(owner.pid, Signal::SIGINT));
+        }
+        if !owners.first().is_some_and(is_shell) {
+            break;
+        }
+        from = below.pid;
     }
     waiting
 }
 
-/// Whether a shell has begun something after what leads to this process.
+/// Whether a program is one that waits for what it calls, unless it says that it does not.
+fn is_shell(process: &Process) -> bool {
+    let Ok(program) = fs::read_link(format!("/proc/{}/exe", process.pid)) else { return false };
+    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    // `bash5`, `ksh93`, `zsh-5.9`
+    SHELLS.contains(&name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '.' || last == '-'))
+}
+
+/// Whether a shell has begun something after what leads to this process, and that is not of the same pipeline.
 fn has_gone_on(shell: &Process, below: &ProcStat) -> bool {
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid)).unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|pid| proc_stat::read(pid.parse().ok()?).ok().flatten());
     let age = |stat: &ProcStat| (stat.start, stat.pid);
+    let children = children.split_whitespace().filter_map(|pid| proc_stat::read(pid.parse().ok()?).ok().flatten());
     // Between the two may be programs that only start others; they are no younger.
-    children.into_iter().any(|child| age(&child) > age(below))
+    let mut younger: Vec<ProcStat> = children.filter(|stat| age(stat) > age(below) && !stat.is_zombie()).collect();
+    younger.sort_by_key(age);
+    let pipe = |pid: i32, fd: i32| {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+        link.to_str().is_some_and(|link| link.starts_with("pipe:")).then_some(link)
+    };
+    let written = |pid: i32| [pipe(pid, 1), pipe(pid, 2)].into_iter().flatten();
+    let mut pipes: Vec<_> = written(below.pid).collect();
+    for child in younger {
+        if pipe(child.pid, 0).is_none_or(|read| !pipes.contains(&read)) {
+            return true;
+        }
+        pipes.extend(written(child.pid));
+    }
+    false
 }
 
 /// Whether a process ignores a signal: SigIgn in proc_pid_status(5). Who cannot be seen is taken for somebody who does.

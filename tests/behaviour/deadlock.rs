@@ -127,6 +127,34 @@ on_every_store! {
         }
     }
 
+    fn a_script_may_wait_for_a_script_that_waits(sandbox: &Sandbox) {
+        sandbox.file("files/child", "csalock run -w 30s $1 true");
+        let wants = ["dash ./child $1", "env bash ./child $1", "setsid -w dash ./child $1", "csalock run $1 true | cat", "(csalock run $1 true | cat)"];
+        for (at, want) in wants.into_iter().enumerate() {
+            for ignored in ["", "trap '' INT; "] {
+                // The pipeline's exit status is another one's.
+                let own = ["a", "b"].map(|name| format!("{name}{at}{}", ignored.len()));
+                let (mut codes, said) = circle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
+                codes.sort_unstable();
+                assert!(codes == [0, if want.contains('|') { 0 } else { 84 }], "{want}: {codes:?} {said}");
+                assert_eq!(said.matches("waiting would never end").count(), 1, "{want}: {said}");
+            }
+        }
+    }
+
+    fn what_a_script_has_others_do_meanwhile_is_no_wait_of_its_own(sandbox: &Sandbox) {
+        sandbox.file("files/child", "csalock run -q -w 30s $1 true; echo $? >> codes");
+        let jobs = ["dash ./child x", "setsid dash ./child x", "{ dash ./child x; } | cat", "dash ./child x | cat"];
+        for (at, job) in jobs.into_iter().enumerate() {
+            for ignored in ["", "trap '' INT; "] {
+                let script = format!("{ignored}csalock lock x > /dev/null; {job} & sleep 0.3; csalock unlock x; wait");
+                sandbox.call("dash", ["-c", &script]).run();
+                wait_until("all are done", || sandbox.read("files/codes").lines().count() == 2 * at + 1 + usize::from(!ignored.is_empty()));
+                assert_eq!(sandbox.read("files/codes").replace("0\n", ""), "", "{job}");
+            }
+        }
+    }
+
     fn workers_of_one_script_are_told_apart(sandbox: &Sandbox) {
         // Six of them want what somebody else holds; one of these holds what that one wants.
         let mut other = sandbox.call("dash", ["-c", "csalock lock y > /dev/null; echo holds; read line; csalock lock -w 30s x > /dev/null"]).spawn();
