@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
@@ -10,6 +11,9 @@ use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp, tcgetwinsize};
 
 /// The terminal that controls us, whatever it is called.
 const OURS: &CStr = c"/dev/tty";
+
+/// So many bytes a pipe takes at once, or none: pipe(7).
+pub const PIPE_BUF: usize = 4096;
 
 /// Rows and columns. Where nobody knows (a serial line), as terminals used to be.
 pub fn size(terminal: impl AsFd) -> (usize, usize) {
@@ -30,7 +34,13 @@ pub fn would_stop_us(terminal: impl AsFd) -> bool {
 
 /// Whether it takes more at once: not after Ctrl-S, nor when nobody reads what a lost connection would carry.
 pub fn takes_more(terminal: impl AsFd) -> bool {
-    poll(&mut [PollFd::new(&terminal, PollFlags::OUT)], Some(&rustix::event::Timespec::default())) == Ok(1)
+    takes_more_within(terminal, Duration::ZERO)
+}
+
+/// The same, of whatever is written to, with so much time: of a pipe, whether it takes [`PIPE_BUF`] bytes.
+pub fn takes_more_within(whatever: impl AsFd, span: Duration) -> bool {
+    let span = span.try_into().ok();
+    poll(&mut [PollFd::new(&whatever, PollFlags::OUT)], span.as_ref()) == Ok(1)
 }
 
 /// Opens the terminal that controls us anew, to write what need not arrive: no write waits. Safe in a signal handler.

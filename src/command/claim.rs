@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use super::lookup::names_of;
 use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
-use super::world::{Target, World, print, print_json, refusal, say};
+use super::world::{Target, World, print_json, print_until, refusal, say};
 use crate::cli::{Claim, Unclaim};
 use crate::engine::{AllTaken, Applicant, Sight};
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::host::{Called, caller, command_of};
 use crate::lock::{Grant, Handle, Outcome, Share, Tenure};
 use crate::name::{quoted, shown};
-use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
+use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson, json};
 use crate::signals::Signals;
 
 /// An id has no more bytes.
@@ -31,6 +31,7 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
     }
     let opened = targets.open(world)?;
     let patience = asked.waiting.patience();
+    let until = world.end_of(&patience);
     opened.each().for_each(|(_, engine)| engine.bound_by(&patience));
     let taken = taken(&opened, &id)?;
     if !taken.is_empty() {
@@ -48,12 +49,12 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
         AllTaken::Interrupted => Ok(signals.exit()),
         AllTaken::Granted(grants, _) => {
             let known_as: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
-            let printed = match asked.common.json {
-                true => print_json(&ClaimJson::new(&known_as, &id, &grants)),
-                false => print(&format!("{}\n", String::from_utf8_lossy(&id))),
+            let text = match asked.common.json {
+                true => format!("{}\n", json(&ClaimJson::new(&known_as, &id, &grants))?),
+                false => format!("{}\n", String::from_utf8_lossy(&id)),
             };
             // An id that nobody gets is of use to nobody. What was claimed under it before has other handles.
-            if let Err(error) = printed {
+            if let Err(error) = print_until(world, until, &text) {
                 opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
                 return Err(error.context("nothing was claimed"));
             }

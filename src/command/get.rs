@@ -1,7 +1,6 @@
 //! `csalock get`
 
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use super::lock::{OUTAGE, applicant, keep_for, told};
 use super::onlooker::Teller;
@@ -43,7 +42,7 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);
     let patience = asked.taking.waiting.patience();
-    let until = world.host.boottime().saturating_add(patience.limit.unwrap_or(Duration::MAX));
+    let until = world.end_of(&patience);
     let taken = opened.take(&applicant, &patience, Some(signals.interrupt()), &mut |at, waiting| {
         teller.look(target, &opened.reporter(at), waiting)
     })?;

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use super::keep::{Keeping, leave_behind};
 use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
-use super::world::{World, print, print_json, refusal};
+use super::world::{World, print_until, refusal};
 use crate::cli::{Common, Lock, Taking};
 use crate::engine::{AllTaken, Applicant};
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::host::{Called, Caller, caller};
 use crate::lease_end::LeaseEnd;
 use crate::lock::{Ending, Grant, Handle, Tenure};
 use crate::name::shown;
-use crate::report::LockJson;
+use crate::report::{LockJson, json};
 use crate::signals::Signals;
 
 /// So soon a store that does not answer is asked again whether a lock may be kept.
@@ -44,7 +44,7 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);
     let patience = asked.taking.waiting.patience();
-    let until = world.host.boottime().saturating_add(patience.limit.unwrap_or(Duration::MAX));
+    let until = world.end_of(&patience);
     let taken = opened.take(&applicant, &patience, Some(signals.interrupt()), &mut |at, waiting| {
         teller.look(&targets.all[at], &opened.reporter(at), waiting)
     })?;
@@ -53,7 +53,8 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
         AllTaken::Interrupted => Ok(signals.exit()),
         AllTaken::Granted(grants, evicted) => {
             let printed = match prints {
-                true => print_handle(world, asked, &targets, &opened, &handle, &grants, evicted.as_ref()),
+                true => answer(world, asked, &targets, &opened, &handle, &grants, evicted.as_ref())
+                    .and_then(|text| print_until(world, until, &text)),
                 false => Ok(()),
             };
             // A handle that cannot be printed is of use to nobody.
@@ -78,7 +79,8 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     }
 }
 
-fn print_handle(
+/// What is to be printed: the handle.
+fn answer(
     world: &World,
     asked: &Lock,
     targets: &Targets,
@@ -86,16 +88,17 @@ fn print_handle(
     handle: &Handle,
     grants: &[Grant],
     evicted: Option<&(usize, Ending)>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<String> {
     told(&asked.common, targets, opened, grants, evicted);
     if !asked.common.json {
-        return print(&format!("{handle}\n"));
+        return Ok(format!("{handle}\n"));
     }
     let names: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
     // Its time begins when it is confirmed.
     let expires = asked.taking.ttl.map(|span| world.host.wall().saturating_add(span));
-    print_json(&LockJson::new(&names, handle, grants, ending, expires, &opened.reporter(at)))
+    let document = LockJson::new(&names, handle, grants, ending, expires, &opened.reporter(at));
+    Ok(format!("{}\n", json(&document)?))
 }
 
 /// Leaves somebody behind who renews, where that is needed; else gives back.

@@ -1,7 +1,7 @@
 //! What every command starts from: where we are, which store is meant, who is asking; and how answers are told.
 
 use std::ffi::{OsStr, OsString};
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +20,10 @@ use crate::lock::{Claimant, Grant, Handle, Link, Outcome, Party, Process, Proof,
 use crate::name::{self, shown};
 use crate::report::{Reporter, json};
 use crate::store::{self, Layout, Location, Reach};
+use crate::terminal;
+
+/// So long somebody may take to read what is printed.
+const UNREAD: Duration = Duration::from_secs(1);
 
 /// Commands and labels are kept up to so many bytes.
 const MOST_SHOWN: usize = 256;
@@ -135,6 +139,11 @@ impl World {
             return engine.claimant(Some(proof(text).ok_or_else(wrong)?), Vec::new());
         }
         engine.claimant(self.carried(), self.ancestors()?)
+    }
+
+    /// When somebody who begins now is not patient any more, on CLOCK_BOOTTIME.
+    pub(super) fn end_of(&self, patience: &Patience) -> Duration {
+        self.host.boottime().saturating_add(patience.limit.unwrap_or(Duration::MAX))
     }
 
     /// The grant that we run under, as the environment says.
@@ -328,8 +337,29 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
 
 /// Prints a line for people.
 pub(super) fn say(text: &str) {
-    // There is nowhere left to say that stderr is gone.
-    let _ = std::io::stderr().write_all(format!("csalock: {text}\n").as_bytes());
+    let mut stderr = std::io::stderr();
+    for part in format!("csalock: {text}\n").as_bytes().chunks(terminal::PIPE_BUF) {
+        // A log that nobody reads keeps no lock from its command. (A terminal that stands still is read by somebody.)
+        if !stderr.is_terminal() && !terminal::takes_more_within(&stderr, UNREAD) {
+            return;
+        }
+        // There is nowhere left to say that stderr is gone.
+        let _ = stderr.write_all(part);
+    }
+}
+
+/// Prints what proves that something is held, which others wait for meanwhile: it has to be read by then, on
+/// CLOCK_BOOTTIME, or within a second.
+pub(super) fn print_until(world: &World, until: Duration, text: &str) -> anyhow::Result<()> {
+    for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
+        let left = until.saturating_sub(world.host.boottime()).max(UNREAD);
+        if !terminal::takes_more_within(std::io::stdout(), left) {
+            let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "nobody reads it");
+            return Err(error).context("cannot write to stdout");
+        }
+        print_bytes(part)?;
+    }
+    Ok(())
 }
 
 /// Prints a result.

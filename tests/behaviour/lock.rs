@@ -140,6 +140,22 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
+    fn who_does_not_read_what_is_printed_keeps_nobody_waiting(sandbox: &Sandbox) {
+        // A pipe that is full, and that nobody empties.
+        let full = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null;";
+        let nobody = "cannot write to stdout: nobody reads it\n";
+        let script = format!("{full} csalock lock -w 1s x >&7");
+        let said = format!("csalock: lock x was given back: {nobody}");
+        sandbox.script("dash", &script).status(74).stderr(said).run();
+        let script = format!("rm full; {full} csalock claim -w 1s x >&7");
+        sandbox.script("dash", &script).status(74).stderr(format!("csalock: nothing was claimed: {nobody}")).run();
+        assert_eq!(sandbox.state("x"), "free");
+        // What is said of the one before is said to nobody then.
+        sandbox.script("dash", "csalock lock x > /dev/null; :").run();
+        sandbox.await_abandoned("x");
+        sandbox.script("dash", &format!("rm full; {full} csalock run -w 1s x echo ran 2>&7")).stdout("ran\n").run();
+    }
+
     fn options_that_contradict_are_usage_errors(sandbox: &Sandbox) {
         for words in [&["lock", "--ttl", "1s", "--forever", "x"][..], &["lock", "-q", "-v", "x"], &["lock"],
                       &["run", "-F", "--ttl", "1s", "x", "true"], &["unlock"],
