@@ -99,7 +99,8 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
     let itself = Process { pid: called.pid, start: below.start };
     let mut waiting: Vec<Process> = below.has_called_others().then_some(itself).into_iter().collect();
     let (mut from, mut ignored_below) = (called.pid, called.ignores_interrupt);
-    for _ in 0..MOST_SCRIPTS {
+    // Who does not wait at all is told that it is busy, also by those whom his script was called by.
+    for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
         let Ok(Caller { owners, .. }) = caller(from) else { break };
         // Other programs than shells may call something and go on. The one that called us is taken to wait.
         if from != called.pid && !owners.first().is_some_and(is_shell) {
@@ -109,12 +110,12 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
             let Ok(Some(stat)) = proc_stat::read(owner.pid) else { return waiting };
             let ignored = ignored_below && ignores(owner.pid, Signal::SIGINT);
             let has_gone_on = || has_gone_on(owner, &below);
-            let in_background = if stat.group == below.group && !ignored {
-                ignored_below || (some_time_later && has_gone_on())
-            } else if stat.group != below.group && below.foreground > 0 {
+            let in_background = if stat.group != below.group && below.foreground > 0 {
                 below.foreground != below.group
-            } else {
+            } else if ignored {
                 !some_time_later || has_gone_on()
+            } else {
+                ignored_below || (some_time_later && has_gone_on())
             };
             if in_background {
                 return waiting;

@@ -142,6 +142,11 @@ on_every_store! {
         }
     }
 
+    fn who_would_not_wait_is_told_that_his_callers_lock_is_busy(sandbox: &Sandbox) {
+        sandbox.file("files/child", "csalock lock -nq x; echo $?; csalock lock -q -w 20s x; echo $?");
+        sandbox.script("dash", "csalock lock x > /dev/null; dash ./child").stdout("75\n84\n").run();
+    }
+
     fn what_a_script_has_others_do_meanwhile_is_no_wait_of_its_own(sandbox: &Sandbox) {
         sandbox.file("files/child", "csalock run -q -w 30s $1 true; echo $? >> codes");
         let jobs = ["dash ./child x", "setsid dash ./child x", "{ dash ./child x; } | cat", "dash ./child x | cat"];
