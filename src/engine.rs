@@ -35,8 +35,8 @@ use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Grant, Handle, Outcome, Party, Process, Proof, Record, Step, Tenure, Value, Waiter,
-    Wanted, Writing, decide,
+    self, Ask, Claimant, Facts, Fate, Grant, Handle, Home, Outcome, Party, Process, Proof, Record, Step, Tenure, Value,
+    Waiter, Wanted, Writing, decide,
 };
 use crate::store::{Change, Durability, Keep, Store, Stored, Swap, Version};
 
@@ -283,7 +283,8 @@ impl Engine {
             Wanted::Page(number) => facts.learn_page(number, self.seal(&record.name, number)?),
             Wanted::Fate(home, process) => {
                 let fate = self.host.fate(&home, &process, self.store.reach());
-                facts.learn_fate(home, process, fate);
+                let lived = fate == Fate::Dead && self.was_confirmed_since(record, &home, &process)?;
+                facts.learn_fate(home, process, if lived { Fate::Alive } else { fate });
             }
             Wanted::Over(lease) => {
                 let over = self.is_over(record, &lease)?;
@@ -291,6 +292,17 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Whether a grant of this record depended on this process when we read it, and does not any more: then it confirmed that
+    /// grant before it ended, and its end says nothing.
+    fn was_confirmed_since(&self, record: &Record, home: &Home, process: &Process) -> Result<bool> {
+        let depend = |record: &Record| -> Vec<Proof> {
+            let on_it = |grant: &&Grant| grant.unconfirmed.as_ref() == Some(process) && grant.party.home == *home;
+            record.holders.iter().filter(on_it).map(|grant| grant.proof).collect()
+        };
+        let before = depend(record);
+        Ok(!before.is_empty() && depend(&self.read(&record.name)?.1) != before)
     }
 
     /// Stores a record, wakes those it concerns, and writes down what ended; what was broken, by whom. `None`: somebody was

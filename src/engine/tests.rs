@@ -143,3 +143,18 @@ fn who_is_taken_for_dead_can_decide_nothing_any_more() {
     let late = engine.store().swap(&key, Some(&version), Some(&lock::encode_decision(&key, &decision))).unwrap();
     assert_eq!(late, Swap::Conflict);
 }
+
+#[test]
+fn who_confirmed_and_ended_since_the_record_was_read_is_not_taken_for_dead() {
+    let (engine, host) = engine();
+    host.set_fate(3, Fate::Alive);
+    let process = Process { pid: 3, start: 1 };
+    let waits = Applicant { tentative: true, outlived: true, process, ..applicant(&engine, 2, Tenure::OwnerLives) };
+    assert!(matches!(take(&engine, &waits, Patience::NONE), Outcome::Granted(..)));
+    let (_, as_it_was) = engine.read(b"x").unwrap();
+    engine.confirm(b"x", &waits).unwrap().unwrap();
+    host.set_fate(3, Fate::Dead);
+    let stranger = engine.claimant(Some(engine.new_handle().unwrap().proof()), Vec::new()).unwrap();
+    let step = engine.decide(&as_it_was, &Ask::Release(stranger), None).unwrap();
+    assert!(matches!(step, Step::Done(Outcome::NotOwner(..))), "{step:?}");
+}
