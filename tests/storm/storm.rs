@@ -18,7 +18,7 @@ use crate::worker::{Figures, Worker};
 const PROCESSES: usize = 40;
 
 /// How long a storm lasts if nobody says otherwise.
-const SECONDS: u64 = 14;
+const SECONDS: u64 = 10;
 
 /// So many rounds are the least that says anything.
 const FEW: usize = 200;
