@@ -27,7 +27,7 @@ pub use leases::LEASE;
 pub use patience::{Backoff, Patience};
 pub use several::{AllTaken, Onlooker, Wish, confirm_all, take_all};
 pub use sight::Sight;
-pub use taking::{Applicant, Taken, Waiting};
+pub use taking::{Applicant, OUTAGE, Taken, Waiting};
 pub use values::Wanted as WantedValue;
 
 use crate::error::{Error, Result};

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use super::lookup::names_of;
 use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
-use super::world::{Target, World, print_json, print_until, refusal, say};
+use super::world::{Target, World, json_line, print_json, print_until, refusal, say};
 use crate::cli::{Claim, Unclaim};
 use crate::engine::{AllTaken, Applicant, Sight};
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::host::{Called, caller, command_of};
 use crate::lock::{Grant, Handle, Outcome, Share, Tenure};
 use crate::name::{quoted, shown};
-use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson, json};
+use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
 use crate::signals::Signals;
 
 /// An id has no more bytes.
@@ -50,7 +50,7 @@ pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
         AllTaken::Granted(grants, _) => {
             let known_as: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
             let text = match asked.common.json {
-                true => format!("{}\n", json(&ClaimJson::new(&known_as, &id, &grants))?),
+                true => json_line(&ClaimJson::new(&known_as, &id, &grants))?,
                 false => format!("{}\n", String::from_utf8_lossy(&id)),
             };
             // An id that nobody gets is of use to nobody. What was claimed under it before has other handles.

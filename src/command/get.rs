@@ -2,12 +2,12 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use super::lock::{OUTAGE, applicant, keep_for, told};
+use super::lock::{applicant, confirm_and_keep, told};
 use super::onlooker::Teller;
 use super::targets::Targets;
 use super::world::{World, print_bytes, print_json, refusal, the_one};
 use crate::cli::{Get, Taking};
-use crate::engine::{AllTaken, Applicant, Engine};
+use crate::engine::{AllTaken, Applicant, Engine, OUTAGE};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::{Handle, Share, Tenure};
@@ -65,9 +65,7 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
                 return given;
             }
             let go_on = || signals.quiet_for(OUTAGE) && world.host.boottime() < until;
-            if let Some(grants) = opened.confirm(&applicant, grants, &go_on)? {
-                keep_for(world, &targets, &opened, &handle, &applicant, &grants)?;
-            }
+            confirm_and_keep(world, &targets, &opened, &applicant, grants, &go_on)?;
             given
         }
     }

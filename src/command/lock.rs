@@ -7,20 +7,17 @@ use nix::sys::signal::Signal;
 use super::keep::{Keeping, leave_behind};
 use super::onlooker::Teller;
 use super::targets::{Opened, Targets};
-use super::world::{World, print_until, refusal};
+use super::world::{World, json_line, print_until, refusal};
 use crate::cli::{Common, Lock, Taking};
-use crate::engine::{AllTaken, Applicant};
+use crate::engine::{AllTaken, Applicant, OUTAGE};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Called, Caller, caller};
 use crate::lease_end::LeaseEnd;
 use crate::lock::{Ending, Grant, Handle, Tenure};
 use crate::name::shown;
-use crate::report::{LockJson, json};
+use crate::report::LockJson;
 use crate::signals::Signals;
-
-/// So soon a store that does not answer is asked again whether a lock may be kept.
-pub(super) const OUTAGE: Duration = Duration::from_millis(500);
 
 pub(super) fn run(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
     take(world, asked, true)
@@ -64,9 +61,7 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
                 return Err(error.context(format!("lock {names} was given back")));
             }
             let go_on = || signals.quiet_for(OUTAGE) && world.host.boottime() < until;
-            if let Some(grants) = opened.confirm(&applicant, grants, &go_on)? {
-                keep_for(world, &targets, &opened, &handle, &applicant, &grants)?;
-            }
+            confirm_and_keep(world, &targets, &opened, &applicant, grants, &go_on)?;
             Ok(Exit::Done)
         }
         AllTaken::Refused(at, outcome) => {
@@ -98,15 +93,29 @@ fn answer(
     // Its time begins when it is confirmed.
     let expires = asked.taking.ttl.map(|span| world.host.wall().saturating_add(span));
     let document = LockJson::new(&names, handle, grants, ending, expires, &opened.reporter(at));
-    Ok(format!("{}\n", json(&document)?))
+    json_line(&document)
 }
 
-/// Leaves somebody behind who renews, where that is needed; else gives back.
-pub(super) fn keep_for(
+/// Takes for good what has been told, unless it was given back since, and sees that it lasts.
+pub(super) fn confirm_and_keep(
     world: &World,
     targets: &Targets,
     opened: &Opened<'_>,
-    handle: &Handle,
+    applicant: &Applicant,
+    grants: Vec<Grant>,
+    go_on: &dyn Fn() -> bool,
+) -> Result<()> {
+    match opened.confirm(applicant, grants, go_on)? {
+        Some(grants) => keep_for(world, targets, opened, applicant, &grants),
+        None => Ok(()),
+    }
+}
+
+/// Leaves somebody behind who renews, where that is needed; else gives back.
+fn keep_for(
+    world: &World,
+    targets: &Targets,
+    opened: &Opened<'_>,
     applicant: &Applicant,
     grants: &[Grant],
 ) -> Result<()> {
@@ -117,7 +126,7 @@ pub(super) fn keep_for(
         Ok(Keeping {
             world,
             targets,
-            proof: handle.proof(),
+            proof: applicant.handle.proof(),
             owners: applicant.party.owners.clone(),
             lease_end: LeaseEnd::new()?,
             kills: false,
@@ -135,7 +144,7 @@ pub(super) fn keep_for(
         keeping().and_then(|keeping| leave_behind(&keeping, opened, grants))
     };
     if kept.is_err() {
-        opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
+        opened.give_back(applicant.handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
     }
     kept
 }

@@ -373,7 +373,12 @@ pub(super) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     stdout.write_all(bytes).and_then(|()| stdout.flush()).context("cannot write to stdout")
 }
 
+/// One JSON document on a line of its own.
+pub(super) fn json_line(document: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(format!("{}\n", json(document)?))
+}
+
 /// Prints a result as one JSON document on a line of its own.
 pub(super) fn print_json(document: &impl serde::Serialize) -> anyhow::Result<()> {
-    print(&format!("{}\n", json(document)?))
+    print(&json_line(document)?)
 }

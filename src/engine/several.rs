@@ -184,10 +184,15 @@ impl<'a, 'b> Several<'a, 'b> {
         if let Some(not) = self.take(first, patience, false)? {
             return Ok(Some(not));
         }
+        self.try_all_but(Some(first))
+    }
+
+    /// Takes all but this one without waiting; or all of them, where that is one change.
+    fn try_all_but(&mut self, one: Option<usize>) -> Result<Option<Not>> {
         if self.are_one_change() {
             return self.take_together(self.until_confirmed);
         }
-        for at in (0..self.wishes.len()).filter(|at| *at != first) {
+        for at in (0..self.wishes.len()).filter(|at| Some(*at) != one) {
             if let Some(not) = self.take(at, &Patience::NONE, true)? {
                 return Ok(Some(not));
             }
@@ -228,18 +233,7 @@ impl<'a, 'b> Several<'a, 'b> {
             }
         }
         // That of the first may have been lost meanwhile.
-        if !self.until_confirmed {
-            return Ok(None);
-        }
-        if self.are_one_change() {
-            return self.take_together(true);
-        }
-        for at in 0..self.wishes.len() {
-            if let Some(not) = self.take(at, &Patience::NONE, true)? {
-                return Ok(Some(not));
-            }
-        }
-        Ok(None)
+        if self.until_confirmed { self.try_all_but(None) } else { Ok(None) }
     }
 
     fn take(&mut self, at: usize, patience: &Patience, keeping: bool) -> Result<Option<Not>> {

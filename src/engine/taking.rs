@@ -16,7 +16,7 @@ use crate::lock::{
 use crate::store::{Hearing, Reach, Version};
 
 /// So soon a store that does not answer is asked again.
-const OUTAGE: Duration = Duration::from_millis(500);
+pub const OUTAGE: Duration = Duration::from_millis(500);
 
 /// So long a waiter asks a store that answered before: while he asks, he does not hear the interrupt.
 const TO_ASK: Duration = Duration::from_secs(1);

@@ -103,16 +103,17 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
         let Ok(Caller { owners, .. }) = caller(from) else { break };
         // Other programs than shells may call something and go on. The one that called us is taken to wait.
-        if from != called.pid && !owners.first().is_some_and(is_shell) {
+        let is_script = owners.first().is_some_and(is_shell);
+        if from != called.pid && !is_script {
             break;
         }
         for owner in &owners {
             let Ok(Some(stat)) = proc_stat::read(owner.pid) else { return waiting };
-            let ignored = ignored_below && ignores(owner.pid, Signal::SIGINT);
+            let ignores_too = ignores(owner.pid, Signal::SIGINT);
             let has_gone_on = || has_gone_on(owner, &below);
             let in_background = if stat.group != below.group && below.foreground > 0 {
                 below.foreground != below.group
-            } else if ignored {
+            } else if ignored_below && ignores_too {
                 !some_time_later || has_gone_on()
             } else {
                 ignored_below || (some_time_later && has_gone_on())
@@ -121,9 +122,9 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
                 return waiting;
             }
             waiting.push(*owner);
-            (below, ignored_below) = (stat, ignores(owner.pid, Signal::SIGINT));
+            (below, ignored_below) = (stat, ignores_too);
         }
-        if !owners.first().is_some_and(is_shell) {
+        if !is_script {
             break;
         }
         from = below.pid;

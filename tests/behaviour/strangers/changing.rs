@@ -104,7 +104,10 @@ fn a_working_directory_that_is_exchanged_for_a_link_leads_nowhere() {
         assert!(matches!(done.code, Some(0 | 65)), "{words:?} {done:?}");
     });
     outside.is_as_it_was("an exchange");
-    sandbox.csalock(["run", "-n", "y", "true"]).run();
+    // A lock whose giving back met the link is still there, of somebody dead.
+    let taken = sandbox.csalock(["run", "-n", "y", "true"]).capture();
+    assert_eq!(taken.code, Some(0), "{taken:?}");
+    sandbox.csalock(["run", "-n", "never used", "true"]).run();
 }
 
 #[test]
