@@ -182,8 +182,10 @@ on_every_kind_of_store! {
         wait_until("the command is gone as well", || !crate::sandbox::proc::lives(command));
         sandbox.csalock(["run", "-nq", "x", "true"]).run();
         // Without a lease it holds its lock for as long as it runs.
-        let mut job = sandbox.csalock(["run", "x", "sh", "-c", "while [ ! -e go ]; do sleep 0.01; done"]).spawn();
-        wait_until("it holds", || sandbox.state("x") == "held");
+        let script = "> runs; while [ ! -e go ]; do sleep 0.01; done";
+        let mut job = sandbox.csalock(["run", "x", "sh", "-c", script]).spawn();
+        // Killed between grant and exec, it would take the command with it.
+        wait_until("the command runs", || sandbox.path("files/runs").exists());
         job.kill();
         assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).capture().code, Some(75));
         sandbox.file("files/go", "");
