@@ -108,7 +108,10 @@ struct Several<'a, 'b> {
 
 /// Why not all could be taken.
 enum Not {
+    /// That one, for which it was waited as long as it may be.
     Refused(usize, Outcome),
+    /// That one, which was only tried.
+    Tried(usize, Outcome),
     Interrupted,
 }
 
@@ -152,12 +155,10 @@ impl<'a, 'b> Several<'a, 'b> {
             let spent = host.boottime().saturating_sub(began);
             let rest =
                 Patience { limit: self.patience.limit.map(|limit| limit.saturating_sub(spent)), ..self.patience };
-            let in_order = round >= MOST_ROUNDS;
-            let at_once = round == 0 && self.are_one_change();
-            let not = match in_order {
-                true => self.keep_and_wait(began)?,
-                false if at_once => self.take_together(self.until_confirmed)?,
-                false => self.wait_for_one(first, &rest)?,
+            let not = match round {
+                MOST_ROUNDS.. => self.keep_and_wait(began)?,
+                0 if self.are_one_change() => self.take_together(self.until_confirmed)?,
+                _ => self.wait_for_one(first, &rest)?,
             };
             match not {
                 None if self.until_confirmed || self.confirm()? => {
@@ -166,12 +167,9 @@ impl<'a, 'b> Several<'a, 'b> {
                 }
                 None => {}
                 Some(Not::Interrupted) => return Ok(AllTaken::Interrupted),
-                Some(Not::Refused(at, outcome)) => {
-                    let was_tried = !in_order && (at_once || at != first) && !rest.is_none();
-                    if !was_tried || !matches!(outcome, Outcome::Busy(_)) {
-                        return Ok(AllTaken::Refused(at, outcome));
-                    }
-                    first = at;
+                Some(Not::Tried(at, Outcome::Busy(_))) if !rest.is_none() => first = at,
+                Some(Not::Tried(at, outcome) | Not::Refused(at, outcome)) => {
+                    return Ok(AllTaken::Refused(at, outcome));
                 }
             }
             self.give_back()?;
@@ -212,7 +210,7 @@ impl<'a, 'b> Several<'a, 'b> {
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
         let applicant = Applicant { tentative, ..self.keeping.clone() };
         match self.wishes[0].engine.take_together(&names, &applicant, &held)? {
-            Together::Refused(at, outcome) => Ok(Some(Not::Refused(at, outcome))),
+            Together::Refused(at, outcome) => Ok(Some(Not::Tried(at, outcome))),
             Together::Done(outcomes) => {
                 let (grants, evicted) = together::granted(outcomes);
                 self.held = grants.into_iter().map(Some).collect();
@@ -253,6 +251,7 @@ impl<'a, 'b> Several<'a, 'b> {
                 self.evicted = evicted.map(|ending| (at, ending)).or(self.evicted.take());
                 Ok(None)
             }
+            Taken::Answer(outcome) if patience.is_none() => Ok(Some(Not::Tried(at, outcome))),
             Taken::Answer(outcome) => Ok(Some(Not::Refused(at, outcome))),
         }
     }

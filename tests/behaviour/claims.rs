@@ -1,6 +1,6 @@
 //! Names that are claimed for good: all of them or none, by one id.
 
-use crate::sandbox::{Job, Kind, Sandbox, has, is_thorough, wait_until};
+use crate::sandbox::{Job, Kind, Sandbox, has, steps, wait_until};
 
 fn lookup(sandbox: &Sandbox, name: &str) -> Option<String> {
     let done = sandbox.csalock(["lookup", "-q", name]).capture();
@@ -24,10 +24,8 @@ fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
         Kind::Etcd => &["sendto", "write"],
     };
     let (mut all, mut none) = (0, 0);
-    // Each of them is for `syscalls.rs`, and for whoever has time.
-    let (first, every) = if is_thorough() { (1, 1) } else { (1 + std::process::id() as usize % 3, 3) };
     for call in calls {
-        for step in (first..).step_by(every) {
+        for step in steps() {
             if let Some(id) = before {
                 sandbox.csalock(["claim", "--id", id, "a", "b", "c"]).stdout(format!("{id}\n")).run();
             }

@@ -8,8 +8,8 @@ const PROCESSES: u64 = 24;
 fn rounds(sandbox: &Sandbox) -> u64 {
     match (sandbox.is_of_files(), is_thorough()) {
         (true, true) => 200,
-        (true, false) => 10,
-        (false, _) => 4,
+        (true, false) => 6,
+        (false, _) => 3,
     }
 }
 

@@ -379,13 +379,21 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(2));
+        // What takes longer is looked at less often: most looks start a process, and other tests run meanwhile.
+        std::thread::sleep((begun.elapsed() / 20).clamp(Duration::from_millis(2), Duration::from_millis(50)));
     }
 }
 
 /// Whether everything is to be tried that there is time for: `CSALOCK_TESTS=all`. Else what takes minutes is tried in part.
 pub(crate) fn is_thorough() -> bool {
     std::env::var_os("CSALOCK_TESTS").is_some_and(|which| which == "all")
+}
+
+/// The steps, from the first on, at which a command is killed: others in each run, and each of them where there is time, as
+/// in `syscalls.rs`.
+pub(crate) fn steps() -> impl Iterator<Item = usize> {
+    let (first, every) = if is_thorough() { (1, 1) } else { (1 + std::process::id() as usize % 3, 3) };
+    (first..).step_by(every)
 }
 
 /// Says, past every capture of output, that something was not tried.
