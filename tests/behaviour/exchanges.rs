@@ -185,7 +185,10 @@ fn play(
         None,
         pids,
     );
-    stores.push(prefix);
+    // Nobody waits for an hour.
+    if !scenario.words.contains(&"--ttl") {
+        stores.push(prefix);
+    }
     // Whoever is left in the background finds the server again.
     let cut = cut.filter(|_| {
         let mut state = cutter.state.lock().unwrap();

@@ -5,7 +5,7 @@
 //! point ([`schedule`]). How the kernel interleaves all of that is not, so a seed brings back what was done, not what
 //! came of it. By environment:
 //!
-//! - `CSALOCK_STORM=SECONDS`: how long it lasts on each store; else some seconds, for all of them together one minute;
+//! - `CSALOCK_STORM=SECONDS`: how long it lasts on each store; else ten, which with beginning and end is one minute for all;
 //! - `CSALOCK_STORM_SEED=N`: the storm with this seed, which each storm prints first and again when it fails.
 //!
 //! An hour on one store: `CSALOCK_STORM=3600 cargo test --profile checked --test storm on_etcd -- --nocapture`
