@@ -21,7 +21,7 @@ use csalock::store::{Directory, Layout, Reach, Sqlite, Store, Verdict};
 
 use self::disk::{Disk, Tree};
 use self::trace::Call;
-use crate::sandbox::{Kind, Sandbox, has, is_root};
+use crate::sandbox::{Kind, Sandbox, has, is_root, is_thorough};
 
 mod disk;
 mod trace;
@@ -408,7 +408,11 @@ fn every_cut(place: Where) {
     let mut states = 0;
     each_state(&calls, seeds, |tree, said| {
         states += 1;
-        let set_back = Duration::from_secs(if states % 2 == 0 { 0 } else { 3600 });
+        // Others in each run, where there is no time for all.
+        if !is_thorough() && states % 2 == std::process::id() as usize % 2 {
+            return true;
+        }
+        let set_back = Duration::from_secs(if states / 2 % 2 == 0 { 0 } else { 3600 });
         let fault = fault(&rig, tree, said, set_back);
         assert_eq!(fault, None, "state {states}");
         true

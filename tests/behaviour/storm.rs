@@ -9,7 +9,7 @@ fn rounds(sandbox: &Sandbox) -> u64 {
     match (sandbox.is_of_files(), is_thorough()) {
         (true, true) => 200,
         (true, false) => 6,
-        (false, _) => 3,
+        (false, _) => 2,
     }
 }
 

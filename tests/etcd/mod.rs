@@ -9,6 +9,7 @@
 pub(crate) mod between;
 
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -75,7 +76,8 @@ pub(crate) fn is_installed() -> bool {
 /// One server for all tests of this process.
 pub(crate) fn shared() -> Option<&'static Cluster> {
     static SHARED: OnceLock<Option<Cluster>> = OnceLock::new();
-    SHARED.get_or_init(|| Cluster::start(Setup::default())).as_ref()
+    let start = || Cluster::start(Setup::default()).inspect(Cluster::goes_with_this_process);
+    SHARED.get_or_init(start).as_ref()
 }
 
 /// A prefix that nobody else uses.
@@ -119,6 +121,16 @@ impl Cluster {
             cluster.ctl_as(None, &["auth", "enable"]);
         }
         Some(cluster)
+    }
+
+    /// What is never dropped leaves nothing behind either: some hundred megabytes, in memory.
+    fn goes_with_this_process(&self) {
+        let remove = r#"read end_of_file; rm -rf "$0" || { sleep 1; rm -rf "$0"; }"#;
+        let mut command = Command::new("sh");
+        command.args(["-c", remove]).arg(self.place.path()).process_group(0);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        // Its stdin ends when we do.
+        std::mem::forget(child.unwrap());
     }
 
     fn scheme(&self) -> &'static str {

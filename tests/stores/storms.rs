@@ -21,7 +21,7 @@ const LOG: &str = "CSALOCK_STORM_LOG";
 const WHO: &str = "CSALOCK_STORM_WHO";
 
 const PROCESSES: usize = 8;
-const STEPS: usize = 200;
+const STEPS: usize = 100;
 
 /// Who had no turn after so many tries will never have one.
 const MOST_TRIES: usize = 1_000_000;
