@@ -22,7 +22,7 @@ pub const OUTAGE: Duration = Duration::from_millis(500);
 const TO_ASK: Duration = Duration::from_secs(1);
 
 /// A wait that is over so soon is in no circle.
-const SOON_OVER: Duration = Duration::from_millis(25);
+const SOON_OVER: Duration = Duration::from_millis(100);
 
 /// A wait that is so long leaves its note for those, too, who cannot ask: in another network namespace.
 const LONG: Duration = Duration::from_secs(1);
