@@ -42,6 +42,7 @@
 //! **Trust.** Whoever may write these keys can take any lock. etcd has no modes for keys, only roles for prefixes, so a
 //! record that fewer people are to read than may read the store is refused.
 
+mod answer;
 mod bell;
 mod connect;
 mod gateway;

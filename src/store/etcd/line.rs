@@ -18,15 +18,13 @@ use nix::sys::time::TimeSpec;
 use rustls::{ClientConnection, StreamOwned};
 use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
 
+use super::answer::{MOST_UNWANTED, length_of_answer};
 use crate::host::Host;
 
 /// What ureq takes for an answer where nobody wants one.
 const NO_ANSWER: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
 
 const MOST_UNSENT: usize = 1 << 16;
-
-/// No answer that nobody wants is longer.
-const MOST_UNWANTED: usize = 1 << 16;
 
 /// On what terms the present call waits.
 pub(super) struct Terms {
@@ -256,17 +254,6 @@ pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
     poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
 }
 
-/// How long the answer is that this begins with; `None`: longer than this.
-pub(super) fn length_of_answer(read: &[u8]) -> io::Result<Option<usize>> {
-    let Some(head) = read.windows(4).position(|end| end == b"\r\n\r\n") else { return Ok(None) };
-    let text = String::from_utf8_lossy(&read[..head]).to_ascii_lowercase();
-    let length = text.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
-    // It comes in pieces. Another connection is cheaper than to understand that.
-    let length = length.filter(|length| *length <= MOST_UNWANTED).ok_or(io::ErrorKind::UnexpectedEof)?;
-    let whole = head + 4 + length;
-    Ok((read.len() >= whole).then_some(whole))
-}
-
 impl Transport for Line {
     fn buffers(&mut self) -> &mut dyn Buffers {
         &mut self.buffers
@@ -311,21 +298,5 @@ impl Transport for Line {
 impl fmt::Debug for Line {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Line")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::length_of_answer;
-
-    #[test]
-    fn an_answer_is_as_long_as_it_says() {
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}\nHTTP/1.1";
-        assert_eq!(length_of_answer(&answer[..20]).unwrap(), None);
-        assert_eq!(length_of_answer(&answer[..40]).unwrap(), None);
-        assert_eq!(length_of_answer(answer).unwrap(), Some(answer.len() - 8));
-        let endless = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", usize::MAX);
-        assert!(length_of_answer(endless.as_bytes()).is_err());
-        assert!(length_of_answer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").is_err());
     }
 }

@@ -1,9 +1,9 @@
 //! What an answer comes to, whoever gave it: for [`crate::strangers`], since nobody else may see the inside of this.
 
+use super::answer::length_of_answer;
 use super::bell::begun;
 use super::gateway::understood;
 use super::health::Members;
-use super::line::length_of_answer;
 use super::wire::{Anything, Authenticated, Done, Found, Granted};
 use super::wrong::Trouble;
 use crate::store::Cluster;

@@ -1,0 +1,110 @@
+//! Where an answer ends that nobody wants: the next one begins behind it.
+//!
+//! etcd says with every success how long it is, but sends what it refuses in pieces (RFC 9112, section 7.1). Whoever
+//! took that for the end of what he understands would close a connection on which more of what he asked is under way;
+//! and a request whose connection ends, etcd may drop.
+
+use std::io;
+
+use httparse::{EMPTY_HEADER, Response, Status, parse_chunk_size, parse_headers};
+
+/// No answer that nobody wants is longer.
+pub(super) const MOST_UNWANTED: usize = 1 << 16;
+
+const MOST_HEADERS: usize = 64;
+
+/// How long the answer is that this begins with; `None`: longer than this.
+///
+/// # Errors
+///
+/// When it has no end that can be known, or is longer than any that nobody wants.
+pub(super) fn length_of_answer(read: &[u8]) -> io::Result<Option<usize>> {
+    let mut headers = [EMPTY_HEADER; MOST_HEADERS];
+    let mut answer = Response::new(&mut headers);
+    let Status::Complete(head) = answer.parse(read).map_err(|_| strange())? else { return Ok(None) };
+    let said = |name: &str| {
+        let header = answer.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name))?;
+        std::str::from_utf8(header.value).ok()
+    };
+    let body = match (said("transfer-encoding"), said("content-length")) {
+        (Some(coding), _) if coding.eq_ignore_ascii_case("chunked") => length_of_pieces(&read[head..])?,
+        (None, Some(length)) => Some(bounded(length.parse().ok())?),
+        _ => return Err(strange()),
+    };
+    Ok(body.map(|body| head + body).filter(|whole| *whole <= read.len()))
+}
+
+/// The same of a body that comes in pieces.
+fn length_of_pieces(read: &[u8]) -> io::Result<Option<usize>> {
+    let mut at = 0;
+    while let Some(rest) = read.get(at..)
+        && let Status::Complete((begin, size)) = parse_chunk_size(rest).map_err(|_| strange())?
+    {
+        at += begin;
+        if size == 0 {
+            let mut trailers = [EMPTY_HEADER; MOST_HEADERS];
+            let end = parse_headers(&read[at..], &mut trailers).map_err(|_| strange())?;
+            return Ok(if let Status::Complete((end, _)) = end { Some(at + end) } else { None });
+        }
+        at += bounded(Some(size))? + "\r\n".len();
+    }
+    Ok(None)
+}
+
+fn bounded(length: Option<u64>) -> io::Result<usize> {
+    let length = length.and_then(|length| usize::try_from(length).ok());
+    length.filter(|length| *length <= MOST_UNWANTED).ok_or_else(strange)
+}
+
+fn strange() -> io::Error {
+    io::ErrorKind::UnexpectedEof.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether it has this end, and none before.
+    #[track_caller]
+    fn ends(answer: &str) {
+        let followed = format!("{answer}HTTP/1.1 200 OK\r\n");
+        for read in 0..answer.len() {
+            assert_eq!(length_of_answer(&followed.as_bytes()[..read]).unwrap(), None, "{read}");
+        }
+        assert_eq!(length_of_answer(followed.as_bytes()).unwrap(), Some(answer.len()));
+    }
+
+    #[test]
+    fn an_answer_is_as_long_as_it_says() {
+        ends("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}\n");
+        ends("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+    }
+
+    #[test]
+    fn what_etcd_refuses_comes_in_pieces() {
+        // As etcd 3.4 answers who revokes a lease that is over.
+        let head = "HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nTrailer: Grpc-Trailer-Content-Type\r\n\
+                    Transfer-Encoding: chunked\r\n\r\n";
+        let body = r#"{"error":"etcdserver: requested lease not found","code":5}"#;
+        let trailer = "Grpc-Trailer-Content-Type: application/grpc\r\n";
+        ends(&format!("{head}{:x}\r\n{body}\r\n0\r\n{trailer}\r\n", body.len()));
+        ends(&format!("{head}1\r\n{{\r\n1\r\n}}\r\n0\r\n\r\n"));
+    }
+
+    #[test]
+    fn who_does_not_say_where_he_ends_is_not_waited_for() {
+        let too_much = MOST_UNWANTED + 1;
+        for strange in [
+            "HTTP/1.1 200 OK\r\n\r\n".to_string(),
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {too_much}\r\n\r\n"),
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {}0\r\n\r\n", u64::MAX),
+            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n".to_string(),
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n".to_string(),
+            format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{too_much:x}\r\n"),
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n".to_string(),
+            "no answer at all\r\n\r\n".to_string(),
+        ] {
+            assert!(length_of_answer(strange.as_bytes()).is_err(), "{strange}");
+        }
+    }
+}
