@@ -21,7 +21,7 @@ pub const OUTAGE: Duration = Duration::from_millis(500);
 /// So long a waiter asks a store that answered before: while he asks, he does not hear the interrupt.
 const TO_ASK: Duration = Duration::from_secs(1);
 
-/// A wait that is over so soon is in no circle.
+/// A wait that is over so soon is in no circle; and after it also a shell on a busy machine has begun what comes next.
 const SOON_OVER: Duration = Duration::from_millis(100);
 
 /// A wait that is so long leaves its note for those, too, who cannot ask: in another network namespace.

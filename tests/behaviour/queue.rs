@@ -11,7 +11,7 @@ use crate::sandbox::{Job, Sandbox, proc, wait_until};
 const TAKE_OVERS: (usize, u128) = (25, 100);
 
 /// The same where each takes some answers of a server.
-const TAKE_OVERS_OF_SERVERS: (usize, u128) = (9, 400);
+const TAKE_OVERS_OF_SERVERS: (usize, u128) = (9, 200);
 
 /// Kills the wrapper and the command that it guards.
 fn kill_both(sandbox: &Sandbox, holder: &mut Job) {
