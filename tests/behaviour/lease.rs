@@ -1,20 +1,19 @@
 //! Locks that end by time, on a clock that nobody can set.
 
-use crate::sandbox::{Done, Kind, Sandbox, has, skip, wait_until};
+use crate::sandbox::{Done, Sandbox, faketime, skip, wait_until};
 
 /// A day back or forth, on the wall clock alone.
 const DAYS: [&str; 2] = ["-10d", "+10d"];
 
 /// `csalock` with a wall clock that is wrong by this much.
 fn at<'a>(sandbox: &'a Sandbox, offset: &str, words: &[&str]) -> crate::sandbox::Call<'a> {
-    let words = ["-f", offset, "csalock"].into_iter().chain(words.iter().copied());
-    sandbox.call("faketime", words).env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_RESET", "1")
+    let variables = faketime(sandbox.kind(), offset).unwrap();
+    variables.into_iter().fold(sandbox.csalock(words), |call, (name, value)| call.env(name, value))
 }
 
-/// Whether faketime is there and does something to the program that is tested.
+/// Whether there is a wall clock to be had that is wrong, and it does something to the program that is tested.
 fn can_fake_time(sandbox: &Sandbox) -> bool {
-    // What hosts share by a directory counts on its file system's clock, which would be faked as well.
-    if sandbox.kind() == Kind::Shared || !has("faketime") {
+    if faketime(sandbox.kind(), "+0").is_none() {
         return false;
     }
     let year = |done: Done| done.stdout.split("\"expires\":\"").nth(1).map(|rest| rest[..4].to_string());

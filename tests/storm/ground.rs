@@ -1,6 +1,5 @@
 //! Where a storm takes place: a sandbox, and a store on a small disk of its own, or on servers of its own.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use csalock::host::Unix;
 use csalock::store::{Location, Store};
 
 use crate::etcd::{Cluster, Setup};
-use crate::sandbox::{CSALOCK, Done, Kind, Mount, Sandbox, has, is_root};
+use crate::sandbox::{CSALOCK, Done, Kind, Mount, Sandbox, faketime, is_root};
 use crate::section::{self, STORM, TOLD};
 use crate::witness::Witness;
 
@@ -24,8 +23,6 @@ pub(crate) struct Ground {
     pub(crate) store: String,
     pub(crate) witness: Witness,
     search_path: String,
-    /// What makes a program see another wall clock.
-    faketime: Option<OsString>,
     kind: Kind,
     sandbox: Option<Sandbox>,
 }
@@ -54,7 +51,6 @@ impl Ground {
             store,
             witness: Witness::new(&sandbox.path("files/witness")),
             search_path: sandbox.search_path(),
-            faketime: faketime(kind),
             kind,
             sandbox: Some(sandbox),
         };
@@ -77,10 +73,7 @@ impl Ground {
             .env("SECTION", section::words().join(" "))
             .env(TOLD, "")
             .env(STORM, std::process::id().to_string());
-        if let Some((clock, faketime)) = clock.zip(self.faketime.as_ref()) {
-            command.env("LD_PRELOAD", faketime).env("FAKETIME", clock);
-            command.env("DONT_FAKE_MONOTONIC", "1").env("FAKETIME_DONT_RESET", "1");
-        }
+        command.envs(clock.and_then(|clock| faketime(self.kind, clock)).into_iter().flatten());
         command.stdout(Stdio::null());
         command
     }
@@ -112,14 +105,4 @@ impl Drop for Ground {
             std::mem::forget(self.sandbox.take());
         }
     }
-}
-
-/// The library that sets the wall clock of one process, where it can be had.
-fn faketime(kind: Kind) -> Option<OsString> {
-    // What hosts share by a directory counts on its file system's clock, which would be faked as well.
-    if kind == Kind::Shared || !has("faketime") {
-        return None;
-    }
-    let said = Command::new("faketime").args(["-f", "+0", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
-    Some(String::from_utf8(said.stdout).unwrap().trim().into())
 }

@@ -1,6 +1,7 @@
 //! Where a test plays: a directory of its own, a store, an environment without anything of ours in it.
 
 mod call;
+mod faketime;
 mod job;
 mod mount;
 mod network;
@@ -25,6 +26,7 @@ use csalock::store::{Location, Store, Swap};
 use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
+pub(crate) use faketime::faketime;
 pub(crate) use job::Job;
 pub(crate) use mount::Mount;
 pub(crate) use network::Network;
