@@ -37,8 +37,8 @@ fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
 
 on_every_kind_of_store! {
     fn when_it_is_over_the_next_one_gets_it_and_is_told_from_whom(sandbox: &Sandbox) {
-        let (_job, _) = leased(sandbox, "150ms");
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 150ms x; echo; cat; :, who let its time run out\n";
+        let (_job, _) = leased(sandbox, "1s");
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 1s x; echo; cat; :, who let its time run out\n";
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
@@ -105,11 +105,11 @@ on_every_kind_of_store! {
     }
 
     fn renewing_counts_from_now(sandbox: &Sandbox) {
-        let script = "csalock lock --ttl 300ms x >/dev/null; csalock renew --ttl 1h x; echo $?; cat; :";
+        let script = "csalock lock --ttl 1s x >/dev/null; csalock renew --ttl 1h x; echo $?; cat; :";
         let mut job = sandbox.script("dash", script).spawn();
         assert_eq!(job.lines(1), ["0"]);
         let expires = sandbox.sight("x")["holders"][0]["expires"].clone();
-        let done = sandbox.csalock(["run", "-w", "500ms", "x", "true"]).capture();
+        let done = sandbox.csalock(["run", "-w", "1500ms", "x", "true"]).capture();
         assert_eq!(done.code, Some(75));
         assert_eq!(sandbox.sight("x")["holders"][0]["expires"], expires);
     }
@@ -131,9 +131,9 @@ on_every_kind_of_store! {
 
     fn a_command_is_ended_before_its_lease_is_over(sandbox: &Sandbox) {
         let said = "csalock: the command was ended before the --ttl of lock x was over\n";
-        sandbox.csalock(["run", "--ttl", "300ms", "x", "sleep", "60"]).status(85).stderr(said).run();
+        sandbox.csalock(["run", "--ttl", "1s", "x", "sleep", "60"]).status(85).stderr(said).run();
         let deaf = "trap '' TERM; while [ ! -e over ]; do sleep 0.01; done; touch survived";
-        sandbox.csalock(["run", "--ttl", "300ms", "x", "-c", deaf]).status(85).stderr(said).run();
+        sandbox.csalock(["run", "--ttl", "1s", "x", "-c", deaf]).status(85).stderr(said).run();
         sandbox.file("files/over", "");
         assert_eq!(sandbox.state("x"), "free");
         assert!(!sandbox.path("files/survived").exists());
@@ -213,7 +213,7 @@ on_every_kind_of_store! {
 
     fn a_command_may_outlive_its_lease_and_that_is_told(sandbox: &Sandbox) {
         let script = "while [ ! -e go ]; do sleep 0.01; done; echo done; exit 3";
-        let job = sandbox.csalock(["run", "--ttl", "100ms", "--on-lost", "warn", "x", "-c", script]).spawn();
+        let job = sandbox.csalock(["run", "--ttl", "1s", "--on-lost", "warn", "x", "-c", script]).spawn();
         wait_until("it is over", || sandbox.state("x") == "abandoned");
         sandbox.csalock(["run", "-nq", "x", "true"]).run();
         sandbox.file("files/go", "");

@@ -216,13 +216,14 @@ on_every_store! {
 
     fn a_wait_for_the_file_eats_neither_lease_nor_max_hold(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
-        let next = waiter(sandbox, &["--ttl", "300ms", "--max-hold", "1s"], &["csalock", "status", "-1", "./f"]);
+        let mut next = waiter(sandbox, &["--ttl", "2s", "--max-hold", "1s"], &["csalock", "status", "-1", "./f"]);
         let until = || sandbox.sight("./f")["holders"][0]["expires"].to_string();
-        let renewed = || {
+        let mut renewed = || {
             let before = until();
-            wait_until("the lease is renewed", || until() != before);
+            wait_until("the lease is renewed", || next.has_ended() || until() != before);
+            assert!(!next.has_ended(), "{}", next.said());
         };
-        (0..3).for_each(|_| renewed());
+        (0..4).for_each(|_| renewed());
         old.release();
         assert_eq!(next.wait().line(), sandbox.path("files/f").display().to_string());
     }

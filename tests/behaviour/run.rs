@@ -186,7 +186,7 @@ on_every_store! {
         let said = "csalock: the command was ended: it held lock x longer than --max-hold\n";
         sandbox.csalock(["run", "--max-hold", "50ms", "x", "sleep", "60"]).status(124).stderr(said).run();
         let deaf = "trap '' TERM; while :; do sleep 1; done";
-        let options = ["run", "--max-hold", "50ms", "--kill-after", "50ms", "x", "-c", deaf];
+        let options = ["run", "--max-hold", "1s", "--kill-after", "50ms", "x", "-c", deaf];
         sandbox.csalock(options).status(137).stderr(said).run();
         sandbox.csalock(["run", "--max-hold", "60s", "x", "-c", "exit 5"]).status(5).run();
         assert_eq!(sandbox.state("x"), "free");
