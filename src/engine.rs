@@ -6,6 +6,7 @@
 mod circle;
 mod crowd;
 mod decision;
+mod held_up;
 mod history;
 mod leases;
 mod leftovers;

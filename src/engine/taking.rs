@@ -4,6 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::circle::Noted;
+use super::held_up::HeldUp;
 use super::patience::Clock;
 use super::{Engine, MOST_CONFLICTS, Patience, with_token};
 use crate::error::Result;
@@ -21,8 +22,8 @@ pub const OUTAGE: Duration = Duration::from_millis(500);
 /// So long a waiter asks a store that answered before: while he asks, he does not hear the interrupt.
 const TO_ASK: Duration = Duration::from_secs(1);
 
-/// A wait that is over so soon is in no circle; and after it also a shell on a busy machine has begun what comes next.
-const SOON_OVER: Duration = Duration::from_millis(100);
+/// A wait that is over so soon is in no circle; and after it even a shell on a busy machine has mostly begun what comes next.
+pub(super) const SOON_OVER: Duration = Duration::from_millis(100);
 
 /// A wait that is so long leaves its note for those, too, who cannot ask: in another network namespace.
 const LONG: Duration = Duration::from_secs(1);
@@ -129,9 +130,10 @@ impl Engine {
             vigil: None,
             hearing: None,
             interrupt,
-            called: applicant.called,
+            held_up: HeldUp::new(applicant.called),
             looked_for_caller: false,
             look_around_at: None,
+            suspected_at: None,
             can_be_asked: false,
             noted: None,
             in_touch: false,
@@ -233,11 +235,13 @@ struct Attempt<'a> {
     vigil: Option<Box<dyn Vigil + 'a>>,
     hearing: Option<Box<dyn Hearing>>,
     interrupt: Option<BorrowedFd<'a>>,
-    /// The process whose caller waits, as long as more can be seen of that one later, and whether we have looked at all.
-    called: Option<Called>,
+    /// Whom this wait holds up, and whether we have looked at all.
+    held_up: HeldUp,
     looked_for_caller: bool,
     /// When to look around for a circle, on CLOCK_BOOTTIME.
     look_around_at: Option<Duration>,
+    /// When we were seen to be the one who ends a circle.
+    suspected_at: Option<Duration>,
     /// Whether we listen for those who want to know what we wait for.
     can_be_asked: bool,
     /// Where others can find this wait by its notes; `None`: nobody needs to.
@@ -372,10 +376,10 @@ impl<'a> Attempt<'a> {
     fn prepare_to_wait(&mut self) -> Result<bool> {
         let (engine, entry) = (self.engine, &mut self.application.entry);
         let mut changed = false;
-        if let Some(called) = self.called
-            && !std::mem::replace(&mut self.looked_for_caller, true)
+        if !std::mem::replace(&mut self.looked_for_caller, true)
+            && let Some(within) = self.held_up.at_once(&*engine.host)
         {
-            entry.within = engine.host.held_up_by(&called, false);
+            entry.within = within;
             changed = true;
         }
         // Where other hosts cannot see whether a waiter lives, it says so from time to time.
@@ -420,23 +424,19 @@ impl<'a> Attempt<'a> {
         let mut asked = false;
         loop {
             let now = engine.host.boottime();
-            if now >= look_around_at
-                && let Some(called) = self.called.take()
-            {
-                let within = engine.host.held_up_by(&called, true);
-                if within != self.application.entry.within {
-                    self.application.entry.within = within;
-                    return Ok(Next::Look);
+            if now >= look_around_at && self.look_at_callers_again(now)? {
+                return Ok(Next::Look);
+            }
+            let may_be_in_circle = self.held_up.is_known() && !Waits::keys(&self.application.entry).is_empty();
+            if may_be_in_circle && now >= self.next_look(look_around_at) {
+                match self.look_around(record, asked || now >= look_around_at + LONG)? {
+                    Some(links) if self.suspected_at.is_some() => return Ok(Next::GiveUp(links)),
+                    found => self.suspected_at = found.map(|_| now),
                 }
             }
-            let may_be_in_circle = self.called.is_some() || !Waits::keys(&self.application.entry).is_empty();
-            if may_be_in_circle
-                && now >= look_around_at
-                && let Some(links) = self.look_around(record, asked || now >= look_around_at + LONG)?
-            {
-                return Ok(Next::GiveUp(links));
-            }
-            let to_look = (may_be_in_circle && now < look_around_at).then(|| look_around_at - now);
+            let looks =
+                [self.held_up.next_look(look_around_at), may_be_in_circle.then(|| self.next_look(look_around_at))];
+            let to_look = looks.into_iter().flatten().filter(|at| *at > now).map(|at| at - now).min();
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
             self.listen()?;
             let mut signs = Signs { processes: &visible, doorway: doorway.as_deref(), hearing: &mut self.hearing };
@@ -448,6 +448,27 @@ impl<'a> Attempt<'a> {
                 Woken::LookAgain | Woken::TimeOver => return Ok(Next::Look),
             }
         }
+    }
+
+    /// Looks again at whom this wait holds up. Whether that has changed.
+    fn look_at_callers_again(&mut self, now: Duration) -> Result<bool> {
+        let (engine, entry) = (self.engine, &mut self.application.entry);
+        let mut within = entry.within.clone();
+        self.held_up.look_again(&*engine.host, now, &mut within);
+        if within == entry.within {
+            return Ok(false);
+        }
+        if self.noted.take().is_some() {
+            engine.forget(self.name, entry)?;
+        }
+        entry.within = within;
+        Ok(true)
+    }
+
+    /// When to look around for a circle, if `first` is when to do so for the first time. Who is to end one looks twice: those
+    /// who were asked meanwhile may find that they are held up no more.
+    fn next_look(&self, first: Duration) -> Duration {
+        self.suspected_at.map_or(first, |at| at + SOON_OVER)
     }
 
     /// The circle that this wait is part of, if it is the one who has to give up.

@@ -20,6 +20,7 @@ struct State {
     boot: String,
     this: Process,
     fates: BTreeMap<i32, Fate>,
+    held_up: Vec<Process>,
     draws: u128,
 }
 
@@ -33,6 +34,7 @@ impl Fake {
             boot: "boot-1".to_string(),
             this,
             fates: BTreeMap::from([(pid, Fate::Alive)]),
+            held_up: Vec::new(),
             draws: u128::from(pid as u32) << 64,
         };
         Fake(Arc::new(Mutex::new(state)))
@@ -60,6 +62,11 @@ impl Fake {
     /// Says what becomes of the process with this pid. Who is not spoken of is dead.
     pub fn set_fate(&self, pid: i32, fate: Fate) {
         self.state().fates.insert(pid, fate);
+    }
+
+    /// Says who seems to go on only when the process that somebody called ends.
+    pub fn set_held_up(&self, pids: &[i32]) {
+        self.state().held_up = pids.iter().map(|pid| Process { pid: *pid, start: 1 }).collect();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -99,7 +106,7 @@ impl Host for Fake {
     }
 
     fn held_up_by(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
-        Vec::new()
+        self.state().held_up.clone()
     }
 
     fn fate(&self, home: &Home, process: &Process, _reach: Reach) -> Fate {

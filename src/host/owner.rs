@@ -93,7 +93,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
 /// Who runs in the background is not waited for. A shell with job control leaves the terminal to another process group. One
 /// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
 /// running in the background. Then nothing tells at once; but `some_time_later` a shell that went on has begun something
-/// else.
+/// else, or is about to.
 pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process> {
     let Ok(Some(mut below)) = proc_stat::read(called.pid) else { return Vec::new() };
     let itself = Process { pid: called.pid, start: below.start };
@@ -114,7 +114,7 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
             let in_background = if stat.group != below.group && below.foreground > 0 {
                 below.foreground != below.group
             } else if ignored_below && ignores_too {
-                !some_time_later || has_gone_on()
+                !some_time_later || !stat.is_sleeping() || has_gone_on()
             } else {
                 ignored_below || (some_time_later && has_gone_on())
             };

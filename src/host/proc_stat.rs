@@ -37,6 +37,12 @@ impl ProcStat {
         self.faults_of_children > 0
     }
 
+    /// Whether it sleeps until something comes, as who waits for a child does. Who was not given a processor, or is
+    /// stopped, does not.
+    pub(super) fn is_sleeping(&self) -> bool {
+        self.state == b'S'
+    }
+
     /// Whether it is neither stopped nor ended.
     pub(crate) fn is_running(&self) -> bool {
         !matches!(self.state, b'T' | b't' | b'Z' | b'X')

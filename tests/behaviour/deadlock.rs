@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sandbox::{Job, Sandbox, wait_until};
+use nix::sys::signal::Signal;
+
+use crate::sandbox::{Job, Sandbox, proc, wait_until};
 
 /// How long the storm without a circle lasts, in seconds, and the variable that says otherwise.
 const STORM: (u64, &str) = (5, "CSALOCK_TEST_STORM_SECONDS");
@@ -157,6 +159,20 @@ on_every_store! {
                 wait_until("all are done", || sandbox.read("files/codes").lines().count() == 2 * at + 1 + usize::from(!ignored.is_empty()));
                 assert_eq!(sandbox.read("files/codes").replace("0\n", ""), "", "{job}");
             }
+        }
+    }
+
+    fn a_script_that_gets_no_processor_does_not_wait(sandbox: &Sandbox) {
+        // It is stopped between its job and what it does next.
+        for ignored in ["", "trap '' INT; "] {
+            let job = "csalock run -w 30s x true; echo $? > code";
+            let script = format!("{ignored}csalock lock x > /dev/null; ( {job} ) & kill -STOP $$; csalock unlock x; wait; cat code");
+            let script = sandbox.script("dash", &script).spawn();
+            wait_until("the job waits", || sandbox.waiters("x").len() == 1 && proc::stat(script.pid()).unwrap().0 == 'T');
+            std::thread::sleep(Duration::from_millis(500));
+            script.send(Signal::SIGCONT);
+            let done = script.wait();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{ignored}{done:?}");
         }
     }
 
