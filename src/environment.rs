@@ -23,6 +23,11 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 pub struct Environment {
     /// `CSALOCK_STORE`
     pub store: Option<OsString>,
+    /// `CSALOCK_NAME`: of the lock that we run under
+    name: Option<OsString>,
+    /// `CSALOCK_RUN_STORE`, `CSALOCK_OUTER_STORE`: the store that `run-with-lock` has set, and the one that was set before
+    run_store: Option<OsString>,
+    outer_store: Option<OsString>,
     /// `CSALOCK_HANDLE`
     pub handle: Option<OsString>,
     /// `CSALOCK_OUTER`: the proofs of the grants around the one of that handle
@@ -54,6 +59,9 @@ impl Environment {
         };
         Environment {
             store: set("CSALOCK_STORE"),
+            name: set("CSALOCK_NAME"),
+            run_store: set("CSALOCK_RUN_STORE"),
+            outer_store: set("CSALOCK_OUTER_STORE"),
             handle: set("CSALOCK_HANDLE"),
             outer: set("CSALOCK_OUTER"),
             timeout: set("CSALOCK_TIMEOUT"),
@@ -62,6 +70,18 @@ impl Environment {
             state,
             current: std::env::current_dir().unwrap_or_default(),
         }
+    }
+
+    /// The store of files' locks, if somebody chose one. A command under `run-with-lock` finds the store of its own lock in
+    /// `CSALOCK_STORE`; but others who lock the same file do not, so that is no choice.
+    pub fn store_of_files(&self) -> Option<&OsString> {
+        if self.store == self.run_store { self.outer_store.as_ref() } else { self.store.as_ref() }
+    }
+
+    /// The same of this file, given by its absolute path.
+    pub fn store_of_file(&self, path: &[u8]) -> Option<&OsString> {
+        let is_own = self.name.as_ref().is_some_and(|name| name.as_bytes() == path);
+        if is_own { self.store.as_ref() } else { self.store_of_files() }
     }
 
     /// How an etcd cluster is to be accessed.

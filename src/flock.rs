@@ -201,12 +201,14 @@ enum Waited {
 impl Wait<'_> {
     fn begin(&mut self, path: &Path, file: &File, share: Share) -> Result<Waited> {
         let failed = |errno| Error::os(errno, "lock", path);
-        let helper = Helper::start(file, share).map_err(failed)?;
+        let mut helper = Helper::start(file, share).map_err(failed)?;
         // Also when it is over at once: whoever waited has to look after what he held meanwhile.
         let mut look_at = self.look_again_at()?;
         loop {
-            if let Some(locked) = helper.ended() {
-                return locked.map(|()| Waited::Locked).map_err(failed);
+            match helper.ended() {
+                None => {}
+                Some(Err(Errno::EINTR)) => helper = Helper::start(file, share).map_err(failed)?,
+                Some(locked) => return locked.map(|()| Waited::Locked).map_err(failed),
             }
             // The end of children is a signal as well: the helper's is seen above, and others are not ours.
             let came = std::iter::from_fn(|| self.signals.next()).find(|came| FORWARDED.contains(&came.signal));
@@ -246,7 +248,7 @@ impl Wait<'_> {
 /// The process that blocks in flock(2) in our place. It ends with us, whatever becomes of us, and when it is dropped.
 struct Helper {
     pid: Pid,
-    /// How it ended, once that has been asked for: from then on its pid may be somebody else's.
+    /// How it ended, once that has been asked for: from then on its pid may be somebody else's. EINTR: somebody killed it.
     ended: Cell<Option<nix::Result<()>>>,
 }
 
@@ -288,7 +290,6 @@ impl Helper {
                 Ok(WaitStatus::StillAlive) => return None,
                 Ok(WaitStatus::Exited(_, 0)) => Some(Ok(())),
                 Ok(WaitStatus::Exited(_, errno)) => Some(Err(Errno::from_raw(errno))),
-                // Somebody killed it.
                 Ok(_) | Err(_) => Some(Err(Errno::EINTR)),
             });
         }

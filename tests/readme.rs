@@ -113,7 +113,10 @@ fn every_shell_block_runs() {
 #[test]
 fn every_crontab_line_runs_and_runs_again() {
     let home = Home::new();
-    for line in blocks("crontab").concat().lines() {
+    let crontab = blocks("crontab").concat();
+    let (settings, lines): (Vec<&str>, Vec<&str>) = crontab.lines().partition(|line| line.starts_with("PATH="));
+    assert!(settings[0].contains("/usr/local/bin"), "cron does not look there, and we are installed there");
+    for line in lines {
         let command = line.splitn(6, |char: char| char.is_whitespace()).nth(5).unwrap();
         for _ in 0..2 {
             assert_eq!(home.script("sh", command), "");

@@ -36,7 +36,7 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     // The child opens the stores for itself: neither descriptors nor SQLite's connections may be shared.
     let opened = targets.open(world);
     let shared = opened.as_ref().is_ok_and(Opened::are_shared);
-    let lease_end = shared.then(LeaseEnd::new).transpose()?;
+    let lease_end = (shared || asked.taking.ttl.is_some()).then(LeaseEnd::new).transpose()?;
     let (targets, plan, signals, handle) = (&targets, &plan, &signals, &handle);
     let take = Take { world, asked, targets, plan, signals, handle, guardian, old_flock, lease_end };
     if asked.no_fork {
@@ -47,7 +47,9 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
         !shared && opened.each().any(|each| found(each).is_ok_and(|found| found.is_some()))
     });
     let guard = |running| {
-        let guard = Guard { world, asked, targets, handle, opened, old_flock, lease_end };
+        let kept_end = lease_end.filter(|_| shared);
+        let guard =
+            Guard { world, asked, targets, handle, opened, old_flock, lease_end: kept_end, first_end: lease_end };
         let exit = guard.until_the_end(running, signals);
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(guard);

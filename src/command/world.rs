@@ -55,36 +55,42 @@ impl World {
         }
     }
 
-    /// The store that was chosen, by option or environment; `None` where the default rules hold.
-    fn chosen_store(&self, common: &Common) -> Result<Option<Location>> {
-        let parse = |url: &OsStr| Location::parse(url, &self.environment.current);
+    /// The store that was chosen, by option or else by this variable; `None` where the default rules hold.
+    fn chosen_store(&self, common: &Common, variable: Option<&OsString>) -> Result<Option<Location>> {
         if let Some(url) = &common.store {
-            return parse(url).map(Some);
+            return Location::parse(url, &self.environment.current).map(Some);
         }
-        let from_environment = self.environment.store.as_deref().map(parse).transpose()?;
+        let from_environment = variable.map(|url| Location::parse(url, &self.environment.current)).transpose()?;
         // A command that runs under a file's lock finds that file's store there. It is not meant for other names.
         let is_beside = |location: &Location| matches!(location, Location::Directory { layout: Layout::Beside, .. });
         Ok(from_environment.filter(|location| !is_beside(location)))
     }
 
+    /// The store that a command under a lock of ours is to use for files, as it is said in `CSALOCK_OUTER_STORE`.
+    pub(super) fn outer_store(&self) -> OsString {
+        let chosen = self.chosen_store(&Common::default(), self.environment.store_of_files());
+        chosen.ok().flatten().map(|location| location.url()).unwrap_or_default()
+    }
+
     /// The store of bare names.
     pub(super) fn store(&self, common: &Common) -> Result<Location> {
-        self.chosen_store(common)?.map_or_else(|| self.environment.default_store(), Ok)
+        let chosen = self.chosen_store(common, self.environment.store.as_ref())?;
+        chosen.map_or_else(|| self.environment.default_store(), Ok)
     }
 
     /// Which lock a name means.
     pub(super) fn target(&self, common: &Common, typed: &OsStr) -> Result<Target> {
         let typed = typed.as_bytes();
         name::check(typed)?;
-        let chosen = self.chosen_store(common)?;
         if !name::is_path(typed) {
-            let location = chosen.map_or_else(|| self.environment.default_store(), Ok)?;
+            let location = self.store(common)?;
             let to_type = to_type(common, typed);
             return Ok(Target { location, name: typed.to_vec(), known_as: typed.to_vec(), to_type });
         }
         let file = name::file_of(typed, &self.environment.current)?;
         let known_as = file.as_os_str().as_bytes().to_vec();
         let to_type = to_type(common, &known_as);
+        let chosen = self.chosen_store(common, self.environment.store_of_file(&known_as))?;
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
         match chosen {
             Some(location) if location != beside => Ok(Target { location, name: known_as.clone(), known_as, to_type }),

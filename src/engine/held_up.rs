@@ -2,9 +2,10 @@
 //! meanwhile.
 //!
 //! Whom a shell waits for cannot be asked, only seen ([`Host::held_up_by`]), and at first not everything can: what a script
-//! that ignores the interrupt does in the background looks like what it waits for, until the script has begun something
-//! else. On a busy machine that takes its time, and between two commands a script looks as if it waited again. So who does
-//! not seem held up at once has to seem so twice; and whoever was once seen to go on is not held up any more.
+//! does in the background may look like what it waits for, until the script has begun something else. On a busy machine
+//! that takes its time, and between two commands a script looks as if it waited again. So whoever is held up has to seem
+//! so twice; and whoever was once seen to go on is not held up any more. Only who does not wait at all is told what there
+//! is to be seen at once.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::lock::Process;
 #[derive(Debug)]
 pub(super) struct HeldUp {
     called: Option<Called>,
-    /// Those who do not wait for sure, but seem to; and when that is looked at again, on CLOCK_BOOTTIME.
+    /// Those who seem to wait, and when that is looked at again, on CLOCK_BOOTTIME.
     doubtful: Option<(Vec<Process>, Duration)>,
 }
 
@@ -25,7 +26,7 @@ impl HeldUp {
         HeldUp { called, doubtful: None }
     }
 
-    /// Those who are held up for sure by a wait that begins; `None`: nobody called us.
+    /// Those who seem to be held up from the beginning; `None`: nobody called us.
     pub(super) fn at_once(&self, host: &dyn Host) -> Option<Vec<Process>> {
         Some(host.held_up_by(self.called.as_ref()?, false))
     }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use super::together::{self, Together};
 use super::{Applicant, Engine, Patience, Taken, Waiting};
 use crate::error::Result;
+use crate::host::Called;
 use crate::lock::{Ask, Ending, Grant, Outcome};
 use crate::store::Durability;
 
@@ -208,7 +209,7 @@ impl<'a, 'b> Several<'a, 'b> {
     fn take_together(&mut self, tentative: bool) -> Result<Option<Not>> {
         let names: Vec<&[u8]> = self.wishes.iter().map(|wish| wish.name).collect();
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
-        let applicant = Applicant { tentative, ..self.keeping.clone() };
+        let applicant = Applicant { tentative, called: self.called_to_try(), ..self.keeping.clone() };
         match self.wishes[0].engine.take_together(&names, &applicant, &held)? {
             Together::Refused(at, outcome) => Ok(Some(Not::Tried(at, outcome))),
             Together::Done(outcomes) => {
@@ -218,6 +219,11 @@ impl<'a, 'b> Several<'a, 'b> {
                 Ok(None)
             }
         }
+    }
+
+    /// Whose caller may be in our own way where we only try. Where we are willing to wait, that is seen better while we do.
+    fn called_to_try(&self) -> Option<Called> {
+        self.alone.called.filter(|_| self.patience.is_none())
     }
 
     /// Waits for each in order, keeping those before.
@@ -237,6 +243,8 @@ impl<'a, 'b> Several<'a, 'b> {
     fn take(&mut self, at: usize, patience: &Patience, keeping: bool) -> Result<Option<Not>> {
         let Wish { engine, name } = self.wishes[at];
         let applicant = if keeping { &self.keeping } else { &self.alone };
+        let called = if patience.is_none() { self.called_to_try() } else { applicant.called };
+        let applicant = &Applicant { called, ..applicant.clone() };
         let (onlooker, wishes, held) = (&mut *self.onlooker, self.wishes, &mut self.held);
         let taken = engine.take(name, applicant, patience, self.interrupt, &mut |waiting| {
             let kept = wishes.iter().zip(&mut *held).filter_map(|(wish, held)| Some((wish, held.as_mut()?)));

@@ -376,7 +376,9 @@ impl<'a> Attempt<'a> {
     fn prepare_to_wait(&mut self) -> Result<bool> {
         let (engine, entry) = (self.engine, &mut self.application.entry);
         let mut changed = false;
-        if !std::mem::replace(&mut self.looked_for_caller, true)
+        // Who waits has time to look twice.
+        if !self.application.queue
+            && !std::mem::replace(&mut self.looked_for_caller, true)
             && let Some(within) = self.held_up.at_once(&*engine.host)
         {
             entry.within = within;

@@ -142,10 +142,10 @@ fn is_shell(process: &Process) -> bool {
 
 /// Whether a shell has begun something after what leads to this process, and that is not of the same pipeline.
 fn has_gone_on(shell: &Process, below: &ProcStat) -> bool {
+    let below = &child_that_leads_to(shell, below);
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid)).unwrap_or_default();
     let age = |stat: &ProcStat| (stat.start, stat.pid);
     let children = children.split_whitespace().filter_map(|pid| proc_stat::read(pid.parse().ok()?).ok().flatten());
-    // Between the two may be programs that only start others; they are no younger.
     let mut younger: Vec<ProcStat> = children.filter(|stat| age(stat) > age(below) && !stat.is_zombie()).collect();
     younger.sort_by_key(age);
     let pipe = |pid: i32, fd: i32| {
@@ -161,6 +161,19 @@ fn has_gone_on(shell: &Process, below: &ProcStat) -> bool {
         pipes.extend(written(child.pid));
     }
     false
+}
+
+/// The shell's own child. Between the two may be programs that only start others.
+fn child_that_leads_to(shell: &Process, below: &ProcStat) -> ProcStat {
+    let mut child = below.clone();
+    for _ in 0..MOST_PARENTS {
+        match proc_stat::read(child.parent) {
+            Ok(Some(parent)) if parent.pid != shell.pid => child = parent,
+            Ok(Some(_)) => return child,
+            _ => break,
+        }
+    }
+    below.clone()
 }
 
 /// Whether a process ignores a signal: SigIgn in proc_pid_status(5). Who cannot be seen is taken for somebody who does.

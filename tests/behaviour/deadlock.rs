@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::sandbox::{Job, Sandbox, proc, wait_until};
+use crate::sandbox::{Job, SHELLS, Sandbox, proc, wait_until};
 
 /// How long the storm without a circle lasts, in seconds, and the variable that says otherwise.
 const STORM: (u64, &str) = (5, "CSALOCK_TEST_STORM_SECONDS");
@@ -158,6 +158,25 @@ on_every_store! {
                 sandbox.call("dash", ["-c", &script]).run();
                 wait_until("all are done", || sandbox.read("files/codes").lines().count() == 2 * at + 1 + usize::from(!ignored.is_empty()));
                 assert_eq!(sandbox.read("files/codes").replace("0\n", ""), "", "{job}");
+            }
+        }
+    }
+
+    fn a_job_in_the_background_that_hears_the_interrupt_is_none_that_is_waited_for(sandbox: &Sandbox) {
+        for shell in SHELLS {
+            for job in [
+                "timeout 60 csalock run -w 30s x true &",
+                "timeout 60 csalock lock -w 30s y x > /dev/null &",
+                "( trap 'exit 9' INT TERM; csalock run -w 30s x true ) &",
+                "( sleep 0.1; exec csalock run -w 30s x true ) &",
+            ] {
+                let script = format!("csalock lock x > /dev/null; {job} sleep 0.5; csalock unlock x; wait $!; echo $?; csalock unlock -q y 2> /dev/null; :");
+                let words: Vec<&str> = shell.split(' ').chain(["-c", &script]).collect();
+                if !crate::sandbox::has(words[0]) {
+                    continue;
+                }
+                let done = sandbox.call(words[0], &words[1..]).capture();
+                assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{shell} {job} {done:?}");
             }
         }
     }

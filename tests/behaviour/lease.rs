@@ -1,6 +1,8 @@
 //! Locks that end by time, on a clock that nobody can set.
 
-use crate::sandbox::{Done, Sandbox, faketime, skip, wait_until};
+use nix::sys::signal::Signal;
+
+use crate::sandbox::{Done, Sandbox, faketime, proc, skip, wait_until};
 
 /// A day back or forth, on the wall clock alone.
 const DAYS: [&str; 2] = ["-10d", "+10d"];
@@ -138,6 +140,22 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
         assert!(!sandbox.path("files/survived").exists());
         sandbox.csalock(["run", "--ttl", "1h", "x", "-c", "exit 4"]).status(4).run();
+    }
+
+    fn a_command_whose_wrapper_comes_too_late_is_ended_though_its_lease_is_forgotten(sandbox: &Sandbox) {
+        let script = "while [ ! -e over ]; do sleep 0.01; done; touch survived";
+        let job = sandbox.csalock(["run", "--ttl", "1s", "x", "-c", script]).spawn();
+        wait_until("it runs", || sandbox.state("x") == "held");
+        job.send(Signal::SIGSTOP);
+        wait_until("it is over", || sandbox.state("x") != "held");
+        (0..20).for_each(|_| sandbox.csalock(["run", "-q", "x", "true"]).run());
+        job.send(Signal::SIGCONT);
+        let pid = job.pid();
+        wait_until("it is ended", || proc::stat(pid).is_none_or(|(state, _)| state == 'Z'));
+        sandbox.file("files/over", "");
+        let done = job.wait();
+        assert_eq!((done.code, sandbox.state("x").as_str()), (Some(85), "free"), "{done:?}");
+        assert!(!sandbox.path("files/survived").exists());
     }
 
     fn a_command_that_renews_its_lease_goes_on(sandbox: &Sandbox) {

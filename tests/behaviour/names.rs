@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
-use crate::sandbox::is_root;
+use crate::sandbox::{is_root, wait_until};
 
 /// Names that a careless store would take for one another, or for a path.
 fn odd_names() -> Vec<Vec<u8>> {
@@ -200,6 +200,25 @@ on_every_store! {
         let done = sandbox.csalock(["lock", "none/file"]).without("CSALOCK_STORE").capture();
         assert_eq!(done.code, Some(69), "{done:?}");
         assert!(done.stderr.contains(&sandbox.path("files/none").display().to_string()), "{}", done.stderr);
+    }
+
+    fn a_file_has_one_lock_also_under_the_lock_of_something_else(sandbox: &Sandbox) {
+        let holder = sandbox.csalock(["run", "./file", "cat"]).without("CSALOCK_STORE").spawn();
+        wait_until("it is held", || sandbox.path("files/.csalock").exists());
+        let try_it = "csalock run -nq ./file true; echo $?";
+        let nested = format!("csalock run other dash -c '{try_it}'");
+        // The store that the outer lock is in was chosen for that one.
+        for script in [try_it, &nested] {
+            let words = ["run", "--store", &sandbox.store(), "nightly", "dash", "-c", script];
+            sandbox.csalock(words).without("CSALOCK_STORE").stdout("75\n").run();
+        }
+        // It was chosen for everything.
+        sandbox.csalock(["run", "nightly", "dash", "-c", try_it]).stdout("0\n").run();
+        drop(holder);
+        // Its own lock a command finds, wherever that is.
+        let renew = "csalock renew --ttl 1h ./file";
+        let store = sandbox.store();
+        sandbox.csalock(["run", "--store", &store, "./file", "dash", "-c", renew]).without("CSALOCK_STORE").run();
     }
 
     fn the_store_beside_a_file_has_the_mode_and_group_of_its_directory(sandbox: &Sandbox) {

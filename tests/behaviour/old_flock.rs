@@ -214,6 +214,18 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists());
     }
 
+    fn somebody_else_waits_for_the_file_where_the_one_who_did_was_killed(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        let next = waiter(sandbox, &[], &["echo", "ran"]);
+        let waits = || proc::children(next.pid()).into_iter().flat_map(proc::children).next();
+        let first = waits().unwrap();
+        kill(Pid::from_raw(first), Signal::SIGKILL).unwrap();
+        wait_until("another one waits", || waits().is_some_and(|pid| pid != first) && flocks(sandbox, "f").1 == 1);
+        old.release();
+        let done = next.wait();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+    }
+
     fn a_wait_for_the_file_eats_neither_lease_nor_max_hold(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let mut next = waiter(sandbox, &["--ttl", "2s", "--max-hold", "1s"], &["csalock", "status", "-1", "./f"]);

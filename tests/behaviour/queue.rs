@@ -1,6 +1,6 @@
 //! Who comes first, is served first; and who is gone, is not waited for.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
@@ -32,7 +32,7 @@ fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&m
         kill(&mut holder);
         while waiter.printed().is_empty() {
             assert!(!waiter.has_ended(), "{}", waiter.said());
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
         spans.push(begun.elapsed().as_millis());
         assert_eq!(waiter.wait().code, Some(0));

@@ -94,7 +94,13 @@ fn tidied(roff: &str) -> String {
     let lines = roff.lines().map(str::trim_end);
     let mut lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.contains("ds Aq")).collect();
     lines.dedup_by(|line, before| *line == ".br" && *before == ".br");
-    let mut text = lines.iter().map(|line| folded(line)).collect::<Vec<_>>().join("\n").replace("\\*(Aq", "\\(aq");
+    // What is to be typed is broken where its author broke it.
+    let mut as_typed = false;
+    let mut in_lines = |line: &&str| {
+        as_typed = if as_typed { *line != ".EE" } else { *line == ".EX" };
+        if as_typed { line.to_string() } else { folded(line) }
+    };
+    let mut text = lines.iter().map(&mut in_lines).collect::<Vec<_>>().join("\n").replace("\\*(Aq", "\\(aq");
     if text.ends_with("(1),") {
         text.pop();
     }

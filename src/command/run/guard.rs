@@ -4,6 +4,8 @@ use std::cell::{Cell, OnceCell};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
+
 use super::old_flock::OldFlock;
 use crate::background;
 use crate::child::{Ended, Limits, News, Report, Running, Stop};
@@ -17,7 +19,7 @@ use crate::host::{Bell, Listener};
 use crate::lease_end::LeaseEnd;
 use crate::lock::{self, Ask, Grant, Handle, Outcome, Process, Tenure};
 use crate::name::shown;
-use crate::signals::Signals;
+use crate::signals::{FORWARDED, Signals};
 
 /// Two looks at one lease may differ by this much.
 const ROUNDING: Duration = Duration::from_millis(5);
@@ -37,6 +39,8 @@ pub(super) struct Guard<'a> {
     pub(super) old_flock: Option<&'a OldFlock>,
     /// Where we see when the lease ends, if other hosts share the store.
     pub(super) lease_end: Option<LeaseEnd>,
+    /// Where we see when the first lease ends, if it was to have an end.
+    pub(super) first_end: Option<LeaseEnd>,
 }
 
 /// The lease of what is held, as last seen.
@@ -63,7 +67,13 @@ impl Guard<'_> {
             let now = self.world.host.boottime();
             let ends = match self.lease_end {
                 Some(lease_end) => lease_end.get(),
-                None => self.lease_left().map(|left| now + left),
+                None => {
+                    let known = match began.get() {
+                        None => self.first_end.and_then(LeaseEnd::get),
+                        Some(_) => lease.get().map(|lease| lease.ends),
+                    };
+                    self.lease_left(known).map(|left| now + left)
+                }
             };
             let same = |known: &Lease, ends: Duration| known.ends.abs_diff(ends) < ROUNDING;
             lease.set(ends.map(|ends| match lease.get() {
@@ -90,7 +100,7 @@ impl Guard<'_> {
                 // by itself.
                 match self.clean_up() {
                     Err(error) if error.exit() != Exit::Unreachable => return Err(error.into()),
-                    _ => return Ok(exit_of(&ended)),
+                    _ => return Ok(interrupted(&ended).unwrap_or(exit_of(&ended))),
                 }
             }
         }
@@ -251,7 +261,10 @@ impl Guard<'_> {
 
     /// What is left of the shortest lease: nothing if it is over, or we could not find out. `None`: there is none, or the
     /// command gave back what had one.
-    fn lease_left(&self) -> Option<Duration> {
+    ///
+    /// That a grant was given back, or ran out, is soon forgotten where others come after it. What is forgotten before the
+    /// lease that was `known` is over was given back; after that it may have run out.
+    fn lease_left(&self, known: Option<Duration>) -> Option<Duration> {
         let Ok(opened) = &self.opened else { return Some(Duration::ZERO) };
         let lefts = opened.each().map(|(target, engine)| {
             let mine = |grant: &Grant| grant.proof == self.handle.proof();
@@ -261,12 +274,20 @@ impl Guard<'_> {
                 Some(_) => None,
                 None => {
                     let ending = sight.record.endings.into_iter().find(|ending| mine(&ending.grant));
-                    ending.filter(|ending| ending.how != lock::Ended::Released).map(|_| Duration::ZERO)
+                    let is_over = || known.is_some_and(|ends| ends <= self.world.host.boottime());
+                    let ran_out = ending.map_or_else(is_over, |ending| ending.how != lock::Ended::Released);
+                    ran_out.then_some(Duration::ZERO)
                 }
             }
         });
         lefts.flatten().min()
     }
+}
+
+/// As we exit when one of the signals that we pass on ended the wait.
+fn interrupted(ended: &Ended) -> Option<Exit> {
+    let by = |signal: &Signal| ended.exit == Exit::signalled(*signal as i32);
+    FORWARDED.into_iter().find(by).map(|signal| Exit::Raised(signal as i32))
 }
 
 /// How we exit if giving back shows nothing else.

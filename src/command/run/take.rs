@@ -34,7 +34,7 @@ pub(super) struct Take<'a> {
     /// The process that stays behind; `None` with `-F`.
     pub(super) guardian: Option<Pid>,
     pub(super) old_flock: Option<&'a OldFlock>,
-    /// Where the others see when our lease ends, if other hosts share the store.
+    /// Where the others see when our lease ends, if it has an end.
     pub(super) lease_end: Option<LeaseEnd>,
 }
 
@@ -97,6 +97,7 @@ impl Take<'_> {
         let taken = opened.take(&applicant, &Patience::NONE, None, &mut |_, _| None);
         let Ok(AllTaken::Granted(grants, evicted)) = taken else { return };
         told(&self.asked.common, self.targets, &opened, &grants, evicted.as_ref());
+        self.lease_end.inspect(|lease_end| lease_end.set(opened.lease_ends(&grants)));
         // What it has open is not our guardian's, though its memory is.
         drop(opened);
         progress.granted();
@@ -176,6 +177,8 @@ impl Take<'_> {
         let mut variables = vec![
             ("CSALOCK_NAME", OsString::from_vec(first.known_as.clone())),
             ("CSALOCK_STORE", first.location.url()),
+            ("CSALOCK_RUN_STORE", first.location.url()),
+            ("CSALOCK_OUTER_STORE", self.world.outer_store()),
             ("CSALOCK_HANDLE", self.handle.to_string().into()),
             ("CSALOCK_TOKEN", grant.token.unwrap_or_default().to_string().into()),
         ];
