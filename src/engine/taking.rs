@@ -310,6 +310,13 @@ impl<'a> Attempt<'a> {
                     {
                         self.leave()?;
                     }
+                    // What was seen only while we waited: then we are in the queue.
+                    if let Outcome::Deadlock(_) = outcome
+                        && (self.application.place.is_some() || is_waiting(&record, &self.application.entry.proof))
+                        && let Outcome::GrantedMeanwhile(_) = self.leave()?
+                    {
+                        continue;
+                    }
                     return Ok(Taken::Answer(outcome));
                 }
                 Step::Write { record: next, outcome, wake } => {
@@ -534,4 +541,8 @@ impl<'a> Attempt<'a> {
         }
         Ok(())
     }
+}
+
+fn is_waiting(record: &Record, proof: &Proof) -> bool {
+    record.waiters.iter().any(|waiter| waiter.proof == *proof)
 }

@@ -255,6 +255,7 @@ on_every_store! {
             assert_eq!(done.code, Some(84), "{script}: {done:?}");
             assert!(begun.elapsed() < Duration::from_secs(10), "{script}");
             assert!(done.stderr.contains("waiting would never end, for the one who asks holds it: pid "), "{}", done.stderr);
+            assert_eq!([sandbox.waiters("x"), sandbox.waiters("y")].concat(), [0; 0], "{script}");
             assert!(sandbox.is_tidy(), "{script}");
         }
     }

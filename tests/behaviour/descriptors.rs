@@ -73,12 +73,12 @@ on_every_store! {
         assert_eq!(said, "/usr\n0027\nsame\n");
     }
 
-    fn the_environment_gets_four_variables_and_keeps_the_rest(sandbox: &Sandbox) {
+    fn the_environment_gets_six_variables_and_keeps_the_rest(sandbox: &Sandbox) {
         let script = "export ODD=$'\\xff\\n'; $WRAP env -0 | tr '\\0\\n' '\\n ' | grep -av '^CSALOCK_\\|^_=\\|^WRAP=' | sort";
         same_with_and_without_us(sandbox, script);
         let script = "csalock run x env | grep -a ^CSALOCK_ | cut -d= -f1 | sort";
-        let four = "CSALOCK_HANDLE\nCSALOCK_NAME\nCSALOCK_STORE\nCSALOCK_TOKEN\n";
-        sandbox.script("bash", script).stdout(four).run();
+        let six = "CSALOCK_HANDLE\nCSALOCK_NAME\nCSALOCK_OUTER_STORE\nCSALOCK_RUN_STORE\nCSALOCK_STORE\nCSALOCK_TOKEN\n";
+        sandbox.script("bash", script).stdout(six).run();
     }
 
     fn resource_limits_are_the_callers(sandbox: &Sandbox) {
