@@ -208,6 +208,20 @@ on_every_store_of_files! {
         assert_eq!(call(&["status", "-1"]).line(), "");
     }
 
+    fn a_store_without_inodes_says_what_it_lacks(sandbox: &Sandbox) {
+        if !is_root("a mount") {
+            return;
+        }
+        let _mount = Mount::new(sandbox, "size=1m,nr_inodes=30");
+        let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", sandbox.store_at("files/mount/store")).capture();
+        assert_eq!(call(&["run", "x", "true"]).code, Some(0));
+        sandbox.script("bash", "cd mount; i=0; while : > filler-$i; do i=$((i + 1)); done 2> /dev/null; :").run();
+        let done = call(&["run", "x", "touch", "ran"]);
+        refused(sandbox, &done, &[74], &sandbox.path("files/mount/store"));
+        assert!(done.stderr.contains("free some space or inodes there"), "{done:?}");
+        assert!(!sandbox.path("files/ran").exists());
+    }
+
     fn a_store_that_fills_up_while_a_command_runs_gives_its_status_all_the_same(sandbox: &Sandbox) {
         if !is_root("a mount") {
             return;

@@ -114,8 +114,16 @@ pub(super) fn obstacle(path: &Path) -> Option<Error> {
     let directory = directory_of(path).ok()?;
     match eaccess(directory, AccessFlags::W_OK | AccessFlags::X_OK) {
         Err(errno) => Some(Error::os(errno, "create the database's journal in", directory)),
-        Ok(()) => foreign_journal(path, directory),
+        Ok(()) => foreign_journal(path, directory).or_else(|| no_inodes(path, directory)),
     }
+}
+
+/// A journal is a new file.
+fn no_inodes(path: &Path, directory: &Path) -> Option<Error> {
+    let found = statfs(directory).ok()?;
+    // Some file systems count none.
+    let are_used_up = found.files() > 0 && found.files_free() == 0;
+    are_used_up.then(|| Error::os(Errno::ENOSPC, "write the database", path))
 }
 
 /// Whoever is killed while he writes leaves a journal, which the next one plays back and removes. Not where the sticky bit
