@@ -85,7 +85,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__claim)
-            opts="-q -v -w -n -E -h --store --json --quiet --verbose --wait --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --id --help"
+            opts="-q -v -w -n -E -h --store --json --quiet --verbose --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --id --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -96,13 +96,6 @@ _csalock() {
                     return 0
                     ;;
                 --timeout)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --wait)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -166,7 +159,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__del)
-            opts="-q -v -w -n -E -h --store --json --quiet --verbose --wait --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --help"
+            opts="-q -v -w -n -E -h --store --json --quiet --verbose --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -177,13 +170,6 @@ _csalock() {
                     return 0
                     ;;
                 --timeout)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --wait)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -290,7 +276,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__get)
-            opts="-q -v -w -n -E -x -s -j -h --store --json --quiet --verbose --lock --wait --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --help"
+            opts="-q -v -w -n -E -x -s -j -h --store --json --quiet --verbose --lock --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -301,13 +287,6 @@ _csalock() {
                     return 0
                     ;;
                 --timeout)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --wait)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -424,7 +403,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__lock)
-            opts="-q -v -w -n -E -x -s -j -h --store --json --quiet --verbose --wait --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --help"
+            opts="-q -v -w -n -E -x -s -j -h --store --json --quiet --verbose --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -435,13 +414,6 @@ _csalock() {
                     return 0
                     ;;
                 --timeout)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --wait)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -551,7 +523,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__put)
-            opts="-q -v -w -n -E -h --store --json --quiet --verbose --wait --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --if-absent --mode --help"
+            opts="-q -v -w -n -E -h --store --json --quiet --verbose --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --if-absent --mode --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -562,13 +534,6 @@ _csalock() {
                     return 0
                     ;;
                 --timeout)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --wait)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -678,7 +643,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__run__subcmd__with__subcmd__lock)
-            opts="-q -v -w -n -E -x -s -j -F -c -h --store --json --quiet --verbose --wait --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --no-fork --flock --command --max-hold --kill-after --on-lost --also --help"
+            opts="-q -v -w -n -E -x -s -j -F -c -h --store --json --quiet --verbose --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --no-fork --flock --command --max-hold --kill-after --on-lost --also --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -689,13 +654,6 @@ _csalock() {
                     return 0
                     ;;
                 --timeout)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --wait)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -935,7 +893,7 @@ _csalock_offer() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0
-    local valued=" --also --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --ttl --wait -E -c -j -w "
+    local valued=" --also --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --ttl -E -c -j -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))

@@ -43,7 +43,7 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "lookup" -d 'Print t
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove what dead holders and waiters left behind'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "doctor" -d 'Say whether a store is all right, and what to do if not'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l label -d 'Say why, for those who look at the lock' -r -f
@@ -69,7 +69,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Give 
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock, whoever holds it, and say whose it was'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Say why, for those who look at the lock' -r -f
@@ -94,7 +94,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l n
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) as well, as flock(1) does; for names that are paths'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l label -d 'Say why, for those who look at the lock' -r -f
@@ -149,7 +149,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand renew" -s q -l quiet -d 
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s v -l verbose -d 'Say on stderr what happens'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand get" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand get" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l label -d 'Say why, for those who look at the lock' -r -f
@@ -167,7 +167,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -s s -l shared -d '
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l forever -d 'Hold it until it is given back, whatever becomes of the owner'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand put" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand put" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l label -d 'Say why, for those who look at the lock' -r -f
@@ -185,7 +185,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -l even-if-stale -d
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Only if there is no value yet: exit 83 if there is one'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l label -d 'Say why, for those who look at the lock' -r -f
@@ -201,7 +201,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l unlock -d 'Only 
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l even-if-stale -d 'With --unlock: also when the lock\'s time is over, if nobody has had it since'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Where the records are: dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -l wait -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l backoff -d 'Pauses between looks that nothing prompts, for example 50ms..2s: the first, and the longest that they double to' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l attempts -d 'Give up after so many looks, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l label -d 'Say why, for those who look at the lock' -r -f
@@ -240,7 +240,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 
 
 # The words before the cursor that come after the options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --ttl --wait -E -c -j -w
+    set -l valued --also --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --ttl -E -c -j -w
     set -l words (commandline -opc)
     set -e words[1..2]
     while set -q words[1]

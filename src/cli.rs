@@ -92,7 +92,7 @@ pub struct Common {
 pub struct Waiting {
     /// Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever
     #[arg(
-        short = 'w', long, visible_alias = "wait", value_name = "DURATION", default_value = "30s",
+        short = 'w', long, alias = "wait", value_name = "DURATION", default_value = "30s",
         value_parser = parse_limit, overrides_with = "nonblock"
     )]
     pub timeout: Limit,
@@ -475,7 +475,7 @@ pub struct Doctor {
     /// Options of every command.
     #[command(flatten)]
     pub common: Common,
-    /// The store of this name: with a slash in it, the one beside that file
+    /// The store of this name: with a slash in it and no store chosen, the one beside that file
     #[arg(value_name = "NAME", trailing_var_arg = true)]
     pub names: Vec<OsString>,
 }

@@ -16,13 +16,12 @@ mod run;
 mod status;
 mod targets;
 mod unlock;
+mod usage;
 mod world;
 
 use std::ffi::OsString;
-use std::io::Write;
 
 use clap::Parser;
-use clap::error::ErrorKind;
 
 use crate::cli::{self, Cli, Command};
 use crate::error::Error;
@@ -39,9 +38,9 @@ pub fn run() -> Exit {
     let plain = cli::plain::read(std::env::args_os());
     let cli = match plain.map_or_else(|| Cli::try_parse_from(help_last(std::env::args_os().collect())), Ok) {
         Ok(cli) => cli,
-        Err(error) => return tell_usage(&error),
+        Err(error) => return usage::tell(error),
     };
-    if let Err(error) = options_stand_first(&cli.command) {
+    if let Err(error) = usage::options_stand_first(&cli.command) {
         world::say(&error.to_string());
         return error.exit();
     }
@@ -88,35 +87,6 @@ fn help_last(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-/// What begins with a dash and stands behind a name was meant as an option, unless `--` stands before all names.
-fn options_stand_first(command: &Command) -> crate::error::Result<()> {
-    let names = match command {
-        Command::Lock(asked) => &asked.names,
-        Command::Unlock(asked) => &asked.names,
-        Command::Status(asked) => &asked.names,
-        Command::History(asked) => &asked.names,
-        Command::Renew(asked) => &asked.names,
-        Command::Get(asked) => &asked.names,
-        Command::Del(asked) => &asked.names,
-        Command::Claim(asked) => &asked.names,
-        Command::Unclaim(asked) => &asked.names,
-        Command::Lookup(asked) => &asked.names,
-        Command::Doctor(asked) => &asked.names,
-        Command::RunWithLock(_) | Command::Put(_) | Command::Gc(_) => return Ok(()),
-    };
-    let Some(option) = names.iter().find(|name| name.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
-    // The names are the last arguments.
-    let before = std::env::args_os().len().checked_sub(names.len() + 1);
-    if before.and_then(|at| std::env::args_os().nth(at)).is_some_and(|word| word == "--") {
-        return Ok(());
-    }
-    let what = format!(
-        "{} stands behind a name, where options are taken for names",
-        crate::name::quoted(option.as_encoded_bytes())
-    );
-    Err(Error::new(Exit::Usage, what, "put options before the names, or -- before names that begin with a dash"))
-}
-
 /// Whoever reads a listing may have seen enough (`csalock status | head -1`): then we end as any program would.
 fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     let is_broken_pipe = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::BrokenPipe;
@@ -137,28 +107,4 @@ fn exit_of(error: &anyhow::Error) -> Exit {
         }
     }
     Exit::Bug
-}
-
-fn tell_usage(error: &clap::Error) -> Exit {
-    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-    let harmless = if asked_for { None } else { without_harm() };
-    match harmless.as_ref().unwrap_or(error).print() {
-        Err(_) => Exit::InputOutput,
-        Ok(()) if asked_for && std::io::stdout().flush().is_ok() => Exit::Done,
-        Ok(()) if asked_for => Exit::InputOutput,
-        Ok(()) => Exit::Usage,
-    }
-}
-
-/// What is wrong in the arguments, in which others than the caller may have chosen words, without what a terminal would
-/// obey; `None` where that is nothing.
-fn without_harm() -> Option<clap::Error> {
-    let is_harmful = |word: &std::ffi::OsString| crate::name::is_harmful(word.as_encoded_bytes());
-    let words: Vec<_> = std::env::args_os().collect();
-    words.iter().any(is_harmful).then_some(())?;
-    let shown = words.into_iter().map(|word| match is_harmful(&word) {
-        true => crate::name::shown(word.as_encoded_bytes()).into(),
-        false => word,
-    });
-    Some(Cli::try_parse_from(shown).err().unwrap_or_else(|| clap::Error::new(ErrorKind::ValueValidation)))
 }

@@ -57,7 +57,7 @@ impl Exit {
     pub const ALL: [(Exit, &'static str); 19] = [
         (Exit::Done, "done"),
         (Exit::Usage, "usage error"),
-        (Exit::Corrupt, "a record is unreadable or corrupt"),
+        (Exit::Corrupt, "a record is unreadable or corrupt, or what is to be the store is something else"),
         (Exit::Unreachable, "the store is out of reach"),
         (Exit::Bug, "a bug in csalock"),
         (Exit::System, "operating system error"),

@@ -93,13 +93,13 @@ impl Reporter<'_> {
     /// What became of somebody's grant.
     pub fn ending(&self, ending: &Ending) -> String {
         let how = match ending.how {
-            Ended::Released => "gave it back",
-            Ended::Died => "died without giving it back",
-            Ended::Expired if matches!(ending.grant.tenure, Tenure::Renewed(_)) => "did not renew its lease",
-            Ended::Expired => "let its time run out",
-            Ended::Broken => "had it broken by --force",
+            Ended::Released => "who gave it back",
+            Ended::Died => "who died without giving it back",
+            Ended::Expired if matches!(ending.grant.tenure, Tenure::Renewed(_)) => "who did not renew its lease",
+            Ended::Expired => "who let its time run out",
+            Ended::Broken => "until it was broken by --force",
         };
-        format!("{}, who {how}", self.grant(&ending.grant, ""))
+        format!("{}, {how}", self.grant(&ending.grant, ""))
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::Context;
 use nix::sys::signal::Signal;
 
 use super::onlooker::Teller;
-use super::world::{Target, World, print_json, refusal, say, the_one};
+use super::world::{Target, World, print_json, refusal, refusal_of, say, the_one};
 use crate::cli::{Del, Put, Writing};
 use crate::engine::{Applicant, Taken, WantedValue};
 use crate::error::{Error, Result};
@@ -183,6 +183,7 @@ fn refused(outcome: &Outcome, asked: &Writing, target: &Target, reporter: &Repor
             ),
             Exit::NotHeld,
         ),
+        (other @ Outcome::NotOwner(..), _) => refusal_of(asked.handle.as_deref(), other, target, reporter),
         (other, _) => refusal(other, target, reporter, asked.waiting.conflict_exit_code),
     }
 }

@@ -1,6 +1,6 @@
 //! `csalock renew`
 
-use super::world::{World, print_json, refusal, say};
+use super::world::{World, print_json, refusal_of, say};
 use crate::cli::Renew;
 use crate::exit::Exit;
 use crate::lock::{Ask, Outcome, Tenure};
@@ -25,7 +25,7 @@ pub(super) fn run(world: &World, asked: &Renew) -> anyhow::Result<Exit> {
                 ("renewed", vec![grant.clone()])
             }
             refused => {
-                let (text, code) = refusal(refused, target, &reporter, None);
+                let (text, code) = refusal_of(asked.handle.as_deref(), refused, target, &reporter);
                 asked.common.tell(&text);
                 exit = if exit == Exit::Done { code } else { exit };
                 match refused {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::world::{Target, World, print, print_json, refusal, say};
+use super::world::{Target, World, print, print_json, refusal_of, say};
 use crate::cli::Unlock;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -46,7 +46,7 @@ pub(super) fn run(world: &World, asked: &Unlock) -> anyhow::Result<Exit> {
                 }
             }
             refused => {
-                let (text, refused) = refusal(refused, target, &reporter, None);
+                let (text, refused) = refusal_of(asked.handle.as_deref(), refused, target, &reporter);
                 asked.common.tell(&text);
                 exit = if exit == Exit::Done { refused } else { exit };
             }

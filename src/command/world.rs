@@ -341,6 +341,29 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
     }
 }
 
+/// The same for who may have shown a handle by `--handle`.
+pub(super) fn refusal_of(
+    handle: Option<&str>,
+    outcome: &Outcome,
+    target: &Target,
+    reporter: &Reporter<'_>,
+) -> (String, Exit) {
+    match outcome {
+        Outcome::NotOwner(grants, None) if handle.is_some() && grants.iter().all(|grant| grant.claim.is_none()) => {
+            let (name, typed) = (shown(&target.known_as), &target.to_type);
+            let held = grants.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and ");
+            (
+                format!(
+                    "lock {name} was not taken with this handle: {held}; show the handle that `csalock lock` printed for \
+                     it, or none if your script took it; or break it with `csalock unlock --force {typed}`"
+                ),
+                Exit::NotOwner,
+            )
+        }
+        other => refusal(other, target, reporter, None),
+    }
+}
+
 /// Prints a line for people.
 pub(super) fn say(text: &str) {
     let mut stderr = std::io::stderr();

@@ -53,4 +53,20 @@ on_every_store! {
             assert!(done.code == Some(0) && done.stdout.contains("Usage: csalock") && done.stderr.is_empty(), "{done:?}");
         }
     }
+
+    fn what_users_of_flock_type_is_answered_with_what_to_say(sandbox: &Sandbox) {
+        for (words, what, tip) in [
+            ("job true", "unrecognized subcommand 'job'", "a command is run under a lock by: csalock run-with-lock NAME COMMAND"),
+            ("-n job true", "unexpected argument '-n' found", "options stand behind the command's name: csalock run-with-lock -n NAME COMMAND"),
+            ("run -o job true", "unexpected argument '-o' found", "leave it out: a command does not inherit the lock"),
+            ("run -u job", "unexpected argument '-u' found", "a lock is given back by: csalock unlock NAME"),
+            ("lock --timout 5 job", "unexpected argument '--timout' found", "a similar argument exists: '--timeout'"),
+        ] {
+            let done = sandbox.csalock(words.split(' ')).capture();
+            let tips: Vec<_> = done.stderr.lines().filter(|line| line.starts_with("  tip: ")).collect();
+            assert_eq!((done.code, tips), (Some(64), vec![&*format!("  tip: {tip}")]), "{}", done.stderr);
+            assert!(done.stderr.starts_with(&format!("error: {what}\n")), "{}", done.stderr);
+        }
+        assert!(!sandbox.store_exists());
+    }
 }

@@ -174,7 +174,7 @@ on_every_store! {
 
     fn a_lock_that_is_broken_while_the_command_runs_is_lost(sandbox: &Sandbox) {
         let said = "csalock: lost while the command ran: lock x: it was held by pid PID on HOST (user USER) since TIME (AGE \
-                    ago): cat, who had it broken by --force; what the command did after that was not guarded\n";
+                    ago): cat, until it was broken by --force; what the command did after that was not guarded\n";
         let holder = sandbox.holder("x");
         assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
         let done = holder.wait();

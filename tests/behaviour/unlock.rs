@@ -44,10 +44,26 @@ on_every_kind_of_store! {
              {HOLDS_X}; show the handle that it was taken with by --handle, or break it with `csalock unlock --force x`\n"
         );
         sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
-        sandbox.csalock(["unlock", "--handle", &"0".repeat(32), "x"]).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "x"]).env("CSALOCK_HANDLE", "f".repeat(32)).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "-q", "x"]).status(82).run();
         assert_eq!(sandbox.sight("x"), before);
+    }
+
+    fn a_handle_of_something_else_is_said_to_be_that(sandbox: &Sandbox) {
+        let (_job, handle) = holding(sandbox);
+        let before = sandbox.sight("x");
+        let wrong = "0".repeat(32);
+        let said = format!(
+            "csalock: lock x was not taken with this handle: held by pid PID on HOST (user USER) since TIME (AGE ago), while \
+             it lives: {HOLDS_X}; show the handle that `csalock lock` printed for it, or none if your script took it; or \
+             break it with `csalock unlock --force x`\n"
+        );
+        for (command, rest) in [(&["unlock"][..], &["x"][..]), (&["renew", "--ttl", "1h"], &["x"]), (&["put"], &["x", "text"])] {
+            let words = [command, &["--handle", &wrong], rest].concat();
+            sandbox.csalock(&words).status(82).stderr(&said).run();
+        }
+        assert_eq!(sandbox.sight("x"), before);
+        sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();
     }
 
     fn what_nobody_holds_cannot_be_given_back(sandbox: &Sandbox) {
@@ -101,7 +117,7 @@ on_every_kind_of_store! {
         job.tell("go");
         let done = job.wait();
         assert_eq!(done.code, Some(82));
-        assert!(done.stderr.contains("had it broken by --force"), "{}", done.stderr);
+        assert!(done.stderr.contains(", until it was broken by --force"), "{}", done.stderr);
         assert_eq!(sandbox.state("x"), "held");
     }
 

@@ -41,7 +41,7 @@ fn who_breaks_a_lock_is_named_and_its_holder_is_told() {
     let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
     assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--force", "x"]), 0);
     let done = Anne.csalock(&sandbox, &store, &["put", "--handle", &handle, "x", "value"]).capture();
-    assert!(done.code == Some(82) && done.stderr.contains("who had it broken by --force"), "{done:?}");
+    assert!(done.code == Some(82) && done.stderr.contains("until it was broken by --force"), "{done:?}");
     let done = Carl.csalock(&sandbox, &store, &["history", "--json"]).capture();
     assert!(done.stdout.contains("4102") && done.stdout.contains("broken"), "{done:?}");
 }

@@ -1,0 +1,93 @@
+//! What is wrong with what was typed, and what was meant by it.
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::cli::{Cli, Command};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+
+/// Prints what clap found wrong, or was asked for.
+pub(super) fn tell(error: clap::Error) -> Exit {
+    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    let error = if asked_for { error } else { advise(without_harm().unwrap_or(error)) };
+    match error.print() {
+        Err(_) => Exit::InputOutput,
+        Ok(()) if asked_for && std::io::stdout().flush().is_ok() => Exit::Done,
+        Ok(()) if asked_for => Exit::InputOutput,
+        Ok(()) => Exit::Usage,
+    }
+}
+
+/// What is wrong in the arguments, in which others than the caller may have chosen words, without what a terminal would
+/// obey; `None` where that is nothing.
+fn without_harm() -> Option<clap::Error> {
+    let is_harmful = |word: &OsString| crate::name::is_harmful(word.as_encoded_bytes());
+    let words: Vec<_> = std::env::args_os().collect();
+    words.iter().any(is_harmful).then_some(())?;
+    let shown = words.into_iter().map(|word| match is_harmful(&word) {
+        true => crate::name::shown(word.as_encoded_bytes()).into(),
+        false => word,
+    });
+    Some(Cli::try_parse_from(shown).err().unwrap_or_else(|| clap::Error::new(ErrorKind::ValueValidation)))
+}
+
+/// With a tip of ours, where those who come from flock(1) go wrong.
+fn advise(mut error: clap::Error) -> clap::Error {
+    let word = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => word.as_str(),
+        _ => "",
+    };
+    let in_command = !std::env::args_os().nth(1).is_none_or(|word| word.as_encoded_bytes().starts_with(b"-"));
+    let tip = match error.kind() {
+        ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
+            Some("a command is run under a lock by: csalock run-with-lock NAME COMMAND")
+        }
+        ErrorKind::UnknownArgument => match word(ContextKind::InvalidArg) {
+            _ if !in_command => Some("options stand behind the command's name: csalock run-with-lock -n NAME COMMAND"),
+            "-o" | "--close" => Some("leave it out: a command does not inherit the lock"),
+            "-u" | "--unlock" => Some("a lock is given back by: csalock unlock NAME"),
+            _ => None,
+        },
+        _ => return error,
+    };
+    if tip.is_some() {
+        error.remove(ContextKind::SuggestedArg);
+    }
+    // Clap's own is to write `--` before it, which makes it the name of a lock.
+    error.remove(ContextKind::Suggested);
+    tip.inspect(|tip| drop(error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*tip).into()]))));
+    error
+}
+
+/// What begins with a dash and stands behind a name was meant as an option, unless `--` stands before all names.
+pub(super) fn options_stand_first(command: &Command) -> Result<()> {
+    let names = match command {
+        Command::Lock(asked) => &asked.names,
+        Command::Unlock(asked) => &asked.names,
+        Command::Status(asked) => &asked.names,
+        Command::History(asked) => &asked.names,
+        Command::Renew(asked) => &asked.names,
+        Command::Get(asked) => &asked.names,
+        Command::Del(asked) => &asked.names,
+        Command::Claim(asked) => &asked.names,
+        Command::Unclaim(asked) => &asked.names,
+        Command::Lookup(asked) => &asked.names,
+        Command::Doctor(asked) => &asked.names,
+        Command::RunWithLock(_) | Command::Put(_) | Command::Gc(_) => return Ok(()),
+    };
+    let Some(option) = names.iter().find(|name| name.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
+    // The names are the last arguments.
+    let before = std::env::args_os().len().checked_sub(names.len() + 1);
+    if before.and_then(|at| std::env::args_os().nth(at)).is_some_and(|word| word == "--") {
+        return Ok(());
+    }
+    let what = format!(
+        "{} stands behind a name, where options are taken for names",
+        crate::name::quoted(option.as_encoded_bytes())
+    );
+    Err(Error::new(Exit::Usage, what, "put options before the names, or -- before names that begin with a dash"))
+}
