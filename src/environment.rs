@@ -25,8 +25,7 @@ pub struct Environment {
     pub store: Option<OsString>,
     /// `CSALOCK_NAME`: of the lock that we run under
     name: Option<OsString>,
-    /// `CSALOCK_RUN_STORE`, `CSALOCK_OUTER_STORE`: the store that `run-with-lock` has set, and the one that was set before
-    run_store: Option<OsString>,
+    /// `CSALOCK_OUTER_STORE`: what was chosen before `run-with-lock` gave us its store
     outer_store: Option<OsString>,
     /// `CSALOCK_HANDLE`
     pub handle: Option<OsString>,
@@ -60,7 +59,6 @@ impl Environment {
         Environment {
             store: set("CSALOCK_STORE"),
             name: set("CSALOCK_NAME"),
-            run_store: set("CSALOCK_RUN_STORE"),
             outer_store: set("CSALOCK_OUTER_STORE"),
             handle: set("CSALOCK_HANDLE"),
             outer: set("CSALOCK_OUTER"),
@@ -75,7 +73,10 @@ impl Environment {
     /// The store of files' locks, if somebody chose one. A command under `run-with-lock` finds the store of its own lock in
     /// `CSALOCK_STORE`; but others who lock the same file do not, so that is no choice.
     pub fn store_of_files(&self) -> Option<&OsString> {
-        if self.store == self.run_store { self.outer_store.as_ref() } else { self.store.as_ref() }
+        match &self.store {
+            Some(store) if Location::is_given(store) => self.outer_store.as_ref(),
+            store => store.as_ref(),
+        }
     }
 
     /// The same of this file, given by its absolute path.

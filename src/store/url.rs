@@ -11,6 +11,9 @@ use crate::name::{absolute, shown};
 /// What a URL ends with if other hosts use the store, although its file system does not look like that.
 const SHARED: &[u8] = b"?shared=1";
 
+/// What the path of a URL begins with that `run-with-lock` gave its command: it means the same, but nobody chooses it so.
+const GIVEN: &[u8] = b"/./";
+
 /// What our keys in etcd begin with if nothing else is said.
 const PREFIX: &str = "csalock";
 
@@ -111,6 +114,7 @@ impl Location {
             Some(path) if scheme == b"dir" => (path, true),
             _ => (path, false),
         };
+        let path = if path.starts_with(GIVEN) { &path[GIVEN.len() - 1..] } else { path };
         let path = absolute(OsStr::from_bytes(path), current)?;
         let layout = if path.ends_with(BESIDE) { Layout::Beside } else { Layout::Own };
         match scheme {
@@ -118,6 +122,19 @@ impl Location {
             b"sqlite" => Ok(Location::Sqlite { path }),
             _ => Err(wrong("no store has such a URL")),
         }
+    }
+
+    /// The URL of this location for a command that is run under a lock in it.
+    pub fn given_url(&self) -> OsString {
+        let mut url = self.url().into_vec();
+        let at = path_at(&url);
+        url.splice(at..at, GIVEN[..GIVEN.len() - 1].iter().copied());
+        OsString::from_vec(url)
+    }
+
+    /// Whether that is where it comes from.
+    pub fn is_given(url: &OsStr) -> bool {
+        url.as_bytes()[path_at(url.as_bytes())..].starts_with(GIVEN)
     }
 
     /// The URL that opens this location again.
@@ -145,7 +162,7 @@ impl Cluster {
             return Err("a password does not belong there, where everybody sees it; see $CSALOCK_ETCD_PASSWORD");
         }
         let (servers, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        let prefix = prefix.trim_matches('/');
+        let prefix = prefix.strip_prefix("./").unwrap_or(prefix).trim_matches('/');
         let endpoints = servers.split(',').map(endpoint).collect::<Option<Vec<_>>>().ok_or("a server is HOST:PORT")?;
         Ok(Cluster { tls, endpoints, prefix: if prefix.is_empty() { PREFIX } else { prefix }.to_string() })
     }
@@ -155,6 +172,14 @@ impl Cluster {
         let scheme = if self.tls { "etcds" } else { "etcd" };
         format!("{scheme}://{}/{}", self.endpoints.join(","), self.prefix)
     }
+}
+
+/// Where in a URL the path begins.
+fn path_at(url: &[u8]) -> usize {
+    let servers =
+        if url.starts_with(b"etcd") { url.windows(2).position(|two| two == b"//").map(|at| at + 2) } else { None };
+    let from = servers.unwrap_or_default();
+    url[from..].iter().position(|byte| *byte == b'/').map_or(url.len(), |at| from + at)
 }
 
 /// A server with its port; etcd's own port, if none is said.
@@ -206,6 +231,25 @@ mod tests {
         ] {
             assert_eq!(parse(typed).map(|location| location.url()), Ok(meant.into()), "{typed}");
             assert_eq!(parse(meant).map(|location| location.url()), Ok(meant.into()), "{meant}");
+        }
+    }
+
+    #[test]
+    fn what_a_command_is_given_means_the_same_and_is_known() {
+        for (chosen, given) in [
+            ("dir:/a b", "dir:/./a b"),
+            ("dir:/a?shared=1", "dir:/./a?shared=1"),
+            ("/a?b", "/./a?b"),
+            ("sqlite:/db", "sqlite:/./db"),
+            ("etcd://h:1/p", "etcd://h:1/./p"),
+            ("etcds://a:1,[::1]:3/x/y", "etcds://a:1,[::1]:3/./x/y"),
+        ] {
+            let location = parse(chosen).unwrap();
+            assert_eq!((location.given_url(), parse(given)), (given.into(), Ok(location)));
+            assert!(Location::is_given(OsStr::new(given)) && !Location::is_given(OsStr::new(chosen)), "{chosen}");
+        }
+        for chosen in ["", "x", "./x", "dir:./x", "etcd://h", "etcd", "dir:"] {
+            assert!(!Location::is_given(OsStr::new(chosen)), "{chosen}");
         }
     }
 

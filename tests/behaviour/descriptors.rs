@@ -77,8 +77,8 @@ on_every_store! {
         let script = "export ODD=$'\\xff\\n'; $WRAP env -0 | tr '\\0\\n' '\\n ' | grep -av '^CSALOCK_\\|^_=\\|^WRAP=' | sort";
         same_with_and_without_us(sandbox, script);
         let script = "csalock run x env | grep -a ^CSALOCK_ | cut -d= -f1 | sort";
-        let six = "CSALOCK_HANDLE\nCSALOCK_NAME\nCSALOCK_OUTER_STORE\nCSALOCK_RUN_STORE\nCSALOCK_STORE\nCSALOCK_TOKEN\n";
-        sandbox.script("bash", script).stdout(six).run();
+        let five = "CSALOCK_HANDLE\nCSALOCK_NAME\nCSALOCK_OUTER_STORE\nCSALOCK_STORE\nCSALOCK_TOKEN\n";
+        sandbox.script("bash", script).stdout(five).run();
     }
 
     fn resource_limits_are_the_callers(sandbox: &Sandbox) {

@@ -212,6 +212,11 @@ on_every_store! {
             let words = ["run", "--store", &sandbox.store(), "nightly", "dash", "-c", script];
             sandbox.csalock(words).without("CSALOCK_STORE").stdout("75\n").run();
         }
+        // So it is where somebody says so, also if it is the same one.
+        let chosen = format!("export CSALOCK_STORE=\"{}\"; {try_it}; csalock run nightly sh -c '{try_it}'", sandbox.store());
+        let outside = sandbox.script("dash", &chosen).capture().stdout;
+        let words = ["run", "--store", &sandbox.store(), "other", "dash", "-c", &chosen];
+        sandbox.csalock(words).without("CSALOCK_STORE").stdout(outside).run();
         // It was chosen for everything.
         sandbox.csalock(["run", "nightly", "dash", "-c", try_it]).stdout("0\n").run();
         drop(holder);

@@ -122,7 +122,8 @@ on_every_store! {
     }
 
     fn the_command_knows_its_lock(sandbox: &Sandbox) {
-        let script = "echo $CSALOCK_NAME $CSALOCK_HANDLE token $CSALOCK_TOKEN $CSALOCK_STORE";
+        // A dot before the path tells that store from one that somebody chose.
+        let script = "echo $CSALOCK_NAME $CSALOCK_HANDLE token $CSALOCK_TOKEN ${CSALOCK_STORE%%/./*}/${CSALOCK_STORE##*/./}";
         let said = format!("x HANDLE token TOKEN {}\n", sandbox.plain(&sandbox.store()));
         sandbox.csalock(["run", "x", "-c", script]).stdout(&said).run();
         sandbox.csalock(["run", "-F", "x", "-c", script]).stdout(&said).run();

@@ -176,8 +176,7 @@ impl Take<'_> {
         let (first, grant) = (self.targets.first(), &grants[self.targets.first_at()]);
         let mut variables = vec![
             ("CSALOCK_NAME", OsString::from_vec(first.known_as.clone())),
-            ("CSALOCK_STORE", first.location.url()),
-            ("CSALOCK_RUN_STORE", first.location.url()),
+            ("CSALOCK_STORE", first.location.given_url()),
             ("CSALOCK_OUTER_STORE", self.world.outer_store()),
             ("CSALOCK_HANDLE", self.handle.to_string().into()),
             ("CSALOCK_TOKEN", grant.token.unwrap_or_default().to_string().into()),

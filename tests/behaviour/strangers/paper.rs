@@ -194,7 +194,6 @@ fn what_is_said_wrongly_is_repeated_without_harm() {
         "CSALOCK_HANDLE",
         "CSALOCK_OUTER",
         "CSALOCK_NAME",
-        "CSALOCK_RUN_STORE",
         "CSALOCK_OUTER_STORE",
         "CSALOCK_TIMEOUT",
         "CSALOCK_LEASE",
