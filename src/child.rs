@@ -8,7 +8,7 @@
 //! 3. The child takes the lock, waiting for it if need be. While it waits it dies with its guardian. Then it tells
 //!    [`Report::Granted`] and executes the command: with no descriptor of ours, and with signals as they were when we
 //!    were started. If it gets no lock it tells [`Report::Exit`].
-//!    Where other hosts may share the store it needs leave: its guardian first starts who renews the lease, so that no
+//!    Where the lock has a lease it needs leave: its guardian first starts who renews it and looks to its end, so that no
 //!    command ever runs without.
 //! 4. The guardian [watches](Running::watch): it forwards signals, ends the command when its time is over, and sees how
 //!    it ended.

@@ -1,7 +1,8 @@
 //! When the lease ends by which a command holds, as several of our processes must know it: the one that takes the lock and
 //! becomes the command, the guardian that ends the command before, and the keeper that renews.
 //!
-//! It is one number in memory that they share since before they forked: CLOCK_BOOTTIME, in milliseconds.
+//! It is a number in memory that they share since before they forked, CLOCK_BOOTTIME in milliseconds; and beside it,
+//! whether the keeper had to kill the command.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
@@ -17,7 +18,10 @@ use crate::exit::Exit;
 
 /// The end of a lease.
 #[derive(Debug, Clone, Copy)]
-pub struct LeaseEnd(&'static AtomicU64);
+pub struct LeaseEnd {
+    ends: &'static AtomicU64,
+    killed: &'static AtomicU64,
+}
 
 impl LeaseEnd {
     /// Not known yet.
@@ -30,26 +34,36 @@ impl LeaseEnd {
     /// When there is none left.
     pub fn new() -> Result<LeaseEnd> {
         let failed = |errno: Errno| Error::new(Exit::System, format!("cannot share memory: {}", errno.desc()), "");
-        let size = NonZeroUsize::MIN.saturating_add(size_of::<AtomicU64>() - 1);
+        let size = NonZeroUsize::MIN.saturating_add(size_of::<[AtomicU64; 2]>() - 1);
         // SAFETY: a fresh mapping, all zeros, at the start of a page, that stays to the end of each process.
-        let number = unsafe {
+        let [ends, killed] = unsafe {
             let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
-            mmap_anonymous(None, size, access, kind).map_err(failed)?.cast::<AtomicU64>().as_ref()
+            mmap_anonymous(None, size, access, kind).map_err(failed)?.cast::<[AtomicU64; 2]>().as_ref()
         };
-        Ok(LeaseEnd(number))
+        Ok(LeaseEnd { ends, killed })
     }
 
     /// It ends then; `None`: there is no end.
     pub fn set(self, ends: Option<Duration>) {
         let ends = ends.map_or(u64::MAX, |ends| (ends.as_millis() as u64).max(1));
-        self.0.store(ends, Ordering::SeqCst);
+        self.ends.store(ends, Ordering::SeqCst);
     }
 
     /// When it ends, if it does and that is known.
     pub fn get(self) -> Option<Duration> {
-        match self.0.load(Ordering::SeqCst) {
+        match self.ends.load(Ordering::SeqCst) {
             LeaseEnd::UNKNOWN | u64::MAX => None,
             ends => Some(Duration::from_millis(ends)),
         }
+    }
+
+    /// The keeper kills the command.
+    pub fn kills(self) {
+        self.killed.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether it did.
+    pub fn has_killed(self) -> bool {
+        self.killed.load(Ordering::SeqCst) != 0
     }
 }

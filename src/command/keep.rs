@@ -3,7 +3,7 @@
 //!
 //! `lock` leaves one behind. It ends when the owner does, and says so in the record; or when nothing is held any more.
 //!
-//! `run-with-lock` has one as long as its command runs. So neither a guardian that is stopped or killed nor a store that
+//! `run-with-lock` has one as long as its command runs, also for a `--ttl` on this host's own store. So neither a guardian that is stopped or killed nor a store that
 //! does not answer lets a second holder in while the command runs: the keeper goes on without its guardian and says when
 //! the command has ended; the guardian, who never waits for the store while the command runs, ends the command before the
 //! lease does, which both know by [`LeaseEnd`]; and where the guardian is not there to do it, the keeper does. It starts
@@ -57,6 +57,8 @@ pub(super) struct Keeping<'a> {
     pub(super) lease_end: LeaseEnd,
     /// Whether the owners end before their lease does.
     pub(super) kills: bool,
+    /// Whether each lock has a lease, also where its store is this host's alone.
+    pub(super) timed: bool,
 }
 
 /// The keeper of a command, as its guardian has it.
@@ -230,6 +232,7 @@ impl Keeping<'_> {
                 });
                 let (term, end) = (ends.saturating_sub(span * 3 / 10), ends.saturating_sub(span / 20));
                 if now >= end {
+                    self.lease_end.kills();
                     alive.iter().for_each(|pidfd| signal(pidfd, rustix::process::Signal::KILL));
                 } else if now >= term && !is_guarded() && !std::mem::replace(&mut terminated, true) {
                     alive.iter().for_each(|pidfd| signal(pidfd, rustix::process::Signal::TERM));
@@ -327,8 +330,10 @@ impl Keeping<'_> {
             none => none.insert(self.targets.open(self.world)?),
         };
         let (mut held, mut lost, mut first): (bool, bool, Option<Duration>) = (false, false, None);
-        let shared = |((_, engine), _): &((&Target, &Engine), &mut Known)| engine.store().reach() == Reach::ManyHosts;
-        for ((target, engine), known) in opened.each().zip(known).filter(shared) {
+        let has_lease = |((_, engine), _): &((&Target, &Engine), &mut Known)| {
+            self.timed || engine.store().reach() == Reach::ManyHosts
+        };
+        for ((target, engine), known) in opened.each().zip(known).filter(has_lease) {
             let now = self.world.host.boottime();
             // A server that stands still must not keep us from the others until the lease is over.
             engine.store().bound(Some(now + self.world.lease() / 6));

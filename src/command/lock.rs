@@ -130,6 +130,7 @@ fn keep_for(
             owners: applicant.party.owners.clone(),
             lease_end: LeaseEnd::new()?,
             kills: false,
+            timed: false,
         })
     };
     // Nobody is to renew late what the script is told that it lost.

@@ -36,7 +36,8 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     // The child opens the stores for itself: neither descriptors nor SQLite's connections may be shared.
     let opened = targets.open(world);
     let shared = opened.as_ref().is_ok_and(Opened::are_shared);
-    let lease_end = (shared || asked.taking.ttl.is_some()).then(LeaseEnd::new).transpose()?;
+    let kept = shared || asked.taking.ttl.is_some();
+    let lease_end = kept.then(LeaseEnd::new).transpose()?;
     let (targets, plan, signals, handle) = (&targets, &plan, &signals, &handle);
     let take = Take { world, asked, targets, plan, signals, handle, guardian, old_flock, lease_end };
     if asked.no_fork {
@@ -44,26 +45,24 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     }
     let is_taken = opened.as_ref().is_ok_and(|opened| {
         let found = |(target, engine): (&Target, &Engine)| engine.store().read(&target.name);
-        !shared && opened.each().any(|each| found(each).is_ok_and(|found| found.is_some()))
+        !kept && opened.each().any(|each| found(each).is_ok_and(|found| found.is_some()))
     });
     let guard = |running| {
-        let kept_end = lease_end.filter(|_| shared);
-        let guard =
-            Guard { world, asked, targets, handle, opened, old_flock, lease_end: kept_end, first_end: lease_end };
+        let guard = Guard { world, asked, targets, handle, opened, old_flock, lease_end };
         let exit = guard.until_the_end(running, signals);
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(guard);
         exit
     };
     // A file may have to be waited for, and so may leave to begin, which a child that shares our memory must not do.
-    if !is_taken && !shared && old_flock.is_none() {
+    if !is_taken && !kept && old_flock.is_none() {
         match plan.at_once(&|progress| take.at_once(progress))? {
             AtOnce::Running(running) => return guard(running),
             AtOnce::Failed(exit) => return Ok(exit),
             AtOnce::No => {}
         }
     }
-    match plan.fork(shared)? {
+    match plan.fork(kept)? {
         Forked::Command(becoming) => {
             let exit = take.and_become(Some(&becoming)).unwrap_or_else(|error| {
                 say(&format!("{error:#}"));

@@ -1,5 +1,7 @@
 //! Locks that end by time, on a clock that nobody can set.
 
+use std::time::Instant;
+
 use nix::sys::signal::Signal;
 
 use crate::sandbox::{Done, Sandbox, faketime, proc, skip, wait_until};
@@ -143,9 +145,9 @@ on_every_kind_of_store! {
     }
 
     fn a_command_whose_wrapper_comes_too_late_is_ended_though_its_lease_is_forgotten(sandbox: &Sandbox) {
-        let script = "while [ ! -e over ]; do sleep 0.01; done; touch survived";
+        let script = "touch runs; while [ ! -e over ]; do sleep 0.01; done; touch survived";
         let job = sandbox.csalock(["run", "--ttl", "1s", "x", "-c", script]).spawn();
-        wait_until("it runs", || sandbox.state("x") == "held");
+        wait_until("it runs", || sandbox.path("files/runs").exists());
         job.send(Signal::SIGSTOP);
         wait_until("it is over", || sandbox.state("x") != "held");
         (0..20).for_each(|_| sandbox.csalock(["run", "-q", "x", "true"]).run());
@@ -156,6 +158,59 @@ on_every_kind_of_store! {
         let done = job.wait();
         assert_eq!((done.code, sandbox.state("x").as_str()), (Some(85), "free"), "{done:?}");
         assert!(!sandbox.path("files/survived").exists());
+    }
+
+    fn a_stopped_wrapper_lets_no_command_outlive_its_lease(sandbox: &Sandbox) {
+        let script = "touch runs; while [ ! -e over ]; do sleep 0.01; done; touch survived";
+        for options in [&["--ttl", "2s"][..], &["--ttl", "2s", "--kill-after", "9s", "--max-hold", "9s"]] {
+            let job = sandbox.csalock([&["run", "-q"], options, &["x", "-c", script]].concat()).spawn();
+            wait_until("it runs", || sandbox.path("files/runs").exists());
+            job.send(Signal::SIGSTOP);
+            // As soon as somebody else is let in nothing is left of it.
+            let next = format!("ps -o stat= -o comm= --ppid {} | grep -v -e Z -e csalock-keeper; :", job.pid());
+            sandbox.csalock(["run", "-q", "-w", "20s", "x", "sh", "-c", &next]).stdout("").run();
+            job.send(Signal::SIGCONT);
+            sandbox.file("files/over", "");
+            let done = job.wait();
+            assert_eq!((done.code, sandbox.state("x").as_str()), (Some(85), "free"), "{done:?}");
+            assert!(!sandbox.path("files/survived").exists());
+            ["runs", "over"].iter().for_each(|file| std::fs::remove_file(sandbox.path("files").join(file)).unwrap());
+        }
+    }
+
+    fn a_wrapper_that_was_stopped_tells_what_was_done_for_it(sandbox: &Sandbox) {
+        // Else a command that never had a time limit has nobody but its wrapper to end it.
+        if !sandbox.is_shared() {
+            return;
+        }
+        let script = "touch runs; while [ ! -e begin ]; do sleep 0.01; done; csalock renew --ttl 3s x; touch renewed; while :; do sleep 0.01; done";
+        let job = sandbox.csalock(["run", "x", "-c", script]).spawn();
+        wait_until("it runs", || sandbox.path("files/runs").exists());
+        job.send(Signal::SIGSTOP);
+        sandbox.file("files/begin", "");
+        wait_until("it is over", || sandbox.path("files/renewed").exists() && sandbox.state("x") != "held");
+        job.send(Signal::SIGCONT);
+        let done = job.wait();
+        assert!(done.code == Some(85) && done.stderr.starts_with("csalock: the command was ended before the "), "{done:?}");
+    }
+
+    fn a_wrapper_that_sees_the_end_late_tells_its_status(sandbox: &Sandbox) {
+        // Whether it ended in time, or gave its lock back in time.
+        for script in ["exit 7", "csalock unlock x; while [ ! -e over ]; do sleep 0.01; done; exit 7"] {
+            let job = sandbox.csalock(["run", "--ttl", "3s", "x", "-c", &format!("touch runs; while [ ! -e begin ]; do sleep 0.01; done; {script}")]).spawn();
+            wait_until("it runs", || sandbox.path("files/runs").exists());
+            job.send(Signal::SIGSTOP);
+            let begun = Instant::now();
+            sandbox.file("files/begin", "");
+            wait_until("it is free", || sandbox.state("x") != "held");
+            (0..20).for_each(|_| sandbox.csalock(["run", "-q", "x", "true"]).run());
+            wait_until("its time would be over", || begun.elapsed().as_secs() >= 4);
+            sandbox.file("files/over", "");
+            job.send(Signal::SIGCONT);
+            let done = job.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(7), ""), "{script}");
+            ["runs", "begin", "over"].iter().for_each(|file| std::fs::remove_file(sandbox.path("files").join(file)).unwrap());
+        }
     }
 
     fn a_command_that_renews_its_lease_goes_on(sandbox: &Sandbox) {

@@ -46,17 +46,16 @@ fn critical_section() {
             witness.enter(&told("names").split(',').map(entry).collect::<Vec<_>>());
         }
         "unclaims" => witness.leave(|entry| entry.share == 'c' && entry.id == id),
-        "breaks" => witness.breaks(&told("names"), parent()),
-        "broke" => witness.breaks(&told("names"), None),
+        "breaks" | "broke" => witness.breaks(&told("names"), parent(), told("do") == "broke"),
         what => panic!("{what:?} is nothing to do"),
     }
 }
 
-fn parent() -> Option<(i32, u64)> {
+fn parent() -> (i32, u64) {
     // Who has none any more is the storm's own child; his has one that is not there.
     let parent = nix::unistd::getppid().as_raw();
     let is_orphan = std::env::var(STORM).is_ok_and(|storm| storm == parent.to_string());
-    Some(identity(parent).filter(|_| !is_orphan).unwrap_or((i32::MAX, 0)))
+    identity(parent).filter(|_| !is_orphan).unwrap_or((i32::MAX, 0))
 }
 
 /// `names=a:self,b:parent,d:nobody tokens=5,6 share=x asked=7 ttl=8 warded=9`
@@ -74,7 +73,7 @@ fn entries_of(told: &dyn Fn(&str) -> String, number: &dyn Fn(&str) -> Option<u64
             share: told("share").chars().next().unwrap(),
             owner: match owner {
                 "self" => identity(me),
-                "parent" => parent(),
+                "parent" => Some(parent()),
                 _ => None,
             },
             asked,

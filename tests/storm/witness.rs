@@ -48,7 +48,7 @@ struct Mark {
     highest_exclusive: u64,
     /// Until when everything that was asked for may have been broken; for ever while somebody is about it.
     broken: u64,
-    breaker: Option<(i32, u64)>,
+    breakers: Vec<(i32, u64)>,
 }
 
 pub(crate) struct Witness {
@@ -107,11 +107,15 @@ impl Witness {
         }
     }
 
-    /// Somebody is about to break the lock, or has broken it.
-    pub(crate) fn breaks(&self, name: &str, breaker: Option<(i32, u64)>) {
+    /// Somebody is about to break the lock, or has `done` it.
+    pub(crate) fn breaks(&self, name: &str, breaker: (i32, u64), done: bool) {
         let book = self.book();
         let (at, mut mark) = book.mark(name);
-        (mark.breaker, mark.broken) = (breaker, book.now);
+        mark.broken = book.now;
+        mark.breakers.retain(|other| *other != breaker);
+        if !done {
+            mark.breakers.push(breaker);
+        }
         book.write(at, &mark);
         book.note("breaks", &Entry { name: name.to_string(), share: '-', ..Entry::default() });
     }
@@ -172,13 +176,11 @@ impl Book<'_> {
     /// Whether its lock may have been broken since it was asked for.
     fn is_broken(&self, entry: &Entry) -> bool {
         let (at, mut mark) = self.mark(&entry.name);
-        if mark.breaker.is_some() {
+        if !mark.breakers.is_empty() {
             // Until now at least. One who died did not say when he was done.
             mark.broken = self.now;
-            if !lives(mark.breaker) {
-                mark.breaker = None;
-                self.write(at, &mark);
-            }
+            mark.breakers.retain(|breaker| lives(Some(*breaker)));
+            self.write(at, &mark);
         }
         entry.asked <= mark.broken
     }

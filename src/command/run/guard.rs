@@ -37,10 +37,8 @@ pub(super) struct Guard<'a> {
     /// Should it not be possible to open a store, the child says so as well.
     pub(super) opened: Result<Opened<'a>>,
     pub(super) old_flock: Option<&'a OldFlock>,
-    /// Where we see when the lease ends, if other hosts share the store.
+    /// Where we see when the lease ends, if it has one from the beginning.
     pub(super) lease_end: Option<LeaseEnd>,
-    /// Where we see when the first lease ends, if it was to have an end.
-    pub(super) first_end: Option<LeaseEnd>,
 }
 
 /// The lease of what is held, as last seen.
@@ -67,13 +65,7 @@ impl Guard<'_> {
             let now = self.world.host.boottime();
             let ends = match self.lease_end {
                 Some(lease_end) => lease_end.get(),
-                None => {
-                    let known = match began.get() {
-                        None => self.first_end.and_then(LeaseEnd::get),
-                        Some(_) => lease.get().map(|lease| lease.ends),
-                    };
-                    self.lease_left(known).map(|left| now + left)
-                }
+                None => self.lease_left(lease.get().map(|lease| lease.ends)).map(|left| now + left),
             };
             let same = |known: &Lease, ends: Duration| known.ends.abs_diff(ends) < ROUNDING;
             lease.set(ends.map(|ends| match lease.get() {
@@ -87,7 +79,7 @@ impl Guard<'_> {
         let bell = keeper.is_none().then(|| Bell::new(Listener::Guardian(&proof))).flatten();
         let news: &dyn News = keeper.as_ref().map_or(&bell, |keeper| keeper);
         let mut ended = running.watch(signals, limited, &limits, news, self.world.host.as_ref())?;
-        ended.stopped = ended.stopped.or_else(|| self.stopped_by_keeper(&ended, lease.get()));
+        ended.stopped = ended.stopped.or_else(|| self.stopped_by_keeper(&ended));
         self.old_flock.inspect(|old_flock| old_flock.end());
         match ended.told {
             Some(Report::Exit(code)) => {
@@ -149,14 +141,14 @@ impl Guard<'_> {
             owners: vec![command],
             lease_end,
             kills: self.asked.on_lost == OnLost::Kill,
+            timed: self.asked.taking.ttl.is_some(),
         })
     }
 
     /// Whether the keeper had to end the command, because we did not in time.
-    fn stopped_by_keeper(&self, ended: &Ended, lease: Option<Lease>) -> Option<(Stop, bool)> {
-        let Lease { ends, span } = lease.filter(|_| self.lease_end.is_some() && self.asked.on_lost == OnLost::Kill)?;
-        let is_due = ends.saturating_sub(span / 20) <= self.world.host.boottime();
-        (is_due && ended.exit == Exit::signalled(nix::libc::SIGKILL)).then_some((Stop::Lease, true))
+    fn stopped_by_keeper(&self, ended: &Ended) -> Option<(Stop, bool)> {
+        let killed = self.lease_end.is_some_and(LeaseEnd::has_killed);
+        (killed && ended.exit == Exit::signalled(Signal::SIGKILL as i32)).then_some((Stop::Lease, true))
     }
 
     /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command

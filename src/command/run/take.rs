@@ -72,7 +72,7 @@ impl Take<'_> {
                     true => self.execute(&grants),
                     false => Error::new(
                         Exit::Lost,
-                        "the lease was over, or nobody was there to renew it, before the command could begin; it was not run",
+                        "the lease was over, or nobody was there to watch it, before the command could begin; it was not run",
                         "try again",
                     ),
                 };
@@ -97,7 +97,6 @@ impl Take<'_> {
         let taken = opened.take(&applicant, &Patience::NONE, None, &mut |_, _| None);
         let Ok(AllTaken::Granted(grants, evicted)) = taken else { return };
         told(&self.asked.common, self.targets, &opened, &grants, evicted.as_ref());
-        self.lease_end.inspect(|lease_end| lease_end.set(opened.lease_ends(&grants)));
         // What it has open is not our guardian's, though its memory is.
         drop(opened);
         progress.granted();
@@ -123,11 +122,12 @@ impl Take<'_> {
             owners: vec![self.world.host.this_process()?],
             lease_end,
             kills: self.asked.on_lost == OnLost::Kill,
+            timed: self.asked.taking.ttl.is_some(),
         };
         leave_behind(&keeping, opened, grants)
     }
 
-    /// Waits until somebody is there who renews our lease. Not if the command would have to be ended before it has begun.
+    /// Waits until somebody is there who watches our lease. Not if the command would have to be ended before it has begun.
     fn has_leave(&self, becoming: &Becoming) -> bool {
         let span = self.asked.taking.ttl.unwrap_or(self.world.lease());
         let left = || {
