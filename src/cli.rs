@@ -5,6 +5,8 @@
 pub mod plain;
 
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -106,13 +108,13 @@ pub struct Waiting {
     #[arg(long, value_name = "MIN..MAX", value_parser = parse_backoff)]
     pub backoff: Option<Backoff>,
     /// Give up after so many looks, with exit 75
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = whole(1, u32::MAX))]
     pub attempts: Option<u32>,
     /// Say why, for those who look at the lock
     #[arg(long, value_name = "TEXT")]
     pub label: Option<OsString>,
     /// Exit with this code instead of 75 when it is busy
-    #[arg(short = 'E', long, value_name = "N", value_parser = clap::value_parser!(u8))]
+    #[arg(short = 'E', long, value_name = "N", value_parser = whole(0, u8::MAX))]
     pub conflict_exit_code: Option<u8>,
 }
 
@@ -131,7 +133,7 @@ pub struct Taking {
     /// Take one of N places: so many may hold it at once
     #[arg(
         short = 'j', long, value_name = "N", conflicts_with_all = ["exclusive", "shared"],
-        value_parser = clap::value_parser!(u32).range(1..=10_000)
+        value_parser = whole(1, 10_000)
     )]
     pub slots: Option<u32>,
     /// Hold it at most this long
@@ -163,7 +165,7 @@ pub struct Lock {
     #[command(flatten)]
     pub taking: Taking,
     /// The lock belongs to this process instead of the script that calls
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX))]
     pub pid: Option<i32>,
     /// Names, or paths: those are the locks of files
     #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
@@ -280,7 +282,7 @@ pub struct History {
     #[arg(long, value_name = "DURATION", value_parser = parse_span)]
     pub since: Option<Duration>,
     /// Show the last N; without it 50, or all with --json
-    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole(1, u32::MAX))]
     pub lines: Option<u32>,
     /// Names, or patterns with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME", trailing_var_arg = true)]
@@ -484,4 +486,15 @@ pub struct Doctor {
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o666 == 0 && mode & 0o600 == 0o600);
     mode.ok_or_else(|| "say it in octal, with 6 for the owner and no right to execute: 0600, 0640, 0660".to_string())
+}
+
+/// A whole number from `least` to `most`.
+fn whole<N>(least: N, most: N) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync
+where
+    N: FromStr + Display + PartialOrd + Copy + Send + Sync + 'static,
+{
+    move |text| {
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| format!("is no whole number from {least} to {most}"))
+    }
 }

@@ -54,6 +54,21 @@ on_every_store! {
         }
     }
 
+    fn what_is_no_number_or_out_of_range_is_named_with_what_would_do(sandbox: &Sandbox) {
+        for (words, option, value, least, most) in [
+            (&["lock", "-j", "three", "x"][..], "--slots <N>", "three", 1, 10_000),
+            (&["lock", "-j", "0", "x"], "--slots <N>", "0", 1, 10_000),
+            (&["lock", "--attempts", "1.5", "x"], "--attempts <N>", "1.5", 1, u32::MAX),
+            (&["run", "-E", "256", "x", "true"], "--conflict-exit-code <N>", "256", 0, 255),
+            (&["lock", "--pid", "99999999999", "x"], "--pid <PID>", "99999999999", 1, 2_147_483_647),
+            (&["history", "-n", "-", "x"], "--lines <N>", "-", 1, u32::MAX),
+        ] {
+            let why = format!("invalid value '{value}' for '{option}': is no whole number from {least} to {most}");
+            let said = format!("error: {why}\n\nFor more information, try '--help'.\n");
+            sandbox.csalock(words).status(64).stderr(said).run();
+        }
+    }
+
     fn what_users_of_flock_type_is_answered_with_what_to_say(sandbox: &Sandbox) {
         for (words, what, tip) in [
             ("job true", "unrecognized subcommand 'job'", "a command is run under a lock by: csalock run-with-lock NAME COMMAND"),
