@@ -3,6 +3,7 @@
 //! Nothing above the engine touches a store, nothing below it knows what a lock is. It decides nothing itself: all
 //! rules are in [`crate::lock::decide`].
 
+mod applicant;
 mod circle;
 mod crowd;
 mod decision;
@@ -24,11 +25,12 @@ use std::time::Duration;
 use self::crowd::learn_crowd;
 use self::leases::Lent;
 
+pub use applicant::Applicant;
 pub use leases::LEASE;
 pub use patience::{Backoff, Patience};
 pub use several::{AllTaken, Onlooker, Wish, confirm_all, take_all};
 pub use sight::Sight;
-pub use taking::{Applicant, OUTAGE, Taken, Waiting};
+pub use taking::{OUTAGE, Taken, Waiting};
 pub use values::Wanted as WantedValue;
 
 use crate::error::{Error, Result};
