@@ -133,7 +133,7 @@ pub struct Taking {
     /// Take one of N places: so many may hold it at once
     #[arg(
         short = 'j', long, value_name = "N", conflicts_with_all = ["exclusive", "shared"],
-        value_parser = whole(1, 10_000)
+        value_parser = whole(1u32, 10_000)
     )]
     pub slots: Option<u32>,
     /// Hold it at most this long

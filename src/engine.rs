@@ -13,6 +13,7 @@ mod leases;
 mod leftovers;
 mod pages;
 mod patience;
+mod race;
 mod several;
 mod sight;
 mod taking;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 use self::crowd::learn_crowd;
 use self::leases::Lent;
+use self::race::Race;
 
 pub use applicant::Applicant;
 pub use leases::LEASE;
@@ -42,9 +44,6 @@ use crate::lock::{
     Waiter, Wanted, Writing, decide,
 };
 use crate::store::{Change, Durability, Keep, Store, Stored, Swap, Version};
-
-/// So often somebody may be faster than we are, one time after the other, before we say that something is wrong.
-const MOST_CONFLICTS: usize = 50_000;
 
 /// A store and the host it is used from.
 pub struct Engine {
@@ -121,17 +120,27 @@ impl Engine {
     }
 
     fn settle_for(&self, name: &[u8], ask: &Ask, by: Option<&Party>) -> Result<Outcome> {
+        loop {
+            if let Some(outcome) = self.settle_in(self.race_for(name, ask), ask, by)? {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// The same, unless others are faster as long as this race goes on.
+    fn settle_in(&self, mut race: Race<'_>, ask: &Ask, by: Option<&Party>) -> Result<Option<Outcome>> {
+        let name = race.key;
         let mut ask = ask.clone();
         // The grant that is released if the record was removed.
         let mut released: Option<Grant> = None;
-        for _ in 0..MOST_CONFLICTS {
+        loop {
             let (version, record) = self.read(name)?;
             if let Some(grant) = released.take().filter(|grant| !record.knows(&grant.proof)) {
                 self.host.ring(Listener::Guardian(&grant.proof));
-                return Ok(Outcome::Released(grant));
+                return Ok(Some(Outcome::Released(grant)));
             }
             match self.decide(&record, &ask, None)? {
-                Step::Done(outcome) => return Ok(outcome),
+                Step::Done(outcome) => return Ok(Some(outcome)),
                 Step::Write { record: next, outcome, wake } => {
                     let stored = self.swap(version.as_ref(), &record, &next, &wake, by)?;
                     // Nobody else removes a record in which somebody holds. So if it is gone that was us, and the reply was
@@ -149,7 +158,7 @@ impl Engine {
                             }
                             _ => {}
                         }
-                        return Ok(with_token(outcome, &version));
+                        return Ok(Some(with_token(outcome, &version)));
                     }
                     if let Ask::Release(claimant)
                     | Ask::Renew(claimant, _)
@@ -158,17 +167,13 @@ impl Engine {
                     {
                         claimant.repeated = true;
                     }
+                    if !race.lost()? {
+                        return Ok(None);
+                    }
                 }
-                Step::Join(_) | Step::Wait { .. } => return Ok(Outcome::Busy(record.holders)),
+                Step::Join(_) | Step::Wait { .. } => return Ok(Some(Outcome::Busy(record.holders))),
             }
         }
-        Err(self.overtaken(name))
-    }
-
-    /// Somebody was always faster; more often than anybody could have been.
-    fn overtaken(&self, name: &[u8]) -> Error {
-        let what = format!("{} changes faster than it can be followed", self.store.place(name));
-        Error::new(Exit::System, what, "see what else is at work there, then try again")
     }
 
     /// Somebody on this host who says that a grant is theirs.

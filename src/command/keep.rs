@@ -3,11 +3,11 @@
 //!
 //! `lock` leaves one behind. It ends when the owner does, and says so in the record; or when nothing is held any more.
 //!
-//! `run-with-lock` has one as long as its command runs, also for a `--ttl` on this host's own store. So neither a guardian that is stopped or killed nor a store that
-//! does not answer lets a second holder in while the command runs: the keeper goes on without its guardian and says when
-//! the command has ended; the guardian, who never waits for the store while the command runs, ends the command before the
-//! lease does, which both know by [`LeaseEnd`]; and where the guardian is not there to do it, the keeper does. It starts
-//! another keeper should this one die.
+//! `run-with-lock` has one as long as its command runs, also for a `--ttl` on this host's own store. So neither a guardian
+//! that is stopped or killed nor a store that does not answer lets a second holder in while the command runs: the keeper
+//! goes on without its guardian and says when the command has ended; the guardian, who never waits for the store while the
+//! command runs, ends the command before the lease does, which both know by [`LeaseEnd`]; and where the guardian is not
+//! there to do it, the keeper does. It starts another keeper should this one die.
 //!
 //! One thread renews, and may have to wait for the store; the other watches processes and clock, and never does.
 
@@ -42,9 +42,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The status of a keeper that could not begin.
 const UNDONE: u8 = 1;
-
-/// The coarsest unit that a store counts leases in.
-const SECOND: Duration = Duration::from_secs(1);
 
 /// What is kept, and for whom.
 pub(super) struct Keeping<'a> {
@@ -119,7 +116,7 @@ pub(super) fn leave_behind(keeping: &Keeping<'_>, opened: &Opened<'_>, grants: &
     if !grants.iter().any(|grant| matches!(grant.tenure, Tenure::Renewed(_))) {
         return Ok(());
     }
-    keeping.lease_end.set(opened.lease_ends(grants));
+    keeping.lease_end.begin(opened.first_lease(grants));
     background::spawn(c"csalock-keeper", Parent::Nobody, None, || keeping.run(None, None)).map(drop)
 }
 
@@ -367,7 +364,7 @@ impl Keeping<'_> {
             Some(Tenure::Renewed(lease)) => {
                 let ends = match known {
                     Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
-                    None => self.lease_end.get(),
+                    None => self.lease_end.of(&lease),
                 };
                 if let Some(ends) = ends.filter(|ends| ends.saturating_sub(now) > span * 2 / 3) {
                     return Ok(Kept::Until(lease, ends));
@@ -385,7 +382,7 @@ impl Keeping<'_> {
             Some(Tenure::Until(lease)) => {
                 let ends = match known {
                     Some((known, ends)) if *known == lease => *ends,
-                    known => self.end_of(&lease, engine, known.is_none())?,
+                    _ => self.end_of(&lease, engine)?,
                 };
                 Ok(Kept::Until(lease, ends))
             }
@@ -394,12 +391,11 @@ impl Keeping<'_> {
         }
     }
 
-    /// When a lease ends that somebody else asked for: perhaps whoever took the lock for us, if we see the `first` one.
-    fn end_of(&self, lease: &Lease, engine: &Engine, first: bool) -> Result<Duration> {
-        let least = self.world.host.boottime() + engine.store().remaining(lease)?;
-        // He knows it better than a store that counts in seconds.
-        let told = self.lease_end.get().filter(|ends| first && (least..least + SECOND).contains(ends));
-        Ok(told.unwrap_or(least))
+    /// When a lease ends that somebody else asked for. Whoever took the lock for us knows it better than a store that counts
+    /// in seconds.
+    fn end_of(&self, lease: &Lease, engine: &Engine) -> Result<Duration> {
+        let now = self.world.host.boottime();
+        self.lease_end.of(lease).map_or_else(|| Ok(now + engine.store().remaining(lease)?), Ok)
     }
 
     /// What it means that nothing is held. That a grant was given back is soon forgotten; that one was broken is not.
@@ -427,7 +423,6 @@ fn wait_for<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: 
     let _ = poll(&mut polled, at_most);
 }
 
-/// Whether there was anything to read.
 /// Makes what the keeper cannot do without, as soon as it can be had: there may be too many open files just now.
 fn insist<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
     loop {
@@ -438,6 +433,7 @@ fn insist<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
     }
 }
 
+/// Whether there was anything to read.
 fn drain(descriptor: BorrowedFd<'_>) -> bool {
     let mut buffer = [0; 64];
     std::iter::from_fn(|| read(descriptor, &mut buffer).ok().filter(|length| *length > 0)).count() > 0

@@ -17,6 +17,7 @@ use crate::cli::RunWithLock;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
+use crate::host::{Bell, Listener};
 use crate::lease_end::LeaseEnd;
 use crate::lock::Handle;
 use crate::signals::Signals;
@@ -47,8 +48,11 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
         let found = |(target, engine): (&Target, &Engine)| engine.store().read(&target.name);
         !kept && opened.each().any(|each| found(each).is_ok_and(|found| found.is_some()))
     });
+    // From before the command can begin, for it may renew at once. A keeper has a bell of its own.
+    let proof = handle.proof();
+    let bell = if kept { None } else { Bell::new(Listener::Guardian(&proof)) };
     let guard = |running| {
-        let guard = Guard { world, asked, targets, handle, opened, old_flock, lease_end };
+        let guard = Guard { world, asked, targets, handle, opened, old_flock, lease_end, bell };
         let exit = guard.until_the_end(running, signals);
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(guard);

@@ -8,7 +8,7 @@ use crate::cli::Common;
 use crate::engine::{AllTaken, Applicant, Engine, Onlooker, Patience, Wish, confirm_all, take_all};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::lock::{Ask, Ended, Grant, Outcome, Proof};
+use crate::lock::{Ask, Ended, Grant, Lease, Outcome, Proof};
 use crate::name::shown;
 use crate::report::Reporter;
 use crate::store::{Location, Reach};
@@ -153,9 +153,12 @@ impl Opened<'_> {
         self.each().map(|(target, engine)| Wish { engine, name: &target.name }).collect()
     }
 
-    /// When the first of the leases of these grants ends on CLOCK_BOOTTIME, if they have any.
-    pub(super) fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
-        self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.tenure)).min()
+    /// The lease of these grants that ends first, if they have any, and when that is on CLOCK_BOOTTIME.
+    pub(super) fn first_lease<'b>(&self, grants: &'b [Grant]) -> Option<(Duration, &'b Lease)> {
+        let end = |((_, engine), grant): ((_, &Engine), &'b Grant)| {
+            Some((engine.ends(&grant.tenure)?, grant.tenure.lease()?))
+        };
+        self.each().zip(grants).filter_map(end).min_by_key(|(ends, _)| *ends)
     }
 
     /// Whether other hosts may share one of the stores.

@@ -1,8 +1,9 @@
 //! Seeing a circle of waits: leaving a note of each wait that others may depend on, and following the notes.
 
-use super::{Engine, MOST_CONFLICTS};
+use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Circle, Facts, Fate, Proof, Record, Wait, Waiter, Waits, circle};
+use crate::store::Swap;
 
 /// So many waits are followed at most.
 const MOST_WAITS: usize = 2000;
@@ -82,7 +83,8 @@ impl Engine {
     }
 
     pub(super) fn change_waits(&self, key: &[u8], change: &dyn Fn(&mut Waits)) -> Result<()> {
-        for _ in 0..MOST_CONFLICTS {
+        let mut race = self.race(key);
+        loop {
             let stored = self.store.read(key)?;
             let found = stored.as_ref().and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
             let mut next = found.clone();
@@ -91,9 +93,10 @@ impl Engine {
                 return Ok(());
             }
             let body = (!next.waits.is_empty()).then(|| lock::encode_waits(key, &next));
-            self.store.swap(key, stored.as_ref().map(|stored| &stored.version), body.as_deref())?;
+            if self.store.swap(key, stored.as_ref().map(|stored| &stored.version), body.as_deref())? == Swap::Conflict {
+                race.lost()?;
+            }
         }
-        Err(self.overtaken(key))
     }
 
     /// The circle that this wait closes, if it does. All of it was there at one moment.

@@ -1,7 +1,9 @@
 //! Making a [`Decision`], and asking for somebody else's.
 
+use super::Engine;
+use std::time::Duration;
+
 use super::together::Together;
-use super::{Engine, MOST_CONFLICTS};
 use crate::error::Result;
 use crate::lock::{self, Ask, Claimant, Decision, Doubt, Fate, Outcome, Proof, Record, Tenure};
 use crate::store::{Durability, Keep, Reach, Swap, Version};
@@ -38,7 +40,8 @@ impl Engine {
         keep: Keep,
     ) -> Result<Option<Version>> {
         let key = Decision::key(proof);
-        for _ in 0..MOST_CONFLICTS {
+        let mut race = self.race(&key);
+        loop {
             if let Swap::Stored(stored) = self.store.swap_kept(&key, expect, Some(body), keep)? {
                 return Ok(Some(stored));
             }
@@ -46,11 +49,12 @@ impl Engine {
                 // The reply was lost.
                 Some((stored, found)) if found == *decision => return Ok(Some(stored)),
                 // A conflict with nobody: a directory was not where it is.
-                found if found.as_ref().map(|(version, _)| version) == expect => {}
+                found if found.as_ref().map(|(version, _)| version) == expect => {
+                    race.lost()?;
+                }
                 _ => return Ok(None),
             }
         }
-        Err(self.overtaken(&key))
     }
 
     /// Gives up these claims of one id, all of them or none. `false`: one of them is its no more.
@@ -66,7 +70,12 @@ impl Engine {
         if self.changes_at_once(names.len()) {
             let of_id = of_id()?;
             let mut decide = |_, record: &Record| self.decide(record, &Ask::Release(of_id.clone()), None);
-            let done = self.change_together(names, &mut decide, &|outcome| matches!(outcome, Outcome::Released(_)))?;
+            let done = self.change_together(
+                names,
+                &mut decide,
+                &|outcome| matches!(outcome, Outcome::Released(_)),
+                Duration::MAX,
+            )?;
             return Ok(matches!(done, Together::Done(_)));
         }
         let tenure = match self.store.reach() {

@@ -1,6 +1,6 @@
 //! The end of a long queue: entering a page, leaving it, and closing it to fetch who is on it.
 
-use super::{Engine, MOST_CONFLICTS};
+use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Joined, Page, Pages, Place, Proof, Record, Waiter};
 use crate::store::{Swap, Version};
@@ -48,14 +48,16 @@ impl Engine {
     /// Replaces a page until `change` has nothing more to change. Returns it as it then is.
     fn change_page(&self, name: &[u8], number: u64, change: &mut dyn FnMut(&Page) -> Option<Page>) -> Result<Page> {
         let key = Page::key(name, number);
-        for _ in 0..MOST_CONFLICTS {
+        let mut race = self.race(&key);
+        loop {
             let (version, page) = self.page(&key)?;
             let Some(next) = change(&page) else { return Ok(page) };
             let is_needed = next.sealed || !next.waiters.is_empty();
             let body = is_needed.then(|| lock::encode_page(&key, &next));
-            self.store.swap(&key, version.as_ref(), body.as_deref())?;
+            if self.store.swap(&key, version.as_ref(), body.as_deref())? == Swap::Conflict {
+                race.lost()?;
+            }
         }
-        Err(self.overtaken(name))
     }
 
     /// A page as it is; one that is missing or unreadable is empty.

@@ -12,6 +12,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use super::taking::TO_LEAVE;
 use super::together::{self, Together};
 use super::{Applicant, Engine, Patience, Taken, Waiting};
 use crate::error::Result;
@@ -210,7 +211,8 @@ impl<'a, 'b> Several<'a, 'b> {
         let names: Vec<&[u8]> = self.wishes.iter().map(|wish| wish.name).collect();
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
         let applicant = Applicant { tentative, called: self.called_to_try(), ..self.keeping.clone() };
-        match self.wishes[0].engine.take_together(&names, &applicant, &held)? {
+        let late_at = self.until.saturating_add(TO_LEAVE);
+        match self.wishes[0].engine.take_together(&names, &applicant, &held, late_at)? {
             Together::Refused(at, outcome) => Ok(Some(Not::Tried(at, outcome))),
             Together::Done(outcomes) => {
                 let (grants, evicted) = together::granted(outcomes);

@@ -9,7 +9,7 @@ use self::waiting::Next;
 use super::circle::Noted;
 use super::held_up::HeldUp;
 use super::patience::Clock;
-use super::{Applicant, Engine, MOST_CONFLICTS, Patience, with_token};
+use super::{Applicant, Engine, Patience, with_token};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::host::{Signs, Vigil, Woken};
@@ -24,6 +24,9 @@ pub const OUTAGE: Duration = Duration::from_millis(500);
 
 /// So long a waiter asks a store that answered before: while he asks, he does not hear the interrupt.
 const TO_ASK: Duration = Duration::from_secs(1);
+
+/// So long after his time somebody who waited may go on trying to leave the queue, or to get what is granted already.
+pub(super) const TO_LEAVE: Duration = Duration::from_millis(500);
 
 /// A lease that is over by this much is over on every clock that rounds.
 const ROUNDING: Duration = Duration::from_millis(1);
@@ -52,9 +55,11 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         onlooker: &mut Onlooker<'_>,
     ) -> Result<Taken> {
+        let mut clock = patience.begin(self.host.boottime(), self.must_poll());
         let mut attempt = Attempt {
             engine: self,
             name,
+            late_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(TO_LEAVE)),
             application: self.application(applicant, patience),
             begun: None,
             vigil: None,
@@ -68,7 +73,6 @@ impl Engine {
             noted: None,
             in_touch: false,
         };
-        let mut clock = patience.begin(self.host.boottime(), self.must_poll());
         self.store.bound(Some(clock.deadline().unwrap_or(Duration::MAX)));
         let taken = attempt.run_through_outages(applicant, &mut clock, onlooker);
         if attempt.noted.is_some() {
@@ -119,6 +123,8 @@ struct Attempt<'a> {
     engine: &'a Engine,
     name: &'a [u8],
     application: Application,
+    /// When there is no time left to be overtaken, on CLOCK_BOOTTIME.
+    late_at: Duration,
     /// The tenure that was begun for a grant that somebody was faster than.
     begun: Option<Tenure>,
     vigil: Option<Box<dyn Vigil + 'a>>,
@@ -166,7 +172,7 @@ impl<'a> Attempt<'a> {
     fn run(&mut self, applicant: &Applicant, clock: &mut Clock, onlooker: &mut Onlooker<'_>) -> Result<Taken> {
         let engine = self.engine;
         let mut current = None;
-        let mut conflicts = 0;
+        let mut race = engine.race(self.name).until(self.late_at);
         loop {
             if self.in_touch && engine.store.reach() == Reach::ManyHosts {
                 let soon = engine.host.boottime().saturating_add(TO_ASK);
@@ -213,12 +219,17 @@ impl<'a> Attempt<'a> {
                         // Who is in the queue can be rung, so we listen before we are.
                         self.listen()?;
                     }
+                    race.has_right_of_way = !self.application.queue || holds(&record, &self.application.entry.proof);
                     let stored = engine.swap(version.as_ref(), &record, &next, &wake, None)?;
                     match (stored, outcome) {
                         (Some(version), Some(outcome)) => return Ok(Taken::Answer(with_token(outcome, &version))),
                         (Some(version), None) => current = Some((Some(version), next)),
-                        (None, _) if conflicts == MOST_CONFLICTS => return Err(engine.overtaken(self.name)),
-                        (None, _) => conflicts += 1,
+                        (None, _) if race.lost()? => {}
+                        (None, _) => {
+                            if let Some(busy) = self.give_up(record)? {
+                                return Ok(busy);
+                            }
+                        }
                     }
                 }
                 Step::Join(page) => {
@@ -230,14 +241,10 @@ impl<'a> Attempt<'a> {
                     self.application.full = self.application.place.is_none().then_some(page);
                 }
                 Step::Wait { processes, leases, ahead } => {
-                    conflicts = 0;
                     let Some(pause) = engine.pause(clock, ahead, &leases)? else {
-                        match self.leave() {
-                            Ok(Outcome::GrantedMeanwhile(_)) => continue,
-                            // That there is no room to write it down changes nothing about the answer: who has ended is
-                            // passed over.
-                            Err(error) if error.exit() != Exit::InputOutput => return Err(error),
-                            _ => return Ok(Taken::Answer(Outcome::Busy(record.holders))),
+                        match self.give_up(record)? {
+                            Some(busy) => return Ok(busy),
+                            None => continue,
                         }
                     };
                     let end = engine.host.boottime() + pause;
@@ -246,7 +253,7 @@ impl<'a> Attempt<'a> {
                         onlooker(&Waiting { record: &record, ahead, left })
                     };
                     match self.wait(&record, version.as_ref(), &processes, ahead, end, &mut show)? {
-                        Next::Look => {}
+                        Next::Look => race = engine.race(self.name).until(self.late_at),
                         Next::Interrupted => return Ok(self.interrupted()),
                         Next::GiveUp(links) => match self.leave()? {
                             Outcome::GrantedMeanwhile(_) => continue,
@@ -268,21 +275,45 @@ impl<'a> Attempt<'a> {
         engine.begin_grant(tenure, &mut self.begun, record, grant)
     }
 
-    /// Leaves the queue.
+    /// Our time is over: it is busy, unless it was granted meanwhile.
+    fn give_up(&self, record: Record) -> Result<Option<Taken>> {
+        match self.leave() {
+            Ok(Outcome::GrantedMeanwhile(_)) => Ok(None),
+            // That there is no room to write it down changes nothing about the answer: who has ended is passed over.
+            Err(error) if error.exit() != Exit::InputOutput => Err(error),
+            _ => Ok(Some(Taken::Answer(Outcome::Busy(record.holders)))),
+        }
+    }
+
+    /// Leaves the queue. Where others are faster until it is late, by the end of the waiter's lease, if that can be had:
+    /// whoever comes next passes over him and what was granted to him.
     fn leave(&self) -> Result<Outcome> {
-        let me = self.application.entry.proof;
+        let (engine, me) = (self.engine, self.application.entry.proof);
         let page = self.application.place.as_ref().map(|place| place.page);
         if let Some(page) = page
-            && self.engine.leave(self.name, page, &me)?
+            && engine.leave(self.name, page, &me)?
         {
             return Ok(Outcome::Withdrawn);
         }
-        self.engine.settle(self.name, &Ask::Withdraw(me, page))
+        let ask = Ask::Withdraw(me, page);
+        if let Some(outcome) = engine.settle_in(engine.race(self.name).until(self.late_at), &ask, None)? {
+            return Ok(outcome);
+        }
+        if let Some(lease) = &self.application.entry.lease {
+            engine.store.end(lease);
+            if engine.store.is_over(lease)? {
+                let (_, record) = engine.read(self.name)?;
+                let granted = record.holders.into_iter().find(|grant| grant.proof == me);
+                return Ok(granted.map_or(Outcome::Withdrawn, Outcome::GrantedMeanwhile));
+            }
+        }
+        engine.settle(self.name, &ask)
     }
 
     /// Gives up because the interrupt came. What cannot be said at once ends by itself.
-    fn interrupted(&self) -> Taken {
-        self.engine.store.bound(Some(self.engine.host.boottime()));
+    fn interrupted(&mut self) -> Taken {
+        self.late_at = self.engine.host.boottime();
+        self.engine.store.bound(Some(self.late_at));
         let _ = self.abandon();
         Taken::Interrupted
     }
@@ -295,6 +326,10 @@ impl<'a> Attempt<'a> {
         }
         Ok(())
     }
+}
+
+fn holds(record: &Record, proof: &Proof) -> bool {
+    record.holders.iter().any(|grant| grant.proof == *proof)
 }
 
 fn is_waiting(record: &Record, proof: &Proof) -> bool {

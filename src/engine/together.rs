@@ -1,7 +1,9 @@
 //! Several names as one change, where the store can make one of several swaps: no crash comes between, so nothing has to
 //! be tentative and nothing to be decided.
 
-use super::{Applicant, Current, Engine, MOST_CONFLICTS, Patience, Swapped, with_token};
+use super::{Applicant, Current, Engine, Patience, Swapped, with_token};
+use std::time::Duration;
+
 use crate::error::Result;
 use crate::lock::{Application, Ask, Ending, Grant, Outcome, Record, Step, Tenure};
 use crate::store::Version;
@@ -22,19 +24,31 @@ impl Engine {
 
     /// Takes all of these names, some of which may be granted tentatively already (`held`), or none; for good, unless the
     /// applicant is tentative. Waits for nobody.
-    pub(super) fn take_together(&self, names: &[&[u8]], applicant: &Applicant, held: &[bool]) -> Result<Together> {
+    pub(super) fn take_together(
+        &self,
+        names: &[&[u8]],
+        applicant: &Applicant,
+        held: &[bool],
+        late_at: Duration,
+    ) -> Result<Together> {
         let at_once = Applicant { called: None, ..applicant.clone() };
         let mut application = self.application(&at_once, &Patience::NONE);
-        let refused = self.try_to_take(names, &application, held)?;
+        let refused = self.try_to_take(names, &application, held, late_at)?;
         let Some(called) = applicant.called.filter(|_| matches!(refused, Together::Refused(..))) else {
             return Ok(refused);
         };
         // It may be held by whoever waits for us.
         application.entry.within = self.host.held_up_by(&called, false);
-        self.try_to_take(names, &application, held)
+        self.try_to_take(names, &application, held, late_at)
     }
 
-    fn try_to_take(&self, names: &[&[u8]], application: &Application, held: &[bool]) -> Result<Together> {
+    fn try_to_take(
+        &self,
+        names: &[&[u8]],
+        application: &Application,
+        held: &[bool],
+        late_at: Duration,
+    ) -> Result<Together> {
         // Each has its own, for each may be given back alone.
         let mut begun: Vec<Option<Tenure>> = vec![None; names.len()];
         self.change_together(
@@ -50,17 +64,23 @@ impl Engine {
                 Ok(step)
             },
             &|outcome| matches!(outcome, Outcome::Granted(..)),
+            late_at,
         )
     }
 
-    /// Decides about each of these names, and makes all changes as one if all answers are as `wanted`.
+    /// Decides about each of these names, and makes all changes as one if all answers are as `wanted`. If others are
+    /// faster until it is too late, the first is busy.
     pub(super) fn change_together(
         &self,
         names: &[&[u8]],
         decide: &mut dyn FnMut(usize, &Record) -> Result<Step>,
         wanted: &dyn Fn(&Outcome) -> bool,
+        late_at: Duration,
     ) -> Result<Together> {
-        for _ in 0..MOST_CONFLICTS {
+        let mut race = self.race(names[0]).until(late_at);
+        // Who tries waits for nobody, and who holds one of them already is waited for.
+        race.has_right_of_way = true;
+        loop {
             let mut looks: Vec<(Current, Option<Step>)> = Vec::new();
             let mut answers = Vec::new();
             for (at, name) in names.iter().enumerate() {
@@ -87,8 +107,11 @@ impl Engine {
                 let number = |outcome| with_token(outcome, &version);
                 return Ok(Together::Done(answers.into_iter().map(number).collect()));
             }
+            if !race.lost()? {
+                let holders = looks.swap_remove(0).0.1.holders;
+                return Ok(Together::Refused(0, Outcome::Busy(holders)));
+            }
         }
-        Err(self.overtaken(names[0]))
     }
 }
 

@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 
 use super::taking::Onlooker;
-use super::{Applicant, Engine, MOST_CONFLICTS, Patience, Sight, Swapped, Taken, with_token};
+use super::{Applicant, Engine, Patience, Sight, Swapped, Taken, with_token};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{self, Ask, Claimant, Fate, Grant, OnlyIf, Outcome, Party, Proof, Record, Step, Value, Writing};
@@ -37,7 +37,8 @@ impl Engine {
     /// When the store cannot be asked, or the value's bytes are missing.
     pub fn value(&self, name: &[u8]) -> Result<Option<(Value, Vec<u8>)>> {
         let mut missing = None;
-        for _ in 0..MOST_CONFLICTS {
+        let mut race = self.race(name);
+        loop {
             let (_, record) = self.read(name)?;
             let Some(mut value) = record.value else { return Ok(None) };
             if let Some(bytes) = value.within.take() {
@@ -61,8 +62,8 @@ impl Engine {
                 return Err(Error::corrupt(format!("{}: the value is missing", self.store.place(&key))));
             }
             missing = Some(value.mark);
+            race.lost()?;
         }
-        Err(self.overtaken(name))
     }
 
     /// Writes or deletes a value: at once where that can be, else when the applicant has been granted the lock, which is
@@ -149,7 +150,8 @@ impl Engine {
         stored: &mut bool,
         writer: &Party,
     ) -> Result<Outcome> {
-        for _ in 0..MOST_CONFLICTS {
+        let mut race = self.race(name);
+        loop {
             let (version, record) = self.read(name)?;
             // What only some may read stays like that until somebody says otherwise.
             let mode = wanted.mode.or(record.value.as_ref().and_then(|value| value.mode));
@@ -189,8 +191,8 @@ impl Engine {
                 return Ok(with_token(outcome, &version));
             }
             writing.claimant.repeated = true;
+            race.lost()?;
         }
-        Err(self.overtaken(name))
     }
 
     /// Removes the bytes of a value that the record no longer names.

@@ -130,7 +130,7 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
 /// his eyes.
 fn is_over(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
     match &grant.tenure {
-        Tenure::Renewed(lease) => Ok(facts.over(lease)? && !is_seen_alive(grant, facts)?),
+        Tenure::Renewed(lease) => Ok(!is_seen_alive(grant, facts)? && facts.over(lease)?),
         tenure => tenure.lease().map_or(Ok(false), |lease| facts.over(lease)),
     }
 }

@@ -155,12 +155,9 @@ pub(super) fn other_slots(record: &Record, application: &Application, facts: &Fa
 }
 
 pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Wanted> {
-    if let Some(lease) = &waiter.lease
-        && facts.over(lease)?
-    {
-        return Ok(true);
-    }
-    Ok(facts.fate(&waiter.party.home, &waiter.process)? == Fate::Dead)
+    // To look at a process costs less than to ask for a lease.
+    let is_dead = facts.fate(&waiter.party.home, &waiter.process)? == Fate::Dead;
+    Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.over(lease))?)
 }
 
 /// The first owner that is not dead for sure, and what is known of it.

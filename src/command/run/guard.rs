@@ -15,7 +15,7 @@ use crate::command::targets::{Opened, Targets};
 use crate::command::world::World;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Bell, Listener};
+use crate::host::Bell;
 use crate::lease_end::LeaseEnd;
 use crate::lock::{self, Ask, Grant, Handle, Outcome, Process, Tenure};
 use crate::name::shown;
@@ -39,6 +39,8 @@ pub(super) struct Guard<'a> {
     pub(super) old_flock: Option<&'a OldFlock>,
     /// Where we see when the lease ends, if it has one from the beginning.
     pub(super) lease_end: Option<LeaseEnd>,
+    /// By which we hear of it if the command renews or gives back, unless a keeper does.
+    pub(super) bell: Option<Bell>,
 }
 
 /// The lease of what is held, as last seen.
@@ -75,9 +77,7 @@ impl Guard<'_> {
             self.limits(*began.get_or_init(|| now), lease.get())
         };
         let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some() || keeper.is_some();
-        let proof = self.handle.proof();
-        let bell = keeper.is_none().then(|| Bell::new(Listener::Guardian(&proof))).flatten();
-        let news: &dyn News = keeper.as_ref().map_or(&bell, |keeper| keeper);
+        let news: &dyn News = keeper.as_ref().map_or(&self.bell, |keeper| keeper);
         let mut ended = running.watch(signals, limited, &limits, news, self.world.host.as_ref())?;
         ended.stopped = ended.stopped.or_else(|| self.stopped_by_keeper(&ended));
         self.old_flock.inspect(|old_flock| old_flock.end());
