@@ -80,6 +80,11 @@ fn detach(name: &std::ffi::CStr, keep: Option<RawFd>) {
 }
 
 fn close_all_but(keep: Option<RawFd>) {
+    // To look at what is open takes a descriptor, and there may be none left.
+    for descriptor in (0..3).filter(|descriptor| Some(*descriptor) != keep) {
+        // SAFETY: as below.
+        unsafe { nix::libc::close(descriptor) };
+    }
     let names = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<RawFd> = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for descriptor in open.into_iter().filter(|descriptor| Some(*descriptor) != keep) {

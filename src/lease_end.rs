@@ -2,7 +2,7 @@
 //! becomes the command, the guardian that ends the command before, and the keeper that renews.
 //!
 //! It is a number in memory that they share since before they forked, CLOCK_BOOTTIME in milliseconds; and beside it,
-//! which lease that is, as long as it is the first, and whether the keeper had to kill the command.
+//! of which leases it is the end, as long as those are the first, and whether the keeper had to kill the command.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
@@ -17,13 +17,20 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{Lease, LeaseClock};
 
+/// So many leases are known by their [`mark`]s: together with the rest they fill a page.
+const MOST_MARKS: usize = 509;
+
 /// The end of a lease.
 #[derive(Debug, Clone, Copy)]
-pub struct LeaseEnd {
-    ends: &'static AtomicU64,
-    /// [`mark`] of the lease, if it is the first.
-    first: &'static AtomicU64,
-    killed: &'static AtomicU64,
+pub struct LeaseEnd(&'static Shared);
+
+#[derive(Debug)]
+struct Shared {
+    ends: AtomicU64,
+    killed: AtomicU64,
+    /// How many of the marks are those of the leases that end there.
+    first: AtomicU64,
+    marks: [AtomicU64; MOST_MARKS],
 }
 
 impl LeaseEnd {
@@ -37,36 +44,40 @@ impl LeaseEnd {
     /// When there is none left.
     pub fn new() -> Result<LeaseEnd> {
         let failed = |errno: Errno| Error::new(Exit::System, format!("cannot share memory: {}", errno.desc()), "");
-        let size = NonZeroUsize::MIN.saturating_add(size_of::<[AtomicU64; 3]>() - 1);
+        let size = NonZeroUsize::MIN.saturating_add(size_of::<Shared>() - 1);
         // SAFETY: a fresh mapping, all zeros, at the start of a page, that stays to the end of each process.
-        let [ends, first, killed] = unsafe {
+        let shared = unsafe {
             let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
-            mmap_anonymous(None, size, access, kind).map_err(failed)?.cast::<[AtomicU64; 3]>().as_ref()
+            mmap_anonymous(None, size, access, kind).map_err(failed)?.cast::<Shared>().as_ref()
         };
-        Ok(LeaseEnd { ends, first, killed })
+        Ok(LeaseEnd(shared))
     }
 
-    /// The first ends then, and is this one; `None`: there is no end.
-    pub fn begin(self, first: Option<(Duration, &Lease)>) {
-        self.set(first.map(|(ends, _)| ends));
-        self.first.store(first.map_or(0, |(_, lease)| mark(lease)), Ordering::SeqCst);
+    /// The first of these leases ends then, and none was known before; `None`: there is no end.
+    pub fn begin(self, ends: Option<Duration>, leases: &[&Lease]) {
+        self.set(ends);
+        let known = leases.iter().zip(&self.0.marks);
+        let count = known.map(|(lease, known)| known.store(mark(lease), Ordering::SeqCst)).count();
+        self.0.first.store(count as u64, Ordering::SeqCst);
     }
 
-    /// When this lease ends, if it is the first and the last that we know of.
+    /// When this lease ends, at the earliest, if it is one of the first and nothing was said since.
     pub fn of(self, lease: &Lease) -> Option<Duration> {
-        self.get().filter(|_| self.first.load(Ordering::SeqCst) == mark(lease))
+        let first = self.0.marks.iter().take(self.0.first.load(Ordering::SeqCst) as usize);
+        let is_first = first.map(|known| known.load(Ordering::SeqCst)).any(|known| known == mark(lease));
+        self.get().filter(|_| is_first)
     }
 
     /// It ends then; `None`: there is no end.
     pub fn set(self, ends: Option<Duration>) {
-        self.first.store(0, Ordering::SeqCst);
+        self.0.first.store(0, Ordering::SeqCst);
         let ends = ends.map_or(u64::MAX, |ends| (ends.as_millis() as u64).max(1));
-        self.ends.store(ends, Ordering::SeqCst);
+        self.0.ends.store(ends, Ordering::SeqCst);
     }
 
     /// When it ends, if it does and that is known.
     pub fn get(self) -> Option<Duration> {
-        match self.ends.load(Ordering::SeqCst) {
+        match self.0.ends.load(Ordering::SeqCst) {
             LeaseEnd::UNKNOWN | u64::MAX => None,
             ends => Some(Duration::from_millis(ends)),
         }
@@ -74,12 +85,12 @@ impl LeaseEnd {
 
     /// The keeper kills the command.
     pub fn kills(self) {
-        self.killed.store(1, Ordering::SeqCst);
+        self.0.killed.store(1, Ordering::SeqCst);
     }
 
     /// Whether it did.
     pub fn has_killed(self) -> bool {
-        self.killed.load(Ordering::SeqCst) != 0
+        self.0.killed.load(Ordering::SeqCst) != 0
     }
 }
 

@@ -77,6 +77,8 @@ pub struct Ended {
     pub of_terminal: Option<Signal>,
     /// If we ended it: what for, and whether it had to be killed.
     pub stopped: Option<(Stop, bool)>,
+    /// If it was to be ended and we may not: it is another user's by now.
+    pub out_of_reach: bool,
 }
 
 impl Running {
@@ -114,7 +116,7 @@ impl Running {
         let timer = BootTimer::new()?;
         let mut limits: Vec<Limits> = Vec::new();
         let mut told = None;
-        let mut stopped = None;
+        let (mut stopped, mut out_of_reach) = (None, false);
         let mut of_terminal = None;
         loop {
             if let Some(status) = self.ended()? {
@@ -125,7 +127,7 @@ impl Running {
                     .or(of_terminal)
                     .filter(|came| status.terminating_signal() == Some(*came as i32));
                 let told = self.told().or(told);
-                return Ok(Ended { told, exit: exit_of(&status), of_terminal, stopped });
+                return Ok(Ended { told, exit: exit_of(&status), of_terminal, stopped, out_of_reach });
             }
             if limited && told.is_none() {
                 told = self.told();
@@ -142,14 +144,18 @@ impl Running {
                 now = host.boottime();
             }
             if let Some(due) = limits.iter().find(|limit| limit.kill <= now) {
-                stopped = Some((stopped.map_or(due.why, |(why, _)| why), true));
-                self.send(Signal::SIGKILL);
+                if self.send(Signal::SIGKILL) {
+                    stopped = Some((stopped.map_or(due.why, |(why, _)| why), true));
+                } else {
+                    out_of_reach = true;
+                }
                 limits.clear();
             }
             for due in limits.iter_mut().filter(|limit| limit.term <= now) {
-                stopped.get_or_insert((due.why, false));
-                self.send(Signal::SIGTERM);
-                self.send(Signal::SIGCONT);
+                if self.send(Signal::SIGTERM) {
+                    stopped.get_or_insert((due.why, false));
+                    self.send(Signal::SIGCONT);
+                }
                 due.term = Duration::MAX;
             }
             let next = limits.iter().flat_map(|limit| [limit.term, limit.kill]).min();
@@ -178,8 +184,9 @@ impl Running {
         }
     }
 
-    fn send(&self, signal: Signal) {
-        let _ = kill(self.pid, signal);
+    /// Sends it a signal. `false`: we may not.
+    fn send(&self, signal: Signal) -> bool {
+        kill(self.pid, signal) != Err(Errno::EPERM)
     }
 
     /// How it ended, if it has. It stays a zombie: as long as it is one, others see that we are about to give back, and do

@@ -116,7 +116,7 @@ pub(super) fn leave_behind(keeping: &Keeping<'_>, opened: &Opened<'_>, grants: &
     if !grants.iter().any(|grant| matches!(grant.tenure, Tenure::Renewed(_))) {
         return Ok(());
     }
-    keeping.lease_end.begin(opened.first_lease(grants));
+    opened.begin_leases(grants, keeping.lease_end);
     background::spawn(c"csalock-keeper", Parent::Nobody, None, || keeping.run(None, None)).map(drop)
 }
 
@@ -264,6 +264,7 @@ impl Keeping<'_> {
             (Ok(pidfd), Ok(Some(found))) if found == *owner => Seen::Here(pidfd),
             (_, Ok(Some(found))) if found == *owner => Seen::Not,
             (_, Ok(_)) => Seen::Gone,
+            (_, Err(_)) if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) => Seen::Gone,
             (_, Err(_)) => Seen::Not,
         }
     }
@@ -364,7 +365,7 @@ impl Keeping<'_> {
             Some(Tenure::Renewed(lease)) => {
                 let ends = match known {
                     Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
-                    None => self.lease_end.of(&lease),
+                    None => self.lease_end.get(),
                 };
                 if let Some(ends) = ends.filter(|ends| ends.saturating_sub(now) > span * 2 / 3) {
                     return Ok(Kept::Until(lease, ends));

@@ -137,7 +137,7 @@ fn keep_for(
     // (A time that somebody set is rounded up by a store that counts in seconds.)
     let is_renewed = grants.iter().any(|grant| matches!(grant.tenure, Tenure::Renewed(_)));
     let most = if is_renewed { Duration::ZERO } else { Duration::from_secs(1) };
-    let over = opened.first_lease(grants).is_some_and(|(ends, _)| ends + most <= world.host.boottime());
+    let over = opened.lease_ends(grants).is_some_and(|ends| ends + most <= world.host.boottime());
     let kept = if over {
         let what = "the lock was lost before it could be used: its lease was over when the store said that it is taken";
         Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))

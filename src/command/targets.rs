@@ -8,6 +8,7 @@ use crate::cli::Common;
 use crate::engine::{AllTaken, Applicant, Engine, Onlooker, Patience, Wish, confirm_all, take_all};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
+use crate::lease_end::LeaseEnd;
 use crate::lock::{Ask, Ended, Grant, Lease, Outcome, Proof};
 use crate::name::shown;
 use crate::report::Reporter;
@@ -153,12 +154,15 @@ impl Opened<'_> {
         self.each().map(|(target, engine)| Wish { engine, name: &target.name }).collect()
     }
 
-    /// The lease of these grants that ends first, if they have any, and when that is on CLOCK_BOOTTIME.
-    pub(super) fn first_lease<'b>(&self, grants: &'b [Grant]) -> Option<(Duration, &'b Lease)> {
-        let end = |((_, engine), grant): ((_, &Engine), &'b Grant)| {
-            Some((engine.ends(&grant.tenure)?, grant.tenure.lease()?))
-        };
-        self.each().zip(grants).filter_map(end).min_by_key(|(ends, _)| *ends)
+    /// When the first of the leases of these grants ends on CLOCK_BOOTTIME, if they have any.
+    pub(super) fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
+        self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.tenure)).min()
+    }
+
+    /// Tells whoever watches the leases of these grants, which have just begun.
+    pub(super) fn begin_leases(&self, grants: &[Grant], told: LeaseEnd) {
+        let leases: Vec<&Lease> = grants.iter().filter_map(|grant| grant.tenure.lease()).collect();
+        told.begin(self.lease_ends(grants), &leases);
     }
 
     /// Whether other hosts may share one of the stores.

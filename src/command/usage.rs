@@ -47,15 +47,17 @@ fn advise(mut error: clap::Error) -> clap::Error {
             Some("a command is run under a lock by: csalock run-with-lock NAME COMMAND")
         }
         ErrorKind::UnknownArgument => match word(ContextKind::InvalidArg) {
-            _ if !in_command => Some("options stand behind the command's name: csalock run-with-lock -n NAME COMMAND"),
             "-o" | "--close" => Some("leave it out: a command does not inherit the lock"),
             "-u" | "--unlock" => Some("a lock is given back by: csalock unlock NAME"),
+            _ if !in_command => Some("options stand behind the command's name: csalock run-with-lock -n NAME COMMAND"),
             _ => None,
         },
         _ => return error,
     };
     if tip.is_some() {
+        // Its usage is that of the option that it takes for the one that was meant.
         error.remove(ContextKind::SuggestedArg);
+        error.remove(ContextKind::Usage);
     }
     // Clap's own is to write `--` before it, which makes it the name of a lock.
     error.remove(ContextKind::Suggested);

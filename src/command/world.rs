@@ -63,7 +63,8 @@ impl World {
         let from_environment = variable.map(|url| Location::parse(url, &self.environment.current)).transpose()?;
         // A command that runs under a file's lock finds that file's store there. It is not meant for other names.
         let is_beside = |location: &Location| matches!(location, Location::Directory { layout: Layout::Beside, .. });
-        Ok(from_environment.filter(|location| !is_beside(location)))
+        let is_given = variable.is_some_and(|url| Location::is_given(url));
+        Ok(from_environment.filter(|location| !(is_given && is_beside(location))))
     }
 
     /// The store that a command under a lock of ours is to use for files, as it is said in `CSALOCK_OUTER_STORE`.

@@ -67,10 +67,14 @@ impl Race<'_> {
         let now = host.boottime();
         if !self.has_right_of_way && self.engine.store().reach() == Reach::ManyHosts {
             let span = now.saturating_sub(self.began).saturating_mul(1 << self.lost.min(8)).min(LONGEST);
-            let pause = span.mul_f64(f64::from(host.random()?[0]) / 255.0).min(self.late_at.saturating_sub(now));
+            let drawn = host.random()?.into_iter().fold(0, |drawn, byte| drawn ^ byte);
+            let pause = span.mul_f64(f64::from(drawn) / 255.0).min(self.late_at.saturating_sub(now));
             crate::host::pause(host, pause)?;
         }
         self.began = host.boottime();
         Ok(self.began < self.late_at)
     }
 }
+
+#[cfg(test)]
+mod tests;

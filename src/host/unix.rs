@@ -209,7 +209,9 @@ fn namespace(kind: &str) -> Result<u64> {
 }
 
 fn no_proc(error: &std::io::Error) -> Error {
-    Error::new(Exit::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace")
+    let is_there = matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE));
+    let cure = if is_there { "raise the limit of open files (ulimit -n)" } else { "mount /proc of this namespace" };
+    Error::new(Exit::System, format!("cannot read /proc: {error}"), cure)
 }
 
 #[cfg(test)]

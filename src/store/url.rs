@@ -134,7 +134,9 @@ impl Location {
 
     /// Whether that is where it comes from.
     pub fn is_given(url: &OsStr) -> bool {
-        url.as_bytes()[path_at(url.as_bytes())..].starts_with(GIVEN)
+        let (before, path) = url.as_bytes().split_at(path_at(url.as_bytes()));
+        // What is given has an absolute path.
+        path.starts_with(GIVEN) && (before.starts_with(b"etcd") || [&b""[..], b"dir:", b"sqlite:"].contains(&before))
     }
 
     /// The URL that opens this location again.
@@ -248,7 +250,9 @@ mod tests {
             assert_eq!((location.given_url(), parse(given)), (given.into(), Ok(location)));
             assert!(Location::is_given(OsStr::new(given)) && !Location::is_given(OsStr::new(chosen)), "{chosen}");
         }
-        for chosen in ["", "x", "./x", "dir:./x", "etcd://h", "etcd", "dir:"] {
+        for chosen in
+            ["", "x", "./x", "dir:./x", "etcd://h", "etcd", "dir:", "dir:././x", "a/./b", "sqlite:a/./b", "dir:b:/./c"]
+        {
             assert!(!Location::is_given(OsStr::new(chosen)), "{chosen}");
         }
     }

@@ -178,6 +178,55 @@ on_every_kind_of_store! {
         }
     }
 
+    fn a_renewal_that_comes_at_once_is_heard(sandbox: &Sandbox) {
+        if !crate::sandbox::has("strace") {
+            return;
+        }
+        // Before the keeper looks for the first time, and before the wrapper could listen.
+        for (late, options) in [("-f -e inject=setsid:delay_exit=200000", "--ttl 1s"), ("-e inject=bind:delay_enter=200000", "")] {
+            let script = "echo $$ > begun; csalock renew -q --ttl 300ms x; mv begun pid; exec sleep 30";
+            let run = format!("exec strace -D -qq -o trace {late} csalock run -q {options} x dash -c '{script}'");
+            let job = sandbox.script("dash", &run).spawn();
+            wait_until("it has renewed", || sandbox.path("files/pid").exists());
+            let next = "ps -o stat= -o args= -p $(cat pid) | grep -v ^Z; :";
+            sandbox.csalock(["run", "-q", "-w", "20s", "x", "sh", "-c", next]).stdout("").run();
+            assert_eq!(job.wait().code, Some(85), "{late}");
+            std::fs::remove_file(sandbox.path("files/pid")).unwrap();
+        }
+    }
+
+    fn a_keeper_with_hardly_any_descriptors_ends_all_the_same(sandbox: &Sandbox) {
+        for most in 8..14 {
+            let script = format!("ulimit -n {most}; exec csalock run -q --ttl 3s x sh -c 'touch runs; exec sleep 60'");
+            let job = sandbox.script("dash", &script).spawn();
+            // Where it runs at all.
+            let runs = || sandbox.path("files/runs").exists();
+            wait_until("it runs or was refused", || runs() || !proc::lives(job.pid()));
+            let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.pid())).unwrap_or_default();
+            let children: Vec<i32> = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+            job.send(Signal::SIGKILL);
+            wait_until("the command and its keeper end", || !children.iter().any(|pid| proc::lives(*pid)));
+            let _ = std::fs::remove_file(sandbox.path("files/runs"));
+        }
+    }
+
+    fn a_command_that_is_another_users_by_then_is_said_not_to_be_ended(sandbox: &Sandbox) {
+        let other = 65534;
+        if !crate::sandbox::is_root("a command that changes its user") {
+            return;
+        }
+        // By setpriv(1), as others do by sudo: saved and real user are root's then.
+        sandbox.script("dash", "cp $(command -v setpriv) root && chmod 4755 root && chmod 777 . && chmod 755 ..").run();
+        let ids = sandbox.call("./root", ["--reuid", "0", "--regid", "0", "--clear-groups", "id", "-u"]).user(other).capture();
+        if ids.stdout != "0\n" {
+            return skip("setuid", "files have no setuid bit here");
+        }
+        let words = ["run", "--store", "dir:store", "--max-hold", "100ms", "--kill-after", "100ms", "x"];
+        let root = ["./root", "--reuid", "0", "--regid", "0", "--clear-groups", "sleep", "1"];
+        let said = "csalock: the command could not be ended when its time under lock x was over: it runs as another user\n";
+        sandbox.csalock([&words[..], &root[..]].concat()).user(other).stderr(said).run();
+    }
+
     fn a_wrapper_that_was_stopped_tells_what_was_done_for_it(sandbox: &Sandbox) {
         // Else a command that never had a time limit has nobody but its wrapper to end it.
         if !sandbox.is_shared() {

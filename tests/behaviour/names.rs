@@ -226,6 +226,16 @@ on_every_store! {
         sandbox.csalock(["run", "--store", &store, "./file", "dash", "-c", renew]).without("CSALOCK_STORE").run();
     }
 
+    fn a_store_is_chosen_whatever_it_is_called(sandbox: &Sandbox) {
+        // What looks like a file's own store, or a little like what a command is given.
+        let here = sandbox.path("files").display().to_string();
+        for store in [format!("dir:{here}/.csalock"), format!("dir:{here}/./locks"), "dir:././locks".into(), "./here/./locks".into()] {
+            let script = format!("mkdir -p here; export CSALOCK_STORE='{store}'; csalock lock job ./file > /dev/null; \
+                                  csalock status -1 --store '{store}' | sed s,.*/,, | sort; csalock unlock job ./file");
+            sandbox.script("dash", &script).stdout("file\njob\n").run();
+        }
+    }
+
     fn the_store_beside_a_file_has_the_mode_and_group_of_its_directory(sandbox: &Sandbox) {
         let directory = sandbox.path("files/shared");
         std::fs::create_dir(&directory).unwrap();

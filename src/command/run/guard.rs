@@ -104,7 +104,11 @@ impl Guard<'_> {
         // The keeper goes on when we do not get through.
         let lost = if keeper.is_some() { self.in_time(&ended, exit, give_back) } else { give_back() };
         keeper.inspect(Keeper::stop);
-        self.why(&ended, by_time.get()).inspect(|why| self.asked.common.tell(why));
+        match ended.stopped {
+            // Why has been said.
+            Some((Stop::Lease, _)) if lost => self.asked.common.tell("the command was ended"),
+            _ => drop(self.why(&ended, by_time.get()).inspect(|why| self.asked.common.tell(why))),
+        }
         Ok(if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit })
     }
 
@@ -222,6 +226,11 @@ impl Guard<'_> {
     /// What there is to say of a command that we ended; `by_time`: by a lease that nobody renews.
     fn why(&self, ended: &Ended, by_time: bool) -> Option<String> {
         let name = self.names();
+        if ended.out_of_reach {
+            return Some(format!(
+                "the command could not be ended when its time under lock {name} was over: it runs as another user"
+            ));
+        }
         let (stop, _) = ended.stopped.filter(|_| ended.of_terminal.is_none())?;
         Some(match stop {
             Stop::MaxHold => format!("the command was ended: it held lock {name} longer than --max-hold"),

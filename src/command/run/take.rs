@@ -111,7 +111,7 @@ impl Take<'_> {
     /// Tells when the leases end; without a guardian, leaves somebody behind who renews them.
     fn see_to_leases(&self, opened: &Opened<'_>, grants: &[Grant], alone: bool) -> Result<()> {
         let Some(lease_end) = self.lease_end else { return Ok(()) };
-        lease_end.begin(opened.first_lease(grants));
+        opened.begin_leases(grants, lease_end);
         if !alone {
             return Ok(());
         }

@@ -1,0 +1,165 @@
+//! A store that many hosts share, in which others are faster as often as the test says, and a try takes ten milliseconds.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::engine::{Applicant, Patience, Taken};
+use crate::history::Limits;
+use crate::host::{Fake, Host};
+use crate::lock::{Fate, Lease, Outcome, Party, Process, Tenure};
+use crate::store::{Finding, Keep, Memory, Store, Stored, Swap, Version, Visit};
+
+const TRY: Duration = Duration::from_millis(10);
+const FOR_EVER: u32 = u32::MAX;
+
+struct Contended {
+    memory: Memory,
+    host: Fake,
+    rivals: Arc<AtomicU32>,
+    ended: Mutex<Vec<Lease>>,
+}
+
+impl Store for Contended {
+    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+        self.memory.read(name)
+    }
+
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
+        self.host.pass(TRY);
+        match self.rivals.load(Ordering::Relaxed) {
+            0 => return self.memory.swap_kept(name, expect, body, keep),
+            FOR_EVER => {}
+            rivals => self.rivals.store(rivals - 1, Ordering::Relaxed),
+        }
+        Ok(Swap::Conflict)
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        self.memory.scan(visit)
+    }
+
+    fn lend(&self, span: Duration) -> Result<Lease> {
+        self.memory.lend(span)
+    }
+
+    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+        let is_ended = self.ended.lock().unwrap().contains(lease);
+        if is_ended { Ok(Duration::ZERO) } else { self.memory.remaining(lease) }
+    }
+
+    fn end(&self, lease: &Lease) {
+        self.ended.lock().unwrap().push(lease.clone());
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::ManyHosts
+    }
+
+    fn place(&self, name: &[u8]) -> String {
+        self.memory.place(name)
+    }
+
+    fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
+        None
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        Vec::new()
+    }
+
+    fn sweep(&self, _dry_run: bool) -> Result<u64> {
+        Ok(0)
+    }
+
+    fn remember(&self, line: &[u8], limits: &Limits) {
+        self.memory.remember(line, limits);
+    }
+
+    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.memory.remembered(visit)
+    }
+}
+
+/// Three processes of one host, all alive; and how often others are faster from now on.
+fn contended() -> (Engine, Fake, Arc<AtomicU32>) {
+    let host = Fake::new(1);
+    [2, 3].into_iter().for_each(|pid| host.set_fate(pid, Fate::Alive));
+    let (shared, rivals): (Arc<dyn Host>, _) = (Arc::new(host.clone()), Arc::new(AtomicU32::new(0)));
+    let memory = Memory::new(shared.clone());
+    let store = Contended { memory, host: host.clone(), rivals: rivals.clone(), ended: Mutex::default() };
+    (Engine::new(Box::new(store), shared), host, rivals)
+}
+
+fn applicant(engine: &Engine, pid: i32) -> Applicant {
+    let process = Process { pid, start: 1 };
+    let home = engine.host().home().unwrap();
+    let party = Party { home, owners: vec![process], host: "h".into(), uid: 0, command: Vec::new(), label: None };
+    Applicant { tenure: Tenure::OwnerLives, ..Applicant::for_itself(engine.new_handle().unwrap(), party, process) }
+}
+
+fn within(seconds: u64) -> Patience {
+    Patience { limit: Some(Duration::from_secs(seconds)), attempts: None, backoff: None }
+}
+
+fn answer(taken: Result<Taken>) -> Outcome {
+    match taken.unwrap() {
+        Taken::Answer(outcome) => outcome,
+        Taken::Interrupted => panic!("nobody interrupted"),
+    }
+}
+
+fn release(engine: &Engine, holder: &Applicant) -> Outcome {
+    let claimant = engine.claimant(Some(holder.handle.proof()), Vec::new()).unwrap();
+    engine.settle(b"x", &Ask::Release(claimant)).unwrap()
+}
+
+#[test]
+fn who_does_not_even_get_into_the_queue_gives_up_in_time() {
+    let (engine, host, rivals) = contended();
+    let holder = applicant(&engine, 1);
+    assert!(matches!(answer(engine.take(b"x", &holder, &Patience::NONE, None, &mut |_| None)), Outcome::Granted(..)));
+    rivals.store(FOR_EVER, Ordering::Relaxed);
+    let before = host.boottime();
+    let outcome = answer(engine.take(b"x", &applicant(&engine, 2), &within(3), None, &mut |_| None));
+    assert!(matches!(outcome, Outcome::Busy(ref holders) if holders.len() == 1), "{outcome:?}");
+    let waited = host.boottime() - before;
+    assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
+}
+
+#[test]
+fn who_cannot_leave_the_queue_ends_his_lease_and_is_passed_over() {
+    let (engine, host, rivals) = contended();
+    let holder = applicant(&engine, 1);
+    assert!(matches!(answer(engine.take(b"x", &holder, &Patience::NONE, None, &mut |_| None)), Outcome::Granted(..)));
+    let before = host.boottime();
+    let mut in_queue = |_: &crate::engine::Waiting<'_>| {
+        rivals.store(FOR_EVER, Ordering::Relaxed);
+        None
+    };
+    let outcome = answer(engine.take(b"x", &applicant(&engine, 2), &within(3), None, &mut in_queue));
+    assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
+    let waited = host.boottime() - before;
+    assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
+    assert_eq!(engine.sight(b"x").unwrap().record.waiters.len(), 1);
+    rivals.store(0, Ordering::Relaxed);
+    assert!(matches!(release(&engine, &holder), Outcome::Released(_)));
+    let outcome = answer(engine.take(b"x", &applicant(&engine, 3), &Patience::NONE, None, &mut |_| None));
+    assert!(matches!(outcome, Outcome::Granted(..)), "{outcome:?}");
+}
+
+#[test]
+fn who_gives_back_has_the_right_of_way_and_who_waits_makes_way() {
+    let (engine, host, rivals) = contended();
+    let holder = applicant(&engine, 1);
+    assert!(matches!(answer(engine.take(b"x", &holder, &Patience::NONE, None, &mut |_| None)), Outcome::Granted(..)));
+    rivals.store(9, Ordering::Relaxed);
+    let before = host.boottime();
+    assert!(matches!(release(&engine, &holder), Outcome::Released(_)));
+    assert_eq!(host.boottime() - before, TRY * 10);
+    rivals.store(9, Ordering::Relaxed);
+    let before = host.boottime();
+    let outcome = answer(engine.take(b"x", &applicant(&engine, 2), &within(60), None, &mut |_| None));
+    assert!(matches!(outcome, Outcome::Granted(..)) && host.boottime() - before > TRY * 10, "{outcome:?}");
+}
