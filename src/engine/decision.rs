@@ -1,8 +1,8 @@
 //! Making a [`Decision`], and asking for somebody else's.
 
-use super::Engine;
 use std::time::Duration;
 
+use super::Engine;
 use super::together::Together;
 use crate::error::Result;
 use crate::lock::{self, Ask, Claimant, Decision, Doubt, Fate, Outcome, Proof, Record, Tenure};

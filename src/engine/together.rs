@@ -1,9 +1,9 @@
 //! Several names as one change, where the store can make one of several swaps: no crash comes between, so nothing has to
 //! be tentative and nothing to be decided.
 
-use super::{Applicant, Current, Engine, Patience, Swapped, with_token};
 use std::time::Duration;
 
+use super::{Applicant, Current, Engine, Patience, Swapped, with_token};
 use crate::error::Result;
 use crate::lock::{Application, Ask, Ending, Grant, Outcome, Record, Step, Tenure};
 use crate::store::Version;
