@@ -136,7 +136,7 @@ impl Location {
     pub fn is_given(url: &OsStr) -> bool {
         let (before, path) = url.as_bytes().split_at(path_at(url.as_bytes()));
         // What is given has an absolute path.
-        path.starts_with(GIVEN) && (before.starts_with(b"etcd") || [&b""[..], b"dir:", b"sqlite:"].contains(&before))
+        path.starts_with(GIVEN) && (servers_at(before).is_some() || [&b""[..], b"dir:", b"sqlite:"].contains(&before))
     }
 
     /// The URL that opens this location again.
@@ -178,10 +178,13 @@ impl Cluster {
 
 /// Where in a URL the path begins.
 fn path_at(url: &[u8]) -> usize {
-    let servers =
-        if url.starts_with(b"etcd") { url.windows(2).position(|two| two == b"//").map(|at| at + 2) } else { None };
-    let from = servers.unwrap_or_default();
+    let from = servers_at(url).unwrap_or_default();
     url[from..].iter().position(|byte| *byte == b'/').map_or(url.len(), |at| from + at)
+}
+
+/// Where in a URL the servers begin, if there are any.
+fn servers_at(url: &[u8]) -> Option<usize> {
+    [&b"etcd://"[..], b"etcds://"].into_iter().find(|scheme| url.starts_with(scheme)).map(<[u8]>::len)
 }
 
 /// A server with its port; etcd's own port, if none is said.
@@ -250,9 +253,21 @@ mod tests {
             assert_eq!((location.given_url(), parse(given)), (given.into(), Ok(location)));
             assert!(Location::is_given(OsStr::new(given)) && !Location::is_given(OsStr::new(chosen)), "{chosen}");
         }
-        for chosen in
-            ["", "x", "./x", "dir:./x", "etcd://h", "etcd", "dir:", "dir:././x", "a/./b", "sqlite:a/./b", "dir:b:/./c"]
-        {
+        for chosen in [
+            "",
+            "x",
+            "./x",
+            "dir:./x",
+            "etcd://h",
+            "etcd",
+            "dir:",
+            "dir:././x",
+            "a/./b",
+            "sqlite:a/./b",
+            "dir:b:/./c",
+            "etcd/./a",
+            "etcd.d//a/./b",
+        ] {
             assert!(!Location::is_given(OsStr::new(chosen)), "{chosen}");
         }
     }
