@@ -296,7 +296,7 @@ impl<'a> Attempt<'a> {
             return Ok(Outcome::Withdrawn);
         }
         let ask = Ask::Withdraw(me, page);
-        if let Some(outcome) = engine.settle_in(engine.race(self.name).until(self.late_at), &ask, None)? {
+        if let Some(outcome) = engine.settle_in(engine.race_for(self.name, &ask).until(self.late_at), &ask, None)? {
             return Ok(outcome);
         }
         if let Some(lease) = &self.application.entry.lease {

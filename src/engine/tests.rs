@@ -14,21 +14,21 @@ fn engine() -> (Engine, Fake) {
     (Engine::new(Box::new(Memory::new(shared.clone())), shared), host)
 }
 
-fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
+pub(super) fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
     let process = Process { pid, start: 1 };
     let home = engine.host().home().unwrap();
     let party = Party { home, owners: vec![process], host: "h".into(), uid: 0, command: Vec::new(), label: None };
     Applicant { tenure, ..Applicant::for_itself(engine.new_handle().unwrap(), party, process) }
 }
 
-fn take(engine: &Engine, applicant: &Applicant, patience: Patience) -> Outcome {
+pub(super) fn take(engine: &Engine, applicant: &Applicant, patience: Patience) -> Outcome {
     match engine.take(b"x", applicant, &patience, None, &mut |_| None).unwrap() {
         Taken::Answer(outcome) => outcome,
         Taken::Interrupted => panic!("nobody interrupted"),
     }
 }
 
-fn within(seconds: u64) -> Patience {
+pub(super) fn within(seconds: u64) -> Patience {
     Patience { limit: Some(Duration::from_secs(seconds)), attempts: None, backoff: None }
 }
 

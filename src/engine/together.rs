@@ -33,27 +33,10 @@ impl Engine {
     ) -> Result<Together> {
         let at_once = Applicant { called: None, ..applicant.clone() };
         let mut application = self.application(&at_once, &Patience::NONE);
-        let refused = self.try_to_take(names, &application, held, late_at)?;
-        let Some(called) = applicant.called.filter(|_| matches!(refused, Together::Refused(..))) else {
-            return Ok(refused);
-        };
-        // It may be held by whoever waits for us.
-        application.entry.within = self.host.held_up_by(&called, false);
-        self.try_to_take(names, &application, held, late_at)
-    }
-
-    fn try_to_take(
-        &self,
-        names: &[&[u8]],
-        application: &Application,
-        held: &[bool],
-        late_at: Duration,
-    ) -> Result<Together> {
-        // Each has its own, for each may be given back alone.
-        let mut begun: Vec<Option<Tenure>> = vec![None; names.len()];
-        self.change_together(
-            names,
-            &mut |at, record| {
+        let try_to_take = |application: &Application| {
+            // Each has its own, for each may be given back alone.
+            let mut begun: Vec<Option<Tenure>> = vec![None; names.len()];
+            let mut decide = |at: usize, record: &Record| {
                 let refuse_stale = application.refuse_stale && !held[at];
                 let application = Application { refuse_stale, ..application.clone() };
                 let tenure = application.tenure.clone();
@@ -62,10 +45,16 @@ impl Engine {
                     self.begin_grant(&tenure, &mut begun[at], record, grant)?;
                 }
                 Ok(step)
-            },
-            &|outcome| matches!(outcome, Outcome::Granted(..)),
-            late_at,
-        )
+            };
+            self.change_together(names, &mut decide, &|outcome| matches!(outcome, Outcome::Granted(..)), late_at)
+        };
+        let refused = try_to_take(&application)?;
+        let Some(called) = applicant.called.filter(|_| matches!(refused, Together::Refused(..))) else {
+            return Ok(refused);
+        };
+        // It may be held by whoever waits for us.
+        application.entry.within = self.host.held_up_by(&called, false);
+        try_to_take(&application)
     }
 
     /// Decides about each of these names, and makes all changes as one if all answers are as `wanted`. If others are

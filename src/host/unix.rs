@@ -209,9 +209,10 @@ fn namespace(kind: &str) -> Result<u64> {
 }
 
 fn no_proc(error: &std::io::Error) -> Error {
-    let is_there = matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE));
-    let cure = if is_there { "raise the limit of open files (ulimit -n)" } else { "mount /proc of this namespace" };
-    Error::new(Exit::System, format!("cannot read /proc: {error}"), cure)
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
+        _ => Error::new(Exit::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),
+    }
 }
 
 #[cfg(test)]

@@ -355,10 +355,6 @@ impl Store for Etcd {
         format!("{} (key \"{}\")", self.url(), shown(name))
     }
 
-    fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
-        None
-    }
-
     fn rings(&self) -> bool {
         true
     }
@@ -382,11 +378,6 @@ impl Store for Etcd {
 
     fn examine(&self) -> Vec<Finding> {
         health::examine(&self.gateway, &self.record_key(b""))
-    }
-
-    fn sweep(&self, _dry_run: bool) -> Result<u64> {
-        // What the dead left goes with their leases.
-        Ok(0)
     }
 
     fn remember(&self, line: &[u8], limits: &Limits) {

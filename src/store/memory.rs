@@ -1,7 +1,6 @@
 //! A store in memory: for tests, and as the shortest statement of what a store is.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -78,16 +77,8 @@ impl Store for Memory {
         "memory".to_string()
     }
 
-    fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
-        None
-    }
-
     fn examine(&self) -> Vec<Finding> {
         Vec::new()
-    }
-
-    fn sweep(&self, _dry_run: bool) -> Result<u64> {
-        Ok(0)
     }
 
     fn remember(&self, line: &[u8], limits: &Limits) {

@@ -318,10 +318,6 @@ impl Store for Sqlite {
         format!("{} (row {})", shown_path(&self.path), shown(name))
     }
 
-    fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
-        None
-    }
-
     fn examine(&self) -> Vec<Finding> {
         self.findings()
     }

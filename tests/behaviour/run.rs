@@ -181,6 +181,15 @@ on_every_store! {
         let done = holder.wait();
         assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(85), said));
         assert_eq!(sandbox.state("x"), "free");
+        // With a time limit it is ended, and not by that.
+        let mut job = sandbox.csalock(["run", "--ttl", "1h", "x", "cat"]).spawn();
+        job.tell("begun");
+        job.lines(1);
+        assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+        wait_until("it is ended", || !crate::sandbox::proc::lives(job.pid()));
+        let done = job.wait();
+        let ended = format!("{said}csalock: the command was ended\n");
+        assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(85), ended));
     }
 
     fn a_command_that_holds_too_long_is_ended(sandbox: &Sandbox) {

@@ -104,11 +104,12 @@ impl Guard<'_> {
         // The keeper goes on when we do not get through.
         let lost = if keeper.is_some() { self.in_time(&ended, exit, give_back) } else { give_back() };
         keeper.inspect(Keeper::stop);
-        match ended.stopped {
+        let why = match ended.stopped {
             // Why has been said.
-            Some((Stop::Lease, _)) if lost => self.asked.common.tell("the command was ended"),
-            _ => drop(self.why(&ended, by_time.get()).inspect(|why| self.asked.common.tell(why))),
-        }
+            Some((Stop::Lease, _)) if lost => Some("the command was ended".to_string()),
+            _ => self.why(&ended, by_time.get()),
+        };
+        why.inspect(|why| self.asked.common.tell(why));
         Ok(if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit })
     }
 

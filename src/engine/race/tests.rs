@@ -1,14 +1,14 @@
 //! A store that many hosts share, in which others are faster as often as the test says, and a try takes ten milliseconds.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
+use crate::engine::tests::{applicant, take, within};
 use crate::engine::{Applicant, Patience, Taken};
 use crate::history::Limits;
 use crate::host::{Fake, Host};
-use crate::lock::{Fate, Lease, Outcome, Party, Process, Tenure};
+use crate::lock::{Fate, Lease, Outcome, Tenure};
 use crate::store::{Finding, Keep, Memory, Store, Stored, Swap, Version, Visit};
 
 const TRY: Duration = Duration::from_millis(10);
@@ -61,16 +61,8 @@ impl Store for Contended {
         self.memory.place(name)
     }
 
-    fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
-        None
-    }
-
     fn examine(&self) -> Vec<Finding> {
         Vec::new()
-    }
-
-    fn sweep(&self, _dry_run: bool) -> Result<u64> {
-        Ok(0)
     }
 
     fn remember(&self, line: &[u8], limits: &Limits) {
@@ -92,24 +84,6 @@ fn contended() -> (Engine, Fake, Arc<AtomicU32>) {
     (Engine::new(Box::new(store), shared), host, rivals)
 }
 
-fn applicant(engine: &Engine, pid: i32) -> Applicant {
-    let process = Process { pid, start: 1 };
-    let home = engine.host().home().unwrap();
-    let party = Party { home, owners: vec![process], host: "h".into(), uid: 0, command: Vec::new(), label: None };
-    Applicant { tenure: Tenure::OwnerLives, ..Applicant::for_itself(engine.new_handle().unwrap(), party, process) }
-}
-
-fn within(seconds: u64) -> Patience {
-    Patience { limit: Some(Duration::from_secs(seconds)), attempts: None, backoff: None }
-}
-
-fn answer(taken: Result<Taken>) -> Outcome {
-    match taken.unwrap() {
-        Taken::Answer(outcome) => outcome,
-        Taken::Interrupted => panic!("nobody interrupted"),
-    }
-}
-
 fn release(engine: &Engine, holder: &Applicant) -> Outcome {
     let claimant = engine.claimant(Some(holder.handle.proof()), Vec::new()).unwrap();
     engine.settle(b"x", &Ask::Release(claimant)).unwrap()
@@ -118,11 +92,11 @@ fn release(engine: &Engine, holder: &Applicant) -> Outcome {
 #[test]
 fn who_does_not_even_get_into_the_queue_gives_up_in_time() {
     let (engine, host, rivals) = contended();
-    let holder = applicant(&engine, 1);
-    assert!(matches!(answer(engine.take(b"x", &holder, &Patience::NONE, None, &mut |_| None)), Outcome::Granted(..)));
+    let holder = applicant(&engine, 1, Tenure::OwnerLives);
+    assert!(matches!(take(&engine, &holder, Patience::NONE), Outcome::Granted(..)));
     rivals.store(FOR_EVER, Ordering::Relaxed);
     let before = host.boottime();
-    let outcome = answer(engine.take(b"x", &applicant(&engine, 2), &within(3), None, &mut |_| None));
+    let outcome = take(&engine, &applicant(&engine, 2, Tenure::OwnerLives), within(3));
     assert!(matches!(outcome, Outcome::Busy(ref holders) if holders.len() == 1), "{outcome:?}");
     let waited = host.boottime() - before;
     assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
@@ -131,35 +105,36 @@ fn who_does_not_even_get_into_the_queue_gives_up_in_time() {
 #[test]
 fn who_cannot_leave_the_queue_ends_his_lease_and_is_passed_over() {
     let (engine, host, rivals) = contended();
-    let holder = applicant(&engine, 1);
-    assert!(matches!(answer(engine.take(b"x", &holder, &Patience::NONE, None, &mut |_| None)), Outcome::Granted(..)));
+    let holder = applicant(&engine, 1, Tenure::OwnerLives);
+    assert!(matches!(take(&engine, &holder, Patience::NONE), Outcome::Granted(..)));
     let before = host.boottime();
     let mut in_queue = |_: &crate::engine::Waiting<'_>| {
         rivals.store(FOR_EVER, Ordering::Relaxed);
         None
     };
-    let outcome = answer(engine.take(b"x", &applicant(&engine, 2), &within(3), None, &mut in_queue));
-    assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
+    let waiter = applicant(&engine, 2, Tenure::OwnerLives);
+    let taken = engine.take(b"x", &waiter, &within(3), None, &mut in_queue).unwrap();
+    assert!(matches!(taken, Taken::Answer(Outcome::Busy(_))), "{taken:?}");
     let waited = host.boottime() - before;
     assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
     assert_eq!(engine.sight(b"x").unwrap().record.waiters.len(), 1);
     rivals.store(0, Ordering::Relaxed);
     assert!(matches!(release(&engine, &holder), Outcome::Released(_)));
-    let outcome = answer(engine.take(b"x", &applicant(&engine, 3), &Patience::NONE, None, &mut |_| None));
+    let outcome = take(&engine, &applicant(&engine, 3, Tenure::OwnerLives), Patience::NONE);
     assert!(matches!(outcome, Outcome::Granted(..)), "{outcome:?}");
 }
 
 #[test]
 fn who_gives_back_has_the_right_of_way_and_who_waits_makes_way() {
     let (engine, host, rivals) = contended();
-    let holder = applicant(&engine, 1);
-    assert!(matches!(answer(engine.take(b"x", &holder, &Patience::NONE, None, &mut |_| None)), Outcome::Granted(..)));
+    let holder = applicant(&engine, 1, Tenure::OwnerLives);
+    assert!(matches!(take(&engine, &holder, Patience::NONE), Outcome::Granted(..)));
     rivals.store(9, Ordering::Relaxed);
     let before = host.boottime();
     assert!(matches!(release(&engine, &holder), Outcome::Released(_)));
     assert_eq!(host.boottime() - before, TRY * 10);
     rivals.store(9, Ordering::Relaxed);
     let before = host.boottime();
-    let outcome = answer(engine.take(b"x", &applicant(&engine, 2), &within(60), None, &mut |_| None));
+    let outcome = take(&engine, &applicant(&engine, 2, Tenure::OwnerLives), within(60));
     assert!(matches!(outcome, Outcome::Granted(..)) && host.boottime() - before > TRY * 10, "{outcome:?}");
 }
