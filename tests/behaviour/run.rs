@@ -182,7 +182,7 @@ on_every_store! {
         assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(85), said));
         assert_eq!(sandbox.state("x"), "free");
         // With a time limit it is ended, and not by that.
-        let mut job = sandbox.csalock(["run", "--ttl", "1h", "x", "cat"]).spawn();
+        let mut job = sandbox.csalock(["run", "--ttl", "6s", "x", "cat"]).spawn();
         job.tell("begun");
         job.lines(1);
         assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
