@@ -2,6 +2,14 @@
 
 use std::fs;
 use std::io::{self, Read};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What is wrong with a /proc whose pids are not ours.
+pub(super) const FOREIGN: &str = "/proc is not that of this pid namespace";
+
+/// Whether /proc has shown this process under its own pid.
+static IS_OURS: AtomicBool = AtomicBool::new(false);
 
 /// What we need of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,8 +61,11 @@ impl ProcStat {
 ///
 /// # Errors
 ///
-/// When /proc cannot be read, which says nothing about the process.
+/// When /proc cannot be read, or belongs to another pid namespace. Neither says anything about the process.
 pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
+    if !IS_OURS.load(Relaxed) {
+        read_own()?;
+    }
     read_file(&format!("/proc/{pid}/stat"))
 }
 
@@ -63,8 +74,12 @@ pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
 /// # Errors
 ///
 /// As [`read`].
-pub(super) fn read_own() -> io::Result<Option<ProcStat>> {
-    read_file("/proc/self/stat")
+#[expect(clippy::disallowed_methods, reason = "pids mean something only where /proc shows this one as its own")]
+pub(super) fn read_own() -> io::Result<ProcStat> {
+    let pid = nix::unistd::getpid().as_raw();
+    let own = read_file("/proc/self/stat")?.filter(|stat| stat.pid == pid);
+    IS_OURS.store(own.is_some(), Relaxed);
+    own.ok_or_else(|| io::Error::other(FOREIGN))
 }
 
 fn read_file(path: &str) -> io::Result<Option<ProcStat>> {

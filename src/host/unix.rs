@@ -2,8 +2,8 @@
 //!
 //! **Fate.** Only *gone for sure* is dead. The same boot and pid namespace: kill(2) with signal 0 says whether the pid
 //! is in use (it sees also what a /proc mounted with `hidepid` hides) and the start time whether it is the same
-//! process. Another boot of this machine: dead. Another machine, another pid namespace, a /proc that does not answer:
-//! unknown.
+//! process. Another boot of this machine: dead. Another machine, another pid namespace, a /proc that does not answer or
+//! that belongs to another pid namespace than we do (`nsenter -p`): unknown.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -73,15 +73,9 @@ impl Host for Unix {
         Uid::effective().as_raw()
     }
 
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     fn this_process(&self) -> Result<Process> {
-        let pid = nix::unistd::getpid().as_raw();
-        let stat = proc_stat::read_own().map_err(|error| no_proc(&error))?;
-        let own = stat.filter(|stat| stat.pid == pid);
-        own.map(|stat| Process { pid, start: stat.start }).ok_or_else(|| {
-            let what = "/proc is not that of this pid namespace, so nobody could tell who lives";
-            Error::new(Exit::System, what, "mount it (unshare --mount-proc)")
-        })
+        let own = proc_stat::read_own().map_err(|error| no_proc(&error))?;
+        Ok(Process { pid: own.pid, start: own.start })
     }
 
     fn process(&self, pid: i32) -> Result<Option<Process>> {
@@ -211,6 +205,10 @@ fn namespace(kind: &str) -> Result<u64> {
 fn no_proc(error: &std::io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
+        None if error.kind() == ErrorKind::Other => {
+            let what = format!("{}, so nobody could tell who lives", proc_stat::FOREIGN);
+            Error::new(Exit::System, what, "mount it (unshare --mount-proc)")
+        }
         _ => Error::new(Exit::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),
     }
 }

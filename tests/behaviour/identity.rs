@@ -2,7 +2,7 @@
 
 use csalock::lock::Record;
 
-use crate::sandbox::{Sandbox, has, is_root, wait_until};
+use crate::sandbox::{Sandbox, has, is_root, proc, wait_until};
 
 /// A lock that a living process holds, so that only what is changed about it can make it look dead.
 fn held(sandbox: &Sandbox, options: &[&str]) -> crate::sandbox::Job {
@@ -104,6 +104,35 @@ on_every_kind_of_store! {
         job.wait();
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
         assert_eq!(sandbox.csalock(["unlock", "--force", "x"]).capture().code, Some(0));
+    }
+
+    fn a_proc_of_another_pid_namespace_proves_no_death(sandbox: &Sandbox) {
+        if !is_root("a pid namespace") {
+            return;
+        }
+        let script = "csalock lock --shared --forever x; csalock run --shared x cat; :";
+        let mut job = sandbox.call("unshare", ["-p", "-f", "--kill-child", "--mount-proc", "dash", "-c", script]).spawn();
+        let handle = job.lines(1).remove(0);
+        wait_until("both hold", || sandbox.holders("x").len() == 2);
+        let inside = proc::children(job.pid())[0].to_string();
+        // The pids of the holders, and the /proc of the namespace outside, which has others.
+        let by: Vec<String> = ["nsenter", "-p", "-t", &inside].iter().map(ToString::to_string).collect();
+        for (arguments, holders) in [
+            (&["gc"][..], 2),
+            (&["renew", "--ttl", "1h", "--handle", &handle, "x"], 2),
+            (&["unlock", "--handle", &handle, "x"], 1),
+            (&["gc"], 1),
+        ] {
+            sandbox.csalock_by(&by, arguments).run();
+            assert_eq!(sandbox.holders("x").len(), holders, "{arguments:?}");
+        }
+        let said = "csalock: /proc is not that of this pid namespace, so nobody could tell who lives; mount it \
+                    (unshare --mount-proc)\n";
+        sandbox.csalock_by(&by, &["run", "-n", "x", "true"]).status(71).stderr(said).run();
+        sandbox.csalock_by(&by, &["lock", "-n", "--pid", "1", "y"]).status(71).stderr(said).run();
+        assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
+        job.release();
+        job.wait();
     }
 
     fn a_lock_is_handed_over_between_namespaces(sandbox: &Sandbox) {
