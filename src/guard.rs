@@ -63,6 +63,7 @@ impl Locks {
         let party = Party {
             home: host.home()?,
             owners: vec![process],
+            supervisor: None,
             host: host.name(),
             uid: host.uid(),
             command: crate::host::command_of(process.pid),

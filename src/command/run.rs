@@ -33,7 +33,7 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     let old_flock = old_flock.as_ref();
     let handle = Handle::new(world.host.random()?);
     let signals = Signals::listen(world.inherited)?;
-    let guardian = (!asked.no_fork).then(nix::unistd::Pid::this);
+    let guardian = (!asked.no_fork).then(|| world.host.this_process()).transpose()?;
     // The child opens the stores for itself: neither descriptors nor SQLite's connections may be shared.
     let opened = targets.open(world);
     let shared = opened.as_ref().is_ok_and(Opened::are_shared);

@@ -128,6 +128,7 @@ impl World {
         Ok(Party {
             home: self.host.home()?,
             owners,
+            supervisor: None,
             host: self.host.name(),
             uid: self.host.uid(),
             command: bounded(&command),

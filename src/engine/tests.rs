@@ -17,7 +17,15 @@ fn engine() -> (Engine, Fake) {
 pub(super) fn applicant(engine: &Engine, pid: i32, tenure: Tenure) -> Applicant {
     let process = Process { pid, start: 1 };
     let home = engine.host().home().unwrap();
-    let party = Party { home, owners: vec![process], host: "h".into(), uid: 0, command: Vec::new(), label: None };
+    let party = Party {
+        home,
+        owners: vec![process],
+        supervisor: None,
+        host: "h".into(),
+        uid: 0,
+        command: Vec::new(),
+        label: None,
+    };
     Applicant { tenure, ..Applicant::for_itself(engine.new_handle().unwrap(), party, process) }
 }
 

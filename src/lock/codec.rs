@@ -310,6 +310,10 @@ fn write_party(text: &mut String, party: &Party) {
         }
         write_process(text, owner);
     }
+    if let Some(supervisor) = &party.supervisor {
+        text.push_str(" supervisor=");
+        write_process(text, supervisor);
+    }
     text.push('\n');
 }
 
@@ -319,6 +323,7 @@ fn read_party(fields: &Fields<'_>) -> Option<Party> {
     Some(Party {
         home: Home { machine: word("machine")?, boot: word("boot")?, pids: word("pids")?, net: fields.number("net")? },
         owners: owners.split(',').filter(|owner| !owner.is_empty()).map(read_process).collect::<Option<_>>()?,
+        supervisor: fields.optional("supervisor", read_process)?,
         host: word("host")?,
         uid: fields.number("uid")?,
         command: unescape(fields.get("command")?)?,

@@ -140,6 +140,9 @@ pub struct Party {
     pub home: Home,
     /// The effective owner is the first that lives. Empty: nobody's life counts.
     pub owners: Vec<Process>,
+    /// The supervisor: the process that waits for the owner's end, releases the lock then, and reports a lost lock. Only
+    /// `run-with-lock` has one.
+    pub supervisor: Option<Process>,
     /// The host's name, to be shown.
     pub host: String,
     /// The numeric user.

@@ -63,6 +63,7 @@ impl Source<'_> {
         Party {
             home: Home { machine: self.text(), boot: self.text(), pids: self.text(), net: self.number() },
             owners: self.few(Source::process),
+            supervisor: self.option(Source::process),
             host: self.text(),
             uid: self.number() as u32,
             command: self.bytes(),

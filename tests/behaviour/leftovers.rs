@@ -34,7 +34,7 @@ on_every_store! {
         let engine = Engine::new(sandbox.open(), host.clone());
         let process = host.this_process().unwrap();
         let party = Party {
-            home: host.home().unwrap(), owners: vec![process], host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
+            home: host.home().unwrap(), owners: vec![process], supervisor: None, host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
         };
         for round in 0..sandbox.many(10_000) {
             let name = format!("lock {}", round % 100);

@@ -321,7 +321,7 @@ fn go_on(
     let host = engine.host();
     let process = host.this_process()?;
     let (owners, command) = (vec![process], b"after".to_vec());
-    let party = Party { home: host.home()?, owners, host: host.name(), uid: 0, command, label: None };
+    let party = Party { home: host.home()?, owners, supervisor: None, host: host.name(), uid: 0, command, label: None };
     let applicant = Applicant::for_itself(engine.new_handle()?, party, process);
     let answer = match engine.take(&stored, &applicant, &Patience::NONE, None, &mut |_| None)? {
         Taken::Answer(answer) => answer,

@@ -234,6 +234,7 @@ pub(crate) fn party(script: &Script, actor: usize) -> Party {
     Party {
         home: home(script.host),
         owners: vec![owner(script, actor)],
+        supervisor: None,
         host: String::new(),
         uid: 0,
         command: Vec::new(),

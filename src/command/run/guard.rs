@@ -59,8 +59,8 @@ impl Guard<'_> {
         let began = OnceCell::new();
         let lease: Cell<Option<Lease>> = Cell::new(None);
         let keeper = self.lease_end.map(|_| Keeper::new()).transpose()?;
-        // The command itself says why it cannot begin where nobody can be seen.
-        let command = self.world.host.process(running.pid().as_raw()).unwrap_or(None);
+        let process = || self.world.host.process(running.pid().as_raw()).unwrap_or(None);
+        let command = keeper.as_ref().and_then(|_| process());
         let limits = || {
             if let Some((lease_end, keeper)) = self.lease_end.zip(keeper.as_ref()) {
                 running.give_leave(self.keep(lease_end, keeper, command));

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Called;
 use crate::lease_end::LeaseEnd;
-use crate::lock::{Grant, Handle, Share};
+use crate::lock::{Grant, Handle, Party, Process, Share};
 use crate::signals::Signals;
 
 /// Everything that it needs.
@@ -32,7 +32,7 @@ pub(super) struct Take<'a> {
     pub(super) signals: &'a Signals,
     pub(super) handle: &'a Handle,
     /// The process that stays behind; `None` with `-F`.
-    pub(super) guardian: Option<Pid>,
+    pub(super) guardian: Option<Process>,
     pub(super) old_flock: Option<&'a OldFlock>,
     /// Where the others see when our lease ends, if it has an end.
     pub(super) lease_end: Option<LeaseEnd>,
@@ -144,17 +144,18 @@ impl Take<'_> {
             &self.variables(grants),
             self.signals,
             self.world.inherited,
-            self.guardian.filter(|_| dependent),
+            self.guardian.filter(|_| dependent).map(|guardian| Pid::from_raw(guardian.pid)),
         )
     }
 
     fn applicant(&self, yields: bool) -> Result<Applicant> {
         let process = self.world.host.this_process()?;
         let taking = &self.asked.taking;
+        let party = self.world.party(vec![process], self.plan.line(), taking.waiting.label.as_ref())?;
         Ok(Applicant {
             handle: self.handle.clone(),
             share: taking.share(),
-            party: self.world.party(vec![process], self.plan.line(), taking.waiting.label.as_ref())?,
+            party: Party { supervisor: self.guardian, ..party },
             process,
             outlived: false,
             yields,
@@ -165,7 +166,7 @@ impl Take<'_> {
             tentative: false,
             under: self.world.under(),
             called: Some(Called {
-                pid: self.guardian.unwrap_or_else(Pid::this).as_raw(),
+                pid: self.guardian.unwrap_or(process).pid,
                 ignores_interrupt: self.world.inherited.ignored(Signal::SIGINT),
             }),
         })

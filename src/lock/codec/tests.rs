@@ -8,6 +8,7 @@ fn full() -> Record {
     let party = Party {
         home: Home { machine: "m@h".into(), boot: "b".into(), pids: "1.2".into(), net: 3 },
         owners: vec![Process { pid: 1, start: 2 }, Process { pid: 3, start: 4 }],
+        supervisor: Some(Process { pid: 17, start: 18 }),
         host: "a host".into(),
         uid: 1000,
         command: b"sh -c 'a %,:\n\xff'".to_vec(),
@@ -30,7 +31,7 @@ fn full() -> Record {
     let waiter = Waiter {
         proof: crate::lock::Handle::new([2; 16]).proof(),
         share: Share::Shared,
-        party: Party { owners: Vec::new(), label: None, ..party },
+        party: Party { owners: Vec::new(), supervisor: None, label: None, ..party },
         process: Process { pid: 11, start: 12 },
         tenure: Tenure::AtMost(13),
         confirms: true,

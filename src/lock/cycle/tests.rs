@@ -11,7 +11,7 @@ fn proof(pid: i32) -> Proof {
 fn party(pid: i32) -> Party {
     let home = Home { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 };
     let owners = vec![Process { pid, start: 1 }];
-    Party { home, owners, host: "h".into(), uid: 0, command: Vec::new(), label: None }
+    Party { home, owners, supervisor: None, host: "h".into(), uid: 0, command: Vec::new(), label: None }
 }
 
 fn holds(pid: i32, share: Share, slot: u32) -> Grant {

@@ -18,7 +18,7 @@ fn proof(pid: i32) -> Proof {
 
 fn party(owners: &[i32]) -> Party {
     let owners = owners.iter().map(|pid| process(*pid)).collect();
-    Party { home: home(), owners, host: "h".into(), uid: 0, command: b"job".to_vec(), label: None }
+    Party { home: home(), owners, supervisor: None, host: "h".into(), uid: 0, command: b"job".to_vec(), label: None }
 }
 
 fn lease(ends: u64) -> Lease {

@@ -15,7 +15,15 @@ fn home() -> Home {
 /// Held by 1 until the lease that ends then.
 fn held(ends: u64) -> Record {
     let owner = Process { pid: 1, start: 1 };
-    let party = Party { home: home(), owners: vec![owner], host: "h".into(), uid: 0, command: Vec::new(), label: None };
+    let party = Party {
+        home: home(),
+        owners: vec![owner],
+        supervisor: None,
+        host: "h".into(),
+        uid: 0,
+        command: Vec::new(),
+        label: None,
+    };
     let lease = Lease { clock: LeaseClock::FileSystem, ends, wall: ends };
     let grant = Grant {
         proof: proof(1),

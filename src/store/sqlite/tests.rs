@@ -170,7 +170,7 @@ fn party(pid: i32, command: &[u8], label: Option<&[u8]>) -> Party {
     let home = Home { machine: "m".into(), boot: "b-1".into(), pids: "4026531836.0".into(), net: 1 };
     let owners = vec![Process { pid, start: 1 }, Process { pid: 1, start: 1 }];
     let (command, label) = (command.to_vec(), label.map(<[u8]>::to_vec));
-    Party { home, owners, host: "web1".into(), uid: 33, command, label }
+    Party { home, owners, supervisor: None, host: "web1".into(), uid: 33, command, label }
 }
 
 #[test]

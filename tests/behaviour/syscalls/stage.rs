@@ -118,6 +118,7 @@ impl Stage {
         let party = Party {
             home: host.home().unwrap(),
             owners: vec![owner],
+            supervisor: None,
             host: host.name(),
             uid: host.uid(),
             command,
