@@ -66,6 +66,11 @@ impl Error {
         &self.cure
     }
 
+    /// Whether a change was refused for a reason that often passes: the store is full, read-only or fails just now.
+    pub fn is_refused_change(&self) -> bool {
+        matches!(self.exit, Exit::InputOutput | Exit::CannotCreate)
+    }
+
     /// The exit code that goes with it.
     pub fn exit(&self) -> Exit {
         self.exit

@@ -288,7 +288,11 @@ impl<'a, 'b> Several<'a, 'b> {
         }
         let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
         for (engine, _) in self.stores() {
-            engine.forget_decision(&proof)?;
+            let forgotten = engine.forget_decision(&proof);
+            // A decision that was carried out misleads nobody; `gc` removes it.
+            if !matches!(confirmed, Ok(true)) {
+                forgotten?;
+            }
         }
         confirmed
     }

@@ -10,7 +10,7 @@ use super::circle::Noted;
 use super::held_up::HeldUp;
 use super::patience::Clock;
 use super::{Applicant, Engine, Patience, with_token};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Signs, Vigil, Woken};
 use crate::lock::{Application, Ask, Grant, Lease, Outcome, Proof, Record, Step, Tenure};
@@ -72,6 +72,7 @@ impl Engine {
             can_be_asked: false,
             noted: None,
             in_touch: false,
+            is_queued: false,
         };
         self.store.bound(Some(clock.deadline().unwrap_or(Duration::MAX)));
         let taken = attempt.run_through_outages(applicant, &mut clock, onlooker);
@@ -143,10 +144,13 @@ struct Attempt<'a> {
     noted: Option<Noted>,
     /// Whether the store has answered before.
     in_touch: bool,
+    /// Whether the store has put us into the queue.
+    is_queued: bool,
 }
 
 impl<'a> Attempt<'a> {
-    /// Goes on when a store that many hosts share, and that answered before, does not answer for a while.
+    /// Goes on when a store that many hosts share, and that answered before, does not answer for a while; and when a store
+    /// is full or read-only for a while after it put us into the queue.
     fn run_through_outages(
         &mut self,
         applicant: &Applicant,
@@ -155,11 +159,11 @@ impl<'a> Attempt<'a> {
     ) -> Result<Taken> {
         loop {
             let error = match self.run(applicant, clock, onlooker) {
-                Err(error) if error.exit() == Exit::Unreachable && self.in_touch => error,
+                Err(error) if self.may_pass(&error) => error,
                 taken => return taken,
             };
             let left = clock.left(self.engine.host.boottime()).unwrap_or(Duration::MAX);
-            if left.is_zero() || self.engine.store.reach() == Reach::ThisHost {
+            if left.is_zero() {
                 return Err(error);
             }
             let mut signs = Signs { processes: &[], doorway: None, hearing: &mut None };
@@ -167,6 +171,12 @@ impl<'a> Attempt<'a> {
                 return Ok(self.interrupted());
             }
         }
+    }
+
+    fn may_pass(&self, error: &Error) -> bool {
+        let is_out_of_reach = error.exit() == Exit::Unreachable;
+        (is_out_of_reach && self.in_touch && self.engine.store.reach() == Reach::ManyHosts)
+            || (error.is_refused_change() && self.is_queued)
     }
 
     fn run(&mut self, applicant: &Applicant, clock: &mut Clock, onlooker: &mut Onlooker<'_>) -> Result<Taken> {
@@ -203,12 +213,12 @@ impl<'a> Attempt<'a> {
                     if let Outcome::Claimed(grant) | Outcome::Granted(grant, _) = &outcome
                         && grant.proof != self.application.entry.proof
                     {
-                        self.leave()?;
+                        self.leave_if_possible()?;
                     }
                     // What was seen only while we waited: then we are in the queue.
                     if let Outcome::Deadlock(_) = outcome
                         && (self.application.place.is_some() || is_waiting(&record, &self.application.entry.proof))
-                        && let Outcome::GrantedMeanwhile(_) = self.leave()?
+                        && let Outcome::GrantedMeanwhile(_) = self.leave_if_possible()?
                     {
                         continue;
                     }
@@ -220,10 +230,22 @@ impl<'a> Attempt<'a> {
                         self.listen()?;
                     }
                     race.has_right_of_way = !self.application.queue || holds(&record, &self.application.entry.proof);
-                    let stored = engine.swap(version.as_ref(), &record, &next, &wake, None)?;
-                    match (stored, outcome) {
+                    let stored = engine.swap(version.as_ref(), &record, &next, &wake, None);
+                    if let Err(error) = &stored
+                        && outcome.is_none()
+                        && self.may_pass(error)
+                        && clock.left(engine.host.boottime()) == Some(Duration::ZERO)
+                        && let Some(busy) = self.give_up(record.clone())?
+                    {
+                        // The store did not take what a waiter says of itself, and the lock is busy all the same.
+                        return Ok(busy);
+                    }
+                    match (stored?, outcome) {
                         (Some(version), Some(outcome)) => return Ok(Taken::Answer(with_token(outcome, &version))),
-                        (Some(version), None) => current = Some((Some(version), next)),
+                        (Some(version), None) => {
+                            self.is_queued = true;
+                            current = Some((Some(version), next));
+                        }
                         (None, _) if race.lost()? => {}
                         (None, _) => {
                             if let Some(busy) = self.give_up(record)? {
@@ -255,7 +277,7 @@ impl<'a> Attempt<'a> {
                     match self.wait(&record, version.as_ref(), &processes, ahead, end, &mut show)? {
                         Next::Look => race = engine.race(self.name).until(self.late_at),
                         Next::Interrupted => return Ok(self.interrupted()),
-                        Next::GiveUp(links) => match self.leave()? {
+                        Next::GiveUp(links) => match self.leave_if_possible()? {
                             Outcome::GrantedMeanwhile(_) => continue,
                             _ => return Ok(Taken::Answer(Outcome::Deadlock(links))),
                         },
@@ -277,11 +299,18 @@ impl<'a> Attempt<'a> {
 
     /// Our time is over: it is busy, unless it was granted meanwhile.
     fn give_up(&self, record: Record) -> Result<Option<Taken>> {
-        match self.leave() {
-            Ok(Outcome::GrantedMeanwhile(_)) => Ok(None),
-            // That there is no room to write it down changes nothing about the answer: who has ended is passed over.
-            Err(error) if error.exit() != Exit::InputOutput => Err(error),
+        match self.leave_if_possible()? {
+            Outcome::GrantedMeanwhile(_) => Ok(None),
             _ => Ok(Some(Taken::Answer(Outcome::Busy(record.holders)))),
+        }
+    }
+
+    /// Leaves the queue. A store that is full or read-only changes nothing about the answer: the next process that changes
+    /// the record passes over a waiter that has ended.
+    fn leave_if_possible(&self) -> Result<Outcome> {
+        match self.leave() {
+            Err(error) if error.is_refused_change() => Ok(Outcome::Withdrawn),
+            left => left,
         }
     }
 

@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::sandbox::{Done, Mount, Sandbox, is_root};
+use crate::sandbox::{Done, Mount, Sandbox, is_root, wait_until};
 
 const NOBODY: u32 = 65534;
 
@@ -233,6 +233,46 @@ on_every_store_of_files! {
         assert_eq!(done.code, Some(7), "{done:?}");
         std::fs::remove_file(sandbox.path("files/mount/filler")).unwrap();
         assert_eq!(sandbox.csalock(["run", "-n", "x", "true"]).env("CSALOCK_STORE", &store).capture().code, Some(0));
+    }
+}
+
+on_every_kind_of_store! {
+    fn a_waiter_outlasts_a_store_that_takes_nothing_for_a_while(sandbox: &Sandbox) {
+        if !sandbox.is_of_files() || !is_root("a mount") {
+            return;
+        }
+        let mount = Mount::new(sandbox, "size=256k");
+        let store = sandbox.store_at("files/mount/store");
+        let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store);
+        let waiter = |limit: &str| {
+            let script = format!("csalock run -w {limit} x echo ran; echo $?");
+            sandbox.script("dash", &script).env("CSALOCK_STORE", &store).spawn()
+        };
+        for is_full in [true, false] {
+            // SQLite has its file open for writing, so the mount stays writable.
+            if !is_full && !sandbox.is_directory() {
+                continue;
+            }
+            let holder = call(&["run", "x", "sh", "-c", "echo holds; exec cat"]).spawn();
+            wait_until("it holds", || holder.printed() == "holds\n");
+            let (mut patient, hasty) = (waiter("60s"), waiter("3s"));
+            wait_until("both wait", || call(&["status", "x"]).capture().stdout.matches("waiting").count() == 2);
+            match is_full {
+                true => sandbox.script("dash", "cat /dev/zero > mount/filler 2> /dev/null; :").run(),
+                false => mount.again(sandbox, "ro"),
+            }
+            // Its script holds still, so a waiter leaves a note of that after a second.
+            let done = hasty.wait();
+            assert_eq!(done.stdout, "75\n", "{done:?}");
+            assert!(!patient.has_ended(), "{}", patient.said());
+            match is_full {
+                true => std::fs::remove_file(sandbox.path("files/mount/filler")).unwrap(),
+                false => mount.again(sandbox, "rw"),
+            }
+            assert_eq!(holder.wait().code, Some(0));
+            let done = patient.wait();
+            assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("ran\n0\n", ""));
+        }
     }
 }
 

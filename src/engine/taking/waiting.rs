@@ -56,8 +56,15 @@ impl<'a> Attempt<'a> {
             && engine.store.reach() == Reach::ManyHosts
             && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2
         {
-            entry.lease = Some(engine.lend(engine.lease)?);
-            changed = true;
+            match engine.lend(engine.lease) {
+                Ok(lease) => {
+                    entry.lease = Some(lease);
+                    changed = true;
+                }
+                // The next look tries again.
+                Err(error) if error.is_refused_change() && self.is_queued => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(changed)
     }
@@ -97,7 +104,8 @@ impl<'a> Attempt<'a> {
             }
             let may_be_in_circle = self.held_up.is_known() && !Waits::keys(&self.application.entry).is_empty();
             if may_be_in_circle && now >= self.next_look(look_around_at) {
-                match self.look_around(record, asked || now >= look_around_at + LONG)? {
+                // A look that fails, as when no note can be written in a full store, is repeated and does not end the wait.
+                match self.look_around(record, asked || now >= look_around_at + LONG).unwrap_or_default() {
                     Some(links) if self.suspected_at.is_some() => return Ok(Next::GiveUp(links)),
                     found => self.suspected_at = found.map(|_| now),
                 }
@@ -127,7 +135,8 @@ impl<'a> Attempt<'a> {
             return Ok(false);
         }
         if self.noted.take().is_some() {
-            engine.forget(self.name, entry)?;
+            // A note that stays is only a hint, and leads to what the entry says.
+            let _ = engine.forget(self.name, entry);
         }
         entry.within = within;
         Ok(true)
