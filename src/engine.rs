@@ -4,6 +4,7 @@
 //! rules are in [`crate::lock::decide`].
 
 mod applicant;
+mod breaking;
 mod circle;
 mod crowd;
 mod decision;
@@ -108,15 +109,6 @@ impl Engine {
     /// When the store cannot be asked or told.
     pub fn settle(&self, name: &[u8], ask: &Ask) -> Result<Outcome> {
         self.settle_for(name, ask, None)
-    }
-
-    /// Ends these grants, whoever holds them, and remembers who did so.
-    ///
-    /// # Errors
-    ///
-    /// As [`Engine::settle`].
-    pub fn break_grants(&self, name: &[u8], proofs: Vec<Proof>, by: Option<&Party>) -> Result<Outcome> {
-        self.settle_for(name, &Ask::Break(proofs), by)
     }
 
     fn settle_for(&self, name: &[u8], ask: &Ask, by: Option<&Party>) -> Result<Outcome> {
@@ -230,20 +222,6 @@ impl Engine {
         Sight::of(whole, |facts, wanted| self.learn(&record, facts, wanted, None))
     }
 
-    /// Removes a record that cannot be understood, whatever was in it.
-    ///
-    /// # Errors
-    ///
-    /// When the store cannot be asked or told.
-    pub fn remove_unreadable(&self, name: &[u8]) -> Result<bool> {
-        match self.read(name) {
-            Err(error) if error.exit() == Exit::Corrupt => {}
-            readable => return readable.map(|_| false),
-        }
-        let version = self.store.version(name)?;
-        Ok(matches!(self.store.swap(name, version.as_ref(), None)?, Swap::Stored(_)))
-    }
-
     /// Removes what is kept beside the records under this name, if it is there.
     fn remove_beside(&self, key: &[u8], durability: Durability) -> Result<()> {
         let keep = Keep { durability, mode: None };
@@ -262,7 +240,7 @@ impl Engine {
             return Ok((Some(stored.version), Record::free(name)));
         }
         if record.name != name {
-            return Err(of_another_name(&self.store.place(name), &record.name));
+            return Err(of_another_name(&self.store.place(name), &record.name).in_version(stored.version));
         }
         Ok((Some(stored.version), record))
     }
@@ -392,7 +370,7 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
 fn decode(stored: &Stored, place: &str) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
-        Err(error) => Err(Error::new(error.exit(), format!("{place}: {error}"), "")),
+        Err(error) => Err(Error::new(error.exit(), format!("{place}: {error}"), "").in_version(stored.version)),
         decoded => decoded,
     }
 }

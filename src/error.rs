@@ -8,6 +8,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use crate::exit::Exit;
+use crate::store::Version;
 
 /// A `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -18,12 +19,13 @@ pub struct Error {
     exit: Exit,
     what: String,
     cure: String,
+    unreadable: Option<Version>,
 }
 
 impl Error {
     /// `what` names the thing and what happened to it, `cure` the next step.
     pub fn new(exit: Exit, what: impl Into<String>, cure: impl Into<String>) -> Error {
-        Error { exit, what: what.into(), cure: cure.into() }
+        Error { exit, what: what.into(), cure: cure.into(), unreadable: None }
     }
 
     /// A record that cannot be understood.
@@ -54,6 +56,18 @@ impl Error {
         let cure =
             "it may be stored all the same, so look before you try again; see the kernel log and that file system";
         Error { cure: cure.to_string(), ..self }
+    }
+
+    /// The same, of a record whose contents are unreadable in this version.
+    #[must_use]
+    pub fn in_version(self, version: Version) -> Error {
+        Error { unreadable: Some(version), ..self }
+    }
+
+    /// The version of the record that is unreadable, if the failed read found one. Only this version may be removed on the
+    /// strength of that read: another process may have replaced the record since.
+    pub fn version(&self) -> Option<Version> {
+        self.unreadable
     }
 
     /// What happened to which thing.

@@ -120,7 +120,8 @@ pub type Visit<'a> = dyn FnMut(&str, Result<Stored>) -> Result<()> + 'a;
 
 /// Named, versioned bytes, and leases on a clock that all users of the store share.
 pub trait Store: Send + Sync {
-    /// The record under `name`, or `None` where there is none.
+    /// The record under `name`, or `None` where there is none. If there is one whose bytes cannot be had, the error bears
+    /// its version ([`Error::version`]), wherever the store knows it.
     fn read(&self, name: &[u8]) -> Result<Option<Stored>>;
 
     /// Which version stands under `name`, also where it cannot be read.

@@ -24,7 +24,7 @@ pub(super) fn run(world: &World, asked: &Unlock) -> anyhow::Result<Exit> {
         let engine = world.engine(&target.location)?;
         let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
         let outcome = if asked.force {
-            force(&engine, target, breaker.as_ref())?
+            engine.break_lock(&target.name, breaker.as_ref())?
         } else {
             give_back(world, asked, &engine, target, *proof)?
         };
@@ -72,20 +72,6 @@ fn give_back(world: &World, asked: &Unlock, engine: &Engine, target: &Target, pr
         None => world.claimant(engine, asked.handle.as_deref())?,
     };
     engine.settle(&target.name, &Ask::Release(claimant))
-}
-
-/// Breaks what is seen now, and only that; a record that nobody can read is removed.
-fn force(engine: &Engine, target: &Target, by: Option<&Party>) -> Result<Outcome> {
-    match engine.sight(&target.name) {
-        Ok(sight) => {
-            let proofs = sight.record.holders.iter().map(|grant| grant.proof).collect();
-            engine.break_grants(&target.name, proofs, by)
-        }
-        Err(error) if error.exit() == Exit::Corrupt && engine.remove_unreadable(&target.name)? => {
-            Ok(Outcome::Broken(Vec::new()))
-        }
-        Err(error) => Err(error),
-    }
 }
 
 /// Who breaks it, for those who look at the history: the calling script, or whoever it can be said to be.

@@ -4,7 +4,6 @@
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Decision, Fate, Page, Proof};
-use crate::store::Durability;
 
 impl Engine {
     /// Removes them, and says how many there were.
@@ -18,10 +17,10 @@ impl Engine {
         let mut keys = Vec::new();
         self.store.scan(&mut |_, stored| {
             let internal = stored.ok().filter(|stored| lock::is_internal(&stored.body));
-            keys.extend(internal.and_then(|stored| lock::name_of_internal(&stored.body)));
+            keys.extend(internal.and_then(|stored| Some((lock::name_of_internal(&stored.body)?, stored.version))));
             Ok(())
         })?;
-        for key in keys {
+        for (key, version) in keys {
             let is_waits = key.first() == Some(&0);
             let is_left = match (Page::of_key(&key), Decision::of_key(&key)) {
                 (Some((name, number)), _) => self.is_left_page(name, number)?,
@@ -34,7 +33,8 @@ impl Engine {
                 continue;
             }
             if !is_waits {
-                self.remove_beside(&key, Durability::Boot)?;
+                // What came in its place since then is needed: a page's name may come back.
+                self.store.swap(&key, Some(&version), None)?;
             } else {
                 let gone = self.gone(&key)?;
                 self.change_waits(&key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;

@@ -171,8 +171,8 @@ impl Directory {
             let Some(look) = entry.look()? else { return Ok(None) };
             // An embryo has no version number yet: whoever wants to swap will help it along and look again.
             let Some(pointer) = look.pointer.filter(Pointer::is_in_use) else { return Ok(None) };
-            if let Some(body) = look.body(&pointer)? {
-                let version = pointer.version();
+            let version = pointer.version();
+            if let Some(body) = look.body(&pointer).map_err(|error| error.in_version(version))? {
                 let this_boot = pointer::boot_tag(&self.host.home()?.boot) == pointer.ident.boot;
                 return Ok(Some(Stored { version, body, may_be_torn: !this_boot && root.reach == Reach::ThisHost }));
             }
@@ -182,7 +182,11 @@ impl Directory {
             }
             missing = Some(pointer);
         }
-        Err(Error::corrupt(format!("{} points to a record that is missing", shown_path(&entry.path()))))
+        let error = Error::corrupt(format!("{} points to a record that is missing", shown_path(&entry.path())));
+        Err(match missing {
+            Some(pointer) => error.in_version(pointer.version()),
+            None => error,
+        })
     }
 }
 

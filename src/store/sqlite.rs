@@ -232,12 +232,16 @@ impl Sqlite {
 
     /// A row's version and body, from a statement that selects them first.
     fn stored(&self, row: &Row<'_>, name: &[u8]) -> Result<Stored> {
-        match (row.get_ref(0), row.get_ref(1)) {
-            (Ok(ValueRef::Integer(number)), Ok(ValueRef::Blob(body) | ValueRef::Text(body))) if number >= 0 => {
-                let version = Version { number: number.unsigned_abs(), mark: 0 };
+        let error = || Error::corrupt(format!("{} has no version, or no body of 4 MiB at most", self.place(name)));
+        let version = match row.get_ref(0) {
+            Ok(ValueRef::Integer(number)) if number >= 0 => Version { number: number.unsigned_abs(), mark: 0 },
+            _ => return Err(error()),
+        };
+        match row.get_ref(1) {
+            Ok(ValueRef::Blob(body) | ValueRef::Text(body)) => {
                 Ok(Stored { version, body: body.to_vec(), may_be_torn: false })
             }
-            _ => Err(Error::corrupt(format!("{} has no version, or no body of 4 MiB at most", self.place(name)))),
+            _ => Err(error().in_version(version)),
         }
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests start processes and tell them their part in the environment")]
 
+mod breaking;
 #[path = "../etcd/mod.rs"]
 mod etcd;
 mod etcd_alone;
@@ -68,6 +69,19 @@ mod stores_that_processes_share {
         tokens_of_many_processes_that_also_remove_are_never_given_twice
         processes_killed_in_mid_storm_leave_a_store_that_works
     } }
+}
+
+mod stores_that_others_change_meanwhile {
+    keep! { breaking on memory, directory, beside, sqlite, etcd: {
+        force_removes_no_lock_that_took_the_place_of_an_unreadable_record
+        force_removes_an_unreadable_record_whoever_is_faster
+        a_sweep_removes_no_page_that_took_the_place_of_what_was_left
+    } }
+    mod files {
+        keep! { breaking on directory, beside, sqlite: {
+            an_error_about_a_record_bears_its_version
+        } }
+    }
 }
 
 mod stores_that_keep_what_they_are_told_to {

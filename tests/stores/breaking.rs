@@ -1,0 +1,172 @@
+//! A change by another process between the read that a removal depends on and the removal itself.
+
+use std::fs;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use csalock::engine::{Applicant, Engine, Patience, Taken};
+use csalock::error::Result;
+use csalock::exit::Exit;
+use csalock::history::Limits;
+use csalock::host::{Host, Unix};
+use csalock::lock::{Lease, Outcome, Page, Party, Proof};
+use csalock::store::{Finding, Keep, Reach, Store, Stored, Swap, Version, Visit};
+
+use crate::rig::{Kind, Rig};
+
+type Interposed = Box<dyn FnOnce() + Send>;
+
+/// A store of which another process changes something after the first read of "x".
+struct Changing {
+    store: Arc<dyn Store>,
+    change: Mutex<Option<Interposed>>,
+}
+
+impl Store for Changing {
+    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+        let found = self.store.read(name);
+        if name == b"x"
+            && let Some(change) = self.change.lock().unwrap().take()
+        {
+            change();
+        }
+        found
+    }
+
+    fn version(&self, name: &[u8]) -> Result<Option<Version>> {
+        self.store.version(name)
+    }
+
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
+        self.store.swap_kept(name, expect, body, keep)
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        self.store.scan(visit)
+    }
+
+    fn lend(&self, span: Duration) -> Result<Lease> {
+        self.store.lend(span)
+    }
+
+    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+        self.store.remaining(lease)
+    }
+
+    fn reach(&self) -> Reach {
+        self.store.reach()
+    }
+
+    fn place(&self, name: &[u8]) -> String {
+        self.store.place(name)
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        self.store.examine()
+    }
+
+    fn remember(&self, line: &[u8], limits: &Limits) {
+        self.store.remember(line, limits);
+    }
+
+    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.store.remembered(visit)
+    }
+}
+
+fn engine(rig: &Rig, change: Option<Interposed>) -> Engine {
+    let store = Changing { store: rig.again(), change: Mutex::new(change) };
+    Engine::new(Box::new(store), Arc::new(Unix::new()))
+}
+
+/// Another process takes "x" for itself. Returns what proves it.
+fn take(engine: &Engine) -> Proof {
+    let host = Unix::new();
+    let process = host.this_process().unwrap();
+    let party = Party {
+        home: host.home().unwrap(),
+        owners: vec![process],
+        host: "h".into(),
+        uid: 0,
+        command: Vec::new(),
+        label: None,
+        supervisor: None,
+    };
+    let applicant = Applicant::for_itself(engine.new_handle().unwrap(), party, process);
+    match engine.take(b"x", &applicant, &Patience::NONE, None, &mut |_| None).unwrap() {
+        Taken::Answer(Outcome::Granted(grant, None)) => grant.proof,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) fn force_removes_no_lock_that_took_the_place_of_an_unreadable_record(rig: &Rig) {
+    rig.put(b"x", None, b"garbage");
+    let (other, taken) = (engine(rig, None), Arc::new(Mutex::new(None)));
+    let proof = taken.clone();
+    let change = move || {
+        assert_eq!(other.break_lock(b"x", None), Ok(Outcome::Broken(Vec::new())));
+        *proof.lock().unwrap() = Some(take(&other));
+    };
+    let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None).unwrap();
+    let Outcome::NotOwner(holders, None) = answer else { panic!("{answer:?}") };
+    let held = engine(rig, None).sight(b"x").unwrap().record.holders;
+    let proofs = [&holders, &held].map(|grants| grants.iter().map(|grant| Some(grant.proof)).collect::<Vec<_>>());
+    let taken = *taken.lock().unwrap();
+    assert_eq!(proofs, [vec![taken], vec![taken]]);
+    // What force sees, it breaks.
+    let answer = engine(rig, None).break_lock(b"x", None).unwrap();
+    assert!(matches!(&answer, Outcome::Broken(broken) if broken.len() == 1), "{answer:?}");
+    assert!(!engine(rig, None).sight(b"x").unwrap().is_held());
+}
+
+pub(crate) fn force_removes_an_unreadable_record_whoever_is_faster(rig: &Rig) {
+    for replacement in [None, Some(&b"other garbage"[..])] {
+        let version = rig.put(b"x", None, b"garbage");
+        let store = rig.again();
+        let change = move || {
+            assert!(matches!(store.swap(b"x", Some(&version), replacement), Ok(Swap::Stored(_))));
+        };
+        let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None);
+        assert_eq!(answer, Ok(Outcome::Broken(Vec::new())));
+        assert_eq!(rig.store.read(b"x"), Ok(None));
+    }
+}
+
+pub(crate) fn a_sweep_removes_no_page_that_took_the_place_of_what_was_left(rig: &Rig) {
+    let key = Page::key(b"x", 7);
+    let page = |more: &str| format!("csalock-page 1\nname x%00{:016x}\n{more}", 7).into_bytes();
+    let version = rig.put(&key, None, &page(""));
+    let (store, written) = (rig.again(), key.clone());
+    let change = move || {
+        assert!(matches!(store.swap(&written, Some(&version), Some(&page("new"))), Ok(Swap::Stored(_))));
+    };
+    engine(rig, Some(Box::new(change))).sweep(false).unwrap();
+    assert!(rig.body(&key).is_some_and(|body| body.ends_with(b"new")));
+    engine(rig, None).sweep(false).unwrap();
+    assert_eq!(rig.body(&key), None);
+}
+
+/// Makes the record under "x" one whose bytes cannot even be read.
+fn spoil(rig: &Rig) {
+    if rig.kind == Kind::Sqlite {
+        let database = rusqlite::Connection::open(rig.path()).unwrap();
+        database.execute("UPDATE records_1 SET body = zeroblob(5000000) WHERE name = x'78'", []).unwrap();
+        return;
+    }
+    for entry in fs::read_dir(rig.path().join("x")).unwrap().map(std::result::Result::unwrap) {
+        fs::OpenOptions::new().write(true).open(entry.path()).unwrap().set_len(5 << 20).unwrap();
+    }
+}
+
+pub(crate) fn an_error_about_a_record_bears_its_version(rig: &Rig) {
+    let mut version = rig.put(b"x", None, b"one");
+    for _ in 0..2 {
+        spoil(rig);
+        let error = rig.store.read(b"x").unwrap_err();
+        assert_eq!((error.exit(), error.version()), (Exit::Corrupt, Some(version)));
+        version = rig.put(b"x", Some(&version), b"two");
+    }
+    spoil(rig);
+    assert_eq!(engine(rig, None).break_lock(b"x", None), Ok(Outcome::Broken(Vec::new())));
+    assert_eq!(rig.store.read(b"x"), Ok(None));
+}
