@@ -41,8 +41,8 @@ use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Fate, Grant, Handle, Home, Outcome, Party, Process, Proof, Record, Step, Tenure, Value,
-    Waiter, Wanted, Writing, decide,
+    self, Ask, Claimant, Facts, Fate, Grant, Handle, Home, Lease, Outcome, Party, Process, Proof, Record, Step, Tenure,
+    Value, Waiter, Wanted, Writing, decide,
 };
 use crate::store::{Change, Durability, Keep, Store, Stored, Swap, Version};
 
@@ -62,6 +62,8 @@ struct Swapped<'a> {
     before: &'a Record,
     record: &'a Record,
     wake: &'a [Proof],
+    /// Leases whose end justifies this.
+    over: &'a [Lease],
 }
 
 /// One look at a record.
@@ -133,8 +135,9 @@ impl Engine {
             }
             match self.decide(&record, &ask, None)? {
                 Step::Done(outcome) => return Ok(Some(outcome)),
-                Step::Write { record: next, outcome, wake } => {
-                    let stored = self.swap(version.as_ref(), &record, &next, &wake, by)?;
+                Step::Write { record: next, outcome, wake, over } => {
+                    let swapped = Swapped { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+                    let stored = self.swap_with(&[swapped], &[], by)?;
                     // Nobody else removes a record in which somebody holds. So if it is gone that was us, and the reply was
                     // lost: nothing is left that could remember it.
                     released = match &outcome {
@@ -291,20 +294,8 @@ impl Engine {
         Ok(!before.is_empty() && depend(&self.read(&record.name)?.1) != before)
     }
 
-    /// Stores a record, wakes those it concerns, and writes down what ended; what was broken, by whom. `None`: somebody was
-    /// faster.
-    fn swap(
-        &self,
-        expect: Option<&Version>,
-        before: &Record,
-        record: &Record,
-        wake: &[Proof],
-        by: Option<&Party>,
-    ) -> Result<Option<Version>> {
-        self.swap_with(&[Swapped { expect: expect.copied(), before, record, wake }], &[], by)
-    }
-
-    /// The same of several records, and of what is kept beside them, as one change.
+    /// Stores records, and what is kept beside them, as one change; wakes those it concerns, and writes down what ended;
+    /// what was broken, by whom. `None`: somebody was faster.
     fn swap_with(&self, records: &[Swapped<'_>], beside: &[Change<'_>], by: Option<&Party>) -> Result<Option<Version>> {
         let body = |swapped: &Swapped<'_>| (!swapped.record.is_vacant()).then(|| lock::encode(swapped.record));
         let bodies: Vec<_> = records.iter().map(body).collect();
@@ -312,9 +303,9 @@ impl Engine {
             self.check_size(&swapped.record.name, body.as_deref())?;
         }
         let mut changes = beside.to_vec();
-        for (Swapped { expect, before, record, .. }, body) in records.iter().zip(&bodies) {
+        for (Swapped { expect, before, record, over, .. }, body) in records.iter().zip(&bodies) {
             let keep = Keep { durability: values::durability(before, record), mode: None };
-            changes.push(Change { name: &record.name, expect: *expect, body: body.as_deref(), keep });
+            changes.push(Change { name: &record.name, expect: *expect, body: body.as_deref(), keep, over });
         }
         let Swap::Stored(version) = self.store.swap_all(&changes)? else { return Ok(None) };
         for Swapped { before, record, wake, .. } in records {

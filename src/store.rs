@@ -104,6 +104,8 @@ pub struct Change<'a> {
     pub body: Option<&'a [u8]>,
     /// How it is to be stored.
     pub keep: Keep,
+    /// Leases that must be over.
+    pub over: &'a [Lease],
 }
 
 /// How far a store reaches.
@@ -143,10 +145,19 @@ pub trait Store: Send + Sync {
         1
     }
 
-    /// Makes all of these changes, each under a name of its own, or none. The version is that of all of them.
+    /// Makes all of these changes, each under a name of its own, or none. The version is that of all of them. It is a
+    /// conflict, too, if one of their leases lasts. A store whose leases end by a clock looks at it here: that clock only
+    /// goes forward, so a lease that is over before the swap is over during it. Any other store must look during the swap.
     fn swap_all(&self, changes: &[Change<'_>]) -> Result<Swap> {
         match changes {
-            [one] => self.swap_kept(one.name, one.expect.as_ref(), one.body, one.keep),
+            [one] => {
+                for lease in one.over {
+                    if !self.is_over(lease)? {
+                        return Ok(Swap::Conflict);
+                    }
+                }
+                self.swap_kept(one.name, one.expect.as_ref(), one.body, one.keep)
+            }
             _ => Err(Error::new(Exit::Bug, "this store makes one change at a time", "")),
         }
     }

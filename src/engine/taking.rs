@@ -9,7 +9,7 @@ use self::waiting::Next;
 use super::circle::Noted;
 use super::held_up::HeldUp;
 use super::patience::Clock;
-use super::{Applicant, Engine, Patience, with_token};
+use super::{Applicant, Engine, Patience, Swapped, with_token};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Signs, Vigil, Woken};
@@ -224,13 +224,14 @@ impl<'a> Attempt<'a> {
                     }
                     return Ok(Taken::Answer(outcome));
                 }
-                Step::Write { record: next, outcome, wake } => {
+                Step::Write { record: next, outcome, wake, over } => {
                     if outcome.is_none() {
                         // Who is in the queue can be rung, so we listen before we are.
                         self.listen()?;
                     }
                     race.has_right_of_way = !self.application.queue || holds(&record, &self.application.entry.proof);
-                    let stored = engine.swap(version.as_ref(), &record, &next, &wake, None);
+                    let swapped = Swapped { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+                    let stored = engine.swap_with(&[swapped], &[], None);
                     if let Err(error) = &stored
                         && outcome.is_none()
                         && self.may_pass(error)

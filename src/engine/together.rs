@@ -106,7 +106,7 @@ impl Engine {
 
 fn swapped<'a>((version, before): &'a (Option<Version>, Record), step: &'a Step) -> Option<Swapped<'a>> {
     match step {
-        Step::Write { record, wake, .. } => Some(Swapped { expect: *version, before, record, wake }),
+        Step::Write { record, wake, over, .. } => Some(Swapped { expect: *version, before, record, wake, over }),
         _ => None,
     }
 }

@@ -161,8 +161,8 @@ impl Engine {
                 *value = Value::new(bytes, value.mark, mode);
             }
             let step = self.decide(&record, &Ask::Write(writing.clone()), None)?;
-            let (next, outcome, wake) = match step {
-                Step::Write { record, outcome: Some(outcome), wake } => (record, outcome, wake),
+            let (next, outcome, wake, over) = match step {
+                Step::Write { record, outcome: Some(outcome), wake, over } => (record, outcome, wake, over),
                 Step::Done(outcome) => return Ok(outcome),
                 _ => return Ok(Outcome::Busy(record.holders)),
             };
@@ -176,7 +176,7 @@ impl Engine {
             };
             let beside: Vec<Change<'_>> = apart
                 .iter()
-                .map(|(key, body, keep)| Change { name: key, expect: None, body: Some(body), keep: *keep })
+                .map(|(key, body, keep)| Change { name: key, expect: None, body: Some(body), keep: *keep, over: &[] })
                 .collect();
             if let [value] = &beside[..]
                 && !self.changes_at_once(2)
@@ -186,7 +186,7 @@ impl Engine {
                 // That took its time.
                 continue;
             }
-            let swapped = Swapped { expect: version, before: &record, record: &next, wake: &wake };
+            let swapped = Swapped { expect: version, before: &record, record: &next, wake: &wake, over: &over };
             if let Some(version) = self.swap_with(&[swapped], &beside, None)? {
                 return Ok(with_token(outcome, &version));
             }

@@ -109,6 +109,8 @@ pub enum Step {
         outcome: Option<Outcome>,
         /// Waiters that have something new to see.
         wake: Vec<Proof>,
+        /// Leases whose end justifies this: the store must not make the change while one of them lasts.
+        over: Vec<Lease>,
     },
     /// The queue is long: enter it on this page, then ask again.
     Join(u64),

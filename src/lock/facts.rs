@@ -97,6 +97,11 @@ impl Facts {
         known.map(|(_, fate)| *fate).ok_or_else(|| Wanted::Fate(home.clone(), *process))
     }
 
+    /// The leases that are over.
+    pub(crate) fn leases_over(&self) -> impl Iterator<Item = &Lease> {
+        self.over.values().flatten().filter(|(_, over)| *over).map(|(lease, _)| lease)
+    }
+
     pub(crate) fn over(&self, lease: &Lease) -> Result<bool, Wanted> {
         let known = self.over.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
         known.map(|(_, over)| *over).ok_or_else(|| Wanted::Over(lease.clone()))

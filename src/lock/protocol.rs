@@ -34,6 +34,14 @@ use super::value::decide_write;
 ///
 /// `Err` is a question: answer it in `facts` and call again.
 pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted> {
+    let mut step = answer(record, ask, facts)?;
+    if let Step::Write { over, .. } = &mut step {
+        over.extend(facts.leases_over().cloned());
+    }
+    Ok(step)
+}
+
+fn answer(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted> {
     match ask {
         Ask::Take(application) => take(record, application, facts),
         Ask::Withdraw(proof, page) => withdraw(record, proof, *page, facts),
@@ -196,7 +204,7 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
         return Ok(if changed { write(next, busy, wake) } else { Step::Done(busy) });
     }
     if next != *record {
-        return Ok(Step::Write { record: next, outcome: None, wake });
+        return Ok(Step::Write { record: next, outcome: None, wake, over: Vec::new() });
     }
     match place {
         _ if in_record => wait(record, &me, facts),
@@ -223,7 +231,7 @@ fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Step {
         Some(pages) if full == Some(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
         Some(pages) => return Step::Join(pages.last),
     };
-    Step::Write { record: next, outcome: None, wake: Vec::new() }
+    Step::Write { record: next, outcome: None, wake: Vec::new(), over: Vec::new() }
 }
 
 fn wait_on_page(record: &Record, place: &Place, entry: &Waiter, facts: &Facts) -> Result<Step, Wanted> {
@@ -438,7 +446,7 @@ fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Op
 }
 
 pub(super) fn write(record: Record, outcome: Outcome, wake: Vec<Proof>) -> Step {
-    Step::Write { record, outcome: Some(outcome), wake }
+    Step::Write { record, outcome: Some(outcome), wake, over: Vec::new() }
 }
 
 #[cfg(test)]

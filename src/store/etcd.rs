@@ -28,8 +28,14 @@
 //! it comes from the leader's memory, and a leader that was deposed and does not know it yet goes on to say it, and to
 //! accept keep-alives. So nothing is ever kept alive here. To renew is to begin a new lease and to swap it into the
 //! record, and both take a majority. Its key is put by the next transaction of this process ([`leases`]), so that a
-//! lock is taken with two waits: for what stands there, and for what we make of it. etcd may let a lease last longer, never shorter,
-//! than it was asked for: it begins anew with each leader. So its holder must count on his own clock, and does.
+//! lock is taken with two waits: for what stands there, and for what we make of it. etcd may let a lease last longer,
+//! never shorter, than it was asked for: it begins anew with each leader. So its holder must count on his own clock, and
+//! does.
+//!
+//! **Stale reads.** Some releases of etcd answer linearizable reads with an old state after a server was paused (3.4.20
+//! to 3.4.41, 3.5.0 to 3.5.27, 3.6.0 to 3.6.8). So the transaction that ends a grant because its lease is over also
+//! compares that the key of that lease is gone. If the comparison fails, the transaction lists the keys that are there,
+//! and for a second no read can say that these leases are over.
 //!
 //! **Giving back** ends with the end of the lease and a line of history, and perhaps a bell. They are written one after
 //! the other without waiting for answers ([`line`]); then all of these are waited for, for a second at most: a busy
@@ -67,7 +73,7 @@ use sha2::{Digest, Sha256};
 
 use self::gateway::{Failed, Gateway};
 use self::leases::{Leases, Pending};
-use self::wire::{Anything, Done, Found, Granted, Pair, delete, encoded, end_of, is_at, put};
+use self::wire::{Anything, Done, Found, Granted, Pair, delete, encoded, end_of, is_at, put, range};
 use super::{Change, Cluster, Finding, Hearing, Keep, Reach, Store, Stored, Swap, Version, Visit};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -76,8 +82,14 @@ use crate::host::Host;
 use crate::lock::{Lease, LeaseClock};
 use crate::name::shown;
 
-/// How many changes one transaction makes. etcd takes 128 steps; the keys of leases are some of them.
+/// How many changes one transaction makes. Each compares two keys at most and takes two steps.
 const MOST_AT_ONCE: usize = 32;
+
+/// How many leases one transaction compares, and of how many it puts the keys: with the changes, etcd's limit of 128.
+const MOST_LEASES: usize = 64;
+
+/// How long a lease counts as lasting after a transaction has found its key.
+const SEEN_LASTING: Duration = Duration::from_secs(1);
 
 /// A scan begins with so many records at once, and never takes more.
 const FIRST_PAGE: usize = 16;
@@ -174,21 +186,52 @@ impl Etcd {
         }
     }
 
-    /// Makes all these steps if everything is still as it is compared with.
-    fn transact(&self, compare: Vec<Value>, mut steps: Vec<Value>) -> Result<Swap> {
+    /// Makes all these steps if everything is still as it is compared with, and these leases are over. More leases than
+    /// one transaction takes are seen to by others before it: what is over stays over, and a key that nothing refers to
+    /// misleads nobody.
+    fn transact(&self, compare: Vec<Value>, steps: Vec<Value>, over: &[u64]) -> Result<Swap> {
         let pending = self.leases.pending(self.host.boottime());
+        let (pending, earlier) = pending.split_at(pending.len().min(MOST_LEASES));
+        for pending in earlier.chunks(MOST_LEASES) {
+            self.transact_once(Vec::new(), Vec::new(), pending, &[])?;
+        }
+        let (over, earlier) = over.split_at(over.len().min(MOST_LEASES));
+        for over in earlier.chunks(MOST_LEASES) {
+            // etcd answers a transaction without any change as it answers a read, which may be stale.
+            let nothing = vec![delete(&self.lease_key(over[0]))];
+            if self.transact_once(Vec::new(), nothing, &[], over)? == Swap::Conflict {
+                return Ok(Swap::Conflict);
+            }
+        }
+        self.transact_once(compare, steps, pending, over)
+    }
+
+    /// One transaction, which also puts the keys of the pending leases.
+    fn transact_once(
+        &self,
+        mut compare: Vec<Value>,
+        mut steps: Vec<Value>,
+        pending: &[Pending],
+        over: &[u64],
+    ) -> Result<Swap> {
+        let keys: Vec<_> = over.iter().map(|id| self.lease_key(*id)).collect();
+        compare.extend(keys.iter().map(|key| is_at(key, 0)));
         steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
-        let question = json!({"compare": compare, "success": steps});
+        let look: Vec<_> = keys.iter().map(|key| range(key)).collect();
+        let question = json!({"compare": compare, "success": steps, "failure": look});
         let mut asked = self.gateway.ask_closely::<Done>("/v3/kv/txn", &question);
         if matches!(&asked, Err(failed) if failed.is_lease_gone()) {
-            self.grant_anew(&pending)?;
+            self.grant_anew(pending)?;
             asked = self.gateway.ask_closely("/v3/kv/txn", &question);
         }
         let done = asked.map_err(Failed::error)?;
         if !done.succeeded {
+            let until = self.host.boottime().saturating_add(SEEN_LASTING);
+            let lasting = over.iter().zip(&done.responses).filter(|(_, response)| response.found_any());
+            lasting.for_each(|(id, _)| self.leases.add_lasting(*id, until));
             return Ok(Swap::Conflict);
         }
-        self.leases.settle(&pending);
+        self.leases.settle(pending);
         Ok(Swap::Stored(Version { number: done.header.revision, mark: 0 }))
     }
 
@@ -255,7 +298,7 @@ impl Store for Etcd {
     }
 
     fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
-        self.swap_all(&[Change { name, expect: expect.copied(), body, keep }])
+        self.swap_all(&[Change { name, expect: expect.copied(), body, keep, over: &[] }])
     }
 
     fn most_at_once(&self) -> usize {
@@ -275,7 +318,12 @@ impl Store for Etcd {
                     compare.push(is_at(&key, revision));
                     steps.push(put(&key, b"", None));
                 }
-                self.transact(compare, steps)
+                // A lease on another clock is over here.
+                let over = changes.iter().flat_map(|change| change.over).filter_map(|lease| match lease.clock {
+                    LeaseClock::Etcd(id) => Some(id),
+                    _ => None,
+                });
+                self.transact(compare, steps, &over.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>())
             }
         }
     }
@@ -333,7 +381,8 @@ impl Store for Etcd {
 
     fn is_over(&self, lease: &Lease) -> Result<bool> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
-        Ok(self.left_of_pending(id).is_none() && self.at(&self.lease_key(id), true)?.is_none())
+        let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.host.boottime());
+        Ok(!is_lasting && self.at(&self.lease_key(id), true)?.is_none())
     }
 
     fn end(&self, lease: &Lease) {

@@ -32,7 +32,8 @@ fn examined(done: &Done, sandbox: &Sandbox) -> (i32, Vec<String>) {
         };
         format!("{} {topic}: {shown}", text(&found["verdict"]))
     };
-    (done.code.unwrap(), findings.iter().map(line).collect())
+    // Which etcd is installed is this machine's business, too.
+    (done.code.unwrap(), findings.iter().filter(|found| found["topic"] != "version").map(line).collect())
 }
 
 /// Numbers differ from run to run.

@@ -65,7 +65,8 @@ impl Cutter {
             let mut state = judge.lock().unwrap();
             let Some(Cut { at, what, .. }) = state.meet(path) else { return Fate::default() };
             let pids = state.pids.clone();
-            Fate { cut: Some(at), then: (what == What::Killed).then(|| Box::new(move || kill_all(&pids)) as _) }
+            let then = (what == What::Killed).then(|| Box::new(move || kill_all(&pids)) as _);
+            Fate { cut: Some(at), then, ..Fate::default() }
         });
         Cutter { between, state }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::etcd::between::{Between, Fate};
+use crate::etcd::between::{Between, Fate, as_it_was};
 use crate::etcd::{Cluster, Place, Setup};
 use crate::sandbox::{Call, Job, Network, Sandbox, is_root, proc::lives, wait_until};
 use crate::storm::members;
@@ -479,6 +479,37 @@ fn a_waiter_that_is_interrupted_ends_soon_also_if_the_server_stands_still() {
             assert_eq!(done.seen_by_shell(), 143, "{done:?}");
         }
     });
+}
+
+#[test]
+fn who_reads_of_a_lease_that_lasts_that_it_is_over_does_not_get_the_lock() {
+    let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    // Reads of leases show them as they were before the lock was taken.
+    let between = Between::and(&cluster.endpoints()[0], move |_, request| {
+        let instead = as_it_was(request, "store/leases/", 1);
+        Fate { instead, ..Fate::default() }
+    });
+    let stale = Sandbox::at_servers(&[between.address]);
+    let holder = sandbox.csalock(["run", "x", "dash", "-c", &noting("alive")]).spawn();
+    wait_until("the holder holds", || has_noted(&sandbox, "alive"));
+    let calls: [(&[&str], i32); 5] = [
+        (&["run", "-n", "x", "echo", "ran"], 75),
+        (&["run", "-w", "2s", "x", "echo", "ran"], 75),
+        (&["run", "-w", "2s", "x", "--also", "y", "--", "echo", "ran"], 75),
+        (&["put", "-n", "x", "value"], 75),
+        (&["gc"], 0),
+    ];
+    for (words, code) in calls {
+        let begun = Instant::now();
+        let done = stale.csalock_by(&alone, words).capture();
+        assert_eq!((done.code, done.stdout.contains("ran")), (Some(code), false), "{words:?}: {done:?}");
+        assert!(begun.elapsed() < 3 * SECOND + BUSY, "{words:?}: {:?}", begun.elapsed());
+        assert_eq!(sandbox.state("x"), "held", "{words:?}");
+    }
+    sandbox.file("files/over", "");
+    let done = await_end(holder);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
 }
 
 #[test]

@@ -5,6 +5,9 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
 pub(crate) struct Between {
     pub(crate) address: String,
 }
@@ -21,6 +24,8 @@ pub(crate) enum Where {
 #[derive(Default)]
 pub(crate) struct Fate {
     pub(crate) cut: Option<Where>,
+    /// The request that reaches the server in place of the one that was sent.
+    pub(crate) instead: Option<Vec<u8>>,
     /// Done before its reply is passed on, or when it is cut.
     pub(crate) then: Option<Box<dyn FnOnce()>>,
 }
@@ -47,19 +52,36 @@ impl Between {
     }
 }
 
+/// What a server is asked in place of a read of a key that begins like this, for the state at this revision: the answer
+/// is one that etcd gave once, and the read is stale. `None`: it is another request.
+pub(crate) fn as_it_was(request: &[u8], prefix: &str, revision: u64) -> Option<Vec<u8>> {
+    let request = std::str::from_utf8(request).ok()?;
+    let (head, body) = request.split_once("\r\n\r\n")?;
+    let mut question: serde_json::Value = serde_json::from_str(body).ok()?;
+    let key = STANDARD.decode(question["key"].as_str()?).ok()?;
+    if !head.starts_with("POST /v3/kv/range ") || !key.starts_with(prefix.as_bytes()) {
+        return None;
+    }
+    question["revision"] = revision.to_string().into();
+    let body = question.to_string();
+    let is_length = |line: &&str| line.to_ascii_lowercase().starts_with("content-length:");
+    let head: Vec<&str> = head.split("\r\n").filter(|line| !is_length(line)).collect();
+    Some(format!("{}\r\ncontent-length: {}\r\n\r\n{body}", head.join("\r\n"), body.len()).into_bytes())
+}
+
 /// Passes requests and replies on up to a cut. `None`: it is over.
 fn pass(mut client: &TcpStream, mut behind: &TcpStream, judge: &dyn Fn(&str, &[u8]) -> Fate) -> Option<()> {
     let (mut requests, mut replies) = (Vec::new(), Vec::new());
     loop {
         let request = message(client, &mut requests)?;
         let path = String::from_utf8_lossy(&request).split(' ').nth(1).unwrap_or_default().to_string();
-        let Fate { cut, then } = judge(&path, &request);
+        let Fate { cut, instead, then } = judge(&path, &request);
         let then = || then.map_or((), |then| then());
         if cut == Some(Where::BeforeSending) {
             then();
             return None;
         }
-        behind.write_all(&request).ok()?;
+        behind.write_all(instead.as_deref().unwrap_or(&request)).ok()?;
         if path.ends_with("/watch") && cut.is_none() {
             return stream(client, behind);
         }

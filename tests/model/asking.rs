@@ -59,7 +59,7 @@ fn follow(
 ) -> Option<()> {
     match step {
         Step::Done(outcome) => world.tell(state, at, answer(&outcome), version.number),
-        Step::Write { mut record, mut outcome, wake } => {
+        Step::Write { mut record, mut outcome, wake, .. } => {
             if let Some(Outcome::Granted(grant, _)) = &mut outcome {
                 begin(world, state, at, &mut record, grant)?;
             }

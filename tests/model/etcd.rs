@@ -1,6 +1,7 @@
 //! The steps of the etcd store, as a model of their own: a lease that is asked for without waiting and whose key the next
 //! transaction puts; transactions whose reply is lost, that are sent again, and whose first copy may arrive last; leases
-//! that a new leader prolongs; and a watch that begins at a version.
+//! that a new leader prolongs; reads of a lease's key that show it as it was before it was put; and a watch that begins at
+//! a version.
 //!
 //! What a lease is worth rests on two clocks: its holder's, which begins before he asks, and etcd's, for which it is over
 //! when its key is gone. A leader may prolong it and never shortens it, so here it ends at any time after its holder's end.
@@ -16,6 +17,7 @@ struct Cluster {
     crashes: u8,
     lost_replies: u8,
     late_copies: u8,
+    stale_reads: u8,
     planted: Option<Planted>,
 }
 
@@ -26,6 +28,8 @@ enum Planted {
     KeyLeftOut,
     /// A transaction compares nothing.
     NothingCompared,
+    /// A transaction does not compare that the lease is over that it ends.
+    LeaseNotCompared,
     /// A watch begins at the next revision instead of behind the one that was read.
     WatchBeginsLate,
 }
@@ -42,6 +46,7 @@ struct State {
     crashes: u8,
     lost_replies: u8,
     late_copies: u8,
+    stale_reads: u8,
     /// The highest revision that anybody was told.
     told: u64,
     numbers_fell: bool,
@@ -61,6 +66,8 @@ struct Transaction {
     by: usize,
     expect: u64,
     takes: bool,
+    /// The lease that must be over.
+    over: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,6 +83,8 @@ enum Client {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Action {
     Goes(usize),
+    /// Looks, and does not see the key of the holder's lease, which is there.
+    LooksStale(usize),
     LosesReply(usize),
     /// The server that was asked takes its time: the request is sent to another one as well.
     SendsTwice(usize),
@@ -100,6 +109,7 @@ impl Model for Cluster {
             crashes: self.crashes,
             lost_replies: self.lost_replies,
             late_copies: self.late_copies,
+            stale_reads: self.stale_reads,
             told: 0,
             numbers_fell: false,
         }]
@@ -112,6 +122,9 @@ impl Model for Cluster {
                 Client::Ended => {}
                 Client::Waits(since) if !self.is_rung(state, *since) => {}
                 _ => actions.push(Action::Goes(at)),
+            }
+            if state.stale_reads > 0 && matches!(client, Client::Looks | Client::Waits(_)) {
+                actions.push(Action::LooksStale(at));
             }
             if let Client::Sends(transaction) = client {
                 if state.lost_replies > 0 {
@@ -143,6 +156,12 @@ impl Model for Cluster {
         let state = &mut next;
         match action {
             Action::Goes(at) => self.go_on(state, at),
+            Action::LooksStale(at) => {
+                state.stale_reads -= 1;
+                let held = |(_, by, _): &(u64, usize, usize)| *by != at && !state.leases[at].was_used;
+                let found = state.record.filter(held).filter(|_| !self.is_over(state))?;
+                state.clients[at] = takes(at, Some(found));
+            }
             Action::LosesReply(at) => {
                 state.lost_replies -= 1;
                 let Client::Sends(transaction) = state.clients[at] else { return None };
@@ -225,9 +244,7 @@ impl Cluster {
                         Some(Planted::WatchBeginsLate) => u64::MAX - 1,
                         _ => revision,
                     }),
-                    found => {
-                        Client::Sends(Transaction { by: at, expect: found.map_or(0, |found| found.0), takes: true })
-                    }
+                    found => takes(at, found),
                 };
             }
             Client::Sends(transaction) => {
@@ -245,7 +262,7 @@ impl Cluster {
                 };
             }
             Client::Holds(revision) => {
-                state.clients[at] = Client::Sends(Transaction { by: at, expect: revision, takes: false });
+                state.clients[at] = Client::Sends(Transaction { by: at, expect: revision, takes: false, over: None });
             }
             Client::Ended => {}
         }
@@ -253,7 +270,7 @@ impl Cluster {
 
     /// One transaction: all of it or nothing.
     fn transact(&self, state: &mut State, transaction: Transaction, asks_anew: bool) -> Option<u64> {
-        let Transaction { by, expect, takes } = transaction;
+        let Transaction { by, expect, takes, over } = transaction;
         // A lease that etcd does not know, or that was revoked, lets all of it fail.
         if takes
             && !state.leases[by].is_known
@@ -263,6 +280,9 @@ impl Cluster {
         }
         let found = state.record.map_or(0, |found| found.0);
         if found != expect && self.planted != Some(Planted::NothingCompared) {
+            return None;
+        }
+        if over.is_some_and(|lease| state.leases[lease].has_key) && self.planted != Some(Planted::LeaseNotCompared) {
             return None;
         }
         state.revision += 1;
@@ -280,6 +300,12 @@ impl Cluster {
     }
 }
 
+/// A client tries to take what it found: nothing, or a record whose lease it saw as over.
+fn takes(at: usize, found: Record) -> Client {
+    let expect = found.map_or(0, |found| found.0);
+    Client::Sends(Transaction { by: at, expect, takes: true, over: found.map(|(_, _, lease)| lease) })
+}
+
 /// A client is told that it holds.
 fn told(state: &mut State, at: usize, revision: u64) -> Client {
     state.numbers_fell |= revision <= state.told && !state.leases[at].own_end;
@@ -288,7 +314,7 @@ fn told(state: &mut State, at: usize, revision: u64) -> Client {
 }
 
 fn cluster(clients: usize) -> Cluster {
-    Cluster { clients, crashes: 1, lost_replies: 1, late_copies: 1, planted: None }
+    Cluster { clients, crashes: 1, lost_replies: 1, late_copies: 1, stale_reads: 1, planted: None }
 }
 
 #[test]
@@ -313,6 +339,11 @@ fn a_lease_without_its_key_is_seen() {
 #[test]
 fn two_hold_where_a_transaction_compares_nothing() {
     is_seen(Planted::NothingCompared, ONE_HOLDER);
+}
+
+#[test]
+fn two_hold_where_a_stale_read_alone_says_that_a_lease_is_over() {
+    is_seen(Planted::LeaseNotCompared, ONE_HOLDER);
 }
 
 #[test]

@@ -4,18 +4,18 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use csalock::exit::Exit;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
-use csalock::lock::LeaseClock;
-use csalock::store::{Access, Etcd, Finding, Keep, Location, Store, Swap, Verdict};
+use csalock::lock::{Lease, LeaseClock};
+use csalock::store::{Access, Change, Etcd, Finding, Keep, Location, Store, Swap, Verdict};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::etcd::between::{Between, Fate, Where};
+use crate::etcd::between::{Between, Fate, Where, as_it_was};
 use crate::etcd::{self, Cluster, Setup};
 use crate::rig::{Rig, stored};
 
@@ -51,7 +51,7 @@ fn bound_soon(store: &Etcd) {
     store.bound(Some(Unix::new().boottime() + SECOND / 2));
 }
 
-fn lease_id(lease: &csalock::lock::Lease) -> String {
+fn lease_id(lease: &Lease) -> String {
     match lease.clock {
         LeaseClock::Etcd(id) => format!("{id:x}"),
         _ => panic!("{lease:?}"),
@@ -115,7 +115,7 @@ fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
     assert_eq!(rig.footprint(), before);
     let leases = etcd::shared().unwrap().ctl(&["lease", "list"]);
     assert!(!leases.contains(&lease_id(&lease)) && !leases.contains(&lease_id(&unused)));
-    let strange = csalock::lock::Lease { clock: LeaseClock::FileSystem, ..lease };
+    let strange = Lease { clock: LeaseClock::FileSystem, ..lease };
     assert!(rig.store.is_over(&strange).unwrap());
 }
 
@@ -130,11 +130,63 @@ fn a_new_lease_that_did_not_come_about_is_asked_for_again() {
     assert!(!rig.again().is_over(&lease).unwrap());
 }
 
+/// The store as it is, and as a server shows it whose reads of leases show the state at this revision.
+fn with_stale_leases(prefix: &str) -> Option<(Etcd, Etcd, Arc<AtomicU64>)> {
+    let cluster = etcd::shared()?;
+    let revision = Arc::new(AtomicU64::new(0));
+    let (shown, leases) = (revision.clone(), format!("{prefix}/leases/"));
+    let between = Between::and(&cluster.endpoints()[0], move |_, request| {
+        let instead = as_it_was(request, &leases, shown.load(Ordering::SeqCst));
+        Fate { instead, ..Fate::default() }
+    });
+    Some((open(&cluster.url(prefix)), open(&cluster.url_at(&[between.address], prefix)), revision))
+}
+
+#[test]
+fn a_lease_that_only_a_stale_read_shows_as_over_is_not_ended() {
+    let Some((store, stale, revision)) = with_stale_leases(&etcd::new_prefix()) else { return };
+    let lease = store.lend(60 * SECOND).unwrap();
+    let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
+    revision.store(version.number - 1, Ordering::SeqCst);
+    let over = [lease];
+    let change = Change { name: b"x", expect: Some(version), body: Some(b"other"), keep: Keep::default(), over: &over };
+    assert!(stale.is_over(&over[0]).unwrap());
+    assert_eq!(stale.swap_all(&[change]).unwrap(), Swap::Conflict);
+    // The transaction knows better than the reads that follow it.
+    assert!(!stale.is_over(&over[0]).unwrap());
+    assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
+    etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&over[0])]);
+    stored(stale.swap_all(&[change]).unwrap());
+}
+
+#[test]
+fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
+    let Some(rig) = Rig::etcd() else { return };
+    let lend = || (0..200).map(|_| rig.store.lend(60 * SECOND).unwrap()).collect::<Vec<_>>();
+    let leases = lend();
+    let version = rig.put(b"x", None, b"body");
+    assert!(leases.iter().all(|lease| !rig.again().is_over(lease).unwrap()));
+    let (last, over) = leases.split_last().unwrap();
+    over.iter().for_each(|lease| rig.store.end(lease));
+    rig.store.settle();
+    let swap = |store: &dyn Store, over: &[Lease]| {
+        let change = Change { name: b"x", expect: Some(version), body: None, keep: Keep::default(), over };
+        store.swap_all(&[change]).unwrap()
+    };
+    for lasting in [over.len() / 2, 0, over.len()] {
+        let mut all = over.to_vec();
+        all.insert(lasting, last.clone());
+        assert_eq!(swap(&*rig.again(), &all), Swap::Conflict, "{lasting}");
+    }
+    assert_eq!(rig.body(b"x"), Some(b"body".to_vec()));
+    stored(swap(&*rig.store, over));
+}
+
 #[test]
 fn several_changes_are_one() {
     let Some(rig) = Rig::etcd() else { return };
     let version = rig.put(b"a", None, b"1");
-    let change = |name, expect, body| csalock::store::Change { name, expect, body, keep: Keep::default() };
+    let change = |name, expect, body| Change { name, expect, body, keep: Keep::default(), over: &[] };
     let wrong = [change(&b"a"[..], Some(version), Some(&b"2"[..])), change(b"b", Some(version), Some(b"2"))];
     assert_eq!(rig.store.swap_all(&wrong).unwrap(), Swap::Conflict);
     assert_eq!((rig.body(b"a"), rig.body(b"b")), (Some(b"1".to_vec()), None));
@@ -215,7 +267,7 @@ fn nothing_listening_is_said_at_once() {
     let store = open(&format!("etcd://{}/p", servers.join(",")));
     assert_fails(&store, Exit::Unreachable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
     assert!(store.hear(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
-    store.ring(b"bell", &csalock::lock::Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 });
+    store.ring(b"bell", &Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 });
     store.remember(b"line\n", &Limits::default());
 }
 
@@ -397,6 +449,12 @@ fn what_is_found_when_a_cluster_is_examined() {
         assert_eq!(worst(&findings, topic), Some(Verdict::Good), "{findings:#?}");
     }
     assert_eq!(worst(&findings, "login"), Some(Verdict::Doubtful));
+    let of = |topic: &str| findings.iter().filter(|found| found.topic == topic).collect::<Vec<_>>();
+    let (servers, versions) = (of("server"), of("version"));
+    // Three servers of one version: one warning at most.
+    let is_old = servers[0].found.contains(": etcd 3.4.");
+    assert!(servers.len() == 3 && versions.len() <= 1 && (!is_old || versions.len() == 1), "{findings:#?}");
+    assert!(!is_old || versions[0].found.ends_with("; 3.4 is end-of-life"), "{versions:#?}");
     let one = open(&cluster.url_at(&cluster.endpoints()[..1], "p")).examine();
     assert_eq!(worst(&one, "members"), Some(Verdict::Doubtful), "{one:#?}");
     cluster.kill(cluster.leader());

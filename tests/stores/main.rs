@@ -50,6 +50,7 @@ mod every_store {
         opening_and_asking_create_nothing
         a_second_opener_sees_the_same_records
         many_takes_leave_nothing_behind
+        a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts
         the_place_of_a_record_shows_its_name_escaped
         lines_of_history_come_back_in_order
     } }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use csalock::error::Error;
 use csalock::exit::Exit;
 use csalock::history::Limits;
-use csalock::store::{Stored, Swap, Version};
+use csalock::lock::{Lease, LeaseClock};
+use csalock::store::{Change, Keep, Stored, Swap, Version};
 
 use crate::rig::{Kind, Rig, stored};
 
@@ -353,6 +354,25 @@ pub(crate) fn a_lease_that_is_over_stays_over(rig: &Rig) {
     fake.reboot("boot-2");
     assert_eq!(store.remaining(&short).unwrap(), Duration::ZERO);
     assert_eq!(store.remaining(&long).unwrap(), 989 * SECOND);
+}
+
+pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts(rig: &Rig) {
+    let lease = rig.store.lend(60 * SECOND).unwrap();
+    let version = rig.put(b"x", None, b"body");
+    let clock = match &lease.clock {
+        LeaseClock::Etcd(_) => LeaseClock::Etcd(1),
+        clock => clock.clone(),
+    };
+    let over = Lease { clock, ends: 0, wall: 0 };
+    let swap = |leases: &[Lease]| {
+        let change =
+            Change { name: b"x", expect: Some(version), body: Some(b"other"), keep: Keep::default(), over: leases };
+        rig.store.swap_all(&[change]).unwrap()
+    };
+    assert_eq!(swap(&[over.clone(), lease]), Swap::Conflict);
+    assert_eq!(rig.body(b"x"), Some(b"body".to_vec()));
+    stored(swap(&[over]));
+    assert_eq!(rig.body(b"x"), Some(b"other".to_vec()));
 }
 
 pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {

@@ -82,7 +82,7 @@ fn settle(record: &Record, ask: &Ask, dead: &[i32]) -> Step {
 fn apply(record: &mut Record, version: u64, ask: Ask, dead: &[i32]) -> (Option<Outcome>, Vec<Proof>) {
     match settle(record, &ask, dead) {
         Step::Done(outcome) => (Some(outcome), Vec::new()),
-        Step::Write { record: next, outcome, wake } => {
+        Step::Write { record: next, outcome, wake, .. } => {
             *record = decode(&encode(&next), version).unwrap();
             (outcome, wake)
         }
@@ -254,6 +254,19 @@ fn a_lease_that_is_over_ends_the_grant_for_everybody() {
     assert!(matches!(taken, Some(Outcome::Granted(_, Some(Ending { how: Ended::Expired, .. })))));
     let late = settle(&record, &Ask::Release(handle_of(1)), &[]);
     assert!(matches!(late, Step::Done(Outcome::NotOwner(_, Some(_)))));
+}
+
+#[test]
+fn a_step_names_the_leases_whose_end_it_rests_on() {
+    let mut record = queue(&[Share::Shared, Share::Shared, Share::Exclusive]);
+    (record.holders[0].tenure, record.holders[1].tenure) = (Tenure::Until(lease(0)), Tenure::Until(lease(5)));
+    record.waiters[0].lease = Some(lease(0));
+    let step = settle(&record, &Ask::Take(wants(4, Share::Exclusive)), &[]);
+    assert!(matches!(step, Step::Write { over, .. } if over == [lease(0)]));
+    record.holders.remove(0);
+    record.waiters[0].lease = Some(lease(6));
+    let step = settle(&record, &Ask::Release(handle_of(2)), &[]);
+    assert!(matches!(step, Step::Write { over, .. } if over.is_empty()));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! What there is to say about a cluster, for `csalock doctor`: each server, then what they are together.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -40,7 +42,10 @@ pub(super) struct Members {
 /// Looks at everything that can be seen of it.
 pub(super) fn examine(gateway: &Gateway, records: &[u8]) -> Vec<Finding> {
     let cluster = &gateway.cluster;
-    let mut findings: Vec<Finding> = cluster.endpoints.iter().flat_map(|server| of_server(gateway, server)).collect();
+    let mut versions = BTreeSet::new();
+    let servers = cluster.endpoints.iter().flat_map(|server| of_server(gateway, server, &mut versions));
+    let mut findings: Vec<Finding> = servers.collect();
+    findings.extend(versions.iter().filter_map(|version| of_version(version)));
     let reading = of_reading(gateway, records);
     // Of a cluster that does not answer nothing more can be said.
     if reading.verdict == Verdict::Bad {
@@ -53,20 +58,15 @@ pub(super) fn examine(gateway: &Gateway, records: &[u8]) -> Vec<Finding> {
     findings
 }
 
-/// One server: whether it answers, what it is, how it feels.
-fn of_server(gateway: &Gateway, server: &str) -> Vec<Finding> {
+/// One server: whether it answers, what it is, how it feels. Adds its version.
+fn of_server(gateway: &Gateway, server: &str, versions: &mut BTreeSet<String>) -> Vec<Finding> {
     let status: Status = match gateway.ask_one(server, "/v3/maintenance/status", &json!({}), PATIENCE) {
         Ok(status) => status,
         Err(trouble) => return vec![of_trouble(gateway, server, trouble)],
     };
     let version = if status.version.is_empty() { "unknown" } else { &status.version };
-    let mut findings = vec![match weakness(version) {
-        None => Finding::good("server", format!("{server}: etcd {}", shown(version.as_bytes()))),
-        Some(why) => {
-            let what = format!("{server}: etcd {}, which {why}", shown(version.as_bytes()));
-            Finding::doubtful("server", what, "upgrade to 3.5.13 or later, or to 3.4.23 or later")
-        }
-    }];
+    versions.insert(version.to_string());
+    let mut findings = vec![Finding::good("server", format!("{server}: etcd {}", shown(version.as_bytes())))];
     if status.leader == 0 {
         let cure = "see whether most of its members are up and reach each other";
         findings.push(Finding::bad("leader", format!("{server} knows no leader"), cure));
@@ -93,18 +93,52 @@ fn of_trouble(gateway: &Gateway, server: &str, trouble: Trouble) -> Finding {
     }
 }
 
-/// What is known against a version.
-fn weakness(version: &str) -> Option<&'static str> {
+/// A fault of etcd that concerns locks, and the releases that have it: 3.MINOR.PATCH.
+struct Fault {
+    what: &'static str,
+    releases: &'static [(u32, Range<u32>)],
+}
+
+const FAULTS: [Fault; 4] = [
+    Fault { what: "members may store different data", releases: &[(5, 0..3)] },
+    Fault { what: "a leader that was stuck may revoke leases that last", releases: &[(4, 0..31), (5, 0..13)] },
+    Fault {
+        what: "a server that was paused may answer reads with an old state",
+        releases: &[(4, 20..42), (5, 0..28), (6, 0..9)],
+    },
+    Fault { what: "users may bypass their roles", releases: &[(4, 0..44), (5, 0..30), (6, 0..11)] },
+];
+
+/// A warning about a version with known faults.
+fn of_version(version: &str) -> Option<Finding> {
+    let faults = faults(version);
+    let found = format!("etcd {}: {}", shown(version.as_bytes()), faults.join("; "));
+    let cure = "upgrade etcd to 3.5.30 or later, or to 3.6.11 or later";
+    (!faults.is_empty()).then(|| Finding::doubtful("version", found, cure))
+}
+
+/// The known faults of a version.
+fn faults(version: &str) -> Vec<String> {
     let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
     let (Some(major), Some(minor)) = (parts.next().flatten(), parts.next().flatten()) else {
-        return Some("is no release");
+        return vec!["not the version of a release".to_string()];
     };
-    match (major, minor, parts.next().flatten().unwrap_or_default()) {
-        (3, 5, 0..=2) => Some("may come to hold different data on each member (3.5.0 to 3.5.2)"),
-        (3, 5, ..13) | (3, 4, ..23) => Some("may end leases that live, when a leader was stuck (mended in 3.5.13)"),
-        (..3, ..) | (3, ..4, _) => Some("is older than anything that csalock was tried with"),
-        _ => None,
+    // A pre-release, for example 3.6.0-rc.1, counts as its first release.
+    let patch = parts.next().flatten().unwrap_or_default();
+    match (major, minor) {
+        (..3, _) | (3, ..4) => return vec!["older than 3.4, the first release that csalock supports".to_string()],
+        (4.., _) => return Vec::new(),
+        _ => {}
     }
+    let mut faults = Vec::new();
+    for Fault { what, releases } in &FAULTS {
+        let has_it = releases.iter().find(|(of, patches)| *of == minor && patches.contains(&patch));
+        faults.extend(has_it.map(|(_, patches)| format!("{what} (fixed in 3.{minor}.{})", patches.end)));
+    }
+    if minor == 4 {
+        faults.push("3.4 is end-of-life".to_string());
+    }
+    faults
 }
 
 /// Whether the majority answers, and how fast.
@@ -174,16 +208,56 @@ fn of_transport(gateway: &Gateway) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::weakness;
+    use super::{faults, of_version};
+
+    const DATA: &str = "members may store different data";
+    const LEASES: &str = "a leader that was stuck may revoke leases that last";
+    const READS: &str = "a server that was paused may answer reads with an old state";
+    const ROLES: &str = "users may bypass their roles";
 
     #[test]
-    fn which_versions_are_doubtful() {
-        for good in ["3.4.23", "3.4.34", "3.5.13", "3.5.21", "3.6.0", "4.0.0"] {
-            assert_eq!(weakness(good), None, "{good}");
+    fn which_versions_have_which_faults() {
+        let end_of_life = "3.4 is end-of-life".to_string();
+        let expected = |version: &str, known: &[(&str, &str)], is_old: bool| {
+            let known = known.iter().map(|(what, fixed)| format!("{what} (fixed in {fixed})"));
+            let known: Vec<String> = known.chain(is_old.then(|| end_of_life.clone())).collect();
+            assert_eq!(faults(version), known, "{version}");
+        };
+        expected("3.4.19", &[(LEASES, "3.4.31"), (ROLES, "3.4.44")], true);
+        expected("3.4.23", &[(LEASES, "3.4.31"), (READS, "3.4.42"), (ROLES, "3.4.44")], true);
+        expected("3.4.30", &[(LEASES, "3.4.31"), (READS, "3.4.42"), (ROLES, "3.4.44")], true);
+        expected("3.4.31", &[(READS, "3.4.42"), (ROLES, "3.4.44")], true);
+        expected("3.4.41", &[(READS, "3.4.42"), (ROLES, "3.4.44")], true);
+        expected("3.4.42", &[(ROLES, "3.4.44")], true);
+        expected("3.4.43", &[(ROLES, "3.4.44")], true);
+        expected("3.4.44", &[], true);
+        expected("3.5.2", &[(DATA, "3.5.3"), (LEASES, "3.5.13"), (READS, "3.5.28"), (ROLES, "3.5.30")], false);
+        expected("3.5.3", &[(LEASES, "3.5.13"), (READS, "3.5.28"), (ROLES, "3.5.30")], false);
+        expected("3.5.12", &[(LEASES, "3.5.13"), (READS, "3.5.28"), (ROLES, "3.5.30")], false);
+        expected("3.5.13", &[(READS, "3.5.28"), (ROLES, "3.5.30")], false);
+        expected("3.5.27", &[(READS, "3.5.28"), (ROLES, "3.5.30")], false);
+        expected("3.5.28", &[(ROLES, "3.5.30")], false);
+        expected("3.5.29", &[(ROLES, "3.5.30")], false);
+        expected("3.5.30", &[], false);
+        expected("3.6.0-rc.1", &[(READS, "3.6.9"), (ROLES, "3.6.11")], false);
+        expected("3.6.8", &[(READS, "3.6.9"), (ROLES, "3.6.11")], false);
+        expected("3.6.9", &[(ROLES, "3.6.11")], false);
+        expected("3.6.10", &[(ROLES, "3.6.11")], false);
+        for good in ["3.6.11", "3.7.0", "4.0.0"] {
+            expected(good, &[], false);
+            assert_eq!(of_version(good), None);
         }
-        for doubtful in ["3.4.22", "3.5.0", "3.5.2", "3.5.12", "3.3.25", "2.3.8", "unknown"] {
-            assert!(weakness(doubtful).is_some(), "{doubtful}");
+    }
+
+    #[test]
+    fn versions_that_are_too_old_or_strange() {
+        for old in ["3.3.25", "2.3.8"] {
+            assert_eq!(faults(old), ["older than 3.4, the first release that csalock supports"], "{old}");
         }
-        assert!(weakness("3.5.1").is_some_and(|why| why.contains("different data")));
+        for strange in ["unknown", "3", ""] {
+            assert_eq!(faults(strange), ["not the version of a release"], "{strange}");
+        }
+        let found = of_version("a\x1b[2Jb").map(|finding| finding.found);
+        assert_eq!(found.as_deref(), Some("etcd a\\u{1b}[2Jb: not the version of a release"));
     }
 }

@@ -18,13 +18,33 @@ pub(super) struct Pending {
     pub(super) ends: Duration,
 }
 
-/// All of them.
+/// What is known here about leases.
 #[derive(Debug, Default)]
-pub(super) struct Leases(Mutex<Vec<Pending>>);
+pub(super) struct Leases {
+    pending: Mutex<Vec<Pending>>,
+    lasting: Mutex<Vec<(u64, Duration)>>,
+}
 
 impl Leases {
     fn all(&self) -> MutexGuard<'_, Vec<Pending>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lasting(&self) -> MutexGuard<'_, Vec<(u64, Duration)>> {
+        self.lasting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a transaction found this lease's key. The lease counts as lasting until then, on CLOCK_BOOTTIME,
+    /// whatever reads say: else a server whose reads are stale has the caller try the same transaction again and again.
+    pub(super) fn add_lasting(&self, id: u64, until: Duration) {
+        self.lasting().push((id, until));
+    }
+
+    /// Whether a transaction found this lease's key a short while ago.
+    pub(super) fn is_lasting(&self, id: u64, now: Duration) -> bool {
+        let mut lasting = self.lasting();
+        lasting.retain(|(_, until)| *until > now);
+        lasting.iter().any(|(lasting, _)| *lasting == id)
     }
 
     pub(super) fn add(&self, pending: Pending) {
@@ -50,6 +70,7 @@ impl Leases {
 
     /// This one needs no key any more. Whether it had none.
     pub(super) fn forget(&self, id: u64) -> bool {
+        self.lasting().retain(|(lasting, _)| *lasting != id);
         let mut all = self.all();
         let before = all.len();
         all.retain(|pending| pending.id != id);

@@ -48,6 +48,11 @@ pub(super) fn delete(key: &[u8]) -> Value {
     json!({"request_delete_range": {"key": encoded(key)}})
 }
 
+/// A look at a key, as one of the steps of a transaction.
+pub(super) fn range(key: &[u8]) -> Value {
+    json!({"request_range": {"key": encoded(key), "keys_only": true}})
+}
+
 /// That a key is still as this revision left it; 0: that it is not there.
 pub(super) fn is_at(key: &[u8], revision: u64) -> Value {
     json!({"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": revision.to_string()})
@@ -85,6 +90,29 @@ pub(super) struct Done {
     pub(super) header: Header,
     #[serde(default)]
     pub(super) succeeded: bool,
+    /// What each of its steps came to.
+    #[serde(default)]
+    pub(super) responses: Vec<Response>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Response {
+    response_range: Listed,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Listed {
+    #[serde(deserialize_with = "pairs")]
+    kvs: Vec<Pair>,
+}
+
+impl Response {
+    /// Whether this was a look at a key that is there.
+    pub(super) fn found_any(&self) -> bool {
+        !self.response_range.kvs.is_empty()
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
