@@ -272,7 +272,12 @@ impl Engine {
             Wanted::Page(number) => facts.learn_page(number, self.seal(&record.name, number)?),
             Wanted::Fate(home, process) => {
                 let fate = self.host.fate(&home, &process, self.store.reach());
-                let lived = fate == Fate::Dead && self.was_confirmed_since(record, &home, &process)?;
+                let is_released = || {
+                    let supervisor = record.supervisor_of(&home, &process);
+                    supervisor.is_some_and(|supervisor| self.host.is_released_by(&supervisor, &home, &process))
+                };
+                let lived =
+                    fate == Fate::Dead && (is_released() || self.was_confirmed_since(record, &home, &process)?);
                 facts.learn_fate(home, process, if lived { Fate::Alive } else { fate });
             }
             Wanted::Over(lease) => {

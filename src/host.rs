@@ -54,6 +54,10 @@ pub trait Host: Send + Sync {
     /// What is known of a process that lived at `home`, for a store that reaches so far.
     fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate;
 
+    /// Whether a process that lived at `home` has ended, and this parent of it has not yet waited for it and is at work: then
+    /// the parent is about to release what the process held.
+    fn is_released_by(&self, supervisor: &Process, home: &Home, process: &Process) -> bool;
+
     /// Random bytes that nobody can guess.
     fn random(&self) -> Result<[u8; 16]>;
 
@@ -80,6 +84,8 @@ pub trait Vigil {
 pub struct Signs<'a> {
     /// One of these processes ends.
     pub processes: &'a [Process],
+    /// The parents that release when one of these processes ends.
+    pub supervisors: &'a [Process],
     /// Something changes in this directory.
     pub doorway: Option<&'a Path>,
     /// Its bell in the store rings. What has rung is heard no longer.
@@ -106,6 +112,6 @@ pub enum Woken {
 /// When the system cannot wait.
 pub fn pause(host: &dyn Host, span: Duration) -> Result<()> {
     let nobodys = crate::lock::Handle::new(host.random()?).proof();
-    let mut signs = Signs { processes: &[], doorway: None, hearing: &mut None };
+    let mut signs = Signs { processes: &[], supervisors: &[], doorway: None, hearing: &mut None };
     host.vigil(&nobodys, None)?.wait(&mut signs, span).map(drop)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
@@ -34,6 +35,11 @@ pub trait News {
 
     /// Whether there was some since it was last asked.
     fn came(&self) -> bool;
+
+    /// A child of ours that [`News::came`] waits for.
+    fn process(&self) -> Option<Pid> {
+        None
+    }
 }
 
 impl News for Option<Bell> {
@@ -118,6 +124,7 @@ impl Running {
         let mut told = None;
         let (mut stopped, mut out_of_reach) = (None, false);
         let mut of_terminal = None;
+        let mut child_ended = false;
         loop {
             if let Some(status) = self.ended()? {
                 // What ended it may have come to us as well, and not been looked at yet.
@@ -135,6 +142,9 @@ impl Running {
             }
             let mut now = host.boottime();
             let rang = news.came();
+            if std::mem::take(&mut child_ended) {
+                self.reap_others(news.process());
+            }
             if rang && told.is_none() {
                 told = self.told();
             }
@@ -163,6 +173,7 @@ impl Running {
             timer.set(next.filter(|next| *next < Duration::MAX));
             wait([Some(signals.as_fd()), hear, news.descriptor(), Some(timer.as_fd())])?;
             while let Some(came) = signals.next() {
+                child_ended |= came.signal == Signal::SIGCHLD;
                 if came.from_terminal {
                     of_terminal = Some(came.signal);
                 } else if FORWARDED.contains(&came.signal) {
@@ -187,6 +198,19 @@ impl Running {
     /// Sends it a signal. `false`: we may not.
     fn send(&self, signal: Signal) -> bool {
         kill(self.pid, signal) != Err(Errno::EPERM)
+    }
+
+    /// Waits for the children that have ended and that we did not begin: the first process of a container, say, adopts
+    /// what the others leave, and nobody else can reap it.
+    fn reap_others(&self, known: Option<Pid>) {
+        let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        let next = || nix::sys::wait::waitid(Id::All, peek).ok().and_then(|status| status.pid());
+        // How the command or that child ended is asked for elsewhere, and then this is called again.
+        while let Some(pid) = next().filter(|pid| *pid != self.pid && Some(*pid) != known) {
+            if waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
+                break;
+            }
+        }
     }
 
     /// How it ended, if it has. It stays a zombie: as long as it is one, others see that we are about to give back, and do

@@ -163,6 +163,10 @@ impl News for Keeper {
         }
         came || ended
     }
+
+    fn process(&self) -> Option<Pid> {
+        self.pid.get()
+    }
 }
 
 impl Keeping<'_> {

@@ -166,7 +166,7 @@ impl<'a> Attempt<'a> {
             if left.is_zero() {
                 return Err(error);
             }
-            let mut signs = Signs { processes: &[], doorway: None, hearing: &mut None };
+            let mut signs = Signs { processes: &[], supervisors: &[], doorway: None, hearing: &mut None };
             if let Woken::Interrupted = self.listen()?.wait(&mut signs, left.min(OUTAGE))? {
                 return Ok(self.interrupted());
             }

@@ -117,6 +117,10 @@ impl Host for Fake {
         state.fates.get(&process.pid).copied().unwrap_or(Fate::Dead)
     }
 
+    fn is_released_by(&self, _supervisor: &Process, _home: &Home, _process: &Process) -> bool {
+        false
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut state = self.state();
         state.draws += 1;

@@ -98,6 +98,10 @@ impl Host for Unix {
         Fate::Unknown
     }
 
+    fn is_released_by(&self, supervisor: &Process, home: &Home, process: &Process) -> bool {
+        self.known_home().is_ok_and(|here| here.shares_pids_with(home)) && is_released_by(process, &[*supervisor])
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)
@@ -125,18 +129,19 @@ fn fate_here(process: &Process) -> Fate {
     }
     match proc_stat::read(process.pid) {
         Ok(Some(stat)) if stat.start != process.start => Fate::Dead,
-        Ok(Some(stat)) if stat.is_zombie() && !is_being_given_back(stat.parent) => Fate::Dead,
+        Ok(Some(stat)) if stat.is_zombie() => Fate::Dead,
         Ok(Some(_)) => Fate::Alive,
         Ok(None) | Err(_) => Fate::Unknown,
     }
 }
 
-/// Whether a zombie's parent is our own wrapper, at work: then it saw the job end and is giving the lock back this
-/// moment. A wrapper that is stopped is not waited for.
-pub(super) fn is_being_given_back(parent: i32) -> bool {
-    let ours =
-        |program: &[u8]| [&b"csalock"[..], b"csaLock", b"csaUnlock"].iter().any(|name| program.starts_with(name));
-    matches!(proc_stat::read(parent), Ok(Some(stat)) if stat.is_running() && ours(&stat.program))
+/// Whether this process is a zombie whose parent is one of these, and at work: then that saw the process end, and releases
+/// this moment. A parent that is stopped is not waited for.
+pub(super) fn is_released_by(process: &Process, supervisors: &[Process]) -> bool {
+    let stat = |pid| proc_stat::read(pid).ok().flatten();
+    let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
+    let parent = ended.and_then(|ended| supervisors.iter().find(|supervisor| supervisor.pid == ended.parent));
+    parent.is_some_and(|parent| stat(parent.pid).is_some_and(|stat| stat.start == parent.start && stat.is_running()))
 }
 
 /// Whether a process is there and not stopped.

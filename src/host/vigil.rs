@@ -18,7 +18,7 @@ use nix::sys::time::TimeSpec;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sha2::{Digest, Sha256};
 
-use super::unix::is_being_given_back;
+use super::unix::is_released_by;
 use super::{Signs, Vigil, Woken, proc_stat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -84,11 +84,6 @@ pub(super) fn ring(listener: Listener<'_>) -> bool {
     };
     // Whose queue is full will wake anyway.
     rung().map_or_else(|error| error.kind() == std::io::ErrorKind::WouldBlock, |()| true)
-}
-
-fn has_last_words(process: &Process) -> bool {
-    let stat = proc_stat::read(process.pid).ok().flatten();
-    stat.is_some_and(|stat| stat.start == process.start && stat.is_zombie() && is_being_given_back(stat.parent))
 }
 
 fn address(listener: Listener<'_>) -> std::io::Result<SocketAddr> {
@@ -203,7 +198,7 @@ impl Vigil for Ears<'_> {
         }
         if ended && !rung {
             let ended = std::mem::take(&mut self.pidfds);
-            if ended.iter().any(|(process, _)| has_last_words(process)) {
+            if ended.iter().any(|(process, _)| is_released_by(process, signs.supervisors)) {
                 self.listen(LAST_WORDS.min(at_most), None)?;
             }
         }

@@ -253,6 +253,14 @@ impl Record {
         Record { name: name.to_vec(), ..Record::default() }
     }
 
+    /// Who releases for this process when it has ended.
+    pub(crate) fn supervisor_of(&self, home: &Home, process: &Process) -> Option<Process> {
+        let parties =
+            self.holders.iter().map(|grant| &grant.party).chain(self.waiters.iter().map(|waiter| &waiter.party));
+        let mut of_it = parties.filter(|party| party.owners.contains(process) && party.home == *home);
+        of_it.find_map(|party| party.supervisor)
+    }
+
     /// Whether nobody holds and nobody waits.
     pub fn is_free(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()

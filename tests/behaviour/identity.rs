@@ -60,6 +60,18 @@ on_every_kind_of_store! {
         is_dead(sandbox, |record| record.holders[0].party.home.boot = "00000000-0000-4000-8000-000000000000".into());
     }
 
+    fn a_zombie_is_dead_whatever_its_parent_is_called(sandbox: &Sandbox) {
+        std::fs::copy("/bin/cat", sandbox.path("files/csalock-nightly")).unwrap();
+        // Once the shell has become another program it waits for nobody.
+        let dies = "until grep -q nightly /proc/$PPID/comm; do :; done; csalock lock x > /dev/null; kill -9 $$";
+        let mut job = sandbox.script("dash", &format!("dash -c '{dies}' & echo $!; exec ./csalock-nightly")).spawn();
+        let owner: i32 = job.lines(1)[0].parse().unwrap();
+        wait_until("it is a zombie", || proc::stat(owner).is_some_and(|(state, _)| state == 'Z'));
+        sandbox.await_abandoned("x");
+        sandbox.csalock(["run", "-q", "-n", "x", "true"]).run();
+        assert_eq!(proc::stat(owner), Some(('Z', job.pid())));
+    }
+
     fn a_process_on_another_host_is_not_dead_for_sure(sandbox: &Sandbox) {
         is_not_dead_for_sure(sandbox, elsewhere);
     }
@@ -159,6 +171,19 @@ on_every_kind_of_store! {
         let script = "csalock lock x >/dev/null; csalock unlock x; echo $?; csalock run x echo ran";
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout("0\nran\n").run();
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "csalock", "run", "x", "echo", "ran"]).stdout("ran\n").run();
+    }
+
+    fn the_first_process_of_a_container_reaps_what_it_adopts(sandbox: &Sandbox) {
+        if !is_root("a pid namespace") || !has("setsid") {
+            return;
+        }
+        // The command is not the parent of the daemon, so only the first process of the container can wait for it.
+        let daemon = "setsid dash -c 'csalock lock x >/dev/null; echo $$ > daemon; kill -9 $$'";
+        let is_there = "[ ! -s daemon ] || [ -e /proc/$(cat daemon) ]";
+        let script = format!("( {daemon} & )\nn=0\nwhile {{ {is_there}; }} && [ $((n += 1)) -lt 2000 ]; do sleep 0.01; done\n\
+            if {is_there}; then ps -eo ppid,stat,args; fi");
+        let command = ["-p", "-f", "--mount-proc", "--kill-child", "csalock", "run", "main", "dash", "-c", &script];
+        sandbox.call("unshare", command).run();
     }
 
     fn the_first_process_of_a_container_does_not_own_what_orphans_take(sandbox: &Sandbox) {

@@ -233,6 +233,10 @@ impl Host for Rebooted {
         self.unix.fate(&seen, process, reach)
     }
 
+    fn is_released_by(&self, supervisor: &Process, home: &Home, process: &Process) -> bool {
+        self.unix.is_released_by(supervisor, home, process)
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         self.unix.random()
     }

@@ -89,6 +89,9 @@ impl<'a> Attempt<'a> {
         let here = engine.host.home()?;
         let visible = processes.iter().filter(|(home, _)| here.shares_pids_with(home));
         let visible: Vec<Process> = visible.map(|(_, process)| *process).collect();
+        let parties = record.holders.iter().map(|grant| &grant.party);
+        let parties = parties.chain(record.waiters.iter().map(|waiter| &waiter.party));
+        let supervisors: Vec<Process> = parties.filter_map(|party| party.supervisor).collect();
         // Who runs in another network namespace cannot ring us, but we may see what it writes.
         let deaf = ahead == 0 && processes.iter().any(|(home, _)| home.net != here.net);
         let doorway = deaf.then(|| engine.store.doorway(self.name)).flatten();
@@ -115,7 +118,8 @@ impl<'a> Attempt<'a> {
             let to_look = looks.into_iter().flatten().filter(|at| *at > now).map(|at| at - now).min();
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
             self.listen()?;
-            let mut signs = Signs { processes: &visible, doorway: doorway.as_deref(), hearing: &mut self.hearing };
+            let (doorway, hearing) = (doorway.as_deref(), &mut self.hearing);
+            let mut signs = Signs { processes: &visible, supervisors: &supervisors, doorway, hearing };
             let Some(vigil) = &mut self.vigil else { continue };
             match vigil.wait(&mut signs, at_most)? {
                 Woken::Interrupted => return Ok(Next::Interrupted),

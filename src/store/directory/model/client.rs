@@ -160,6 +160,10 @@ impl Host for Clockwork {
         Fate::Unknown
     }
 
+    fn is_released_by(&self, _supervisor: &Process, _home: &Home, _process: &Process) -> bool {
+        false
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut drawn = self.drawn.lock().expect("nobody panics with it");
         *drawn += 1;
