@@ -70,6 +70,11 @@ impl Error {
         self.unreadable
     }
 
+    /// Whether it concerns one record, and the others may be all right: its contents are unreadable, or not for us.
+    pub fn is_of_one_record(&self) -> bool {
+        matches!(self.exit, Exit::Corrupt | Exit::Permission)
+    }
+
     /// What happened to which thing.
     pub fn what(&self) -> &str {
         &self.what

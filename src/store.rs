@@ -117,6 +117,30 @@ pub enum Reach {
     ManyHosts,
 }
 
+/// What a sweep did, or would do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// How many leftovers it removed.
+    pub removed: u64,
+    /// Why it left a record or a leftover alone, one error for each.
+    pub passed_over: Vec<Error>,
+}
+
+impl Swept {
+    /// Takes note of a failure that concerns one record, so that the sweep can go on with the next.
+    ///
+    /// # Errors
+    ///
+    /// When it concerns more than that.
+    pub fn pass_over(&mut self, error: Error) -> Result<()> {
+        if !error.is_of_one_record() {
+            return Err(error);
+        }
+        self.passed_over.push(error);
+        Ok(())
+    }
+}
+
 /// What to do with one record of a scan. It gets where the record is, and the record if it could be read.
 pub type Visit<'a> = dyn FnMut(&str, Result<Stored>) -> Result<()> + 'a;
 
@@ -214,9 +238,9 @@ pub trait Store: Send + Sync {
     /// What there is to say about its health: what it is, who shares it, its clock, its server.
     fn examine(&self) -> Vec<Finding>;
 
-    /// Removes leftovers of processes that died half-way, and says how many there were: none where they go with leases.
-    fn sweep(&self, _dry_run: bool) -> Result<u64> {
-        Ok(0)
+    /// Removes leftovers of processes that died half-way. There are none where they go with leases.
+    fn sweep(&self, _dry_run: bool) -> Result<Swept> {
+        Ok(Swept::default())
     }
 
     /// Keeps a line of history, its newline included, as far as the limits allow. It may be lost, and nothing is waited for.

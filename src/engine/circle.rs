@@ -120,7 +120,11 @@ impl Engine {
             if waits.len() >= MOST_WAITS || !looked_at.insert((name.clone(), proof)) {
                 continue;
             }
-            let (_, record) = self.read(&name)?;
+            let (_, record) = match self.read(&name) {
+                // A wait does not fail because the record of another lock is unreadable.
+                Err(error) if !waits.is_empty() && error.is_of_one_record() => continue,
+                read => read?,
+            };
             let Some((record, waiter)) = self.entry(record, &proof)? else { continue };
             for key in record.holders.iter().flat_map(Waits::keys_of_holder) {
                 to_look_at.extend(self.waits(&key)?.waits);

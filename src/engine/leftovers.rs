@@ -4,14 +4,15 @@
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Decision, Fate, Page, Proof};
+use crate::store::{Swept, Version};
 
 impl Engine {
-    /// Removes them, and says how many there were.
+    /// Removes them. A leftover that depends on an unreadable record stays, for that record may still need it.
     ///
     /// # Errors
     ///
     /// When the store cannot be asked or told.
-    pub fn sweep(&self, dry_run: bool) -> Result<u64> {
+    pub fn sweep(&self, dry_run: bool) -> Result<Swept> {
         // What was half-way to being stored can be seen then.
         let mut swept = self.store.sweep(dry_run)?;
         let mut keys = Vec::new();
@@ -21,31 +22,37 @@ impl Engine {
             Ok(())
         })?;
         for (key, version) in keys {
-            let is_waits = key.first() == Some(&0);
-            let is_left = match (Page::of_key(&key), Decision::of_key(&key)) {
-                (Some((name, number)), _) => self.is_left_page(name, number)?,
-                (_, Some(proof)) => self.is_left_decision(&proof, dry_run)?,
-                _ if is_waits => self.is_left_note(&key)?,
-                _ => self.is_left_value(&key)?,
-            };
-            swept += u64::from(is_left);
-            if !is_left || dry_run {
-                continue;
-            }
-            if !is_waits {
-                // What came in its place since then is needed: a page's name may come back.
-                self.store.swap(&key, Some(&version), None)?;
-            } else {
-                let gone = self.gone(&key)?;
-                self.change_waits(&key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;
+            match self.sweep_one(&key, &version, dry_run) {
+                Ok(removed) => swept.removed += u64::from(removed),
+                Err(error) => swept.pass_over(error)?,
             }
         }
         Ok(swept)
     }
 
+    /// Removes what is kept under this key, if it is a leftover. `false`: it is not one.
+    fn sweep_one(&self, key: &[u8], version: &Version, dry_run: bool) -> Result<bool> {
+        let is_waits = key.first() == Some(&0);
+        let is_left = match (Page::of_key(key), Decision::of_key(key)) {
+            (Some((name, number)), _) => self.is_left_page(name, number)?,
+            (_, Some(proof)) => self.is_left_decision(&proof, dry_run)?,
+            _ if is_waits => self.is_left_note(key)?,
+            _ => self.is_left_value(key)?,
+        };
+        if is_left && !dry_run {
+            if is_waits {
+                let gone = self.gone(key)?;
+                self.change_waits(key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;
+            } else {
+                // What came in its place since then is needed: a page's name may come back.
+                self.store.swap(key, Some(version), None)?;
+            }
+        }
+        Ok(is_left)
+    }
+
     fn is_left_page(&self, name: &[u8], number: u64) -> Result<bool> {
-        // A record that cannot be read may still need it.
-        let Ok((_, record)) = self.read(name) else { return Ok(false) };
+        let (_, record) = self.read(name)?;
         Ok(record.pages.is_none_or(|pages| !pages.has(number)))
     }
 
@@ -59,7 +66,11 @@ impl Engine {
         let notes = stored.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
         let mut gone = Vec::new();
         for (name, proof) in notes.waits {
-            let waits = self.read(&name).and_then(|(_, record)| self.entry(record, &proof))?;
+            let waits = match self.read(&name).and_then(|(_, record)| self.entry(record, &proof)) {
+                // The waiter may still be in there.
+                Err(error) if error.is_of_one_record() => continue,
+                waits => waits?,
+            };
             let lives = waits.is_some_and(|(_, waiter)| {
                 self.host.fate(&waiter.party.home, &waiter.process, self.store.reach()) != Fate::Dead
             });

@@ -215,8 +215,7 @@ impl Engine {
             let fate = |owner| self.host.fate(&writer.home, owner, self.store.reach());
             writer.owners.iter().any(|owner| fate(owner) != Fate::Dead)
         });
-        // A record that cannot be read may still need it.
-        let Ok((_, record)) = self.read(name) else { return Ok(false) };
+        let (_, record) = self.read(name)?;
         Ok(!at_work && record.value.is_none_or(|value| value.mark != mark))
     }
 }

@@ -72,7 +72,7 @@ pub(crate) use self::entry::{file_name, name_of_file};
 use self::pointer::{Ident, Pointer, Stage};
 use self::root::Root;
 use self::swap::Step;
-use super::{Finding, Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
+use super::{Finding, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
@@ -188,6 +188,32 @@ impl Directory {
             None => error,
         })
     }
+
+    /// Removes what is left of one record, if it is a leftover. `false`: it is not one.
+    fn sweep_entry(&self, root: &Root, file_name: &[u8], resting: &[Vec<u8>], dry_run: bool) -> Result<bool> {
+        let step = Step { store: self, root, keep: Keep::default() };
+        let entry = Entry::new(root, &self.path, file_name.to_vec());
+        let Some(look) = entry.look()? else {
+            if !dry_run {
+                // Its maker died just before this.
+                lodging::remove_empty(&root.directory, entry::os(file_name));
+            }
+            return Ok(false);
+        };
+        let stage = look.pointer.map(|pointer| pointer.stage);
+        let rests = stage == Some(Stage::End) && resting.iter().any(|name| name == file_name);
+        if rests || matches!(stage, Some(Stage::Born | Stage::Cur)) {
+            return Ok(false);
+        }
+        match look.pointer {
+            _ if dry_run => {}
+            // Its record can be seen then, and what became of its maker.
+            Some(embryo) if embryo.stage == Stage::Embryo => step.help(&look, &embryo)?,
+            Some(end) => step.bury(&look, &end)?,
+            None => look.clear()?,
+        }
+        Ok(true)
+    }
 }
 
 impl Store for Directory {
@@ -285,34 +311,18 @@ impl Store for Directory {
         self.findings()
     }
 
-    fn sweep(&self, dry_run: bool) -> Result<u64> {
-        let Some(root) = self.existing()? else { return Ok(0) };
-        let Some(_alone) = root.sweep_alone() else { return Ok(0) };
+    fn sweep(&self, dry_run: bool) -> Result<Swept> {
+        let Some(root) = self.existing()? else { return Ok(Swept::default()) };
+        let Some(_alone) = root.sweep_alone() else { return Ok(Swept::default()) };
         let resting = root.resting(&self.path)?;
-        let mut swept = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
-        let step = Step { store: self, root: &root, keep: Keep::default() };
+        let removed = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
+        let mut swept = Swept { removed, passed_over: Vec::new() };
         root.each_entry(&self.path, &mut |file_name| {
-            let entry = Entry::new(&root, &self.path, file_name.to_vec());
-            let Some(look) = entry.look()? else {
-                if !dry_run {
-                    // Somebody died just before this.
-                    lodging::remove_empty(&root.directory, entry::os(file_name));
-                }
-                return Ok(());
-            };
-            let stage = look.pointer.map(|pointer| pointer.stage);
-            let rests = stage == Some(Stage::End) && resting.iter().any(|name| name == file_name);
-            if rests || matches!(stage, Some(Stage::Born | Stage::Cur)) {
-                return Ok(());
+            match self.sweep_entry(&root, file_name, &resting, dry_run) {
+                Ok(removed) => swept.removed += u64::from(removed),
+                Err(error) => swept.pass_over(error)?,
             }
-            swept += 1;
-            match look.pointer {
-                _ if dry_run => Ok(()),
-                // Its record can be seen then, and what became of whoever made it.
-                Some(embryo) if embryo.stage == Stage::Embryo => step.help(&look, &embryo),
-                Some(end) => step.bury(&look, &end),
-                None => look.clear(),
-            }
+            Ok(())
         })?;
         if self.layout == Layout::Beside && !dry_run {
             root.remove_if_empty(&self.path);

@@ -53,7 +53,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, Trans
 
 use self::wrong::Cause;
 use super::chronicle::Chronicle;
-use super::{Directory, Durability, Finding, Keep, Layout, Reach, Store, Stored, Swap, Version, Visit};
+use super::{Directory, Durability, Finding, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::{Host, boot_lease};
@@ -326,7 +326,7 @@ impl Store for Sqlite {
         self.findings()
     }
 
-    fn sweep(&self, dry_run: bool) -> Result<u64> {
+    fn sweep(&self, dry_run: bool) -> Result<Swept> {
         self.notes()?.sweep(dry_run)
     }
 

@@ -66,6 +66,21 @@ on_every_store! {
         }
     }
 
+    fn an_unreadable_record_that_a_note_leads_to_hides_no_circle(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
+        let mut first = sandbox.script("dash", "csalock lock a; csalock lock -w 600 bad; read go; csalock lock b; :").spawn();
+        first.lines(1);
+        wait_until("the wait is noted", || sandbox.internal() > 0);
+        let waits = sandbox.record("bad").unwrap().waiters[0].process.pid;
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(waits), Signal::SIGKILL).unwrap();
+        sandbox.overwrite("bad", b"garbage");
+        let mut second = sandbox.script("dash", "csalock lock b; csalock lock a; :").spawn();
+        second.lines(1);
+        first.tell("go");
+        let said = [first.wait().stderr, second.wait().stderr].concat();
+        assert_eq!(said.matches("waiting would never end").count(), 1, "{said}");
+    }
+
     fn the_scripts_may_be_commands_under_their_locks(sandbox: &Sandbox) {
         let script = "csalock run $0 dash -c 'echo holds; read line; $2' - $1";
         for want in ["csalock run $1 true", "csalock lock $1 > /dev/null"] {

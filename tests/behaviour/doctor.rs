@@ -188,12 +188,7 @@ on_every_store_of_files! {
         let _holder = sandbox.holder("held");
         let _waiter = sandbox.waiter("held", "true");
         // A wait that lasts leaves a note.
-        let mut notes = 0;
-        wait_until("there is one", || {
-            let is_internal = |stored: csalock::store::Stored| csalock::lock::is_internal(&stored.body);
-            sandbox.open().scan(&mut |_, stored| stored.map(|stored| notes += usize::from(is_internal(stored)))).unwrap();
-            notes > 0
-        });
+        wait_until("there is one", || sandbox.internal() > 0);
         let (before, sight) = (content(&sandbox.path("")), sandbox.csalock(["status", "--json"]).capture().stdout);
         let (user, group) = us();
         let access = |mode| format!("mode {mode}, owner {user}, group {group}");

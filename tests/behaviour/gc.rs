@@ -63,6 +63,33 @@ on_every_kind_of_store! {
         assert_eq!(found[0]["holders"][0]["alive"], "no");
     }
 
+    fn an_unreadable_record_keeps_nothing_else_from_being_removed(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
+        let script = "csalock lock dead; csalock lock -w 600 bad; :";
+        let mut job = sandbox.script("dash", script).spawn();
+        job.lines(1);
+        wait_until("the wait is noted", || sandbox.internal() > 0);
+        // The note of this wait leads to the unreadable record.
+        kill(Pid::from_raw(sandbox.record("bad").unwrap().waiters[0].process.pid), Signal::SIGKILL).unwrap();
+        job.kill();
+        sandbox.await_abandoned("dead");
+        sandbox.overwrite("bad", b"garbage");
+        let died = DIED.replace(" lock dead; :", &script["csalock".len()..]);
+        let said = format!(
+            "csalock: {}: a lock record is unreadable: it does not begin with \"csalock 1\"; nothing was changed; see who \
+             wrote it, then `csalock unlock --force` removes it\n",
+            sandbox.open().place(b"bad")
+        );
+        let said = sandbox.plain(&said);
+        let before = sandbox.stored();
+        sandbox.csalock(["gc", "--dry-run"]).stdout(&died).stderr(&said).status(65).run();
+        assert_eq!(sandbox.stored(), before);
+        sandbox.csalock(["gc"]).stdout(&died).stderr(&said).status(65).run();
+        sandbox.csalock(["gc"]).stderr(&said).status(65).run();
+        let healthy = sandbox.csalock(["doctor"]).capture();
+        assert!(healthy.code == Some(0) && healthy.stdout.contains("Locks work here"), "{healthy:?}");
+    }
+
     fn on_a_store_that_is_not_there_it_does_nothing(sandbox: &Sandbox) {
         sandbox.csalock(["gc"]).run();
         assert!(!sandbox.store_exists());

@@ -170,3 +170,20 @@ pub(crate) fn an_error_about_a_record_bears_its_version(rig: &Rig) {
     assert_eq!(engine(rig, None).break_lock(b"x", None), Ok(Outcome::Broken(Vec::new())));
     assert_eq!(rig.store.read(b"x"), Ok(None));
 }
+
+pub(crate) fn a_sweep_passes_over_what_is_no_record(rig: &Rig) {
+    rig.put(b"x", None, b"one");
+    for number in 0..5 {
+        let left = rig.path().join(format!("left-{number}"));
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("rec.0123456789abcdef01234567"), "").unwrap();
+        fs::write(rig.path().join(format!("file-{number}")), "").unwrap();
+    }
+    let swept = rig.store.sweep(false).unwrap();
+    assert_eq!((swept.removed, swept.passed_over.len()), (5, 5), "{swept:?}");
+    for error in &swept.passed_over {
+        assert!(error.exit() == Exit::Corrupt && error.what().contains("/file-"), "{error}");
+    }
+    assert_eq!(fs::read_dir(rig.path()).unwrap().filter(|entry| entry.as_ref().unwrap().file_name() == "x").count(), 1);
+    assert!((0..5).all(|number| !rig.path().join(format!("left-{number}")).exists()));
+}

@@ -82,6 +82,11 @@ mod stores_that_others_change_meanwhile {
         keep! { breaking on directory, beside, sqlite: {
             an_error_about_a_record_bears_its_version
         } }
+        mod entries {
+            keep! { breaking on directory, beside: {
+                a_sweep_passes_over_what_is_no_record
+            } }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use csalock::error::Error;
 use csalock::exit::Exit;
 use csalock::history::Limits;
 use csalock::lock::{Lease, LeaseClock};
-use csalock::store::{Change, Keep, Stored, Swap, Version};
+use csalock::store::{Change, Keep, Stored, Swap, Swept, Version};
 
 use crate::rig::{Kind, Rig, stored};
 
@@ -289,8 +289,8 @@ pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
     let store = rig.again();
     assert_eq!(store.read(b"x").unwrap(), None);
     store.scan(&mut |place, _| panic!("there is something in a store that does not exist: {place}")).unwrap();
-    assert_eq!(store.sweep(true).unwrap(), 0);
-    assert_eq!(store.sweep(false).unwrap(), 0);
+    assert_eq!(store.sweep(true).unwrap(), Swept::default());
+    assert_eq!(store.sweep(false).unwrap(), Swept::default());
     store.place(b"x");
     store.doorway(b"x");
     assert_eq!(rig.footprint(), before);

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use csalock::host::Unix;
-use csalock::store::{Directory, Durability, Keep, Layout, Store, Swap};
+use csalock::store::{Directory, Durability, Keep, Layout, Store, Swap, Swept};
 
 use crate::rig::{Kind, Rig};
 
@@ -194,7 +194,7 @@ pub(crate) fn a_sync_that_fails_is_an_error_and_tears_nothing(rig: &Rig) {
     let drafts =
         [rig.path(), rig.path().join(".work")].into_iter().filter_map(|path| fs::read_dir(path).ok()).flatten();
     assert_eq!(drafts.filter(|entry| entry.as_ref().unwrap().path().to_string_lossy().contains(".new.")).count(), 0);
-    assert_eq!((rig.bodies(), rig.store.sweep(true).unwrap()), (Vec::new(), 0));
+    assert_eq!((rig.bodies(), rig.store.sweep(true).unwrap()), (Vec::new(), Swept::default()));
 }
 
 /// Runs these steps in a process of their own, and brings the calls that each of them made.

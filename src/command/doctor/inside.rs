@@ -16,8 +16,8 @@ struct Count {
     held: u64,
     waiting: u64,
     abandoned: u64,
-    /// The first that could not be read, and how many there are.
-    unreadable: (Option<Error>, u64),
+    /// Why records are unreadable, one error for each.
+    unreadable: Vec<Error>,
     /// Since when the oldest is held, and its name.
     oldest: Option<(u64, Vec<u8>)>,
 }
@@ -41,8 +41,7 @@ impl Count {
         let sight = match sight {
             Ok(sight) => sight,
             Err(error) => {
-                self.unreadable.0.get_or_insert(error);
-                self.unreadable.1 += 1;
+                self.unreadable.push(error);
                 return;
             }
         };
@@ -59,28 +58,37 @@ impl Count {
         }
     }
 
-    fn findings(self, engine: &Engine) -> Vec<Finding> {
+    fn findings(&self, engine: &Engine) -> Vec<Finding> {
         let mut text = format!("{} held, {} waiting", self.held, self.waiting);
         if let Some((since, name)) = &self.oldest {
             let age = engine.host().wall().saturating_sub(Duration::from_millis(*since));
             text.push_str(&format!("; the oldest is {}, taken {} ago", shown(name), span(age)));
         }
         let mut findings = vec![Finding::good("records", text)];
-        if let (Some(error), number) = self.unreadable {
+        if let [error, others @ ..] = self.unreadable.as_slice() {
             let cure = "see `csalock status`, which names each and says what to do";
-            let others = if number > 1 { format!("; and {} more", number - 1) } else { String::new() };
+            let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
             findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.what()), cure));
         }
-        let left = engine.sweep(true);
-        match left {
-            Err(error) => findings.push(Finding::failed("leftovers", &error)),
-            Ok(0) if self.abandoned == 0 => findings.push(Finding::good("leftovers", "none")),
-            Ok(swept) => findings.push(Finding::doubtful(
+        findings.extend(self.leftovers(engine));
+        findings
+    }
+
+    fn leftovers(&self, engine: &Engine) -> Vec<Finding> {
+        let swept = match engine.sweep(true) {
+            Err(error) => return vec![Finding::failed("leftovers", &error)],
+            Ok(swept) => swept,
+        };
+        let mut findings = vec![match swept.removed {
+            0 if self.abandoned == 0 => Finding::good("leftovers", "none"),
+            removed => Finding::doubtful(
                 "leftovers",
-                format!("locks left by the dead: {}; other leftovers: {swept}", self.abandoned),
+                format!("locks left by the dead: {}; other leftovers: {removed}", self.abandoned),
                 "nobody has to wait for them; `csalock gc` removes them",
-            )),
-        }
+            ),
+        }];
+        let passed_over = swept.passed_over.iter().find(|error| !self.unreadable.contains(error));
+        findings.extend(passed_over.map(|error| Finding::doubtful("leftovers", error.what(), error.cure())));
         findings
     }
 }

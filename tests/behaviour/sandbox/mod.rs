@@ -312,11 +312,16 @@ impl Sandbox {
     /// Whether nothing is left beside records, and no record is left but of those who live.
     pub(crate) fn is_tidy(&self) -> bool {
         self.csalock(["gc"]).capture();
+        self.internal() == 0 && self.csalock(["status", "-1"]).capture().stdout.is_empty()
+    }
+
+    /// How many pages, notes, decisions and values there are beside records.
+    pub(crate) fn internal(&self) -> usize {
         let mut internal = 0;
         let mut count =
             |stored: csalock::store::Stored| internal += usize::from(csalock::lock::is_internal(&stored.body));
         self.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
-        internal == 0 && self.csalock(["status", "-1"]).capture().stdout.is_empty()
+        internal
     }
 
     /// Everything under a place: path, kind, mode, size, content, and the time of its last change.
