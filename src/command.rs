@@ -23,7 +23,7 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
-use crate::cli::{self, Cli, Command};
+use crate::cli::{self, Cli, Command, Waiting};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::signals;
@@ -45,23 +45,39 @@ pub fn run() -> Exit {
         return error.exit();
     }
     let world = World::of_this_process();
-    let done = match cli.command {
-        Command::Lock(asked) => lock::run(&world, &asked),
-        Command::Unlock(asked) => unlock::run(&world, &asked),
-        Command::RunWithLock(asked) => run::run(&world, &asked),
-        Command::Status(asked) => status::run(&world, &asked).or_else(end_with_reader),
-        Command::History(asked) => history::run(&world, &asked).or_else(end_with_reader),
-        Command::Renew(asked) => renew::run(&world, &asked),
-        Command::Get(asked) => get::run(&world, &asked).or_else(end_with_reader),
-        Command::Put(asked) => put::put(&world, &asked),
-        Command::Del(asked) => put::del(&world, &asked),
-        Command::Claim(asked) => claim::claim(&world, &asked),
-        Command::Unclaim(asked) => claim::unclaim(&world, &asked),
-        Command::Lookup(asked) => lookup::run(&world, &asked).or_else(end_with_reader),
-        Command::Gc(asked) => gc::run(&world, &asked),
-        Command::Doctor(asked) => doctor::run(&world, &asked),
+    let done = match &cli.command {
+        Command::Lock(asked) => lock::run(&world, asked),
+        Command::Unlock(asked) => unlock::run(&world, asked),
+        Command::RunWithLock(asked) => run::run(&world, asked),
+        Command::Status(asked) => status::run(&world, asked).or_else(end_with_reader),
+        Command::History(asked) => history::run(&world, asked).or_else(end_with_reader),
+        Command::Renew(asked) => renew::run(&world, asked),
+        Command::Get(asked) => get::run(&world, asked).or_else(end_with_reader),
+        Command::Put(asked) => put::put(&world, asked),
+        Command::Del(asked) => put::del(&world, asked),
+        Command::Claim(asked) => claim::claim(&world, asked),
+        Command::Unclaim(asked) => claim::unclaim(&world, asked),
+        Command::Lookup(asked) => lookup::run(&world, asked).or_else(end_with_reader),
+        Command::Gc(asked) => gc::run(&world, asked),
+        Command::Doctor(asked) => doctor::run(&world, asked),
     };
-    end(done)
+    end(done.or_else(|error| match waiting(&cli.command) {
+        Some(waiting) => waiting.end(error),
+        None => Err(error),
+    }))
+}
+
+/// How long the command waits for its locks, if it takes any, and what it makes of a wait in vain.
+fn waiting(command: &Command) -> Option<&Waiting> {
+    match command {
+        Command::Lock(asked) => Some(&asked.taking.waiting),
+        Command::RunWithLock(asked) => Some(&asked.taking.waiting),
+        Command::Get(asked) => Some(&asked.taking.waiting),
+        Command::Put(asked) => Some(&asked.writing.waiting),
+        Command::Del(asked) => Some(&asked.writing.waiting),
+        Command::Claim(asked) => Some(&asked.waiting),
+        _ => None,
+    }
 }
 
 /// Tells what failed, and ends as a signal would have ended us.

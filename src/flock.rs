@@ -28,7 +28,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 pub use handover::Handover;
-pub use holders::holders;
+pub use holders::{holders, posix_holders};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;

@@ -58,6 +58,12 @@ pub trait Host: Send + Sync {
     /// the parent is about to release what the process held.
     fn is_released_by(&self, supervisor: &Process, home: &Home, process: &Process) -> bool;
 
+    /// Does nothing for this long.
+    fn sleep(&self, span: Duration);
+
+    /// Whether a signal came that ends the waits of this process and that nothing has heard yet.
+    fn is_interrupted(&self) -> bool;
+
     /// Random bytes that nobody can guess.
     fn random(&self) -> Result<[u8; 16]>;
 

@@ -5,7 +5,9 @@
 
 #![expect(unsafe_code, reason = "changing a signal's disposition is unsafe, and a fork needs it")]
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -21,6 +23,9 @@ use crate::host::Inherited;
 /// The signals that end a wait, and that a command gets instead of us.
 pub const FORWARDED: [Signal; 6] =
     [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2];
+
+/// Bit N is set if [`Signals`] of this process queue signal N, which ends a wait.
+static QUEUED: AtomicU64 = AtomicU64::new(0);
 
 /// A signal that came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +71,7 @@ impl Signals {
         others.iter().for_each(|signal| mask.add(*signal));
         let mut before = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
+        QUEUED.store(ending.iter().fold(0, |bits, signal| bits | bit(signal)), Ordering::SeqCst);
         let open = |mask| SignalFd::with_flags(mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(failed);
         Ok(Signals { descriptor: open(&mask)?, interrupt: open(&ending)?, before })
     }
@@ -120,6 +126,25 @@ impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
+}
+
+/// Whether a signal is queued that ends a wait and that nothing has read yet. Without [`Signals`] none is: it ends the
+/// process.
+pub fn is_pending() -> bool {
+    let queued = QUEUED.load(Ordering::SeqCst);
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: sigpending(2) writes to the set, and nothing else; the set is initialised if it succeeds.
+    let pending = unsafe {
+        if queued == 0 || libc::sigpending(set.as_mut_ptr()) != 0 {
+            return false;
+        }
+        SigSet::from_sigset_t_unchecked(set.assume_init())
+    };
+    pending.iter().any(|signal| queued & bit(signal) != 0)
+}
+
+fn bit(signal: Signal) -> u64 {
+    1 << signal as i32
 }
 
 fn failed(errno: Errno) -> Error {

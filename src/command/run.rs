@@ -40,14 +40,19 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     let kept = shared || asked.taking.ttl.is_some();
     let lease_end = kept.then(LeaseEnd::new).transpose()?;
     let (targets, plan, signals, handle) = (&targets, &plan, &signals, &handle);
-    let take = Take { world, asked, targets, plan, signals, handle, guardian, old_flock, lease_end };
+    let began = world.host.boottime();
+    let take = Take { world, asked, targets, plan, signals, handle, guardian, old_flock, lease_end, began };
     if asked.no_fork {
         return take.and_become(None);
     }
-    let is_taken = opened.as_ref().is_ok_and(|opened| {
-        let found = |(target, engine): (&Target, &Engine)| engine.store().read(&target.name);
-        !kept && opened.each().any(|each| found(each).is_ok_and(|found| found.is_some()))
-    });
+    // A child that shares our memory keeps signals from us, so it must not wait for a store that is locked either.
+    let is_free = |(target, engine): (&Target, &Engine)| {
+        engine.store().bound(Some(world.host.boottime()));
+        let found = engine.store().read(&target.name);
+        engine.store().bound(None);
+        found.is_ok_and(|found| found.is_none())
+    };
+    let are_free = !kept && opened.as_ref().is_ok_and(|opened| opened.each().all(is_free));
     // From before the command can begin, for it may renew at once. A keeper has a bell of its own.
     let proof = handle.proof();
     let bell = if kept { None } else { Bell::new(Listener::Guardian(&proof)) };
@@ -59,7 +64,7 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
         exit
     };
     // A file may have to be waited for, and so may leave to begin, which a child that shares our memory must not do.
-    if !is_taken && !kept && old_flock.is_none() {
+    if are_free && old_flock.is_none() {
         match plan.at_once(&|progress| take.at_once(progress))? {
             AtOnce::Running(running) => return guard(running),
             AtOnce::Failed(exit) => return Ok(exit),
@@ -68,7 +73,8 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     }
     match plan.fork(kept)? {
         Forked::Command(becoming) => {
-            let exit = take.and_become(Some(&becoming)).unwrap_or_else(|error| {
+            let taken = take.and_become(Some(&becoming)).or_else(|error| asked.taking.waiting.end(error));
+            let exit = taken.unwrap_or_else(|error| {
                 say(&format!("{error:#}"));
                 super::exit_of(&error)
             });

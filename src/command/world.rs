@@ -225,6 +225,17 @@ impl Waiting {
         }
         Patience { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
     }
+
+    /// Exits as `-E` says if the store was locked until the timeout.
+    pub(super) fn end(&self, error: anyhow::Error) -> anyhow::Result<Exit> {
+        match self.conflict_exit_code.filter(|_| super::exit_of(&error) == Exit::Busy) {
+            Some(code) => {
+                say(&format!("{error:#}"));
+                Ok(Exit::Chosen(code))
+            }
+            None => Err(error),
+        }
+    }
 }
 
 impl Taking {

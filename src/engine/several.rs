@@ -62,7 +62,10 @@ pub fn take_all(
 ) -> Result<AllTaken> {
     let mut several = Several::new(wishes, applicant, patience, interrupt, onlooker);
     several.bound(Some(several.until));
-    let taken = several.run();
+    let mut taken = several.run();
+    if taken.is_err() && wishes[0].engine.is_interrupted(interrupt) {
+        taken = Ok(AllTaken::Interrupted);
+    }
     if !matches!(taken, Ok(AllTaken::Granted(..))) {
         if !matches!(taken, Ok(AllTaken::Refused(..))) {
             // What cannot be said at once ends by itself.
@@ -70,7 +73,9 @@ pub fn take_all(
         }
         let given_back = several.give_back();
         several.bound(None);
-        given_back?;
+        if !matches!(taken, Ok(AllTaken::Interrupted)) {
+            given_back?;
+        }
     }
     several.bound(None);
     taken

@@ -113,6 +113,11 @@ impl Engine {
         Ok(Some(if self.store.reach() == Reach::ManyHosts { pause.min(self.lease / 4) } else { pause }))
     }
 
+    /// Whether a signal came, for a caller who wants to hear it.
+    pub(super) fn is_interrupted(&self, interrupt: Option<BorrowedFd<'_>>) -> bool {
+        interrupt.is_some() && self.host.is_interrupted()
+    }
+
     /// Whether nobody can wake a waiter from another host.
     fn must_poll(&self) -> bool {
         self.store.reach() == Reach::ManyHosts && !self.store.rings()
@@ -159,6 +164,8 @@ impl<'a> Attempt<'a> {
     ) -> Result<Taken> {
         loop {
             let error = match self.run(applicant, clock, onlooker) {
+                // The signal ended a wait for the store, which has no other way to say so.
+                Err(_) if self.engine.is_interrupted(self.interrupt) => return Ok(self.interrupted()),
                 Err(error) if self.may_pass(&error) => error,
                 taken => return taken,
             };

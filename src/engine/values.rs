@@ -84,7 +84,10 @@ impl Engine {
         self.bound_by(patience);
         let outcome = self.write_at_once(name, wanted, &applicant.party);
         self.store.bound(None);
-        let outcome = outcome?;
+        let outcome = match outcome {
+            Err(_) if self.is_interrupted(interrupt) => return Ok(Taken::Interrupted),
+            outcome => outcome?,
+        };
         if patience.is_none() || !matches!(outcome, Outcome::Busy(_)) {
             return Ok(Taken::Answer(outcome));
         }

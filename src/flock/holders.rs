@@ -18,7 +18,7 @@ pub fn holders(path: &Path) -> Vec<i32> {
     let mut pids: Vec<i32> = numbers("/proc").filter(|pid| has_it_locked(*pid, path, &is_it)).collect();
     if pids.is_empty() {
         // The kernel's list is read piece by piece, and where others lock and unlock meanwhile a line can be missed.
-        pids = (0..LOOKS).map(|_| callers(&file)).find(|pids| !pids.is_empty()).unwrap_or_default();
+        pids = (0..LOOKS).map(|_| callers(&file, "FLOCK")).find(|pids| !pids.is_empty()).unwrap_or_default();
     }
     pids.sort_unstable();
     pids.dedup();
@@ -37,14 +37,28 @@ fn has_it_locked(pid: i32, path: &Path, is_it: &dyn Fn(&fs::Metadata) -> bool) -
     })
 }
 
+/// The other processes with a POSIX lock (fcntl(2)) on a file, in rising order of their pids, as far as they can be seen.
+/// The file is not opened: closing it would drop the locks of this process.
+pub fn posix_holders(path: &Path) -> Vec<i32> {
+    let Ok(file) = fs::metadata(path) else { return Vec::new() };
+    let own = nix::unistd::Pid::this().as_raw();
+    (0..LOOKS)
+        .map(|_| callers(&file, "POSIX"))
+        .find(|pids| !pids.is_empty())
+        .into_iter()
+        .flatten()
+        .filter(|pid| *pid != own)
+        .collect()
+}
+
 /// Those who called flock(2) and still live. One line: `1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF`; those who wait
 /// have `->` behind the number.
-fn callers(file: &fs::Metadata) -> Vec<i32> {
+fn callers(file: &fs::Metadata, kind: &str) -> Vec<i32> {
     let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
     let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
     let text = fs::read_to_string("/proc/locks").unwrap_or_default();
     let holder = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
-        [_, "FLOCK", _, _, pid, place, ..] if place == wanted => pid.parse().ok(),
+        [_, found, _, _, pid, place, ..] if found == kind && place == wanted => pid.parse().ok(),
         _ => None,
     };
     let pids = text.lines().filter_map(holder).filter(|pid| fs::exists(format!("/proc/{pid}")).unwrap_or(false));
@@ -71,7 +85,7 @@ mod tests {
         assert!(holders(&path).is_empty());
         fs2::FileExt::lock_shared(&file).unwrap();
         assert_eq!(holders(&path), [std::process::id() as i32]);
-        assert_eq!(callers(&fs::metadata(&path).unwrap()), [std::process::id() as i32]);
+        assert_eq!(callers(&fs::metadata(&path).unwrap(), "FLOCK"), [std::process::id() as i32]);
         drop(file);
         assert!(holders(&path).is_empty());
         drop(other);

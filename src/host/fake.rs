@@ -21,6 +21,7 @@ struct State {
     this: Process,
     fates: BTreeMap<i32, Fate>,
     held_up: Vec<Process>,
+    interrupted: bool,
     draws: u128,
 }
 
@@ -35,6 +36,7 @@ impl Fake {
             this,
             fates: BTreeMap::from([(pid, Fate::Alive)]),
             held_up: Vec::new(),
+            interrupted: false,
             draws: u128::from(pid as u32) << 64,
         };
         Fake(Arc::new(Mutex::new(state)))
@@ -67,6 +69,11 @@ impl Fake {
     /// Says who seems to go on only when the process that somebody called ends.
     pub fn set_held_up(&self, pids: &[i32]) {
         self.state().held_up = pids.iter().map(|pid| Process { pid: *pid, start: 1 }).collect();
+    }
+
+    /// Sends a signal that ends waits. Nothing ever hears it.
+    pub fn interrupt(&self) {
+        self.state().interrupted = true;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -119,6 +126,14 @@ impl Host for Fake {
 
     fn is_released_by(&self, _supervisor: &Process, _home: &Home, _process: &Process) -> bool {
         false
+    }
+
+    fn sleep(&self, span: Duration) {
+        self.pass(span);
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.state().interrupted
     }
 
     fn random(&self) -> Result<[u8; 16]> {

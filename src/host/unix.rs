@@ -102,6 +102,15 @@ impl Host for Unix {
         self.known_home().is_ok_and(|here| here.shares_pids_with(home)) && is_released_by(process, &[*supervisor])
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    fn sleep(&self, span: Duration) {
+        std::thread::sleep(span);
+    }
+
+    fn is_interrupted(&self) -> bool {
+        crate::signals::is_pending()
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)

@@ -28,12 +28,13 @@
 //! **History** is a file beside the database ([`super::chronicle`]): a row would cost a transaction more.
 //!
 //! **Limits.** One host: network file systems are refused, since their POSIX locks and caches are not to be trusted.
-//! Wait for a lock in the queue of its record, never in the database: SQLite's own waiting is short and unfair. In a
+//! Wait for a lock in the queue of its record, never in the database: SQLite's own waiting is unfair ([`busy`]). In a
 //! directory that others may write, sticky or not, they can plant a journal. Who opens the file by other means in the
 //! same process (cp is fine, it is another one) drops our kernel locks on it. To compare a name SQLite reads its whole
 //! row, so one of a gigabyte, which nobody but a stranger writes, costs as much memory before it is refused. A csalock with another format finds no
 //! table of its own here and says so.
 
+mod busy;
 mod ground;
 mod health;
 mod schema;
@@ -51,6 +52,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
+use self::busy::Busy;
 use self::wrong::Cause;
 use super::chronicle::Chronicle;
 use super::{Directory, Durability, Finding, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
@@ -73,16 +75,11 @@ const PAGE: &str = "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN
 /// A scan takes no more than this into memory at once, one record excepted.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// How often a busy database is tried again with the shortest waits: for a quarter of a second.
-const EAGER_TRIES: i32 = 40;
-
-/// How often it is tried again at all: for some thirty seconds.
-const MOST_TRIES: i32 = 1600;
-
 /// One SQLite database.
 pub struct Sqlite {
     path: PathBuf,
     host: Arc<dyn Host>,
+    busy: Arc<Busy>,
     /// Opened by the first who needs it, dropped after an error. It must not be carried over a fork.
     database: Mutex<Option<Database>>,
 }
@@ -123,7 +120,8 @@ impl Sqlite {
     /// When its directory is missing, on a network file system, or open to others without the sticky bit.
     pub fn open(path: &Path, host: Arc<dyn Host>) -> Result<Sqlite> {
         ground::check_directory(path)?;
-        Ok(Sqlite { path: path.to_path_buf(), host, database: Mutex::default() })
+        let busy = Arc::new(Busy::new(path.to_path_buf(), host.clone()));
+        Ok(Sqlite { path: path.to_path_buf(), host, busy, database: Mutex::default() })
     }
 
     fn database(&self) -> MutexGuard<'_, Option<Database>> {
@@ -145,7 +143,7 @@ impl Sqlite {
         });
         done.map_err(|cause| {
             *database = None;
-            wrong::explain(cause, &self.path)
+            self.explain(cause)
         })
     }
 
@@ -174,8 +172,16 @@ impl Sqlite {
         });
         done.or_else(|cause| {
             *database = None;
-            if wrong::was_moved(&cause) { Ok(T::default()) } else { Err(wrong::explain(cause, &self.path)) }
+            if wrong::was_moved(&cause) { Ok(T::default()) } else { Err(self.explain(cause)) }
         })
+    }
+
+    /// Our error for a failure of the database, whose connection is closed.
+    fn explain(&self, cause: Cause) -> Error {
+        if wrong::is_busy(&cause) {
+            return wrong::locked(&self.path, self.busy.is_bounded());
+        }
+        wrong::explain(cause, &self.path)
     }
 
     /// The notes of who waits for what, which are only there while somebody waits and would cost a sync each in the
@@ -187,6 +193,7 @@ impl Sqlite {
 
     /// Does that, and once more if the database looks damaged: SQLite says so as well when the disk did not read it.
     fn twice<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
+        self.busy.begin();
         let done = self.opened(database).and_then(&work);
         if !done.as_ref().is_err_and(wrong::looks_damaged) {
             return done;
@@ -199,8 +206,27 @@ impl Sqlite {
     fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
         match database {
             Some(database) => Ok(database),
-            None => Ok(database.insert(Database { connection: connect(&self.path)?, tuned: None })),
+            None => Ok(database.insert(Database { connection: self.connect()?, tuned: None })),
         }
+    }
+
+    /// Opens a database that exists. No link is followed, neither by us nor by SQLite.
+    fn connect(&self) -> rusqlite::Result<Connection> {
+        let flags =
+            OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let mut opened = Connection::open_with_flags(&self.path, flags);
+        if wrong::is_link(&opened) {
+            // Links on the way to its directory are the user's own business.
+            opened = Connection::open_with_flags(ground::without_links(&self.path), flags);
+        }
+        let mut connection = opened?;
+        // Whoever may write the database can put triggers and views in it, which would run in our name, for ever perhaps.
+        for harmful in [DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW] {
+            connection.set_db_config(harmful, false)?;
+        }
+        let busy = self.busy.clone();
+        connection.busy_handler(Some(move |tries| busy.pause(tries)))?;
+        Ok(connection)
     }
 
     /// Beside the database, and for the same users.
@@ -309,6 +335,10 @@ impl Store for Sqlite {
         boot_lease::remaining(self.host.as_ref(), lease)
     }
 
+    fn bound(&self, until: Option<Duration>) {
+        self.busy.bound(until);
+    }
+
     fn reach(&self) -> Reach {
         Reach::ThisHost
     }
@@ -342,39 +372,4 @@ impl Store for Sqlite {
 /// Whether this is the name of a note, and of no record.
 fn is_note(name: &[u8]) -> bool {
     name.first() == Some(&0)
-}
-
-/// Opens a database that exists. No link is followed, neither by us nor by SQLite.
-fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let mut opened = Connection::open_with_flags(path, flags);
-    if wrong::is_link(&opened) {
-        // Links on the way to its directory are the user's own business.
-        opened = Connection::open_with_flags(ground::without_links(path), flags);
-    }
-    let mut connection = opened?;
-    // Whoever may write the database can put triggers and views in it, which would run in our name, for ever perhaps.
-    for harmful in [DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW] {
-        connection.set_db_config(harmful, false)?;
-    }
-    connection.busy_handler(Some(wait_while_busy))?;
-    Ok(connection)
-}
-
-/// Others are in it, usually for a tenth of a millisecond: tries again soon at first, then every 6 ms. In a crowd those
-/// tries alone keep the processors busy, so after a while they become fewer, and fall apart in time.
-#[expect(clippy::disallowed_methods, reason = "SQLite wants to be blocked here, and no clock is asked")]
-fn wait_while_busy(tries: i32) -> bool {
-    std::thread::sleep(pause(tries));
-    tries < MOST_TRIES
-}
-
-/// How long to wait before the next try.
-fn pause(tries: i32) -> Duration {
-    let mut random = [0; 2];
-    if tries < EAGER_TRIES || getrandom::fill(&mut random).is_err() {
-        return Duration::from_micros(50 << tries.clamp(0, 7));
-    }
-    // 12.5 to 25 ms.
-    Duration::from_micros(12_500 + 12_500 * u64::from(u16::from_ne_bytes(random)) / u64::from(u16::MAX))
 }

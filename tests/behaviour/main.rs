@@ -64,6 +64,7 @@ mod keeper;
 mod lease;
 mod leftovers;
 mod lock;
+mod locked_database;
 mod modes;
 mod names;
 mod old_flock;

@@ -237,6 +237,14 @@ impl Host for Rebooted {
         self.unix.is_released_by(supervisor, home, process)
     }
 
+    fn sleep(&self, span: Duration) {
+        self.unix.sleep(span);
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.unix.is_interrupted()
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         self.unix.random()
     }

@@ -28,6 +28,9 @@ const ROUNDING: Duration = Duration::from_millis(5);
 /// it until it is back.
 const SILENCE: Duration = Duration::from_secs(5);
 
+/// Longest time that a store may take to answer a release, however long the lease is.
+const TO_RELEASE: Duration = Duration::from_secs(10);
+
 /// Everything that it needs.
 pub(super) struct Guard<'a> {
     pub(super) world: &'a World,
@@ -92,7 +95,7 @@ impl Guard<'_> {
                 // It was killed while it waited, or just as it was granted the lock. What cannot be said at once ends
                 // by itself.
                 match self.clean_up() {
-                    Err(error) if error.exit() != Exit::Unreachable => return Err(error.into()),
+                    Err(error) if !matches!(error.exit(), Exit::Unreachable | Exit::Busy) => return Err(error.into()),
                     _ => return Ok(interrupted(&ended).unwrap_or(exit_of(&ended))),
                 }
             }
@@ -169,7 +172,8 @@ impl Guard<'_> {
             }
         };
         // Who cannot give it back before its lease is over need not give it back any more.
-        opened.each().for_each(|(_, engine)| engine.store().bound(lease_ends));
+        let until = lease_ends.map(|ends| ends.min(self.world.host.boottime() + TO_RELEASE));
+        opened.each().for_each(|(_, engine)| engine.store().bound(until));
         let mut lost = false;
         for (at, released) in opened.give_back(self.handle.proof()).into_iter().enumerate() {
             let name = shown(&self.targets.all[at].known_as);

@@ -36,6 +36,8 @@ pub(super) struct Take<'a> {
     pub(super) old_flock: Option<&'a OldFlock>,
     /// Where the others see when our lease ends, if it has an end.
     pub(super) lease_end: Option<LeaseEnd>,
+    /// When the wait for the locks began, on CLOCK_BOOTTIME.
+    pub(super) began: Duration,
 }
 
 impl Take<'_> {
@@ -46,7 +48,10 @@ impl Take<'_> {
         let common = &self.asked.common;
         let applicant = self.applicant(becoming.is_none())?;
         let patience = self.asked.taking.waiting.patience();
-        let until = patience.limit.map(|limit| self.world.host.boottime().saturating_add(limit));
+        let until = patience.limit.map(|limit| self.began.saturating_add(limit));
+        // The store may have been locked while it was tried at once.
+        let limit = until.map(|until| until.saturating_sub(self.world.host.boottime()));
+        let patience = Patience { limit, ..patience };
         let (mut waits, mut teller) = (false, Teller::new(common));
         let taken = opened.take(&applicant, &patience, Some(self.signals.interrupt()), &mut |at, waiting| {
             if !std::mem::replace(&mut waits, true) {

@@ -9,10 +9,11 @@ use nix::sys::stat::Mode;
 use rusqlite::Connection;
 use tempfile::TempDir;
 
-use super::{MOST_TRIES, Sqlite, pause, wait_while_busy, wrong};
+use super::Sqlite;
+use super::busy::{LEAST, PATIENCE};
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::host::Fake;
+use crate::host::{Fake, Host};
 use crate::lock::{self, Grant, Handle, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter};
 use crate::store::{Store, Swap, Version};
 
@@ -142,28 +143,29 @@ fn a_database_replaced_under_us_is_looked_at_anew() {
 }
 
 #[test]
-fn waiting_for_a_busy_database_ends() {
-    assert!(wait_while_busy(0) && wait_while_busy(MOST_TRIES - 1));
-    assert!(!wait_while_busy(MOST_TRIES));
+fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_reach() {
     let (_place, path) = with_database("");
+    let fake = Fake::new(1);
+    let store = Sqlite::open(&path, Arc::new(fake.clone())).unwrap();
+    let waited = |work: &dyn Fn() -> Exit| {
+        let began = fake.boottime();
+        (work(), fake.boottime() - began)
+    };
+    let read = || store.read(b"x").unwrap_err().exit();
+    let write = || store.swap(b"y", None, Some(b"body")).unwrap_err().exit();
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
-    let impatient = Connection::open(&path).unwrap();
-    impatient.busy_timeout(std::time::Duration::ZERO).unwrap();
-    let busy = impatient.execute_batch("BEGIN IMMEDIATE").unwrap_err();
-    assert_eq!(wrong::explain(busy.into(), &path).exit(), Exit::System);
-}
-
-#[test]
-fn tries_become_fewer_and_fall_apart_in_time() {
-    let pauses: Vec<_> = (0..MOST_TRIES).map(pause).collect();
-    let millis = |number| std::time::Duration::from_millis(number);
-    assert!(pauses[..5].iter().sum::<std::time::Duration>() < millis(2));
-    assert!(pauses.iter().all(|pause| *pause <= millis(25)));
-    let late: std::collections::BTreeSet<_> = pauses[100..200].iter().collect();
-    assert!(late.len() > 50 && late.iter().all(|pause| **pause >= millis(12)));
-    let all: std::time::Duration = pauses.iter().sum();
-    assert!(all > millis(25_000) && all < millis(35_000), "{all:?}");
+    assert_eq!(waited(&read), (Exit::Unreachable, PATIENCE));
+    assert_eq!(waited(&write), (Exit::Unreachable, LEAST));
+    other.execute_batch("ROLLBACK; BEGIN IMMEDIATE").unwrap();
+    store.bound(Some(fake.boottime() + 3 * PATIENCE));
+    assert_eq!(waited(&write), (Exit::Busy, 3 * PATIENCE));
+    // A mere reader is in the way of each commit.
+    other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_1").unwrap();
+    assert_eq!(waited(&write), (Exit::Busy, LEAST));
+    assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
+    other.execute_batch("ROLLBACK").unwrap();
+    assert!(matches!(store.swap(b"y", None, Some(b"body")), Ok(Swap::Stored(_))));
 }
 
 fn party(pid: i32, command: &[u8], label: Option<&[u8]>) -> Party {

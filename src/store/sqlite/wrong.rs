@@ -1,5 +1,6 @@
 //! SQLite's errors as ours: the exit code, and words that say more than "unable to open database file".
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -8,10 +9,15 @@ use rusqlite::{ErrorCode, ffi};
 use super::ground;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::name::shown_path;
+use crate::flock::posix_holders;
+use crate::host::command_of;
+use crate::name::{quoted, shown, shown_path};
 
 /// The longest path that SQLite takes, less what it appends for the journal.
 const LONGEST_PATH: usize = 500;
+
+/// Maximum number of bytes of a command line that are shown.
+const MOST_OF_COMMAND: usize = 256;
 
 const MOVE_IT_AWAY: &str = "nothing was changed; move it away when nobody holds a lock in it";
 
@@ -45,6 +51,28 @@ pub(super) fn looks_damaged(cause: &Cause) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
 }
 
+/// Whether other processes had locked the database for as long as the call could wait.
+pub(super) fn is_busy(cause: &Cause) -> bool {
+    let Cause::Sqlite(error) = cause else { return false };
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// Our error for that. The lock is busy for callers with a deadline; for others the store is out of reach.
+pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
+    let exit = if has_deadline { Exit::Busy } else { Exit::Unreachable };
+    let (by, cure) = match posix_holders(path).first() {
+        Some(pid) => {
+            let command = command_of(*pid);
+            let command = shown(&command[..command.len().min(MOST_OF_COMMAND)]);
+            (format!("pid {pid} ({command})"), "end that process or its transaction, then try again".to_string())
+        }
+        None => {
+            ("another process".to_string(), format!("find it with `fuser -v {}`", quoted(path.as_os_str().as_bytes())))
+        }
+    };
+    Error::new(exit, format!("the database {} is kept locked by {by}", shown_path(path)), cure)
+}
+
 /// Somebody has removed the row that numbers the versions.
 pub(super) fn without_counter() -> Cause {
     let what = "has lost its row with the empty name, the last version number";
@@ -63,11 +91,6 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
         Error::new(exit, format!("the database {} {what}: {error}", shown_path(path)), cure)
     };
     match error.sqlite_error_code() {
-        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => failed(
-            Exit::System,
-            "stayed busy for thirty seconds",
-            "somebody keeps a transaction open, for example a sqlite3 shell: see `fuser -v` on that file",
-        ),
         Some(ErrorCode::DiskFull) => Error::os(Errno::ENOSPC, "write the database", path),
         Some(ErrorCode::OutOfMemory) => Error::os(Errno::ENOMEM, "use the database", path),
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => failed(

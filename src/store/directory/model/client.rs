@@ -164,6 +164,14 @@ impl Host for Clockwork {
         false
     }
 
+    fn sleep(&self, _span: Duration) {
+        unreachable!("a store of files does not sleep")
+    }
+
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut drawn = self.drawn.lock().expect("nobody panics with it");
         *drawn += 1;

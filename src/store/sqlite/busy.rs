@@ -1,0 +1,193 @@
+//! How long a call waits for a database that other processes have locked.
+//!
+//! A transaction of csalock takes a fraction of a millisecond, but any program may keep one open. So each call has a
+//! bound: the caller's deadline if it has one, else [`PATIENCE`]; and a signal that ends the caller's wait ends this
+//! wait too. A call that begins without time left waits for [`LEAST`]; in a crowd, where the database keeps changing,
+//! until its turn comes.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::sys::stat::lstat;
+
+use crate::host::Host;
+
+/// Longest wait of a call without a deadline, and of a call in a crowd.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a call without time left waits for a database that does not change.
+pub(super) const LEAST: Duration = Duration::from_millis(500);
+
+/// The same after a signal that ends waits: the caller may still leave a queue or release a grant.
+pub(super) const AFTER_SIGNAL: Duration = Duration::from_millis(200);
+
+/// Longest wait of a call after such a signal, in a crowd.
+const LONGEST_AFTER_SIGNAL: Duration = Duration::from_secs(1);
+
+/// Number of tries with the shortest pauses, which take a quarter of a second.
+const EAGER_TRIES: i32 = 40;
+
+/// The waits of all calls on one database.
+pub(super) struct Busy {
+    host: Arc<dyn Host>,
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The caller's deadline on CLOCK_BOOTTIME.
+    until: Option<Duration>,
+    /// The wait of this call, if it has begun.
+    wait: Option<Wait>,
+    /// When a call last gave up.
+    gave_up: Option<Duration>,
+}
+
+#[derive(Clone, Copy)]
+struct Wait {
+    began: Duration,
+    /// When the database last had another time of change, and that time.
+    changed: (Duration, Option<(i64, i64)>),
+}
+
+impl Busy {
+    pub(super) fn new(path: PathBuf, host: Arc<dyn Host>) -> Busy {
+        Busy { host, path, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`crate::store::Store::bound`].
+    pub(super) fn bound(&self, until: Option<Duration>) {
+        self.state().until = until;
+    }
+
+    /// Whether the caller has a deadline.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.state().until.is_some()
+    }
+
+    /// Begins another call.
+    pub(super) fn begin(&self) {
+        self.state().wait = None;
+    }
+
+    /// Pauses after this number of failed tries. Returns whether the call may try again.
+    pub(super) fn pause(&self, tries: i32) -> bool {
+        let mut state = self.state();
+        let now = self.host.boottime();
+        let modified = lstat(&self.path).ok().map(|found| (found.st_mtime, found.st_mtime_nsec));
+        let mut wait = state.wait.unwrap_or(Wait { began: now, changed: (now, modified) });
+        if wait.changed.1 != modified {
+            wait.changed = (now, modified);
+        }
+        state.wait = Some(wait);
+        let end = self.end(&state, &wait);
+        if now >= end {
+            state.gave_up = Some(now);
+            return false;
+        }
+        drop(state);
+        self.host.sleep(pause(tries).min(end - now));
+        true
+    }
+
+    /// When a wait ends on CLOCK_BOOTTIME.
+    fn end(&self, state: &State, wait: &Wait) -> Duration {
+        let (began, (changed, _)) = (wait.began, wait.changed);
+        let gave_up = state.gave_up.is_some_and(|at| began < at + PATIENCE);
+        match state.until {
+            _ if self.host.is_interrupted() => (changed + AFTER_SIGNAL).min(began + LONGEST_AFTER_SIGNAL),
+            Some(until) if until > began + LEAST => until,
+            None if !gave_up => began + PATIENCE,
+            _ => (changed + LEAST).min(began + PATIENCE),
+        }
+    }
+}
+
+/// Length of a pause: short at first because most transactions take a tenth of a millisecond. Later pauses are longer and
+/// random: the tries of a crowd alone would keep the processors busy.
+fn pause(tries: i32) -> Duration {
+    let mut random = [0; 2];
+    if tries < EAGER_TRIES || getrandom::fill(&mut random).is_err() {
+        return Duration::from_micros(50 << tries.clamp(0, 7));
+    }
+    // 12.5 to 25 ms.
+    Duration::from_micros(12_500 + 12_500 * u64::from(u16::from_ne_bytes(random)) / u64::from(u16::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Fake;
+
+    fn busy(fake: &Fake) -> Busy {
+        Busy::new("/nonexistent".into(), Arc::new(fake.clone()))
+    }
+
+    /// How long a call waits that begins now, on a host whose sleeps take exactly their time.
+    fn waits(busy: &Busy, fake: &Fake) -> Duration {
+        busy.begin();
+        let began = fake.boottime();
+        let mut tries = 0..;
+        while busy.pause(tries.next().unwrap()) {}
+        fake.boottime() - began
+    }
+
+    #[test]
+    fn a_call_waits_until_its_deadline_and_never_for_less_than_a_turn() {
+        let fake = Fake::new(1);
+        let busy = busy(&fake);
+        assert_eq!(waits(&busy, &fake), PATIENCE);
+        assert_eq!(waits(&busy, &fake), LEAST);
+        busy.bound(Some(fake.boottime() + Duration::from_secs(40)));
+        assert_eq!(waits(&busy, &fake), Duration::from_secs(40));
+        assert_eq!(waits(&busy, &fake), LEAST);
+        busy.bound(None);
+        fake.pass(PATIENCE);
+        assert_eq!(waits(&busy, &fake), PATIENCE);
+    }
+
+    #[test]
+    fn a_signal_ends_a_wait_without_end() {
+        let fake = Fake::new(1);
+        let busy = busy(&fake);
+        busy.bound(Some(Duration::MAX));
+        assert!((0..10_000).all(|tries| busy.pause(tries)));
+        fake.interrupt();
+        assert!(!busy.pause(0));
+        assert_eq!(waits(&busy, &fake), AFTER_SIGNAL);
+    }
+
+    #[test]
+    fn in_a_crowd_a_call_waits_for_its_turn() {
+        let (fake, file) = (Fake::new(1), tempfile::NamedTempFile::new().unwrap());
+        let busy = Busy::new(file.path().to_path_buf(), Arc::new(fake.clone()));
+        busy.bound(Some(fake.boottime()));
+        let began = fake.boottime();
+        let mut tries = 0..;
+        // The others commit until then.
+        let until = began + Duration::from_secs(5);
+        while busy.pause(tries.next().unwrap()) {
+            if fake.boottime() < until {
+                file.as_file().set_modified(std::time::UNIX_EPOCH + fake.boottime()).unwrap();
+            }
+        }
+        let waited = fake.boottime() - began;
+        assert!(waited > Duration::from_secs(5) && waited < Duration::from_secs(6), "{waited:?}");
+    }
+
+    #[test]
+    fn tries_become_fewer_and_fall_apart_in_time() {
+        let pauses: Vec<_> = (0..1000).map(pause).collect();
+        let millis = Duration::from_millis;
+        assert!(pauses[..5].iter().sum::<Duration>() < millis(2));
+        assert!(pauses.iter().all(|pause| *pause <= millis(25)));
+        let late: std::collections::BTreeSet<_> = pauses[100..200].iter().collect();
+        assert!(late.len() > 50 && late.iter().all(|pause| **pause >= millis(12)));
+    }
+}

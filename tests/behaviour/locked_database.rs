@@ -1,0 +1,174 @@
+//! An SQLite database that another process keeps locked: by a transaction, or only by reading.
+
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+use rusqlite::Connection;
+
+use crate::sandbox::{Done, Job, Kind, PATIENCE, Sandbox, wait_until};
+
+/// What keeps everybody out, what keeps everybody from writing, and what a mere reader does.
+const WRITER: &str = "BEGIN EXCLUSIVE";
+const RESERVED: &str = "BEGIN IMMEDIATE";
+const READER: &str = "BEGIN; SELECT count(*) FROM records_1";
+
+/// A store with a value under `v` and a lock `held` in it.
+fn store() -> Sandbox {
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    sandbox.csalock(["put", "v", "1"]).run();
+    sandbox.csalock(["lock", "-q", "--forever", "held"]).stdout("HANDLE\n").run();
+    sandbox
+}
+
+/// Locks the database in the name of this test.
+fn locked(sandbox: &Sandbox, how: &str) -> Connection {
+    let connection = Connection::open(sandbox.store_path()).unwrap();
+    connection.execute_batch(how).unwrap();
+    connection
+}
+
+const REFUSED: &str = "csalock: the database STORE is kept locked by pid PID (TEST); end that process or its transaction, then \
+                       try again\n";
+
+#[track_caller]
+fn is_refused(sandbox: &Sandbox, words: &[&str], code: i32, done: &Done) {
+    let said = sandbox.plain(&done.stderr);
+    assert_eq!((done.code, done.stdout.as_str(), said.as_str()), (Some(code), "", REFUSED), "{words:?}");
+}
+
+/// Runs all of them at once. Each ends with this code while the database is still locked.
+#[track_caller]
+fn are_refused(sandbox: &Sandbox, commands: &[(&[&str], i32)]) {
+    let began = Instant::now();
+    let jobs: Vec<(&(&[&str], i32), Job)> =
+        commands.iter().map(|command| (command, sandbox.csalock(command.0).spawn())).collect();
+    for ((words, code), job) in jobs {
+        is_refused(sandbox, words, *code, &job.wait());
+    }
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+}
+
+/// Callers who wait for a lock, and have a deadline.
+const PATIENT: [(&[&str], i32); 10] = [
+    (&["run", "-n", "a", "touch", "ran"], 75),
+    (&["run", "-w", "1", "a", "touch", "ran"], 75),
+    (&["run", "-n", "-E", "9", "a", "touch", "ran"], 9),
+    (&["run", "-n", "-F", "a", "touch", "ran"], 75),
+    (&["run", "-n", "a", "--also", "b", "--", "touch", "ran"], 75),
+    (&["lock", "-n", "a"], 75),
+    (&["lock", "-w", "1", "-E", "9", "a", "b"], 9),
+    (&["put", "-n", "v", "2"], 75),
+    (&["get", "-n", "--lock", "v"], 75),
+    (&["claim", "-n", "c"], 75),
+];
+
+#[test]
+fn who_waits_for_a_lock_is_told_at_the_deadline_that_it_is_busy() {
+    for how in [WRITER, RESERVED, READER] {
+        let sandbox = store();
+        let connection = locked(&sandbox, how);
+        are_refused(&sandbox, &PATIENT);
+        drop(connection);
+        assert!(!sandbox.path("files/ran").exists());
+        sandbox.csalock(["get", "v"]).stdout("1").run();
+        sandbox.csalock(["run", "-n", "a", "true"]).run();
+    }
+}
+
+#[test]
+fn who_has_no_deadline_is_told_in_time_that_the_store_is_out_of_reach() {
+    let sandbox = store();
+    let connection = locked(&sandbox, WRITER);
+    let readers: [&[&str]; 5] = [&["status"], &["status", "-q", "held"], &["get", "v"], &["lookup", "c"], &["gc"]];
+    let writers: [&[&str]; 2] = [&["unlock", "--force", "held"], &["renew", "--ttl", "1h", "held"]];
+    let all = |words: &[&'static [&'static str]]| words.iter().map(|words| (*words, 69)).collect::<Vec<_>>();
+    are_refused(&sandbox, &all(&[&readers[..], &writers[..]].concat()));
+    connection.execute_batch("ROLLBACK").unwrap();
+    connection.execute_batch(READER).unwrap();
+    are_refused(&sandbox, &all(&[&["unlock", "--force", "held"]]));
+    sandbox.csalock(["get", "v"]).stdout("1").run();
+}
+
+/// Whether a process queues SIGINT, to hear it while it waits.
+fn hears_signals(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t"));
+    blocked.is_some_and(|mask| u64::from_str_radix(mask, 16).unwrap() & 1 << (Signal::SIGINT as i32 - 1) != 0)
+}
+
+#[test]
+fn a_signal_ends_a_wait_for_the_database_at_once() {
+    let commands: [&[&str]; 6] = [
+        &["run", "-w", "inf", "a", "touch", "ran"],
+        &["run", "-w", "inf", "-F", "a", "touch", "ran"],
+        &["run", "-w", "inf", "--ttl", "1h", "a", "touch", "ran"],
+        &["lock", "-w", "inf", "a", "b"],
+        &["put", "-w", "inf", "v", "2"],
+        &["get", "-w", "inf", "--lock", "v"],
+    ];
+    for (how, signal) in [(WRITER, Signal::SIGINT), (RESERVED, Signal::SIGTERM), (READER, Signal::SIGHUP)] {
+        let sandbox = store();
+        let _locked = locked(&sandbox, how);
+        let jobs = commands.map(|words| (words, sandbox.csalock(words).spawn()));
+        for (_, job) in &jobs {
+            wait_until("it hears signals", || hears_signals(job.pid()));
+        }
+        let began = Instant::now();
+        for (words, job) in jobs {
+            job.send(signal);
+            let done = job.wait();
+            assert_eq!((done.signal, done.stdout.as_str()), (Some(signal as i32), ""), "{words:?} {done:?}");
+        }
+        assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+        assert!(!sandbox.path("files/ran").exists());
+    }
+}
+
+#[test]
+fn a_wait_without_end_goes_on_and_gets_the_lock() {
+    let sandbox = store();
+    let locked = locked(&sandbox, RESERVED);
+    let jobs = [["run", "-w", "inf", "a", "true"], ["run", "-w", "inf", "b", "true"]]
+        .map(|words| sandbox.csalock(words).spawn());
+    for job in &jobs {
+        wait_until("it waits", || hears_signals(job.pid()));
+    }
+    are_refused(&sandbox, &PATIENT[1..2]);
+    drop(locked);
+    for job in jobs {
+        assert_eq!(job.wait().code, Some(0));
+    }
+}
+
+#[test]
+fn who_is_killed_while_waiting_leaves_the_database_as_it_was() {
+    let sandbox = store();
+    let locked = locked(&sandbox, READER);
+    let mut job = sandbox.csalock(["put", "-w", "inf", "v", "2"]).spawn();
+    // It is about to commit, and keeps new readers out: it has SQLite's pending byte.
+    let pending = format!(" WRITE {} ", job.pid());
+    wait_until("it wants to commit", || {
+        let locks = std::fs::read_to_string("/proc/locks").unwrap();
+        locks.lines().any(|line| line.contains(&pending) && line.contains(" 1073741824 "))
+    });
+    job.kill();
+    sandbox.csalock(["get", "v"]).stdout("1").run();
+    drop(locked);
+    sandbox.csalock(["put", "-n", "v", "3"]).run();
+    sandbox.csalock(["get", "v"]).stdout("3").run();
+}
+
+#[test]
+fn a_command_ends_with_its_own_status_and_the_next_one_takes_the_lock_over() {
+    let sandbox = store();
+    let mut job = sandbox.csalock(["run", "x", "dash", "-c", "echo ready; cat; exit 3"]).spawn();
+    job.lines(1);
+    let locked = locked(&sandbox, WRITER);
+    job.release();
+    let done = job.wait();
+    let said = REFUSED.replace("csalock: ", "csalock: lock x could not be given back: ");
+    assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(3), said));
+    drop(locked);
+    assert_eq!(sandbox.state("x"), "abandoned");
+    assert_eq!(sandbox.csalock(["run", "-q", "-n", "x", "true"]).capture().code, Some(0));
+}
