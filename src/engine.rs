@@ -12,6 +12,7 @@ mod held_up;
 mod history;
 mod leases;
 mod leftovers;
+mod outage;
 mod pages;
 mod patience;
 mod race;
@@ -30,10 +31,11 @@ use self::race::Race;
 
 pub use applicant::Applicant;
 pub use leases::LEASE;
+pub use outage::OUTAGE;
 pub use patience::{Backoff, Patience};
 pub use several::{AllTaken, Onlooker, Wish, confirm_all, take_all};
 pub use sight::Sight;
-pub use taking::{OUTAGE, Taken, Waiting};
+pub use taking::{Taken, Waiting};
 pub use values::Wanted as WantedValue;
 
 use crate::error::{Error, Result};

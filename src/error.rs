@@ -20,12 +20,13 @@ pub struct Error {
     what: String,
     cure: String,
     unreadable: Option<Version>,
+    is_unreached: bool,
 }
 
 impl Error {
     /// `what` names the thing and what happened to it, `cure` the next step.
     pub fn new(exit: Exit, what: impl Into<String>, cure: impl Into<String>) -> Error {
-        Error { exit, what: what.into(), cure: cure.into(), unreadable: None }
+        Error { exit, what: what.into(), cure: cure.into(), unreadable: None, is_unreached: false }
     }
 
     /// A record that cannot be understood.
@@ -73,6 +74,18 @@ impl Error {
     /// Whether it concerns one record, and the others may be all right: its contents are unreadable, or not for us.
     pub fn is_of_one_record(&self) -> bool {
         matches!(self.exit, Exit::Corrupt | Exit::Permission)
+    }
+
+    /// The same, of a store whose servers have never answered this process and may soon.
+    #[must_use]
+    pub fn unreached(self) -> Error {
+        Error { is_unreached: true, ..self }
+    }
+
+    /// Whether the store's servers have never answered this process and may soon, for example after a restart. Nothing
+    /// was changed.
+    pub fn is_unreached(&self) -> bool {
+        self.is_unreached
     }
 
     /// What happened to which thing.

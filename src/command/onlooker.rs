@@ -22,6 +22,7 @@ const BEAT: Duration = Duration::from_millis(250);
 pub(super) struct Teller<'a> {
     common: &'a Common,
     told: bool,
+    told_outage: bool,
     /// When the wait began, if it has.
     since: Option<Duration>,
     /// `None`: it was not needed yet; `Some(None)`: there is to be none.
@@ -32,7 +33,7 @@ pub(super) struct Teller<'a> {
 
 impl<'a> Teller<'a> {
     pub(super) fn new(common: &'a Common) -> Teller<'a> {
-        Teller { common, told: false, since: None, line: None, holder: None }
+        Teller { common, told: false, told_outage: false, since: None, line: None, holder: None }
     }
 
     /// Called whenever the wait for `target` begins or goes on: see [`crate::engine::Onlooker`].
@@ -43,9 +44,13 @@ impl<'a> Teller<'a> {
             // Stopped, we would keep everybody behind us waiting. It can be told when we are in front.
             return Some(BEAT);
         }
-        if !std::mem::replace(&mut self.told, true) && (watched || self.common.verbose) {
+        let told = if waiting.outage.is_some() { &mut self.told_outage } else { &mut self.told };
+        if !std::mem::replace(told, true) && (watched || self.common.verbose) {
             let holder = waiting.record.holders.first();
-            let who = holder.map_or("others are before us".to_string(), |grant| reporter.holder(grant));
+            let who = match waiting.outage {
+                Some(error) => error.what().to_string(),
+                None => holder.map_or("others are before us".to_string(), |grant| reporter.holder(grant)),
+            };
             say(&format!("waiting for lock {}: {who}", shown(&target.known_as)));
         }
         if !watched {
@@ -65,6 +70,9 @@ impl<'a> Teller<'a> {
     fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Waiting<'_>, waited: Duration) -> String {
         let left =
             waiting.left.map(|left| format!(", {} left", whole(left + Duration::from_millis(999)))).unwrap_or_default();
+        if let Some(error) = waiting.outage {
+            return format!("waited {}{left}; {}", whole(waited), error.what());
+        }
         let place = waiting.ahead + 1;
         // How many stand on the pages of a long queue only those would know who read them all.
         let place = match waiting.record.pages {

@@ -217,7 +217,14 @@ impl<'a, 'b> Several<'a, 'b> {
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
         let applicant = Applicant { tentative, called: self.called_to_try(), ..self.keeping.clone() };
         let late_at = self.until.saturating_add(TO_LEAVE);
-        match self.wishes[0].engine.take_together(&names, &applicant, &held, late_at)? {
+        let engine = self.wishes[0].engine;
+        let limit = self.patience.limit.map(|_| self.until.saturating_sub(engine.host().boottime()));
+        let rest = Patience { limit, ..self.patience };
+        let mut onlooker = |waiting: &Waiting<'_>| (self.onlooker)(0, waiting);
+        let mut take = || engine.take_together(&names, &applicant, &held, late_at);
+        let together = engine.when_reached(names[0], &rest, self.interrupt, &mut onlooker, &mut take)?;
+        let Some(together) = together else { return Ok(Some(Not::Interrupted)) };
+        match together {
             Together::Refused(at, outcome) => Ok(Some(Not::Tried(at, outcome))),
             Together::Done(outcomes) => {
                 let (grants, evicted) = together::granted(outcomes);

@@ -12,17 +12,14 @@ use super::patience::Clock;
 use super::{Applicant, Engine, Patience, Swapped, with_token};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Signs, Vigil, Woken};
+use crate::host::Vigil;
 use crate::lock::{Application, Ask, Grant, Lease, Outcome, Proof, Record, Step, Tenure};
 use crate::store::{Hearing, Reach};
 
 pub use waiting::Waiting;
 pub(super) use waiting::{Onlooker, SOON_OVER};
 
-/// So soon a store that does not answer is asked again.
-pub const OUTAGE: Duration = Duration::from_millis(500);
-
-/// So long a waiter asks a store that answered before: while he asks, he does not hear the interrupt.
+/// So long a waiter asks a store that answered before, or did not: while he asks, he does not hear the interrupt.
 const TO_ASK: Duration = Duration::from_secs(1);
 
 /// So long after his time somebody who waited may go on trying to leave the queue, or to get what is granted already.
@@ -72,6 +69,7 @@ impl Engine {
             can_be_asked: false,
             noted: None,
             in_touch: false,
+            was_out_of_reach: false,
             is_queued: false,
         };
         self.store.bound(Some(clock.deadline().unwrap_or(Duration::MAX)));
@@ -149,12 +147,14 @@ struct Attempt<'a> {
     noted: Option<Noted>,
     /// Whether the store has answered before.
     in_touch: bool,
+    /// Whether the store has not answered before.
+    was_out_of_reach: bool,
     /// Whether the store has put us into the queue.
     is_queued: bool,
 }
 
 impl<'a> Attempt<'a> {
-    /// Goes on when a store that many hosts share, and that answered before, does not answer for a while; and when a store
+    /// Goes on when a store that many hosts share does not answer for a while; and when a store
     /// is full or read-only for a while after it put us into the queue.
     fn run_through_outages(
         &mut self,
@@ -169,12 +169,9 @@ impl<'a> Attempt<'a> {
                 Err(error) if self.may_pass(&error) => error,
                 taken => return taken,
             };
-            let left = clock.left(self.engine.host.boottime()).unwrap_or(Duration::MAX);
-            if left.is_zero() {
-                return Err(error);
-            }
-            let mut signs = Signs { processes: &[], supervisors: &[], doorway: None, hearing: &mut None };
-            if let Woken::Interrupted = self.listen()?.wait(&mut signs, left.min(OUTAGE))? {
+            self.was_out_of_reach = true;
+            let (engine, name) = (self.engine, self.name);
+            if engine.outlast(name, error, clock, &mut **self.listen()?, onlooker)? {
                 return Ok(self.interrupted());
             }
         }
@@ -182,7 +179,8 @@ impl<'a> Attempt<'a> {
 
     fn may_pass(&self, error: &Error) -> bool {
         let is_out_of_reach = error.exit() == Exit::Unreachable;
-        (is_out_of_reach && self.in_touch && self.engine.store.reach() == Reach::ManyHosts)
+        let answers_again = self.in_touch || error.is_unreached();
+        (is_out_of_reach && answers_again && self.engine.store.reach() == Reach::ManyHosts)
             || (error.is_refused_change() && self.is_queued)
     }
 
@@ -191,7 +189,7 @@ impl<'a> Attempt<'a> {
         let mut current = None;
         let mut race = engine.race(self.name).until(self.late_at);
         loop {
-            if self.in_touch && engine.store.reach() == Reach::ManyHosts {
+            if (self.in_touch || self.was_out_of_reach) && engine.store.reach() == Reach::ManyHosts {
                 let soon = engine.host.boottime().saturating_add(TO_ASK);
                 engine.store.bound(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
             }
@@ -280,7 +278,7 @@ impl<'a> Attempt<'a> {
                     let end = engine.host.boottime() + pause;
                     let mut show = || {
                         let left = clock.left(engine.host.boottime());
-                        onlooker(&Waiting { record: &record, ahead, left })
+                        onlooker(&Waiting { record: &record, ahead, left, outage: None })
                     };
                     match self.wait(&record, version.as_ref(), &processes, ahead, end, &mut show)? {
                         Next::Look => race = engine.race(self.name).until(self.late_at),

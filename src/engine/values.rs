@@ -81,16 +81,21 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         onlooker: &mut Onlooker<'_>,
     ) -> Result<Taken> {
+        let began = self.host.boottime();
         self.bound_by(patience);
-        let outcome = self.write_at_once(name, wanted, &applicant.party);
+        let mut write = || self.write_at_once(name, wanted, &applicant.party);
+        let outcome = self.when_reached(name, patience, interrupt, onlooker, &mut write);
         self.store.bound(None);
         let outcome = match outcome {
             Err(_) if self.is_interrupted(interrupt) => return Ok(Taken::Interrupted),
             outcome => outcome?,
         };
+        let Some(outcome) = outcome else { return Ok(Taken::Interrupted) };
         if patience.is_none() || !matches!(outcome, Outcome::Busy(_)) {
             return Ok(Taken::Answer(outcome));
         }
+        let spent = self.host.boottime().saturating_sub(began);
+        let patience = &Patience { limit: patience.limit.map(|limit| limit.saturating_sub(spent)), ..*patience };
         match self.take(name, applicant, patience, interrupt, onlooker)? {
             Taken::Answer(Outcome::Granted(..)) => {}
             refused => return Ok(refused),

@@ -532,6 +532,102 @@ fn who_waits_as_long_as_it_takes_outlasts_an_outage() {
     assert!(has_noted(&sandbox, "next"));
 }
 
+/// Callers who wait for a lock, each for one of its own.
+const WAITS: [&[&str]; 6] = [
+    &["lock", "-v", "-w", "WAIT", "a"],
+    &["lock", "-v", "-w", "WAIT", "b", "c"],
+    &["run", "-v", "-w", "WAIT", "d", "true"],
+    &["get", "--lock", "-v", "-w", "WAIT", "e"],
+    &["claim", "-v", "-w", "WAIT", "--id", "me", "f", "g"],
+    &["put", "-v", "-w", "WAIT", "h", "value"],
+];
+
+fn waiting<'a>(sandbox: &'a Sandbox, words: &[&'a str], time: &'a str) -> Job {
+    let words: Vec<_> = words.iter().map(|word| if *word == "WAIT" { time } else { word }).collect();
+    sandbox.csalock(words).spawn()
+}
+
+#[test]
+fn callers_who_wait_for_a_lock_wait_for_servers_that_are_restarted() {
+    let Some(cluster) = cluster_of(1) else { return };
+    let sandbox = Sandbox::at(&cluster);
+    cluster.kill(0);
+    let says = |name: &str| {
+        let server = &cluster.endpoints()[0];
+        let refused = "nothing listens there (connection refused)";
+        format!("csalock: waiting for lock {name}: etcd cannot be reached: {server}: {refused}\n")
+    };
+    let waiters: Vec<_> = WAITS.iter().map(|words| waiting(&sandbox, words, "10m")).collect();
+    for (waiter, name) in waiters.iter().zip(["a", "b", "d", "e", "f", "h"]) {
+        wait_until("it says that it waits", || waiter.said() == says(name));
+    }
+    cluster.restart(0);
+    for (waiter, words) in waiters.into_iter().zip(WAITS) {
+        let done = await_end(waiter);
+        // There is no value to get.
+        let expected = if words[0] == "get" { 81 } else { 0 };
+        assert_eq!(done.code, Some(expected), "{words:?}: {done:?}");
+    }
+    sandbox.csalock(["get", "h"]).stdout("value").run();
+}
+
+#[test]
+fn where_nothing_listens_a_wait_ends_in_time_with_the_reason_and_everything_else_at_once() {
+    let server = format!("127.0.0.1:{}", crate::etcd::free_port());
+    let sandbox = Sandbox::at_servers(std::slice::from_ref(&server));
+    let reason = format!("etcd cannot be reached: {server}: nothing listens there (connection refused)");
+    let at_once: [&[&str]; 8] = [
+        &["lock", "-n", "x"],
+        &["run", "-w", "0", "x", "true"],
+        &["lock", "--attempts", "1", "x", "y"],
+        &["put", "-n", "x", "value"],
+        &["get", "x"],
+        &["status"],
+        &["unlock", "x"],
+        &["renew", "--ttl", "5s", "x"],
+    ];
+    for words in at_once {
+        let begun = Instant::now();
+        let done = sandbox.csalock(words).capture();
+        assert!(done.code == Some(69) && done.stderr.contains(&reason), "{words:?}: {done:?}");
+        // Nothing waits for longer than a busy machine needs; a wait is 30 seconds where nothing is said.
+        assert!(begun.elapsed() < 5 * BUSY, "{words:?}: {:?}", begun.elapsed());
+    }
+    let begun = Instant::now();
+    let waiters: Vec<_> = WAITS.iter().map(|words| waiting(&sandbox, words, "2s")).collect();
+    for (waiter, words) in waiters.into_iter().zip(WAITS) {
+        let done = await_end(waiter);
+        assert!(done.code == Some(69) && done.stderr.contains(&reason), "{words:?}: {done:?}");
+        assert!((2 * SECOND..2 * SECOND + 5 * BUSY).contains(&begun.elapsed()), "{words:?}: {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_wait_where_nothing_listens_is_interrupted_soon() {
+    let sandbox = Sandbox::at_servers(&[format!("127.0.0.1:{}", crate::etcd::free_port())]);
+    for words in WAITS {
+        let waiter = waiting(&sandbox, words, "inf");
+        wait_until("it says that it waits", || waiter.said().contains("nothing listens"));
+        waiter.send(Signal::SIGTERM);
+        let done = await_end(waiter);
+        assert_eq!(done.seen_by_shell(), 143, "{words:?}: {done:?}");
+    }
+}
+
+#[test]
+fn a_wait_for_a_server_that_no_waiting_brings_ends_at_once() {
+    let Some(cluster) = crate::etcd::shared() else { return };
+    let servers = [("etcd", "no-such-host.invalid:2379".to_string()), ("etcds", cluster.endpoints()[0].clone())];
+    for (scheme, server) in servers {
+        let sandbox = Sandbox::at_servers(&[]);
+        let begun = Instant::now();
+        let url = format!("{scheme}://{server}/store");
+        let done = sandbox.csalock(["lock", "-w", "10m", "--store", &url, "x"]).capture();
+        assert!(done.code == Some(69) && done.stderr.contains(&server), "{done:?}");
+        assert!(begun.elapsed() < 60 * SECOND, "{:?}", begun.elapsed());
+    }
+}
+
 #[test]
 fn who_hears_that_he_holds_when_his_lease_is_over_does_not_hold() {
     let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Attempt;
 use crate::engine::circle::Noted;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::{Listener, Signs, Vigil, Woken};
 use crate::lock::{Home, Lease, Link, Process, Record, Waits};
 use crate::store::{Reach, Version};
@@ -24,6 +24,8 @@ pub struct Waiting<'a> {
     pub ahead: usize,
     /// How long we are willing to go on; `None`: for ever.
     pub left: Option<Duration>,
+    /// Why the store cannot be asked for the moment. The record is not known then.
+    pub outage: Option<&'a Error>,
 }
 
 /// Is shown a wait whenever it begins or goes on, and says how soon it wants to be shown it again at the latest.

@@ -6,7 +6,8 @@
 //!
 //! **What is tried again.** A cluster's own answer, also a refusal, ends the call at once. So does it, as long as
 //! nobody has answered this process yet, when all servers are certainly not to be had: refused, unknown, without
-//! gateway, of a strange authority. Silence, a closed connection and "no leader" are tried again while there is time;
+//! gateway, of a strange authority. A caller who waits for a lock asks again then, as long as it may pass, and hears the
+//! interrupt meanwhile; every other caller is told. Silence, a closed connection and "no leader" are tried again while there is time;
 //! once somebody has answered, everything that may pass is. A request may thus reach the cluster more than once. All
 //! that we send may.
 
@@ -183,7 +184,7 @@ impl Gateway {
                         troubles.push((server.clone(), trouble));
                         if ends_all {
                             state.silent = false;
-                            return Err(self.failed(troubles));
+                            return Err(self.failed(troubles, true));
                         }
                     }
                 }
@@ -198,11 +199,14 @@ impl Gateway {
             }
         }
         state.silent = true;
-        Err(self.failed(troubles))
+        Err(self.failed(troubles, state.answered))
     }
 
-    fn failed(&self, troubles: Vec<(String, Trouble)>) -> Failed {
-        let error = Trouble::error(&troubles, &self.cluster);
+    fn failed(&self, troubles: Vec<(String, Trouble)>, answered: bool) -> Failed {
+        let mut error = Trouble::error(&troubles, &self.cluster);
+        if !answered && troubles.iter().any(|(_, trouble)| trouble.may_pass()) {
+            error = error.unreached();
+        }
         Failed { last: troubles.into_iter().next_back().map(|(_, trouble)| trouble), error }
     }
 

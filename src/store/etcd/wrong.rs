@@ -63,6 +63,12 @@ impl Trouble {
         }
     }
 
+    /// Whether waiting may help: a server that is down or starts is silent or refuses connections. A wrong name, a wrong
+    /// port that speaks something else, and TLS that fails stay as they are.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(self, Trouble::Refused(_)) || self.hope() == Hope::Again
+    }
+
     /// Whether etcd says that there is no such lease.
     pub(super) fn is_lease_gone(&self) -> bool {
         matches!(self, Trouble::Said(_, message) if message.contains("lease not found"))
