@@ -185,11 +185,14 @@ pub struct Unlock {
     #[arg(long, value_name = "HANDLE", conflicts_with = "force")]
     pub handle: Option<String>,
     /// Give back everything that the caller owns: in the store, in the current directory, and beside the files named
-    #[arg(long, conflicts_with = "force")]
+    #[arg(long)]
     pub all: bool,
-    /// Break the lock, whoever holds it, and say whose it was
+    /// Break the lock, whoever holds it, and say whose it was; with --all, every lock of the store but claims
     #[arg(long)]
     pub force: bool,
+    /// With --force: only the grant with this fencing token
+    #[arg(long, value_name = "N", requires = "force", conflicts_with = "all")]
+    pub token: Option<u64>,
     /// The locks
     #[arg(value_name = "NAME", required_unless_present = "all", trailing_var_arg = true)]
     pub names: Vec<OsString>,

@@ -127,13 +127,20 @@ impl Engine {
     fn settle_in(&self, mut race: Race<'_>, ask: &Ask, by: Option<&Party>) -> Result<Option<Outcome>> {
         let name = race.key;
         let mut ask = ask.clone();
-        // The grant that is released if the record was removed.
-        let mut released: Option<Grant> = None;
+        // The answer, if the record was removed.
+        let mut removed: Option<Outcome> = None;
         loop {
             let (version, record) = self.read(name)?;
-            if let Some(grant) = released.take().filter(|grant| !record.knows(&grant.proof)) {
-                self.host.ring(Listener::Guardian(&grant.proof));
-                return Ok(Some(Outcome::Released(grant)));
+            let is_known = |outcome: &Outcome| match outcome {
+                Outcome::Released(grant) => record.knows(&grant.proof),
+                Outcome::Broken(endings) => endings.iter().any(|ending| record.knows(&ending.grant.proof)),
+                _ => true,
+            };
+            if let Some(outcome) = removed.take().filter(|outcome| !is_known(outcome)) {
+                if let Outcome::Released(grant) = &outcome {
+                    self.host.ring(Listener::Guardian(&grant.proof));
+                }
+                return Ok(Some(outcome));
             }
             match self.decide(&record, &ask, None)? {
                 Step::Done(outcome) => return Ok(Some(outcome)),
@@ -142,10 +149,7 @@ impl Engine {
                     let stored = self.swap_with(&[swapped], &[], by)?;
                     // Nobody else removes a record in which somebody holds. So if it is gone that was us, and the reply was
                     // lost: nothing is left that could remember it.
-                    released = match &outcome {
-                        Some(Outcome::Released(grant)) if stored.is_none() && next.is_vacant() => Some(grant.clone()),
-                        _ => None,
-                    };
+                    removed = outcome.clone().filter(|_| stored.is_none() && next.is_vacant());
                     if let (Some(version), Some(outcome)) = (stored, outcome) {
                         match &outcome {
                             // Whoever renews on and on knows.

@@ -10,53 +10,112 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, caller};
-use crate::lock::{Ask, Grant, Outcome, Party, Proof};
+use crate::lock::{Ask, Ended, Grant, Outcome, Party, Proof};
 use crate::name::shown;
 use crate::report::{Reporter, UnlockJson};
 use crate::store::{Layout, Location};
 
 pub(super) fn run(world: &World, asked: &Unlock) -> anyhow::Result<Exit> {
+    check_force(asked)?;
+    let (targets, mut exit) = match (asked.all, asked.force) {
+        (true, true) => everything_held(world, asked)?,
+        (true, false) => everything_owned(world, asked)?,
+        (false, _) => (named(world, asked)?, Exit::Done),
+    };
     let breaker = asked.force.then(|| breaker(world)).flatten();
-    let (targets, mut exit) =
-        if asked.all { everything_owned(world, asked)? } else { (named(world, asked)?, Exit::Done) };
     let mut documents = Vec::new();
     for (target, proof) in &targets {
         let engine = world.engine(&target.location)?;
         let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
         let outcome = if asked.force {
-            engine.break_lock(&target.name, breaker.as_ref())?
+            force(&engine, asked, target, breaker.as_ref())
         } else {
-            give_back(world, asked, &engine, target, *proof)?
+            give_back(world, asked, &engine, target, *proof)
         };
-        let (word, grants): (_, &[Grant]) = match &outcome {
-            Outcome::Released(grant) => ("released", std::slice::from_ref(grant)),
-            Outcome::Broken(grants) => ("broken", grants),
-            Outcome::NotOwner(grants, _) => ("not the owner", grants),
-            _ => ("not held", &[]),
+        let outcome = match outcome {
+            Err(error) if asked.force && asked.all && error.is_of_one_record() => {
+                exit = pass_over(asked, &error);
+                continue;
+            }
+            outcome => outcome?,
         };
-        let name = shown(&target.known_as);
-        match &outcome {
-            Outcome::Released(_) if asked.common.verbose => say(&format!("lock {name} is given back")),
-            Outcome::Released(_) => {}
-            Outcome::Broken(_) if asked.common.json => {}
-            Outcome::Broken(grants) if grants.is_empty() => print(&format!("{name}: its record was unreadable\n"))?,
-            Outcome::Broken(grants) => {
-                for grant in grants {
-                    print(&format!("{name}: was held by {}\n", reporter.holder(grant)))?;
-                }
-            }
-            refused => {
-                let (text, refused) = refusal_of(asked.handle.as_deref(), refused, target, &reporter);
-                asked.common.tell(&text);
-                exit = if exit == Exit::Done { refused } else { exit };
-            }
+        let refused = tell(asked, target, &outcome, &reporter)?;
+        exit = if exit == Exit::Done { refused } else { exit };
+        if asked.common.json {
+            documents.push(document(asked, target, &outcome, &reporter));
         }
-        documents.push(UnlockJson::new(&target.known_as, word, grants, &reporter));
     }
     if asked.common.json {
         print_json(&documents)?;
     }
     Ok(exit)
+}
+
+/// Refuses what clap cannot: names for which --force has another meaning.
+fn check_force(asked: &Unlock) -> Result<()> {
+    let (what, cure) = match asked.names.as_slice() {
+        [name, ..] if asked.force && asked.all => (
+            format!("--force --all breaks all locks, and {} is one", shown(name.as_bytes())),
+            "leave out --all, or the names",
+        ),
+        [_, other, ..] if asked.token.is_some() => (
+            format!("a token belongs to one name, and {} is another", shown(other.as_bytes())),
+            "unlock one name at a time",
+        ),
+        _ => return Ok(()),
+    };
+    Err(Error::new(Exit::Usage, what, cure))
+}
+
+/// Says what became of one lock. Returns the exit code of a refusal, or 0.
+fn tell(asked: &Unlock, target: &Target, outcome: &Outcome, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
+    let name = shown(&target.known_as);
+    match outcome {
+        Outcome::Released(_) if asked.common.verbose => say(&format!("lock {name} is given back")),
+        Outcome::Released(_) => {}
+        Outcome::Broken(_) if asked.common.json => {}
+        Outcome::Broken(endings) if endings.is_empty() => print(&format!("{name}: its record was unreadable\n"))?,
+        Outcome::Broken(endings) => {
+            for ending in endings {
+                let holder = match ending.how {
+                    Ended::Broken => reporter.holder(&ending.grant),
+                    _ => reporter.ending(ending),
+                };
+                print(&format!("{name}: was held by {holder}\n"))?;
+            }
+        }
+        // It was released before it could be broken.
+        Outcome::NotHeld(_) | Outcome::NotOwner(..) if asked.force && asked.all => {}
+        refused => {
+            let (text, exit) = match (asked.token, refused) {
+                (Some(token), Outcome::NotOwner(grants, _)) => {
+                    let held = |grant: &Grant| {
+                        format!("with token {} it is {}", grant.token.unwrap_or_default(), reporter.holding(grant))
+                    };
+                    let held = grants.iter().map(held).collect::<Vec<_>>().join("; and ");
+                    let typed = &target.to_type;
+                    let text =
+                        format!("lock {name} is not held with token {token}: {held}; check `csalock status {typed}`");
+                    (text, Exit::NotHeld)
+                }
+                _ => refusal_of(asked.handle.as_deref(), refused, target, reporter),
+            };
+            asked.common.tell(&text);
+            return Ok(exit);
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn document(asked: &Unlock, target: &Target, outcome: &Outcome, reporter: &Reporter<'_>) -> UnlockJson {
+    let (word, grants) = match outcome {
+        Outcome::Released(grant) => ("released", vec![grant.clone()]),
+        Outcome::Broken(endings) => ("broken", endings.iter().map(|ending| ending.grant.clone()).collect()),
+        Outcome::NotOwner(grants, _) if asked.token.is_some() => ("not held", grants.clone()),
+        Outcome::NotOwner(grants, _) => ("not the owner", grants.clone()),
+        _ => ("not held", Vec::new()),
+    };
+    UnlockJson::new(&target.known_as, word, &grants, reporter)
 }
 
 /// Locks to give back; of those that were found, by which proof.
@@ -74,12 +133,50 @@ fn give_back(world: &World, asked: &Unlock, engine: &Engine, target: &Target, pr
     engine.settle(&target.name, &Ask::Release(claimant))
 }
 
+/// Breaks what `asked` means by one target. Claims are permanent, so that only their name or token breaks them.
+fn force(engine: &Engine, asked: &Unlock, target: &Target, by: Option<&Party>) -> Result<Outcome> {
+    let is_lock = |grant: &Grant| grant.claim.is_none();
+    let has_token = |grant: &Grant| grant.token == asked.token;
+    let meant: Option<&dyn Fn(&Grant) -> bool> = match (asked.all, asked.token) {
+        (true, _) => Some(&is_lock),
+        (_, Some(_)) => Some(&has_token),
+        (false, None) => None,
+    };
+    engine.break_lock(&target.name, meant, by)
+}
+
 /// Who breaks it, for those who look at the history: the calling script, or whoever it can be said to be.
 fn breaker(world: &World) -> Option<Party> {
     let this = world.host.this_process().ok()?;
     let nobody = || Caller { owners: vec![this], command: crate::host::command_of(this.pid) };
     let Caller { owners, command } = caller(this.pid).unwrap_or_else(|_| nobody());
     world.party(owners, command, None).ok()
+}
+
+/// Says why one record stays as it is. Returns the exit code of that.
+fn pass_over(asked: &Unlock, error: &Error) -> Exit {
+    asked.common.tell(&format!("passed over: {error}"));
+    error.exit()
+}
+
+/// Every lock of the store that is held or was left, without claims; and how to exit at best: an unreadable record stays.
+fn everything_held(world: &World, asked: &Unlock) -> Result<(Targets, Exit)> {
+    let (mut targets, mut exit) = (Vec::new(), Exit::Done);
+    let location = world.store(&asked.common)?;
+    world.engine(&location)?.each_sight(&mut |sight| {
+        match sight {
+            Ok(sight) if sight.record.holders.iter().any(|grant| grant.claim.is_none()) => {
+                let (name, to_type) = (sight.record.name.clone(), crate::name::quoted(&sight.record.name));
+                targets.push((Target { location: location.clone(), known_as: name.clone(), name, to_type }, None));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                exit = pass_over(asked, &error);
+            }
+        }
+        Ok(())
+    })?;
+    Ok((targets, exit))
 }
 
 /// Every grant that is the caller's, in each store that can be reached from here: the one of bare names, the one of the

@@ -3,17 +3,24 @@
 use super::Engine;
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::lock::{Ask, Outcome, Party};
+use crate::lock::{Ask, Grant, Outcome, Party};
 use crate::store::Swap;
 
 impl Engine {
-    /// Ends the grants that one read finds, and remembers who did so. A record that is unreadable is removed, and no grant
-    /// is told of then. Grants that came after that read stay: they are the answer, if there are any.
+    /// Ends the grants that one read finds, or those of them that are `meant`, and remembers who did so. Grants that came
+    /// after that read stay: they are the answer, if there are any. If every grant is meant, an unreadable record is
+    /// removed; the answer then names no grant.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked or told, or when it does not know the version of an unreadable record.
-    pub fn break_lock(&self, name: &[u8], by: Option<&Party>) -> Result<Outcome> {
+    /// When the store cannot be asked or told; when the record is unreadable and only some grants are meant, or the store
+    /// does not know its version.
+    pub fn break_lock(
+        &self,
+        name: &[u8],
+        meant: Option<&dyn Fn(&Grant) -> bool>,
+        by: Option<&Party>,
+    ) -> Result<Outcome> {
         let mut race = self.race(name);
         let mut was_unreadable = false;
         loop {
@@ -21,15 +28,16 @@ impl Engine {
                 Ok((_, record)) if was_unreadable => {
                     return Ok(match record.holders {
                         // Another process removed it, or we did and the reply was lost.
-                        none if none.is_empty() => Outcome::Broken(none),
+                        none if none.is_empty() => Outcome::Broken(Vec::new()),
                         holders => Outcome::NotOwner(holders, None),
                     });
                 }
                 Ok((_, record)) => {
-                    let proofs = record.holders.iter().map(|grant| grant.proof).collect();
+                    let meant = record.holders.iter().filter(|grant| meant.is_none_or(|meant| meant(grant)));
+                    let proofs = meant.map(|grant| grant.proof).collect();
                     return self.settle_for(name, &Ask::Break(proofs), by);
                 }
-                Err(error) if error.exit() == Exit::Corrupt => error,
+                Err(error) if error.exit() == Exit::Corrupt && meant.is_none() => error,
                 Err(error) => return Err(error),
             };
             let Some(version) = error.version() else { return Err(error) };

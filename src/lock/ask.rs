@@ -157,8 +157,8 @@ pub enum Outcome {
     Released(Grant),
     /// Lasts anew.
     Renewed(Grant),
-    /// These were broken.
-    Broken(Vec<Grant>),
+    /// These were broken, or were stale and are removed.
+    Broken(Vec<Ending>),
     /// The claimant holds nothing here, nor does anybody; how the claimant's grant ended, if that is still known.
     NotHeld(Option<Ending>),
     /// Held by these, who are not the claimant; how the claimant's grant ended, if that is still known.

@@ -323,19 +323,21 @@ fn withdraw(record: &Record, me: &Proof, page: Option<u64>, facts: &Facts) -> Re
 /// Only what was seen is broken: should the reply be lost, whoever got the lock thereby keeps it.
 fn break_grants(record: &Record, proofs: &[Proof], facts: &Facts) -> Result<Step, Wanted> {
     let mut next = record.clone();
+    let is_meant = |ending: &&Ending| ending.how != Ended::Released && proofs.contains(&ending.grant.proof);
     // First, so that what is broken now is still there to be written down.
-    evict(&mut next, facts)?;
-    let mut broken = Vec::new();
+    let mut broken: Vec<Ending> = evict(&mut next, facts)?.iter().filter(is_meant).cloned().collect();
     while let Some(at) = next.holders.iter().position(|grant| proofs.contains(&grant.proof)) {
-        broken.push(end(&mut next, at, Ended::Broken));
+        broken.push(Ending { grant: end(&mut next, at, Ended::Broken), how: Ended::Broken });
     }
     if !broken.is_empty() {
         let wake = serve_as(&mut next, facts, None)?;
         return Ok(write(next, Outcome::Broken(broken), wake));
     }
-    let done = |ending: &&Ending| ending.how == Ended::Broken && proofs.contains(&ending.grant.proof);
-    let earlier: Vec<Grant> = record.endings.iter().filter(done).map(|ending| ending.grant.clone()).collect();
-    Ok(Step::Done(if earlier.is_empty() { Outcome::NotHeld(None) } else { Outcome::Broken(earlier) }))
+    let earlier: Vec<Ending> = record.endings.iter().filter(is_meant).cloned().collect();
+    if !earlier.is_empty() {
+        return Ok(Step::Done(Outcome::Broken(earlier)));
+    }
+    refuse(record, Found::Nothing, facts)
 }
 
 fn collect(record: &Record, facts: &Facts) -> Result<Step, Wanted> {

@@ -108,6 +108,90 @@ on_every_kind_of_store! {
         sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
     }
 
+    fn force_removes_what_the_dead_left_and_says_whose_it_was(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        sandbox.await_abandoned("dead");
+        let said = "dead: was held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock dead; :, who \
+                    died without giving it back\n";
+        sandbox.csalock(["unlock", "--force", "dead"]).stdout(said).run();
+        assert_eq!(sandbox.state("dead"), "free");
+        sandbox.csalock(["gc"]).run();
+        let said = "csalock: lock dead is not held by anybody; see `csalock status dead`\n";
+        sandbox.csalock(["unlock", "--force", "dead"]).status(81).stderr(said).run();
+    }
+
+    fn force_with_a_token_breaks_that_grant_alone(sandbox: &Sandbox) {
+        let hold = |label: &str| sandbox.csalock(["lock", "--forever", "-s", "--label", label, "x"]).stdout("HANDLE\n").run();
+        hold("first");
+        hold("second");
+        let held = |token: u64, label: &str| {
+            let since = "held by pid PID on HOST (user USER) since TIME (AGE ago), until it is given back";
+            format!("with token TOKEN it is {since}, for \"{label}\": TEST").replace("TOKEN", &token.to_string())
+        };
+        let tokens: Vec<u64> = sandbox.record("x").unwrap().holders.iter().map(|grant| grant.token.unwrap()).collect();
+        for wrong in [0, tokens[1] + 1, u64::MAX] {
+            let done = sandbox.csalock(["unlock", "--force", "--token", &wrong.to_string(), "x"]).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(81), ""), "{done:?}");
+            let said = format!(
+                "csalock: lock x is not held with token {wrong}: {}; and {}; check `csalock status x`\n",
+                held(tokens[0], "first"),
+                held(tokens[1], "second")
+            );
+            assert_eq!(sandbox.plain(&done.stderr), sandbox.plain(&said));
+        }
+        let broken = "x: was held by pid PID on HOST (user USER) since TIME (AGE ago), until it is given back, for \"first\": TEST\n";
+        sandbox.csalock(["unlock", "--force", "--token", &tokens[0].to_string(), "x"]).stdout(broken).run();
+        let left: Vec<_> = sandbox.record("x").unwrap().holders.iter().map(|grant| grant.token).collect();
+        assert_eq!(left, [Some(tokens[1])]);
+        // The token of a grant that ended does not name the next one.
+        let done = sandbox.csalock(["unlock", "--json", "--force", "--token", &tokens[0].to_string(), "x"]).capture();
+        let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+        assert_eq!((done.code, &found[0]["outcome"], &found[0]["holders"][0]["token"]),
+                   (Some(81), &"not held".into(), &tokens[1].into()), "{done:?}");
+        sandbox.overwrite("x", b"garbage");
+        assert_eq!(sandbox.csalock(["unlock", "--force", "--token", "1", "x"]).capture().code, Some(65));
+        assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, b"garbage");
+    }
+
+    fn force_and_all_break_every_lock_of_the_store(sandbox: &Sandbox) {
+        sandbox.csalock(["unlock", "--force", "--all"]).run();
+        assert!(!sandbox.store_exists());
+        let _holder = sandbox.holder("held");
+        sandbox.csalock(["lock", "--forever", "permanent"]).stdout("HANDLE\n").run();
+        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        sandbox.await_abandoned("dead");
+        sandbox.csalock(["claim", "--id", "7", "claimed"]).stdout("7\n").run();
+        sandbox.csalock(["put", "guarded", "text"]).run();
+        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
+        sandbox.overwrite("bad", b"garbage");
+        let done = sandbox.csalock(["unlock", "--force", "--all"]).capture();
+        let mut broken: Vec<_> = done.stdout.lines().filter_map(|line| line.split_once(": was held by pid ")).collect();
+        broken.sort_unstable();
+        let names: Vec<_> = broken.iter().map(|(name, _)| *name).collect();
+        assert_eq!((done.code, names), (Some(65), vec!["dead", "held", "permanent"]), "{done:?}");
+        assert!(broken[0].1.ends_with(", who died without giving it back"), "{done:?}");
+        assert!(done.stderr.starts_with("csalock: passed over: ") && done.stderr.lines().count() == 1, "{done:?}");
+        assert_eq!(sandbox.open().read(b"bad").unwrap().unwrap().body, b"garbage");
+        sandbox.csalock(["lookup", "claimed"]).stdout("7\n").run();
+        sandbox.csalock(["get", "guarded"]).stdout("text").run();
+        assert_eq!(sandbox.csalock(["unlock", "--force", "-q", "bad"]).capture().code, Some(0));
+        sandbox.csalock(["unlock", "--force", "--all"]).run();
+        sandbox.csalock(["unlock", "--force", "--all", "--json"]).stdout("[]\n").run();
+    }
+
+    fn force_refuses_what_would_be_ambiguous(sandbox: &Sandbox) {
+        let (_job, _) = holding(sandbox);
+        let said = "csalock: --force --all breaks all locks, and x is one; leave out --all, or the names\n";
+        sandbox.csalock(["unlock", "--force", "--all", "x"]).status(64).stderr(said).run();
+        let said = "csalock: a token belongs to one name, and y is another; unlock one name at a time\n";
+        sandbox.csalock(["unlock", "--force", "--token", "1", "x", "y"]).status(64).stderr(said).run();
+        for words in [&["--token", "1", "x"][..], &["--force", "--all", "--token", "1"], &["--force", "--token", "-1", "x"]] {
+            let done = sandbox.csalock([&["unlock"], words].concat()).capture();
+            assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");
+        }
+        assert_eq!(sandbox.state("x"), "held");
+    }
+
     fn whose_lock_was_broken_is_told_so(sandbox: &Sandbox) {
         let script = "csalock lock x; read go; csalock unlock x";
         let mut job = sandbox.script("dash", script).spawn();

@@ -104,17 +104,17 @@ pub(crate) fn force_removes_no_lock_that_took_the_place_of_an_unreadable_record(
     let (other, taken) = (engine(rig, None), Arc::new(Mutex::new(None)));
     let proof = taken.clone();
     let change = move || {
-        assert_eq!(other.break_lock(b"x", None), Ok(Outcome::Broken(Vec::new())));
+        assert_eq!(other.break_lock(b"x", None, None), Ok(Outcome::Broken(Vec::new())));
         *proof.lock().unwrap() = Some(take(&other));
     };
-    let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None).unwrap();
+    let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None).unwrap();
     let Outcome::NotOwner(holders, None) = answer else { panic!("{answer:?}") };
     let held = engine(rig, None).sight(b"x").unwrap().record.holders;
     let proofs = [&holders, &held].map(|grants| grants.iter().map(|grant| Some(grant.proof)).collect::<Vec<_>>());
     let taken = *taken.lock().unwrap();
     assert_eq!(proofs, [vec![taken], vec![taken]]);
     // What force sees, it breaks.
-    let answer = engine(rig, None).break_lock(b"x", None).unwrap();
+    let answer = engine(rig, None).break_lock(b"x", None, None).unwrap();
     assert!(matches!(&answer, Outcome::Broken(broken) if broken.len() == 1), "{answer:?}");
     assert!(!engine(rig, None).sight(b"x").unwrap().is_held());
 }
@@ -126,7 +126,7 @@ pub(crate) fn force_removes_an_unreadable_record_whoever_is_faster(rig: &Rig) {
         let change = move || {
             assert!(matches!(store.swap(b"x", Some(&version), replacement), Ok(Swap::Stored(_))));
         };
-        let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None);
+        let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None);
         assert_eq!(answer, Ok(Outcome::Broken(Vec::new())));
         assert_eq!(rig.store.read(b"x"), Ok(None));
     }
@@ -167,7 +167,7 @@ pub(crate) fn an_error_about_a_record_bears_its_version(rig: &Rig) {
         version = rig.put(b"x", Some(&version), b"two");
     }
     spoil(rig);
-    assert_eq!(engine(rig, None).break_lock(b"x", None), Ok(Outcome::Broken(Vec::new())));
+    assert_eq!(engine(rig, None).break_lock(b"x", None, None), Ok(Outcome::Broken(Vec::new())));
     assert_eq!(rig.store.read(b"x"), Ok(None));
 }
 

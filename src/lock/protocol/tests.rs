@@ -377,6 +377,22 @@ fn a_break_ends_only_what_was_seen() {
 }
 
 #[test]
+fn a_break_removes_a_grant_whose_owner_died() {
+    let mut record = queue(&[Share::Exclusive; 2]);
+    let (outcome, wake) = apply(&mut record, 9, Ask::Break(vec![proof(1)]), &[1]);
+    let died = |ending: &Ending| ending.grant.proof == proof(1) && ending.how == Ended::Died;
+    assert!(matches!(&outcome, Some(Outcome::Broken(broken)) if broken.iter().all(died) && broken.len() == 1));
+    assert_eq!((holders(&record), wake), (vec![2], vec![proof(2)]));
+    assert_eq!(apply(&mut record, 10, Ask::Break(vec![proof(1)]), &[1]).0, outcome);
+    // No grant is meant: the answer is who holds it.
+    let refused = settle(&record, &Ask::Break(Vec::new()), &[]);
+    assert!(
+        matches!(refused, Step::Done(Outcome::NotOwner(ref grants, None)) if grants[0].proof == proof(2)),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn a_broken_grant_is_remembered_until_its_holder_hears_of_it_or_dies() {
     let mut record = queue(&[Share::Exclusive]);
     apply(&mut record, 9, Ask::Break(vec![proof(1)]), &[]);
