@@ -6,6 +6,7 @@
 mod applicant;
 mod breaking;
 mod circle;
+mod commit;
 mod crowd;
 mod decision;
 mod held_up;
@@ -56,6 +57,8 @@ pub struct Engine {
     /// How long leases are that are renewed.
     lease: Duration,
     lent: Mutex<Vec<Lent>>,
+    #[cfg(debug_assertions)]
+    trace: crate::trace::Trace,
 }
 
 /// One record that is to take another one's place.
@@ -74,7 +77,15 @@ type Current = (Option<Version>, Record);
 impl Engine {
     /// An engine for this store.
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
-        Engine { store, host, remembers: Limits::default(), lease: LEASE, lent: Mutex::default() }
+        Engine {
+            store,
+            host,
+            remembers: Limits::default(),
+            lease: LEASE,
+            lent: Mutex::default(),
+            #[cfg(debug_assertions)]
+            trace: crate::trace::Trace::new(crate::environment::Environment::trace()),
+        }
     }
 
     /// The same, that keeps so much history.
@@ -235,7 +246,7 @@ impl Engine {
     fn remove_beside(&self, key: &[u8], durability: Durability) -> Result<()> {
         let keep = Keep { durability, mode: None };
         while let Some(version) = self.store.version(key)? {
-            if let Swap::Stored(_) = self.store.swap_kept(key, Some(&version), None, keep)? {
+            if let Swap::Stored(_) = self.commit_beside(key, Some(&version), None, keep)? {
                 break;
             }
         }
@@ -256,11 +267,17 @@ impl Engine {
 
     /// Decides for somebody who is willing to wait so long.
     fn decide(&self, record: &Record, ask: &Ask, patience: Option<Duration>) -> Result<Step> {
+        #[cfg(debug_assertions)]
+        let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
         learn_crowd(record, &mut facts, &mut |facts, wanted| self.learn(record, facts, wanted, patience))?;
         loop {
             match decide(record, ask, &facts) {
-                Ok(step) => return Ok(step),
+                Ok(step) => {
+                    #[cfg(debug_assertions)]
+                    self.trace.decided(self.host.as_ref(), from, record, ask, &facts);
+                    return Ok(step);
+                }
                 Err(Wanted::Decided(proof)) => facts.learn_decided(proof, self.has_decided_for_good(&proof)?),
                 Err(wanted) => self.learn(record, &mut facts, wanted, patience)?,
             }
@@ -318,7 +335,8 @@ impl Engine {
             let keep = Keep { durability: values::durability(before, record), mode: None };
             changes.push(Change { name: &record.name, expect: *expect, body: body.as_deref(), keep, over });
         }
-        let Swap::Stored(version) = self.store.swap_all(&changes)? else { return Ok(None) };
+        let before: Vec<&Record> = records.iter().map(|swapped| swapped.before).collect();
+        let Swap::Stored(version) = self.commit(&changes, &before)? else { return Ok(None) };
         for Swapped { before, record, wake, .. } in records {
             self.wake(before, wake);
             self.end_leases(before, record);

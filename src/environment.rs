@@ -102,6 +102,13 @@ impl Environment {
         }
     }
 
+    /// The file that commits are logged to: `CSALOCK_TRACE`, in builds for tests.
+    #[cfg(debug_assertions)]
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    pub fn trace() -> Option<PathBuf> {
+        std::env::var_os("CSALOCK_TRACE").filter(|value| !value.is_empty()).map(PathBuf::from)
+    }
+
     /// The environment of a command: ours, with these variables set.
     pub fn block(variables: &[(&str, OsString)]) -> Vec<CString> {
         let inherited = std::env::vars_os().filter(|(name, _)| variables.iter().all(|(set, _)| name != set));

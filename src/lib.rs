@@ -53,5 +53,7 @@ pub mod store;
 #[doc(hidden)]
 pub mod strangers;
 pub mod terminal;
+#[cfg(debug_assertions)]
+pub mod trace;
 
 pub use guard::{Guard, Locks};

@@ -17,15 +17,17 @@ mod value;
 mod waits;
 
 pub use ask::{Application, Ask, Claimant, Doubt, Link, Outcome, Place, Step};
-pub(crate) use codec::MOST_BYTES;
 pub use codec::beside::is_internal;
 pub(crate) use codec::beside::{
     decode_decision, decode_page, decode_value, decode_waits, encode_decision, encode_page, encode_value, encode_waits,
     name_of_internal,
 };
+pub(crate) use codec::{MOST_BYTES, number};
 pub use codec::{decode, encode};
 pub use cycle::{Circle, Wait, circle};
 pub use decision::Decision;
+#[cfg(debug_assertions)]
+pub use facts::trace::Answers;
 pub use facts::{Facts, Fate, Wanted};
 pub use handle::{Handle, Proof};
 pub use page::{Joined, Page};

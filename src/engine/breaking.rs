@@ -4,7 +4,7 @@ use super::Engine;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::lock::{Ask, Grant, Outcome, Party};
-use crate::store::Swap;
+use crate::store::{Keep, Swap};
 
 impl Engine {
     /// Ends the grants that one read finds, or those of them that are `meant`, and remembers who did so. Grants that came
@@ -41,7 +41,7 @@ impl Engine {
                 Err(error) => return Err(error),
             };
             let Some(version) = error.version() else { return Err(error) };
-            if let Swap::Stored(_) = self.store.swap(name, Some(&version), None)? {
+            if let Swap::Stored(_) = self.commit_beside(name, Some(&version), None, Keep::default())? {
                 return Ok(Outcome::Broken(Vec::new()));
             }
             was_unreadable = true;

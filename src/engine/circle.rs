@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Circle, Facts, Fate, Proof, Record, Wait, Waiter, Waits, circle};
-use crate::store::Swap;
+use crate::store::{Keep, Swap};
 
 /// So many waits are followed at most.
 const MOST_WAITS: usize = 2000;
@@ -93,7 +93,8 @@ impl Engine {
                 return Ok(());
             }
             let body = (!next.waits.is_empty()).then(|| lock::encode_waits(key, &next));
-            if self.store.swap(key, stored.as_ref().map(|stored| &stored.version), body.as_deref())? == Swap::Conflict {
+            let version = stored.as_ref().map(|stored| &stored.version);
+            if self.commit_beside(key, version, body.as_deref(), Keep::default())? == Swap::Conflict {
                 race.lost()?;
             }
         }

@@ -42,7 +42,7 @@ impl Engine {
         let key = Decision::key(proof);
         let mut race = self.race(&key);
         loop {
-            if let Swap::Stored(stored) = self.store.swap_kept(&key, expect, Some(body), keep)? {
+            if let Swap::Stored(stored) = self.commit_beside(&key, expect, Some(body), keep)? {
                 return Ok(Some(stored));
             }
             match self.decision(proof)? {
@@ -86,7 +86,7 @@ impl Engine {
         let names_of = names.iter().map(|name| name.to_vec()).collect();
         let (key, keep) = (Decision::key(&doubt.proof), Keep { durability: Durability::Lasting, mode: None });
         let body = lock::encode_decision(&key, &Decision { made: true, names: names_of });
-        self.store.swap_kept(&key, None, Some(&body), keep)?;
+        self.commit_beside(&key, None, Some(&body), keep)?;
         for name in names {
             // Those before are confirmed again by whoever writes them next, once we are gone.
             if !matches!(self.settle(name, &Ask::Doubt(of_id()?, doubt.clone()))?, Outcome::Renewed(_)) {
@@ -130,7 +130,7 @@ impl Engine {
 
     fn forget_decision_unless_made(&self, proof: &Proof) -> Result<()> {
         while let Some((version, Decision { made: false, .. })) = self.decision(proof)? {
-            self.store.swap(&Decision::key(proof), Some(&version), None)?;
+            self.commit_beside(&Decision::key(proof), Some(&version), None, Keep::default())?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Decision, Fate, Page, Proof};
-use crate::store::{Swept, Version};
+use crate::store::{Keep, Swept, Version};
 
 impl Engine {
     /// Removes them. A leftover that depends on an unreadable record stays, for that record may still need it.
@@ -45,7 +45,7 @@ impl Engine {
                 self.change_waits(key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;
             } else {
                 // What came in its place since then is needed: a page's name may come back.
-                self.store.swap(key, Some(version), None)?;
+                self.commit_beside(key, Some(version), None, Keep::default())?;
             }
         }
         Ok(is_left)

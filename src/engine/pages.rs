@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Joined, Page, Pages, Place, Proof, Record, Waiter};
-use crate::store::{Swap, Version};
+use crate::store::{Keep, Swap, Version};
 
 impl Engine {
     /// Enters a page of a name's queue. `None`: it takes nobody more.
@@ -54,7 +54,7 @@ impl Engine {
             let Some(next) = change(&page) else { return Ok(page) };
             let is_needed = next.sealed || !next.waiters.is_empty();
             let body = is_needed.then(|| lock::encode_page(&key, &next));
-            if self.store.swap(&key, version.as_ref(), body.as_deref())? == Swap::Conflict {
+            if self.commit_beside(&key, version.as_ref(), body.as_deref(), Keep::default())? == Swap::Conflict {
                 race.lost()?;
             }
         }
@@ -84,7 +84,7 @@ impl Engine {
         for number in numbers(before.pages).filter(|number| now.pages.is_none_or(|pages| !pages.has(*number))) {
             let key = Page::key(&now.name, number);
             while let (Some(version), page) = self.page(&key)? {
-                if let Swap::Stored(_) = self.store.swap(&key, Some(&version), None)? {
+                if let Swap::Stored(_) = self.commit_beside(&key, Some(&version), None, Keep::default())? {
                     fetched.extend(page.waiters);
                     break;
                 }

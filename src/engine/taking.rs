@@ -229,7 +229,7 @@ impl<'a> Attempt<'a> {
                     }
                     return Ok(Taken::Answer(outcome));
                 }
-                Step::Write { record: next, outcome, wake, over } => {
+                Step::Write { record: mut next, outcome, wake, over } => {
                     if outcome.is_none() {
                         // Who is in the queue can be rung, so we listen before we are.
                         self.listen()?;
@@ -250,6 +250,8 @@ impl<'a> Attempt<'a> {
                         (Some(version), Some(outcome)) => return Ok(Taken::Answer(with_token(outcome, &version))),
                         (Some(version), None) => {
                             self.is_queued = true;
+                            // A grant in it that ends before the record is read again must keep its token.
+                            crate::lock::number(&mut next, version.number);
                             current = Some((Some(version), next));
                         }
                         (None, _) if race.lost()? => {}

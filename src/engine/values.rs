@@ -190,7 +190,7 @@ impl Engine {
                 && !self.changes_at_once(2)
             {
                 *stored = true;
-                self.store.swap_all(&[*value])?;
+                self.commit(&[*value], &[])?;
                 // That took its time.
                 continue;
             }

@@ -6,6 +6,7 @@ use super::value::{Value, Writing};
 
 /// What somebody wants done with a record.
 #[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Ask {
     /// Take it, or queue for it.
     Take(Application),
@@ -29,6 +30,7 @@ pub enum Ask {
 
 /// How a grant comes to depend on a decision, again or for longer.
 #[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Doubt {
     /// Whose decision.
     pub proof: Proof,
@@ -40,6 +42,7 @@ pub struct Doubt {
 
 /// Somebody who wants the lock.
 #[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Application {
     /// The entry that would stand in the queue.
     pub entry: Waiter,
@@ -61,6 +64,7 @@ pub struct Application {
 
 /// Where on a page somebody waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Place {
     /// The page.
     pub page: u64,
@@ -83,6 +87,7 @@ pub struct Link {
 
 /// Somebody who says that a grant is theirs.
 #[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Claimant {
     /// By the handle.
     pub proof: Option<Proof>,

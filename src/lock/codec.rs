@@ -107,7 +107,7 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
 }
 
 /// What was granted and written in this version has its number.
-fn number(record: &mut Record, version: u64) {
+pub(crate) fn number(record: &mut Record, version: u64) {
     record.holders.iter_mut().for_each(|grant| grant.token = grant.token.or(Some(version)));
     if let Some(value) = &mut record.value {
         value.version = value.version.or(Some(version));

@@ -1,5 +1,8 @@
 //! What the engine found out about the world, as data for [`super::decide`].
 
+#[cfg(debug_assertions)]
+pub(super) mod trace;
+
 use std::collections::BTreeMap;
 
 use super::handle::Proof;
@@ -7,6 +10,7 @@ use super::record::{Home, Lease, Process, Waiter};
 
 /// What is known of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Fate {
     /// It lives.
     Alive,
@@ -34,6 +38,8 @@ pub enum Wanted {
 
 /// The answers so far. They hold for one look at the record; the next look starts afresh.
 #[derive(Debug, Clone, Default)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(debug_assertions, serde(from = "trace::Answers", into = "trace::Answers"))]
 pub struct Facts {
     /// Wall clock, milliseconds since 1970: goes into records to be shown.
     pub wall: u64,

@@ -10,6 +10,7 @@ pub struct Handle([u8; 16]);
 
 /// The SHA-256 of a handle. Everybody may know it; it opens nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Proof([u8; 32]);
 
 impl Handle {

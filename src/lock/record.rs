@@ -45,6 +45,7 @@ pub struct Pages {
 
 /// How much of the lock somebody wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Share {
     /// All of it.
     Exclusive,
@@ -84,6 +85,7 @@ pub struct Grant {
 
 /// One who waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Waiter {
     /// What its handle hashes to; also where it is woken.
     pub proof: Proof,
@@ -135,6 +137,7 @@ pub enum Ended {
 
 /// Whose a grant is: the processes whose life it shares, and what a person wants to know about them.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Party {
     /// Where the processes run.
     pub home: Home,
@@ -155,6 +158,7 @@ pub struct Party {
 
 /// Where pids mean something: one boot of one kernel, one pid namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Home {
     /// Which machine, over all its boots: from machine-id(5), or else the host name.
     pub machine: String,
@@ -189,6 +193,7 @@ impl Home {
 
 /// A process, so that another one with the same pid is not taken for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Process {
     /// Its pid.
     pub pid: i32,
@@ -198,6 +203,7 @@ pub struct Process {
 
 /// How long a grant lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Tenure {
     /// While its owner lives.
     OwnerLives,
@@ -217,6 +223,7 @@ pub enum Tenure {
 
 /// An end, on a clock that all who use the store share.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Lease {
     /// Whose clock counts.
     pub clock: LeaseClock,
@@ -228,6 +235,7 @@ pub struct Lease {
 
 /// The clocks that a lease may count on.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum LeaseClock {
     /// CLOCK_BOOTTIME of one boot.
     Boot(String),

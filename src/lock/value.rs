@@ -25,6 +25,7 @@ const MOST_WITHIN: usize = 1024;
 
 /// What a name has, beside the lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Value {
     /// Which version. `None` only in a record on its way to the store: the version that it gets there.
     pub version: Option<u64>,
@@ -42,6 +43,7 @@ pub struct Value {
 
 /// A wish to write a value, or to delete it.
 #[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Writing {
     /// Who wants that.
     pub claimant: Claimant,
@@ -59,6 +61,7 @@ pub struct Writing {
 
 /// What must be so for a value to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum OnlyIf {
     /// There is none.
     Absent,

@@ -7,6 +7,9 @@
 
 mod sandbox;
 
+#[path = "../trace/checker/mod.rs"]
+mod checker;
+
 #[path = "../etcd/mod.rs"]
 mod etcd;
 

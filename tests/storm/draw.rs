@@ -2,18 +2,20 @@
 
 use fastrand::Rng;
 
-use crate::schedule::{Aim, End, Fault, Hold, INFINITE, Look, NAMES, PAIRS, Share, Shot, Wait, What};
+use crate::history::NAMES_OF_EACH;
+use crate::schedule::{Aim, End, Fault, Hold, INFINITE, Look, NAMES, Op, PAIRS, Share, Shot, Wait, What};
 
 pub(crate) fn what(rng: &mut Rng) -> What {
     let stay = |rng: &mut Rng| rng.u32(0..25);
     let share = |rng: &mut Rng| if rng.u8(..3) == 0 { Share::Shared } else { Share::Exclusive };
     match rng.u8(..100) {
-        0..22 => {
+        0..14 => {
             let hold = hold(rng);
             let no_fork = hold.ttl.is_none() && rng.u8(..5) == 0;
             let max_hold = (!no_fork && rng.u8(..10) == 0).then(|| rng.u32(30..200));
             What::Run { hold, no_fork, max_hold }
         }
+        14..22 => What::Op(op(rng), rng.usize(..NAMES_OF_EACH)),
         22..30 => {
             let (mut outer, mut inner) = (hold(rng), hold(rng));
             let at = rng.usize(..NAMES.len());
@@ -40,6 +42,7 @@ pub(crate) fn what(rng: &mut Rng) -> What {
         77..80 => What::Delete,
         80..87 => What::Claim { pair: rng.usize(..PAIRS), turned: rng.bool() },
         87..90 => What::ClaimFresh,
+        90..94 => What::Op(op(rng), rng.usize(..NAMES_OF_EACH)),
         _ => What::Look(look(rng)),
     }
 }
@@ -56,6 +59,20 @@ fn hold(rng: &mut Rng) -> Hold {
         _ => rng.u32(0..25),
     };
     Hold { names, share, ttl, stay }
+}
+
+fn op(rng: &mut Rng) -> Op {
+    match rng.u8(..20) {
+        0..3 => Op::Get,
+        3..5 => Op::Put,
+        5 => Op::PutIfAbsent,
+        6 => Op::Delete,
+        7..10 => Op::Claim,
+        10..12 => Op::Unclaim,
+        12..14 => Op::LookUp,
+        14..19 => Op::Lock { stay: rng.u32(0..25) },
+        _ => Op::Break,
+    }
 }
 
 fn look(rng: &mut Rng) -> Look {

@@ -67,7 +67,7 @@ impl Ground {
         let mut command = Command::new("setsid");
         command.arg(program).args(&words[1..]).env_clear().current_dir(&self.place).stdin(Stdio::null());
         command.env("PATH", &self.search_path).env("LC_ALL", "C").env("HOME", &self.place);
-        command.env("CSALOCK_STORE", &self.store).env("CSALOCK_LEASE", LEASE);
+        command.env("CSALOCK_STORE", &self.store).env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace());
         command
             .env("W", who)
             .env("SECTION", section::words().join(" "))
@@ -81,11 +81,16 @@ impl Ground {
     /// csalock, called by nobody in particular.
     pub(crate) fn csalock(&self, words: &[&str]) -> Done {
         let call = self.sandbox.as_ref().unwrap().csalock(words).env("CSALOCK_STORE", &self.store);
-        call.env("CSALOCK_LEASE", LEASE).capture()
+        call.env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace()).capture()
     }
 
     pub(crate) fn read(&self, file: &str) -> String {
         std::fs::read(self.place.join(file)).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
+    }
+
+    /// Where every commit is logged.
+    pub(crate) fn trace(&self) -> PathBuf {
+        self.place.join("trace")
     }
 
     /// The store, as the library opens it.

@@ -14,6 +14,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "a storm says its seed and its figures")]
 
+#[path = "../trace/checker/mod.rs"]
+mod checker;
 #[path = "../etcd/mod.rs"]
 mod etcd;
 #[allow(dead_code, reason = "the tests of behaviour use the rest")]
@@ -26,6 +28,9 @@ mod codes;
 mod counts;
 mod draw;
 mod ground;
+mod history;
+mod linear;
+mod objects;
 mod planted;
 mod schedule;
 mod script;

@@ -87,6 +87,8 @@ pub(crate) enum What {
     },
     ClaimFresh,
     Look(Look),
+    /// One call whose result is part of a history, of one of a few names.
+    Op(Op, usize),
     /// The critical section without the lock.
     Cheat,
 }
@@ -129,6 +131,22 @@ pub(crate) enum Look {
     Doctor,
     Get(&'static str),
     Lookup(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Op {
+    Get,
+    Put,
+    PutIfAbsent,
+    Delete,
+    Claim,
+    Unclaim,
+    LookUp,
+    /// And unlocks after so long.
+    Lock {
+        stay: u32,
+    },
+    Break,
 }
 
 /// How long, and how, somebody is willing to wait.

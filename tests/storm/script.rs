@@ -112,6 +112,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
             ))
         }
         What::Look(look) => script(looking(*look)),
+        What::Op(..) => unreachable!("the worker calls it itself"),
         What::Cheat => Words {
             words: section(),
             told: format!("do=stay names=a:self share={} stay=20", Share::Exclusive.letter()),

@@ -6,9 +6,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::aim;
+use crate::checker;
 use crate::codes::{self, Call};
 use crate::counts::{self, Count};
 use crate::ground::Ground;
+use crate::history;
 use crate::sandbox::{Kind, PATIENCE};
 use crate::schedule::{BREAKABLE, FILE, NAMES, Schedule, What};
 use crate::troubles;
@@ -126,16 +128,21 @@ pub(crate) fn storm(
     wrong.extend(everybody_ends(ground));
     wrong.extend(what_was_counted(ground, schedule, &said));
     wrong.extend(claims_are_whole(ground, processes));
+    let (out_of_order, calls) = figures.history.judge();
+    wrong.extend(out_of_order);
     wrong.extend(all_can_be_taken(ground));
     wrong.extend(nothing_is_left(ground));
+    let traced = checker::check_file(&ground.trace(), Some(&checker::end_of(&*ground.open())));
+    wrong.extend(traced.wrong.iter().map(|wrong| format!("the trace: {wrong}")));
     let events = ground.witness.events();
     if !events.contains(" in ") || figures.rounds.load(Ordering::Relaxed) < FEW && goes_on() {
         wrong.push("next to nothing happened".to_string());
     }
     let figures = format!(
-        "{}, {troubles} troubles, calm after {:.1?}, ends {ends:?}",
+        "{}, {troubles} troubles, calm after {:.1?}, ends {ends:?}, {calls} calls in histories, {}",
         sum_up(&figures, &said, &events),
-        calm.elapsed()
+        calm.elapsed(),
+        traced.figures()
     );
     Verdict { wrong, figures, last: last(ground, &events) }
 }
@@ -207,7 +214,8 @@ fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
     }
     let mut wrong = Vec::new();
     for (id, names) in &claims {
-        let of_pairs: BTreeSet<String> = names.iter().filter(|name| !name.starts_with("fresh")).cloned().collect();
+        let of_pairs: BTreeSet<String> =
+            names.iter().filter(|name| !name.starts_with("fresh") && !name.starts_with('k')).cloned().collect();
         for name in &of_pairs {
             let other =
                 if let Some(pair) = name.strip_prefix('m') { format!("u{pair}") } else { name.replace('u', "m") };
@@ -233,8 +241,10 @@ fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
 fn all_can_be_taken(ground: &Ground) -> Vec<String> {
     ground.csalock(&["unlock", "-q", "--force", BREAKABLE]);
     let mut wrong = Vec::new();
-    for name in NAMES.iter().chain(&[BREAKABLE, FILE, "n", "o", "p"]) {
-        let done = ground.csalock(&["run", "-q", "-n", name, "true"]);
+    history::names('f').for_each(|name| drop(ground.csalock(&["unlock", "-q", "--force", &name])));
+    let names = NAMES.iter().chain(&[BREAKABLE, FILE, "n", "o", "p"]).map(|name| name.to_string());
+    for name in names.chain(['r', 'k', 'f'].into_iter().flat_map(history::names)) {
+        let done = ground.csalock(&["run", "-q", "-n", &name, "true"]);
         if done.code != Some(0) {
             wrong.push(format!("{name} cannot be taken: {done:?}"));
         }
@@ -245,8 +255,8 @@ fn all_can_be_taken(ground: &Ground) -> Vec<String> {
 /// What the dead left is swept, every record can be read, and the store is well.
 fn nothing_is_left(ground: &Ground) -> Vec<String> {
     let mut wrong = Vec::new();
-    for value in ["n", "o", "p"] {
-        let done = ground.csalock(&["del", value]);
+    for value in ["n", "o", "p"].map(str::to_string).into_iter().chain(history::names('r')) {
+        let done = ground.csalock(&["del", &value]);
         if !matches!(done.code, Some(0 | 81)) {
             wrong.push(format!("{value} cannot be deleted: {done:?}"));
         }

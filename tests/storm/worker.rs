@@ -1,7 +1,7 @@
 //! One of the workers: does round after round, has befall each what is to befall it, and sees that each ends.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,8 +12,9 @@ use nix::unistd::Pid;
 
 use crate::aim;
 use crate::ground::Ground;
+use crate::history::{self, History, Returned};
 use crate::sandbox::proc::wait_for_end;
-use crate::schedule::{Fault, Round, Schedule, Shot};
+use crate::schedule::{Fault, Op, Round, Schedule, Shot, What};
 use crate::script::{self, Words};
 use crate::witness::boottime;
 
@@ -30,6 +31,7 @@ pub(crate) struct Figures {
     pub(crate) killed: AtomicUsize,
     pub(crate) stopped: AtomicUsize,
     pub(crate) clocks: AtomicUsize,
+    pub(crate) history: History,
     /// When a round ended that was not given up, on CLOCK_BOOTTIME.
     pub(crate) last_end: AtomicU64,
 }
@@ -54,6 +56,9 @@ impl Worker<'_> {
     }
 
     fn run(&self, round: &Round, who: &str) {
+        if let What::Op(op, number) = round.what {
+            return self.operate(round, op, number, who);
+        }
         let Words { words, told } = script::words(round, self.number);
         let mut command = self.ground.command(&words, who, round.clock);
         if !told.is_empty() {
@@ -76,6 +81,45 @@ impl Worker<'_> {
                 note(self.ground, "codes", &format!("{who} {status} {shown}"));
             }
         }
+    }
+
+    /// One call, and what came of it in the history; of a lock, the call that gives it back as well.
+    fn operate(&self, round: &Round, op: Op, number: usize, who: &str) {
+        let name = history::name(op, number);
+        self.figures.rounds.fetch_add(1, Ordering::Relaxed);
+        self.figures.clocks.fetch_add(usize::from(round.clock.is_some()), Ordering::Relaxed);
+        let words = history::words(op, &name, who, self.number);
+        let Some(returned) = self.call(round, round.fault.as_ref(), &words, who) else { return };
+        let Some(held) = self.figures.history.add(op, &name, who, self.number, &returned) else { return };
+        if let Op::Lock { stay } = op {
+            std::thread::sleep(Duration::from_millis(stay.into()));
+        }
+        let words = format!("unlock -q --handle {} {name}", held.handle);
+        if let Some(returned) = self.call(round, None, &words, who) {
+            self.figures.history.add_unlock(&name, &held, &returned);
+        }
+    }
+
+    fn call(&self, round: &Round, fault: Option<&Fault>, words: &str, who: &str) -> Option<Returned> {
+        let words: Vec<String> = std::iter::once("csalock").chain(words.split(' ')).map(str::to_string).collect();
+        let mut command = self.ground.command(&words, who, round.clock);
+        let mut stdout = tempfile::tempfile().unwrap();
+        command.stderr(append(self.ground, "said")).stdout(stdout.try_clone().unwrap());
+        let (begun, from) = (Instant::now(), boottime());
+        let child = command.spawn().unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        let mut running = Running { child, begun, limit: Duration::from_millis(round.lasts()) + GRACE };
+        if let Some(fault) = fault {
+            self.befall(&mut running, fault, who);
+        }
+        let Some(status) = running.end(false, &self.figures.last_end) else {
+            note(self.ground, "broken", &format!("{who} did not end: {words:?}"));
+            return None;
+        };
+        let until = boottime();
+        let mut said = String::new();
+        stdout.rewind().unwrap();
+        stdout.read_to_string(&mut said).unwrap();
+        Some(Returned { from, until, status, stdout: said })
     }
 
     fn befall(&self, running: &mut Running, fault: &Fault, who: &str) {

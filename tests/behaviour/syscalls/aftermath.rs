@@ -10,6 +10,7 @@ use super::calls;
 use super::scenarios::{About, Scenario};
 use super::stage::{Before, Place, Stage};
 use super::tracer::Traced;
+use crate::checker;
 use crate::sandbox::{CSALOCK, Done, proc, wait_until};
 
 /// Exit codes that a mishap may lead to. It is never an answer: busy, not held and the like are said only when they are so.
@@ -60,7 +61,8 @@ pub(crate) fn check(
     forget_value(stage)?;
     next(stage)?;
     tidy(stage, weight)?;
-    gone(run)
+    gone(run)?;
+    traced(stage)
 }
 
 /// A clear answer: the true one, or that it could not be found out and why.
@@ -193,7 +195,7 @@ fn forget_value(stage: &Stage) -> Verdict {
     }
     let wait = if stage.place == Place::Etcd { "-w 10s" } else { "-n" };
     let script = format!("{CSALOCK} del {wait} {}; exit $?", stage.typed("x"));
-    let call = stage.sandbox.script("dash", &script);
+    let call = stage.sandbox.script("dash", &script).env("CSALOCK_TRACE", stage.trace());
     let done = if stage.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
     if done.code == Some(0) { Ok(()) } else { Err(format!("del: {done:?}")) }
 }
@@ -313,6 +315,16 @@ fn gone(run: &Traced) -> Verdict {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// Every version of every name is explained by a commit that the rules allow.
+fn traced(stage: &Stage) -> Verdict {
+    if !stage.trace().exists() {
+        return Ok(());
+    }
+    let end = checker::end_of(stage.engine.store());
+    let report = checker::check_file(&stage.trace(), Some(&end));
+    if report.wrong.is_empty() { Ok(()) } else { Err(format!("the trace: {}", report.wrong.join("\n"))) }
 }
 
 fn quiet(stage: &Stage, words: &[&str]) -> Verdict {

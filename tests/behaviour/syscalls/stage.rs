@@ -11,6 +11,7 @@ use csalock::store::{Location, Store};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::tracer::TRACE;
 use crate::sandbox::{Call, Job, Kind, Sandbox, wait_until};
 
 /// How long the leases are that the commands take.
@@ -78,7 +79,7 @@ impl Stage {
             Place::Etcd => Kind::Etcd,
         });
         let host = Arc::new(Unix::new());
-        let engine = Arc::new(Engine::new(open(&sandbox, place), host));
+        let engine = Arc::new(Engine::new(open(&sandbox, place), host).tracing(sandbox.path(&TRACE[1..])));
         let mut stage =
             Stage { sandbox, place, engine, held: Vec::new(), mine: Vec::new(), waiters: Vec::new(), releasing: None };
         if !before.contains(&Before::NoStore) {
@@ -183,7 +184,9 @@ impl Stage {
         });
         let mut typed: Vec<String> = typed.collect();
         // A keeper that cannot be rung looks when it is time to renew.
-        let call = |typed: Vec<String>| self.sandbox.csalock(typed).env("CSALOCK_LEASE", LEASE);
+        let call = |typed: Vec<String>| {
+            self.sandbox.csalock(typed).env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace())
+        };
         if self.place != Place::Beside {
             return call(typed);
         }
@@ -193,6 +196,11 @@ impl Stage {
             typed.splice(1..1, ["--store".to_string(), store]);
         }
         call(typed).without("CSALOCK_STORE")
+    }
+
+    /// Where every commit is logged.
+    pub(crate) fn trace(&self) -> PathBuf {
+        self.sandbox.path(&TRACE[1..])
     }
 
     /// A name as it is typed.

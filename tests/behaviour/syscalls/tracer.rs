@@ -23,6 +23,9 @@ use nix::unistd::Pid;
 
 use super::calls;
 
+/// The file that commits are logged to, in the sandbox.
+pub(crate) const TRACE: &str = "/commits.trace";
+
 /// Whoever needs longer than this for a command hangs.
 const HANGS: Duration = Duration::from_secs(40);
 
@@ -270,6 +273,10 @@ impl Tracer {
             None => None,
         };
         let path = path.unwrap_or_default();
+        // What the tests write down is not what they test.
+        if path.ends_with(TRACE) {
+            return;
+        }
         let made = Made { number, arguments, path };
         self.made[process].push(made.clone());
         let Some(point) = self.point else { return };

@@ -1,0 +1,39 @@
+//! The one place in which the engine changes a store.
+
+use super::Engine;
+use crate::error::Result;
+use crate::lock::Record;
+use crate::store::{Change, Keep, Swap, Version};
+
+impl Engine {
+    /// Makes these changes as one. `before`: the records that some of them replace; the others are of what is kept beside
+    /// records.
+    #[cfg(debug_assertions)]
+    pub(super) fn commit(&self, changes: &[Change<'_>], before: &[&Record]) -> Result<Swap> {
+        self.trace.commit(self.store.as_ref(), self.host.as_ref(), changes, before)
+    }
+
+    /// Makes these changes as one.
+    #[cfg(not(debug_assertions))]
+    pub(super) fn commit(&self, changes: &[Change<'_>], _before: &[&Record]) -> Result<Swap> {
+        self.store.swap_all(changes)
+    }
+
+    /// Changes what is kept beside records, under this name.
+    pub(super) fn commit_beside(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        keep: Keep,
+    ) -> Result<Swap> {
+        self.commit(&[Change { name, expect: expect.copied(), body, keep, over: &[] }], &[])
+    }
+
+    /// Logs the commits to this file.
+    #[cfg(debug_assertions)]
+    #[must_use]
+    pub fn tracing(self, path: std::path::PathBuf) -> Engine {
+        Engine { trace: crate::trace::Trace::new(Some(path)), ..self }
+    }
+}

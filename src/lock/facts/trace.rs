@@ -1,0 +1,50 @@
+//! The facts of one decision as a list of answers, so that a trace can hold them and a checker can decide again.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Facts, Fate, Home, Lease, Process, Proof, Waiter};
+
+/// Every answer that a decision could use.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Answers {
+    /// The wall clock, in milliseconds since 1970.
+    pub wall: u64,
+    /// What is known of each process.
+    pub fates: Vec<(Home, Process, Fate)>,
+    /// Whether each lease is over.
+    pub over: Vec<(Lease, bool)>,
+    /// Whether each lease lasts longer than the caller is willing to wait.
+    pub outlasts: Vec<(Lease, bool)>,
+    /// The waiters on each page.
+    pub pages: Vec<(u64, Vec<Waiter>)>,
+    /// Whether each grant of several names was decided.
+    pub decided: Vec<(Proof, bool)>,
+}
+
+impl From<Facts> for Answers {
+    fn from(facts: Facts) -> Answers {
+        let of_process = |((pid, start), known): ((i32, u64), Vec<(Home, Fate)>)| {
+            known.into_iter().map(move |(home, fate)| (home, Process { pid, start }, fate))
+        };
+        Answers {
+            wall: facts.wall,
+            fates: facts.fates.into_iter().flat_map(of_process).collect(),
+            over: facts.over.into_values().flatten().collect(),
+            outlasts: facts.outlasts,
+            pages: facts.pages.into_iter().collect(),
+            decided: facts.decided,
+        }
+    }
+}
+
+impl From<Answers> for Facts {
+    fn from(answers: Answers) -> Facts {
+        let mut facts = Facts::at(answers.wall);
+        answers.fates.into_iter().for_each(|(home, process, fate)| facts.learn_fate(home, process, fate));
+        answers.over.into_iter().for_each(|(lease, over)| facts.learn_over(lease, over));
+        answers.outlasts.into_iter().for_each(|(lease, outlasts)| facts.learn_outlasts(lease, outlasts));
+        answers.pages.into_iter().for_each(|(number, waiters)| facts.learn_page(number, waiters));
+        answers.decided.into_iter().for_each(|(proof, decided)| facts.learn_decided(proof, decided));
+        facts
+    }
+}

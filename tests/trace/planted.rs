@@ -1,0 +1,571 @@
+//! Faults planted in a store, a host and an engine, each of which the checker finds; and traces in which nothing is wrong,
+//! in which it finds nothing.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use csalock::engine::{Applicant, Engine, Patience};
+use csalock::error::Result;
+use csalock::history::Limits;
+use csalock::host::{Fake, Host, boot_lease};
+use csalock::lock::{self, Ask, Facts, Fate, Grant, Lease, Party, Process, Record, Tenure, Wanted, decide};
+use csalock::store::{Finding, Keep, Reach, Store, Stored, Swap, Version, Visit};
+use csalock::trace::{Bytes, Decided, Event, Intent, Line};
+
+use crate::checker::{self, Report};
+
+/// What is wrong with a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wrong {
+    Nothing,
+    /// A read is stale, and the swap that follows does not compare.
+    NothingCompared,
+    /// A swap is answered, and nothing is stored.
+    NothingStored,
+    /// A swap stores the record that was there before, as a new version.
+    OtherBytes,
+    /// A removed record comes back.
+    RemovalUndone,
+    /// What was written long ago arrives once more.
+    LateCopy,
+    /// Numbers begin anew after a removal.
+    NumbersForgotten,
+    /// A lease is over before its time.
+    LeasesEarly,
+}
+
+/// A store in memory, with a fault that begins when it is `armed`.
+struct Faulty {
+    wrong: Wrong,
+    host: Fake,
+    first: Fake,
+    inside: Mutex<Inside>,
+}
+
+#[derive(Default)]
+struct Inside {
+    armed: bool,
+    number: u64,
+    records: BTreeMap<Vec<u8>, Stored>,
+    /// Every version that a name had.
+    past: Vec<(Vec<u8>, Option<Stored>)>,
+    /// Processes of the first host that die as soon as the next swap is made.
+    doomed: Vec<i32>,
+}
+
+#[derive(Clone)]
+struct Shared(Arc<Faulty>);
+
+impl Shared {
+    fn arm(&self) {
+        self.0.inside.lock().unwrap().armed = true;
+    }
+}
+
+impl Inside {
+    /// Whether this is the moment of this fault.
+    fn strikes(&mut self, is_it: bool) -> bool {
+        let strikes = self.armed && is_it;
+        self.armed &= !strikes;
+        strikes
+    }
+
+    fn set(&mut self, name: &[u8], stored: Option<Stored>) {
+        self.past.push((name.to_vec(), self.records.get(name).cloned()));
+        match stored {
+            Some(stored) => drop(self.records.insert(name.to_vec(), stored)),
+            None => drop(self.records.remove(name)),
+        }
+    }
+}
+
+impl Store for Shared {
+    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+        let mut inside = self.0.inside.lock().unwrap();
+        if self.0.wrong == Wrong::NothingCompared && inside.armed {
+            return Ok(inside.past.iter().rev().find(|(of, _)| of == name).and_then(|(_, stored)| stored.clone()));
+        }
+        if self.0.wrong == Wrong::RemovalUndone && !inside.records.contains_key(name) && inside.strikes(true) {
+            let back = inside.past.iter().rev().find(|(of, stored)| of == name && stored.is_some()).cloned();
+            inside.set(name, back.and_then(|(_, stored)| stored));
+        }
+        if inside.strikes(self.0.wrong == Wrong::LateCopy) {
+            let old = inside.past.iter().find(|(of, stored)| of == name && stored.is_some()).cloned();
+            inside.number += 1;
+            let version = Version { number: inside.number, mark: 0 };
+            inside.set(name, old.and_then(|(_, stored)| Some(Stored { version, ..stored? })));
+        }
+        Ok(inside.records.get(name).cloned())
+    }
+
+    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, _keep: Keep) -> Result<Swap> {
+        let mut inside = self.0.inside.lock().unwrap();
+        let found = inside.records.get(name).cloned();
+        let blind = inside.strikes(self.0.wrong == Wrong::NothingCompared);
+        if !blind && found.as_ref().map(|stored| &stored.version) != expect {
+            return Ok(Swap::Conflict);
+        }
+        inside.number += 1;
+        if self.0.wrong == Wrong::NumbersForgotten && found.is_none() && inside.strikes(true) {
+            inside.number = 1;
+        }
+        let version = Version { number: inside.number, mark: 0 };
+        if inside.strikes(self.0.wrong == Wrong::NothingStored) {
+            return Ok(Swap::Stored(version));
+        }
+        let is_other = body.is_some() && found.is_some() && inside.strikes(self.0.wrong == Wrong::OtherBytes);
+        let body = if is_other { found.map(|stored| stored.body) } else { body.map(<[u8]>::to_vec) };
+        inside.set(name, body.map(|body| Stored { version, body, may_be_torn: false }));
+        for pid in std::mem::take(&mut inside.doomed) {
+            self.0.first.set_fate(pid, Fate::Dead);
+        }
+        Ok(Swap::Stored(version))
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        let all: Vec<_> = self.0.inside.lock().unwrap().records.clone().into_iter().collect();
+        all.into_iter().try_for_each(|(name, stored)| visit(&self.place(&name), Ok(stored)))
+    }
+
+    fn lend(&self, span: Duration) -> Result<Lease> {
+        boot_lease::lend(&self.0.host, span)
+    }
+
+    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+        let is_early = self.0.wrong == Wrong::LeasesEarly && self.0.inside.lock().unwrap().armed;
+        if is_early { Ok(Duration::ZERO) } else { boot_lease::remaining(&self.0.host, lease) }
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::ThisHost
+    }
+
+    fn place(&self, name: &[u8]) -> String {
+        format!("memory:{}", String::from_utf8_lossy(name))
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        Vec::new()
+    }
+
+    fn remember(&self, _line: &[u8], _limits: &Limits) {}
+
+    fn remembered(&self, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        Ok(false)
+    }
+}
+
+/// Two processes, 1 and 2, of one host that use one store.
+struct Stage {
+    store: Shared,
+    hosts: [Fake; 2],
+    engines: [Engine; 2],
+    log: PathBuf,
+    _place: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(wrong: Wrong) -> Stage {
+        let place = tempfile::tempdir().unwrap();
+        let log = place.path().join("trace");
+        let hosts = [Fake::new(1), Fake::new(2)];
+        hosts[0].set_fate(2, Fate::Alive);
+        hosts[1].set_fate(1, Fate::Alive);
+        let faulty = Faulty { wrong, host: hosts[1].clone(), first: hosts[0].clone(), inside: Mutex::default() };
+        let store = Shared(Arc::new(faulty));
+        let engines =
+            hosts.clone().map(|host| Engine::new(Box::new(store.clone()), Arc::new(host)).tracing(log.clone()));
+        Stage { store, hosts, engines, log, _place: place }
+    }
+
+    fn applicant(&self, who: usize, tenure: Tenure) -> Applicant {
+        self.applicant_for(self.engines[who].host().this_process().unwrap(), who, tenure)
+    }
+
+    fn applicant_for(&self, process: Process, who: usize, tenure: Tenure) -> Applicant {
+        let engine = &self.engines[who];
+        let home = engine.host().home().unwrap();
+        let party = Party {
+            home,
+            owners: vec![process],
+            host: "h".into(),
+            uid: 0,
+            command: Vec::new(),
+            label: None,
+            supervisor: None,
+        };
+        Applicant { tenure, ..Applicant::for_itself(engine.new_handle().unwrap(), party, process) }
+    }
+
+    /// One tries to take x. Who is refused goes away.
+    fn take(&self, who: usize, tenure: Tenure) -> Applicant {
+        self.take_with(who, self.applicant(who, tenure))
+    }
+
+    fn take_with(&self, who: usize, applicant: Applicant) -> Applicant {
+        self.engines[who].take(b"x", &applicant, &Patience::NONE, None, &mut |_| None).unwrap();
+        applicant
+    }
+
+    fn release(&self, who: usize, applicant: &Applicant) {
+        let engine = &self.engines[who];
+        let claimant = engine.claimant(Some(applicant.handle.proof()), Vec::new()).unwrap();
+        engine.settle(b"x", &Ask::Release(claimant)).unwrap();
+    }
+
+    fn renew(&self, who: usize, applicant: &Applicant) {
+        let engine = &self.engines[who];
+        let claimant = engine.claimant(Some(applicant.handle.proof()), Vec::new()).unwrap();
+        let tenure = engine.begin(&Tenure::AtMost(60_000)).unwrap();
+        engine.settle(b"x", &Ask::Renew(claimant, tenure)).unwrap();
+    }
+
+    fn break_all(&self) {
+        self.engines[1].break_lock(b"x", None, None).unwrap();
+    }
+
+    fn take_and_release(&self, who: usize) {
+        let applicant = self.take(who, Tenure::OwnerLives);
+        self.release(who, &applicant);
+    }
+
+    fn pass(&self, span: Duration) {
+        self.hosts.iter().for_each(|host| host.pass(span));
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        checker::read(std::slice::from_ref(&self.log)).unwrap()
+    }
+
+    fn report(&self) -> Report {
+        checker::check(&self.lines(), None)
+    }
+}
+
+#[track_caller]
+fn is_found(report: &Report, why: &str) {
+    assert!(report.wrong.iter().any(|wrong| wrong.contains(why)), "{:#?}", report.wrong);
+}
+
+#[track_caller]
+fn nothing_is_found(report: &Report) {
+    assert!(report.wrong.is_empty(), "{:#?}", report.wrong);
+}
+
+#[test]
+fn nothing_is_found_where_nothing_is_wrong() {
+    let stage = Stage::new(Wrong::Nothing);
+    stage.take_and_release(0);
+    let leased = stage.take(0, Tenure::AtMost(1000));
+    stage.take(1, Tenure::OwnerLives);
+    stage.pass(Duration::from_millis(1001));
+    let other = stage.take(1, Tenure::OwnerLives);
+    stage.release(0, &leased);
+    stage.release(1, &other);
+    // 1 dies, and does nothing afterwards.
+    stage.take(0, Tenure::OwnerLives);
+    stage.hosts[1].set_fate(1, Fate::Dead);
+    stage.take_and_release(1);
+    let end = checker::end_of(&stage.store);
+    let report = checker::check(&stage.lines(), Some(&end));
+    nothing_is_found(&report);
+    assert_eq!((report.names, report.filled, report.lost_replies), (1, 0, 0));
+    assert!(report.steps >= 8, "{}", report.figures());
+}
+
+#[test]
+fn what_a_store_does_wrong_is_found() {
+    let mut missed = Vec::new();
+    for (wrong, why) in [
+        (Wrong::NothingCompared, "no commit removes"),
+        (Wrong::NothingStored, "two commits replace one version"),
+        (Wrong::OtherBytes, "another record than the one that was there"),
+        (Wrong::RemovalUndone, "two commits replace one version"),
+        (Wrong::LateCopy, "no commit explains the version"),
+        (Wrong::NumbersForgotten, "is not above"),
+    ] {
+        let stage = Stage::new(wrong);
+        stage.take_and_release(0);
+        stage.take_and_release(1);
+        nothing_is_found(&stage.report());
+        let held = stage.take(0, Tenure::AtMost(60_000));
+        // The copy of a grant that has ended; the others strike at the next chance.
+        if wrong == Wrong::NumbersForgotten || wrong == Wrong::RemovalUndone {
+            stage.release(0, &held);
+        }
+        stage.store.arm();
+        for _ in 0..2 {
+            stage.renew(0, &held);
+            stage.take_and_release(1);
+            stage.release(0, &held);
+            stage.take_and_release(0);
+            stage.break_all();
+        }
+        let report = stage.report();
+        if !report.wrong.iter().any(|found| found.contains(why)) {
+            missed.push(format!("{wrong:?}: {:#?}", report.wrong));
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n\n"));
+}
+
+#[test]
+fn a_lease_that_a_store_ends_early_is_found() {
+    let stage = Stage::new(Wrong::LeasesEarly);
+    stage.take(0, Tenure::AtMost(60_000));
+    stage.store.arm();
+    stage.take(1, Tenure::OwnerLives);
+    is_found(&stage.report(), "a lease is taken for over 60000 ms early");
+}
+
+#[test]
+fn a_host_that_takes_the_living_for_dead_is_found() {
+    let stage = Stage::new(Wrong::Nothing);
+    stage.take(0, Tenure::OwnerLives);
+    stage.hosts[1].set_fate(1, Fate::Dead);
+    stage.take_and_release(1);
+    nothing_is_found(&stage.report());
+    stage.pass(Duration::from_millis(1));
+    stage.take_and_release(0);
+    is_found(&stage.report(), "process 1 is taken for dead, but commits");
+}
+
+/// An engine that does its work itself, and may do it wrong: it changes a decision before it commits.
+struct Clumsy<'a> {
+    stage: &'a Stage,
+    step: u64,
+}
+
+impl Clumsy<'_> {
+    /// Decides about the record as it is, changes the decision, and commits it.
+    fn commit(&mut self, ask: &Ask, change: impl FnOnce(&mut Record)) {
+        let store = &self.stage.store;
+        let stored = store.read(b"x").unwrap();
+        let version = stored.as_ref().map(|stored| stored.version);
+        let before = stored
+            .as_ref()
+            .map_or_else(|| Record::free(b"x"), |stored| lock::decode(&stored.body, stored.version.number).unwrap());
+        let (facts, mut next) = self.decided(&before, ask);
+        change(&mut next);
+        let body = (!next.is_vacant()).then(|| lock::encode(&next));
+        let intent = Intent {
+            place: store.place(b"x"),
+            name: Bytes(b"x".to_vec()),
+            expect: version.map(|version| (version.number, version.mark)),
+            before: Some(Bytes(lock::encode(&before))),
+            body: body.clone().map(Bytes),
+            decided: Some(Decided { ask: ask.clone(), facts, from: self.now(), until: self.now() }),
+        };
+        self.log(Event::Intent(vec![intent]));
+        let Swap::Stored(stored) = store.swap(b"x", version.as_ref(), body.as_deref()).unwrap() else { panic!() };
+        self.log(Event::Stored(stored.number, stored.mark));
+        self.step += 1;
+    }
+
+    fn decided(&self, before: &Record, ask: &Ask) -> (Facts, Record) {
+        let mut facts = Facts::at(self.stage.hosts[1].wall().as_millis() as u64);
+        loop {
+            match decide(before, ask, &facts) {
+                Ok(lock::Step::Write { record, .. }) => return (facts, record),
+                Ok(other) => panic!("{other:?}"),
+                Err(Wanted::Fate(home, process)) => facts.learn_fate(home, process, Fate::Alive),
+                Err(wanted) => panic!("{wanted:?}"),
+            }
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.stage.hosts[1].boottime().as_millis() as u64
+    }
+
+    fn log(&self, event: Event) {
+        // A process of its own.
+        let home = self.stage.hosts[1].home().unwrap();
+        let line = Line { home, process: Process { pid: 3, start: 1 }, step: self.step, at: self.now(), event };
+        append(&self.stage.log, &serde_json::to_string(&line).unwrap());
+    }
+}
+
+fn append(log: &Path, line: &str) {
+    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(log).unwrap();
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
+}
+
+/// x is held by this process, and 2 waits for it. Returns who holds.
+fn with_a_waiter(stage: &Stage, holder: i32) -> Applicant {
+    let holder = stage.applicant_for(Process { pid: holder, start: 1 }, 0, Tenure::OwnerLives);
+    let held = stage.take_with(0, holder);
+    let mut ask = take_ask(stage);
+    let Ask::Take(application) = &mut ask else { unreachable!() };
+    application.queue = true;
+    Clumsy { stage, step: 100 }.commit(&ask, |_| {});
+    nothing_is_found(&stage.report());
+    held
+}
+
+fn take_ask(stage: &Stage) -> Ask {
+    let Applicant { handle, party, process, .. } = stage.applicant(1, Tenure::OwnerLives);
+    Ask::Take(lock::Application {
+        entry: lock::Waiter {
+            proof: handle.proof(),
+            share: lock::Share::Exclusive,
+            party,
+            process,
+            tenure: Tenure::OwnerLives,
+            confirms: false,
+            yields: false,
+            claim: None,
+            under: Vec::new(),
+            within: Vec::new(),
+            lease: None,
+            since: 0,
+        },
+        tenure: Tenure::OwnerLives,
+        slots: None,
+        queue: false,
+        refuse_stale: false,
+        tentative: false,
+        place: None,
+        full: None,
+    })
+}
+
+fn release_ask(stage: &Stage, held: &Applicant) -> Ask {
+    Ask::Release(stage.engines[0].claimant(Some(held.handle.proof()), Vec::new()).unwrap())
+}
+
+#[test]
+fn what_an_engine_does_wrong_is_found() {
+    let twice = |record: &mut Record| {
+        let more = Grant { token: None, slot: 1, ..record.holders[0].clone() };
+        record.holders.push(more);
+    };
+    let nobody_is_served = |record: &mut Record| {
+        let grant = record.holders.remove(0);
+        record.waiters = vec![waiter_of(grant)];
+    };
+    let old_token = |record: &mut Record| record.holders[0].token = Some(1);
+    let dropped = |record: &mut Record| record.holders.clear();
+    for (what, change) in [
+        ("twice", &twice as &dyn Fn(&mut Record)),
+        ("nobody is served", &nobody_is_served),
+        ("old token", &old_token),
+        ("dropped", &dropped),
+    ] {
+        let stage = Stage::new(Wrong::Nothing);
+        let held = with_a_waiter(&stage, 1);
+        Clumsy { stage: &stage, step: 0 }.commit(&release_ask(&stage, &held), change);
+        let report = stage.report();
+        assert!(!report.wrong.is_empty(), "{what}");
+        is_found(&report, "the rules make another record of it");
+    }
+}
+
+fn waiter_of(grant: Grant) -> lock::Waiter {
+    let Grant { proof, share, party, tenure, yields, claim, since, .. } = grant;
+    let process = party.owners[0];
+    let (under, within) = (Vec::new(), Vec::new());
+    lock::Waiter {
+        proof,
+        share,
+        party,
+        process,
+        tenure,
+        confirms: false,
+        yields,
+        claim,
+        under,
+        within,
+        lease: None,
+        since,
+    }
+}
+
+#[test]
+fn an_engine_that_commits_past_the_log_is_found() {
+    let stage = Stage::new(Wrong::Nothing);
+    let held = with_a_waiter(&stage, 1);
+    let quiet = std::fs::read(&stage.log).unwrap();
+    Clumsy { stage: &stage, step: 0 }.commit(&release_ask(&stage, &held), |_| {});
+    std::fs::write(&stage.log, quiet).unwrap();
+    let end = checker::end_of(&stage.store);
+    is_found(&checker::check(&stage.lines(), Some(&end)), "the store has");
+    stage.take_and_release(0);
+    stage.break_all();
+    is_found(&stage.report(), "no commit explains the version before");
+}
+
+#[test]
+fn a_decision_by_facts_that_are_not_so_is_found() {
+    let stage = Stage::new(Wrong::Nothing);
+    stage.take(0, Tenure::OwnerLives);
+    let stale = stage.lines();
+    stage.hosts[1].set_fate(1, Fate::Dead);
+    stage.take_and_release(1);
+    let mut lines = stage.lines();
+    nothing_is_found(&checker::check(&lines, None));
+    // The same commits, by facts that say that 1 lives.
+    for line in &mut lines[stale.len()..] {
+        let Event::Intent(intents) = &mut line.event else { continue };
+        let Some(decided) = intents[0].decided.as_mut() else { continue };
+        let text = serde_json::to_string(&decided.facts).unwrap().replace("Dead", "Alive");
+        decided.facts = serde_json::from_str(&text).unwrap();
+    }
+    is_found(&checker::check(&lines, None), "the rules say");
+}
+
+#[test]
+fn a_result_may_be_missing_but_no_commit() {
+    let stage = Stage::new(Wrong::Nothing);
+    for who in [0, 1, 0] {
+        stage.take_and_release(who);
+    }
+    let lines = stage.lines();
+    let is_result = |line: &Line| matches!(line.event, Event::Stored(..));
+    for at in (0..lines.len()).filter(|at| is_result(&lines[*at])) {
+        // Its process was killed.
+        let mut killed = lines.clone();
+        killed.remove(at);
+        let report = checker::check(&killed, None);
+        nothing_is_found(&report);
+        assert!(report.filled == 1 || at + 1 == lines.len(), "{at}: {}", report.figures());
+        // Its reply was lost.
+        let mut lost = lines.clone();
+        lost[at].event = Event::Conflict;
+        nothing_is_found(&checker::check(&lost, None));
+        // Nobody said that it would be made.
+        let step = (lines[at].process, lines[at].step);
+        let unsaid: Vec<Line> = lines.iter().filter(|line| (line.process, line.step) != step).cloned().collect();
+        let is_last = at + 1 == lines.len();
+        assert!(is_last || !checker::check(&unsaid, None).wrong.is_empty(), "{at}");
+    }
+}
+
+#[test]
+fn a_line_that_was_torn_is_passed_over() {
+    let stage = Stage::new(Wrong::Nothing);
+    stage.take_and_release(0);
+    let text = std::fs::read_to_string(&stage.log).unwrap();
+    let whole = stage.lines().len();
+    std::fs::write(&stage.log, format!("{text}{}{text}", &text[..100])).unwrap();
+    assert_eq!(stage.lines().len(), 2 * whole);
+    std::fs::write(&stage.log, format!("{text}nonsense\n")).unwrap();
+    assert!(checker::read(std::slice::from_ref(&stage.log)).is_err());
+}
+
+#[test]
+fn a_grant_that_ends_before_its_record_is_read_again_keeps_its_token() {
+    let stage = Stage::new(Wrong::Nothing);
+    // 9 is dead, so the next one grants the lock to 2, which dies then.
+    with_a_waiter(&stage, 9);
+    stage.store.0.inside.lock().unwrap().doomed.push(2);
+    let patience = Patience { limit: Some(Duration::from_secs(1)), attempts: None, backoff: None };
+    let taken = stage.applicant(0, Tenure::OwnerLives);
+    stage.engines[0].take(b"x", &taken, &patience, None, &mut |_| None).unwrap();
+    nothing_is_found(&stage.report());
+    let endings = stage.engines[0].sight(b"x").unwrap().record.endings;
+    assert!(endings.iter().all(|ending| ending.grant.token.is_some()), "{endings:?}");
+}
