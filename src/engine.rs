@@ -360,10 +360,8 @@ impl Engine {
     fn wake(&self, before: &Record, wake: &[Proof]) {
         for proof in wake {
             let waiter = before.waiters.iter().find(|waiter| waiter.proof == *proof);
-            if !self.host.ring(Listener::Waiter(proof))
-                && let Some(lease) = waiter.and_then(|waiter| waiter.lease.as_ref())
-            {
-                self.store.ring(&proof.bell(), lease);
+            if !self.host.ring(Listener::Waiter(proof)) {
+                self.store.ring(&proof.bell(), waiter.and_then(|waiter| waiter.lease.as_ref()));
             }
         }
     }
@@ -378,7 +376,10 @@ impl Engine {
                 || now.holders.iter().any(|grant| grant.proof == waiter.proof)
         };
         let gone = before.waiters.iter().chain(&fetched).filter(|waiter| !is_there(waiter));
-        gone.into_iter().try_for_each(|waiter| self.forget(&now.name, waiter))
+        gone.into_iter().try_for_each(|waiter| {
+            self.store.silence(&waiter.proof.bell());
+            self.forget(&now.name, waiter)
+        })
     }
 }
 

@@ -11,7 +11,6 @@ mod unix;
 mod vigil;
 
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::time::Duration;
 
 pub use fake::Fake;
@@ -92,8 +91,6 @@ pub struct Signs<'a> {
     pub processes: &'a [Process],
     /// The parents that release when one of these processes ends.
     pub supervisors: &'a [Process],
-    /// Something changes in this directory.
-    pub doorway: Option<&'a Path>,
     /// Its bell in the store rings. What has rung is heard no longer.
     pub hearing: &'a mut Option<Box<dyn Hearing>>,
 }
@@ -118,6 +115,6 @@ pub enum Woken {
 /// When the system cannot wait.
 pub fn pause(host: &dyn Host, span: Duration) -> Result<()> {
     let nobodys = crate::lock::Handle::new(host.random()?).proof();
-    let mut signs = Signs { processes: &[], supervisors: &[], doorway: None, hearing: &mut None };
+    let mut signs = Signs { processes: &[], supervisors: &[], hearing: &mut None };
     host.vigil(&nobodys, None)?.wait(&mut signs, span).map(drop)
 }

@@ -22,7 +22,6 @@ mod surroundings;
 mod url;
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -213,27 +212,25 @@ pub trait Store: Send + Sync {
     /// Where `name`'s record is, for messages.
     fn place(&self, name: &[u8]) -> String;
 
-    /// A directory in which something changes whenever the record under `name` does, if there is one that inotify(7)
-    /// can watch.
-    fn doorway(&self, _name: &[u8]) -> Option<PathBuf> {
-        None
-    }
-
     /// Whether [`Store::ring`] reaches waiters on other hosts.
     fn rings(&self) -> bool {
         false
     }
 
-    /// Wakes whoever hears this bell, which goes away with the lease. Nobody relies on it.
-    fn ring(&self, _bell: &[u8], _lease: &Lease) {}
+    /// Wakes the waiter that hears this bell; what that leaves in the store goes away with the lease. Nobody relies on it.
+    fn ring(&self, _bell: &[u8], _lease: Option<&Lease>) {}
 
     /// Sees to it that what was noted, rung and remembered so far reaches the store, if it can within a moment.
     fn settle(&self) {}
 
-    /// Begins to listen for a bell: for all that rang after this version was stored.
+    /// Begins to listen for a bell: for all that rang after this version was stored if [`Store::rings`], else for all that
+    /// rings from now on.
     fn hear(&self, _bell: &[u8], _since: &Version) -> Option<Box<dyn Hearing>> {
         None
     }
+
+    /// Removes what a waiter that is gone may have left in the store to be rung by.
+    fn silence(&self, _bell: &[u8]) {}
 
     /// What there is to say about its health: what it is, who shares it, its clock, its server.
     fn examine(&self) -> Vec<Finding>;

@@ -58,7 +58,7 @@ impl Engine {
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
         let record = Record::free(name);
         onlooker(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
-        let mut signs = Signs { processes: &[], supervisors: &[], doorway: None, hearing: &mut None };
+        let mut signs = Signs { processes: &[], supervisors: &[], hearing: &mut None };
         Ok(vigil.wait(&mut signs, pause.min(OUTAGE))? == Woken::Interrupted)
     }
 }

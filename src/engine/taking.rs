@@ -282,7 +282,7 @@ impl<'a> Attempt<'a> {
                         let left = clock.left(engine.host.boottime());
                         onlooker(&Waiting { record: &record, ahead, left, outage: None })
                     };
-                    match self.wait(&record, version.as_ref(), &processes, ahead, end, &mut show)? {
+                    match self.wait(&record, version.as_ref(), &processes, end, &mut show)? {
                         Next::Look => race = engine.race(self.name).until(self.late_at),
                         Next::Interrupted => return Ok(self.interrupted()),
                         Next::GiveUp(links) => match self.leave_if_possible()? {
@@ -306,7 +306,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Our time is over: it is busy, unless it was granted meanwhile.
-    fn give_up(&self, record: Record) -> Result<Option<Taken>> {
+    fn give_up(&mut self, record: Record) -> Result<Option<Taken>> {
         match self.leave_if_possible()? {
             Outcome::GrantedMeanwhile(_) => Ok(None),
             _ => Ok(Some(Taken::Answer(Outcome::Busy(record.holders)))),
@@ -315,7 +315,7 @@ impl<'a> Attempt<'a> {
 
     /// Leaves the queue. A store that is full or read-only changes nothing about the answer: the next process that changes
     /// the record passes over a waiter that has ended.
-    fn leave_if_possible(&self) -> Result<Outcome> {
+    fn leave_if_possible(&mut self) -> Result<Outcome> {
         match self.leave() {
             Err(error) if error.is_refused_change() => Ok(Outcome::Withdrawn),
             left => left,
@@ -324,7 +324,9 @@ impl<'a> Attempt<'a> {
 
     /// Leaves the queue. Where others are faster until it is late, by the end of the waiter's lease, if that can be had:
     /// whoever comes next passes over him and what was granted to him.
-    fn leave(&self) -> Result<Outcome> {
+    fn leave(&mut self) -> Result<Outcome> {
+        // A bell in the store would keep a directory of records from going away with the last of them.
+        self.hearing = None;
         let (engine, me) = (self.engine, self.application.entry.proof);
         let page = self.application.place.as_ref().map(|place| place.page);
         if let Some(page) = page
@@ -356,7 +358,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Leaves the queue, and gives back what was granted in the meantime.
-    fn abandon(&self) -> Result<()> {
+    fn abandon(&mut self) -> Result<()> {
         if let Outcome::GrantedMeanwhile(_) = self.leave()? {
             let claimant = self.engine.claimant(Some(self.application.entry.proof), Vec::new())?;
             self.engine.settle(self.name, &Ask::Release(claimant))?;

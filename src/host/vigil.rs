@@ -2,18 +2,17 @@
 //!
 //! A waiter is woken by a datagram on an abstract unix(7) socket named after its proof: no file that could be left
 //! over, no permission that could be missing, no limit of inotify instances, and only the one that was granted wakes.
-//! Ends of processes are seen by pidfd. inotify is for those who cannot ring us: processes in other network namespaces.
+//! Processes in other network namespaces cannot reach that socket and ring through the store ([`crate::store::Hearing`]).
+//! Ends of processes are seen by pidfd.
 //! None of them is relied upon: the engine bounds every wait and looks again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::time::TimeSpec;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sha2::{Digest, Sha256};
@@ -71,7 +70,6 @@ pub(super) struct Ears<'a> {
     /// Those by which others ask what we wait for.
     asked: Vec<Bell>,
     interrupt: Option<BorrowedFd<'a>>,
-    watched: Option<(PathBuf, Inotify)>,
     pidfds: Vec<(Process, OwnedFd)>,
 }
 
@@ -101,13 +99,7 @@ fn address(listener: Listener<'_>) -> std::io::Result<SocketAddr> {
 
 impl<'a> Ears<'a> {
     pub(super) fn new(proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Ears<'a> {
-        Ears {
-            bell: Bell::new(Listener::Waiter(proof)),
-            asked: Vec::new(),
-            interrupt,
-            watched: None,
-            pidfds: Vec::new(),
-        }
+        Ears { bell: Bell::new(Listener::Waiter(proof)), asked: Vec::new(), interrupt, pidfds: Vec::new() }
     }
 
     /// Begins to watch these processes and no others. `false`: one of them has already ended.
@@ -133,36 +125,15 @@ impl<'a> Ears<'a> {
         true
     }
 
-    /// Begins to watch this directory. `false`: only just now, so that it must be looked at again.
-    fn watch_directory(&mut self, directory: Option<&Path>) -> bool {
-        let Some(directory) = directory else {
-            self.watched = None;
-            return true;
-        };
-        if self.watched.as_ref().is_some_and(|(known, _)| known == directory) {
-            return true;
-        }
-        let changes = AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_DELETE_SELF;
-        let begun = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)
-            .and_then(|inotify| inotify.add_watch(directory, changes).map(|_| inotify));
-        // Too many of them on this machine: the bounded wait must do.
-        self.watched = begun.ok().map(|inotify| (directory.to_path_buf(), inotify));
-        self.watched.is_none()
-    }
-
     fn drain(&self) {
         let _ = self.bell.as_ref().map(Bell::rang);
-        if let Some((_, inotify)) = &self.watched {
-            (0..MOST_RINGS).take_while(|_| inotify.read_events().is_ok()).for_each(drop);
-        }
     }
 
-    /// Which of bell and directory, interrupt, processes, questions and `elsewhere` have something to say within `at_most`.
+    /// Which of bell, interrupt, processes, questions and `elsewhere` have something to say within `at_most`.
     fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 5]> {
         let bell = self.bell.as_ref().map(AsFd::as_fd);
-        let directory = self.watched.as_ref().map(|(_, inotify)| inotify.as_fd());
         let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());
-        let concerns = bell.map(|fd| (0, fd)).into_iter().chain(directory.map(|fd| (0, fd)));
+        let concerns = bell.map(|fd| (0, fd)).into_iter();
         let concerns = concerns.chain(self.interrupt.map(|fd| (1, fd))).chain(processes.map(|fd| (2, fd)));
         let concerns = concerns.chain(self.asked.iter().map(|bell| (3, bell.as_fd())));
         let concerns = concerns.chain(elsewhere.map(|fd| (4, fd)));
@@ -184,7 +155,7 @@ impl<'a> Ears<'a> {
 
 impl Vigil for Ears<'_> {
     fn wait(&mut self, signs: &mut Signs<'_>, at_most: Duration) -> Result<Woken> {
-        if !self.watch_processes(signs.processes) || !self.watch_directory(signs.doorway) {
+        if !self.watch_processes(signs.processes) {
             return Ok(Woken::LookAgain);
         }
         let elsewhere = signs.hearing.as_ref().map(|hearing| hearing.descriptor());
@@ -199,7 +170,8 @@ impl Vigil for Ears<'_> {
         if ended && !rung {
             let ended = std::mem::take(&mut self.pidfds);
             if ended.iter().any(|(process, _)| is_released_by(process, signs.supervisors)) {
-                self.listen(LAST_WORDS.min(at_most), None)?;
+                let elsewhere = signs.hearing.as_ref().map(|hearing| hearing.descriptor());
+                self.listen(LAST_WORDS.min(at_most), elsewhere)?;
             }
         }
         if asked && !rung && !ended {

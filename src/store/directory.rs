@@ -9,6 +9,7 @@
 //! STORE/backup/born.16.IDENT        the record of "backup" was never changed: its bytes are in here
 //! STORE/.work/token.17              the highest version number of any record that was removed
 //! STORE/.work/.new.IDENT/           a record about to be born
+//! STORE/.work/.bell.PROOF            where a waiter is rung from another network namespace ([`doorbell`])
 //! STORE/.work/rest.nightly          the record of "nightly" may rest where it is
 //! STORE/.work/history               how past grants ended ([`super::chronicle`])
 //! ```
@@ -41,6 +42,7 @@
 
 mod anchor;
 mod belonging;
+mod doorbell;
 mod entry;
 mod health;
 mod history;
@@ -66,13 +68,14 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
+use self::doorbell::Doorbell;
 use self::entry::Entry;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::entry::{file_name, name_of_file};
 use self::pointer::{Ident, Pointer, Stage};
 use self::root::Root;
 use self::swap::Step;
-use super::{Finding, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
+use super::{Finding, Hearing, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
@@ -303,8 +306,23 @@ impl Store for Directory {
         shown_path(&self.path.join(entry::os(&entry::file_name(name))))
     }
 
-    fn doorway(&self, name: &[u8]) -> Option<PathBuf> {
-        (self.reach() == Reach::ThisHost).then(|| self.path.join(entry::os(&entry::file_name(name))))
+    fn ring(&self, bell: &[u8], _lease: Option<&Lease>) {
+        if let Ok(Some(root)) = self.existing() {
+            doorbell::ring(&root, bell);
+        }
+    }
+
+    fn hear(&self, bell: &[u8], _since: &Version) -> Option<Box<dyn Hearing>> {
+        // A FIFO reaches no other host, so there a waiter polls.
+        let root = self.existing_or_new().ok().filter(|root| root.reach == Reach::ThisHost)?;
+        let doorbell = Doorbell::new(root, self.path.clone(), bell).ok()?;
+        Some(Box::new(doorbell))
+    }
+
+    fn silence(&self, bell: &[u8]) {
+        if let Ok(Some(root)) = self.existing() {
+            doorbell::remove(&root, &self.path, bell);
+        }
     }
 
     fn examine(&self) -> Vec<Finding> {

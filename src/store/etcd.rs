@@ -408,8 +408,8 @@ impl Store for Etcd {
         true
     }
 
-    fn ring(&self, bell: &[u8], lease: &Lease) {
-        if let LeaseClock::Etcd(id) = lease.clock {
+    fn ring(&self, bell: &[u8], lease: Option<&Lease>) {
+        if let Some(LeaseClock::Etcd(id)) = lease.map(|lease| &lease.clock) {
             let question = json!({
                 "key": encoded(&self.key("bells", bell)), "value": "", "lease": id.to_string()
             });

@@ -23,7 +23,8 @@
 //! like this: a directory of a common group with mode 2770, and umask 002 for the first who comes.
 //!
 //! **Notes** of who waits for what ([`crate::lock::Waits`]) stand in a directory beside the database, `locks.db-waits`,
-//! that is there only while somebody has waited for more than a moment.
+//! that is there only while somebody has waited for more than a moment. The bells of waiters that processes in other network
+//! namespaces ring are in there, too.
 //!
 //! **History** is a file beside the database ([`super::chronicle`]): a row would cost a transaction more.
 //!
@@ -55,7 +56,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, Trans
 use self::busy::Busy;
 use self::wrong::Cause;
 use super::chronicle::Chronicle;
-use super::{Directory, Durability, Finding, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
+use super::{Directory, Durability, Finding, Hearing, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::{Host, boot_lease};
@@ -358,6 +359,18 @@ impl Store for Sqlite {
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
         self.notes()?.sweep(dry_run)
+    }
+
+    fn ring(&self, bell: &[u8], lease: Option<&Lease>) {
+        let _ = self.notes().map(|notes| notes.ring(bell, lease));
+    }
+
+    fn hear(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Hearing>> {
+        self.notes().ok()?.hear(bell, since)
+    }
+
+    fn silence(&self, bell: &[u8]) {
+        let _ = self.notes().map(|notes| notes.silence(bell));
     }
 
     fn remember(&self, line: &[u8], limits: &Limits) {

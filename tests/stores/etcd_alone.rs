@@ -211,10 +211,10 @@ fn a_bell_wakes_who_hears_it_also_if_it_rang_before() {
     let mut hearing = rig.store.hear(b"bell", &version).unwrap();
     assert!(!rang(&mut hearing, 100));
     assert!(rig.store.rings());
-    ringer.ring(b"another bell", &lease);
+    ringer.ring(b"another bell", Some(&lease));
     ringer.settle();
     assert!(!rang(&mut hearing, 100));
-    ringer.ring(b"bell", &lease);
+    ringer.ring(b"bell", Some(&lease));
     assert!(rang(&mut hearing, 5000));
     let mut late = rig.store.hear(b"bell", &version).unwrap();
     assert!(rang(&mut late, 5000));
@@ -267,7 +267,7 @@ fn nothing_listening_is_said_at_once() {
     let store = open(&format!("etcd://{}/p", servers.join(",")));
     assert_fails(&store, Exit::Unreachable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
     assert!(store.hear(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
-    store.ring(b"bell", &Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 });
+    store.ring(b"bell", Some(&Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 }));
     store.remember(b"line\n", &Limits::default());
 }
 
@@ -480,7 +480,7 @@ fn tls_with_the_right_authority_works_and_with_another_says_so() {
     let lease = store.lend(60 * SECOND).unwrap();
     stored(store.swap(b"y", None, Some(b"y")).unwrap());
     let mut hearing = store.hear(b"bell", &version).unwrap();
-    store.ring(b"bell", &lease);
+    store.ring(b"bell", Some(&lease));
     store.end(&lease);
     store.settle();
     poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(5000u16)).unwrap();

@@ -292,7 +292,7 @@ pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
     assert_eq!(store.sweep(true).unwrap(), Swept::default());
     assert_eq!(store.sweep(false).unwrap(), Swept::default());
     store.place(b"x");
-    store.doorway(b"x");
+    store.silence(b"x");
     assert_eq!(rig.footprint(), before);
     assert_eq!(store.swap(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body")).unwrap(), Swap::Conflict);
     assert_eq!(store.read(b"x").unwrap(), None);

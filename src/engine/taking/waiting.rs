@@ -83,7 +83,6 @@ impl<'a> Attempt<'a> {
         record: &Record,
         version: Option<&Version>,
         processes: &[(Home, Process)],
-        ahead: usize,
         end: Duration,
         show: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Next> {
@@ -91,14 +90,19 @@ impl<'a> Attempt<'a> {
         let here = engine.host.home()?;
         let visible = processes.iter().filter(|(home, _)| here.shares_pids_with(home));
         let visible: Vec<Process> = visible.map(|(_, process)| *process).collect();
+        // A process in another network namespace can ring us only through the store.
         let parties = record.holders.iter().map(|grant| &grant.party);
         let parties = parties.chain(record.waiters.iter().map(|waiter| &waiter.party));
-        let supervisors: Vec<Process> = parties.filter_map(|party| party.supervisor).collect();
-        // Who runs in another network namespace cannot ring us, but we may see what it writes.
-        let deaf = ahead == 0 && processes.iter().any(|(home, _)| home.net != here.net);
-        let doorway = deaf.then(|| engine.store.doorway(self.name)).flatten();
-        if let Some(version) = version.filter(|_| self.hearing.is_none()) {
+        let supervisors: Vec<Process> = parties.clone().filter_map(|party| party.supervisor).collect();
+        let mut homes = parties.map(|party| &party.home).chain(processes.iter().map(|(home, _)| home));
+        let needs_bell = engine.store.rings() || homes.any(|home| home.net != here.net);
+        if let Some(version) = version.filter(|_| self.hearing.is_none() && needs_bell) {
             self.hearing = engine.store.hear(&self.application.entry.proof.bell(), version);
+            // We may have been granted the lock before the bell was there.
+            let is_late = self.hearing.is_some() && !engine.store.rings();
+            if is_late && engine.store.version(self.name)?.as_ref() != Some(version) {
+                return Ok(Next::Look);
+            }
         }
         let look_around_at = *self.look_around_at.get_or_insert_with(|| engine.host.boottime() + SOON_OVER);
         let mut asked = false;
@@ -120,8 +124,7 @@ impl<'a> Attempt<'a> {
             let to_look = looks.into_iter().flatten().filter(|at| *at > now).map(|at| at - now).min();
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
             self.listen()?;
-            let (doorway, hearing) = (doorway.as_deref(), &mut self.hearing);
-            let mut signs = Signs { processes: &visible, supervisors: &supervisors, doorway, hearing };
+            let mut signs = Signs { processes: &visible, supervisors: &supervisors, hearing: &mut self.hearing };
             let Some(vigil) = &mut self.vigil else { continue };
             match vigil.wait(&mut signs, at_most)? {
                 Woken::Interrupted => return Ok(Next::Interrupted),

@@ -17,7 +17,7 @@ use super::belonging::Belonging;
 use super::entry::Entry;
 use super::pointer::after;
 use super::rest::Rest;
-use super::{anchor, entry, rest, sys, tokens};
+use super::{anchor, doorbell, entry, rest, sys, tokens};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Host;
@@ -301,7 +301,8 @@ impl Root {
         let mut old = Vec::new();
         let listed = sys::each_name::<Errno>(&drafts, &mut |name| {
             let age = sys::changed_at(&drafts, sys::os(name)).map(|changed| now.saturating_sub(changed));
-            if is_draft(name) && age.is_ok_and(|age| age > DRAFT_LASTS) {
+            let is_old = is_draft(name) && age.is_ok_and(|age| age > DRAFT_LASTS);
+            if is_old && !(name.starts_with(doorbell::PREFIX) && doorbell::is_heard(&drafts, name)) {
                 old.push(name.to_vec());
             }
             Ok(())
@@ -395,7 +396,7 @@ pub(super) fn used_up(path: &Path) -> Error {
 }
 
 fn is_draft(name: &[u8]) -> bool {
-    [&b".new."[..], b".clock.", DEAD].iter().any(|prefix| name.starts_with(prefix))
+    [&b".new."[..], b".clock.", doorbell::PREFIX, DEAD].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// Where everybody may write, and nothing keeps anybody from removing what others made, there is no lock.

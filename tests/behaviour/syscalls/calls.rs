@@ -71,9 +71,7 @@ const CALLS: [(c_long, &str, Option<usize>, Fails); 50] = [
 ];
 
 /// More of them, of which little is made.
-const FEW: [(c_long, &str, Errno); 9] = [
-    (libc::SYS_inotify_init1, "inotify_init1", EMFILE),
-    (libc::SYS_inotify_add_watch, "inotify_add_watch", ENOSPC),
+const FEW: [(c_long, &str, Errno); 7] = [
     (libc::SYS_timerfd_create, "timerfd_create", EMFILE),
     (libc::SYS_signalfd4, "signalfd4", EMFILE),
     (libc::SYS_epoll_create1, "epoll_create1", EMFILE),

@@ -1,0 +1,76 @@
+//! Containers of one host: processes that share a store, and neither network nor pids.
+
+use crate::sandbox::{Call, Job, Sandbox, is_root, proc, wait_until};
+
+/// A call in namespaces of its own. `None`: only root can make them.
+fn contained<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Option<Call<'a>> {
+    let alone = ["unshare", "-npf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
+    is_root("namespaces").then(|| sandbox.csalock_by(&alone.map(str::to_string), words))
+}
+
+/// A waiter for lock x that looks by itself only after more than a minute.
+fn waiter(sandbox: &Sandbox) -> Option<Job> {
+    let before = sandbox.waiting("x");
+    let words = ["run", "-w", "inf", "--backoff", "100s..100s", "x", "echo", "ran"];
+    let job = contained(sandbox, &words)?.spawn();
+    wait_until("it waits", || sandbox.waiting("x") == before + 1);
+    Some(job)
+}
+
+/// The bells of waiters that are in the store, or beside it.
+fn bells(sandbox: &Sandbox) -> usize {
+    sandbox.listing("").iter().filter(|line| line.contains("/.bell.")).count()
+}
+
+on_every_store_of_files! {
+    fn each_waiter_is_woken_when_it_is_granted_the_lock(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let Some(waiters) = (0..5).map(|_| waiter(sandbox)).collect::<Option<Vec<Job>>>() else { return };
+        wait_until("all can be rung", || bells(sandbox) == waiters.len());
+        holder.release();
+        for mut waiter in waiters {
+            wait_until("it was woken", || waiter.has_ended());
+            assert_eq!(waiter.wait().stdout, "ran\n");
+        }
+        assert_eq!(bells(sandbox), 0);
+    }
+
+    fn the_bell_of_a_waiter_that_is_killed_goes_with_it(sandbox: &Sandbox) {
+        if !is_root("a network namespace") {
+            return;
+        }
+        for name in ["x", "./file"] {
+            let call = |by: &[String], words: &[&str]| {
+                let call = sandbox.csalock_by(by, words);
+                if name == "x" { call } else { call.without("CSALOCK_STORE") }
+            };
+            // Its death is seen from outside, where the pids are the same.
+            let alone = ["unshare", "-n"].map(str::to_string);
+            let holder = call(&[], &["run", name, "cat"]).spawn();
+            wait_until("it is held", || call(&[], &["status", name]).capture().code == Some(0));
+            let mut waiter = call(&alone, &["run", name, "true"]).spawn();
+            wait_until("it can be rung", || bells(sandbox) == 1);
+            // Its child, which waits, dies with it.
+            let children = proc::children(waiter.pid());
+            waiter.kill();
+            wait_until("it is gone", || !children.iter().any(|child| proc::lives(*child)));
+            assert_eq!(holder.wait().code, Some(0));
+            assert_eq!(bells(sandbox), 0);
+        }
+        let rest = sandbox.listing("").into_iter().filter(|line| line.contains(".csalock") || line.contains("-waits"));
+        assert_eq!(rest.collect::<Vec<_>>(), Vec::<String>::new());
+    }
+
+    fn gc_removes_a_bell_that_no_waiter_hears(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let Some(mut waiter) = waiter(sandbox) else { return };
+        wait_until("it can be rung", || bells(sandbox) == 1);
+        let age = "set -- $(find .. -name '.bell.*'); mkfifo ${1%/*}/.bell.old; touch -d '2 minutes ago' $1 ${1%/*}/.bell.old";
+        sandbox.script("dash", age).run();
+        sandbox.csalock(["gc", "-v"]).stderr("csalock: 1 leftovers of processes that died half-way\n").run();
+        wait_until("the waiter listens again", || bells(sandbox) == 1);
+        holder.release();
+        wait_until("it was woken", || waiter.has_ended());
+        assert_eq!(waiter.wait().stdout, "ran\n");
+    }
+}
