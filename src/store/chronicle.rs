@@ -1,8 +1,8 @@
 //! The history of a store, as a file of lines that are only ever appended, and its older generation:
 //!
 //! ```text
-//! STORE/.work/history      STORE/.work/history.1       of a directory
-//! DATABASE-history         DATABASE-history.1          of an SQLite database
+//! STORE/.work/history      .../history.1      .../history.lock      of a directory
+//! DATABASE-history         .../history.1      .../history.lock      of an SQLite database
 //! ```
 //!
 //! **Appending** is one write(2) at the end of the file, which a local file system does for one writer after the other.
@@ -12,8 +12,9 @@
 //!
 //! **Bounds.** A file that would get heavier than half of what is allowed becomes the older generation, in place of the one
 //! before. So does one that was begun longer ago than lines are kept: then all in the generation before it is older than
-//! that. If nobody has written to it for as long, both go. Who renames has the kernel lock of the file that bears the name,
-//! so no two can do it one after the other and so drop a generation; who does not get it appends to what he has open.
+//! that. If nobody has written to it for as long, both go. A process that renames holds flock(2) on a third file, so that
+//! no two rename one after the other and drop a generation; a process that does not get it appends to what it has open.
+//! Only users who may write the store can open that file: to open a file is enough to lock it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
@@ -38,6 +39,12 @@ use crate::name::shown_path;
 const CAUTIOUS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
 
 const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+
+/// Permissions of the files of lines, at most.
+const SHARED: Mode = Mode::from_bits_truncate(0o666);
+
+/// Permissions of the lock, at most. Nobody reads it.
+const LOCK: Mode = Mode::from_bits_truncate(0o222);
 
 /// So often others may rotate before we have written.
 const MOST_TRIES: usize = 8;
@@ -66,7 +73,7 @@ impl Chronicle<'_> {
             return Ok(());
         }
         for _ in 0..MOST_TRIES {
-            let file = self.open_or_create()?;
+            let file = self.open_or_create(&self.name, SHARED)?;
             let found = look_at(&file)?;
             if found.stx_nlink == 0 {
                 continue;
@@ -79,8 +86,8 @@ impl Chronicle<'_> {
                 return Err(Errno::EFBIG);
             }
             let has_room = size <= limits.size / 2 && (found.stx_size == 0 || age(begun(&found), now) <= limits.age);
-            // Somebody is rotating this very moment, or keeps the kernel lock out of malice.
-            if has_room || (!self.rotate(&file, &found, limits, now)? && size <= limits.size) {
+            // Somebody is rotating this very moment.
+            if has_room || (!self.rotate(&found, limits, now)? && size <= limits.size) {
                 return write_once(&file, line);
             }
         }
@@ -103,16 +110,17 @@ impl Chronicle<'_> {
         Ok(())
     }
 
-    fn open_or_create(&self) -> nix::Result<File> {
+    /// Opens a file to write to it; makes it for the users of the store, with these permissions at most.
+    fn open_or_create(&self, name: &Path, most: Mode) -> nix::Result<File> {
         let flags = OFlag::O_WRONLY | OFlag::O_APPEND | CAUTIOUS;
         // Not both in one: what somebody else made in a directory for all must not be opened with O_CREAT, proc_sys_fs(5).
-        match openat(self.at, &self.name, flags, Mode::empty()) {
-            Err(Errno::ENOENT) => match openat(self.at, &self.name, flags | OFlag::O_CREAT | OFlag::O_EXCL, PRIVATE) {
+        match openat(self.at, name, flags, Mode::empty()) {
+            Err(Errno::ENOENT) => match openat(self.at, name, flags | OFlag::O_CREAT | OFlag::O_EXCL, most & PRIVATE) {
                 Ok(made) => {
-                    self.share(&made);
+                    self.share(&made, most);
                     Ok(made.into())
                 }
-                Err(Errno::EEXIST) => openat(self.at, &self.name, flags, Mode::empty()).map(File::from),
+                Err(Errno::EEXIST) => openat(self.at, name, flags, Mode::empty()).map(File::from),
                 Err(errno) => Err(errno),
             },
             opened => opened.map(File::from),
@@ -120,24 +128,26 @@ impl Chronicle<'_> {
     }
 
     /// Lets those write the new file who use the store. Where that is not allowed, theirs are the lines that are lost.
-    fn share(&self, made: &OwnedFd) {
+    fn share(&self, made: &OwnedFd, most: Mode) {
         let (Ok(like), Ok(found)) = ((self.like)(), fstat(made)) else { return };
         let owner = (geteuid().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
         let group = (found.st_gid != like.st_gid).then(|| like.st_gid.into());
         let kept = (owner.is_none() && group.is_none()) || fchown(made, owner, group).is_ok();
-        let mode = Mode::from_bits_truncate(like.st_mode & if kept { 0o666 } else { 0o606 }) | PRIVATE;
-        if mode != PRIVATE {
+        let known = if kept { Mode::all() } else { !Mode::S_IRWXG };
+        let mode = (Mode::from_bits_truncate(like.st_mode) & known | PRIVATE) & most;
+        if mode != most & PRIVATE {
             let _ = fchmod(made, mode);
         }
     }
 
     /// Makes the file the older generation, or removes both if there is nothing in them that is still kept. `false`:
-    /// somebody else has its kernel lock.
-    fn rotate(&self, file: &File, found: &Statx, limits: &Limits, now: Duration) -> nix::Result<bool> {
-        match fs2::FileExt::try_lock_exclusive(file) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-            // Without kernel locks there, half the history may be lost one day.
-            _ => {}
+    /// another process does so.
+    fn rotate(&self, found: &Statx, limits: &Limits, now: Duration) -> nix::Result<bool> {
+        // Without the lock half the history may be lost one day, and else it would stop.
+        let lock = self.open_or_create(&self.with(".lock"), LOCK).ok();
+        let tried = lock.as_ref().map_or(Ok(()), fs2::FileExt::try_lock_exclusive);
+        if tried.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            return Ok(false);
         }
         match fstatat(self.at, &self.name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(named) if named.st_ino == found.stx_ino => {}
@@ -159,8 +169,12 @@ impl Chronicle<'_> {
     }
 
     fn older(&self) -> PathBuf {
+        self.with(".1")
+    }
+
+    fn with(&self, suffix: &str) -> PathBuf {
         let mut name = self.name.clone().into_os_string();
-        name.push(".1");
+        name.push(suffix);
         name.into()
     }
 
@@ -225,6 +239,7 @@ fn each_line(mut file: File, visit: &mut dyn FnMut(&[u8])) -> std::io::Result<()
 mod tests {
     use std::fs;
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
@@ -336,10 +351,32 @@ mod tests {
     }
 
     #[test]
+    fn who_may_only_read_cannot_open_the_lock_and_whoever_locks_the_history_stops_nothing() {
+        for (of_store, of_history, of_lock) in
+            [(0o755, 0o644, 0o200), (0o2775, 0o664, 0o220), (0o1777, 0o666, 0o222), (0o700, 0o600, 0o200)]
+        {
+            with(|chronicle, place| {
+                fs::set_permissions(place, PermissionsExt::from_mode(of_store)).unwrap();
+                chronicle.append(b"first\n", &limits(100), NOW).unwrap();
+                let reader = File::open(place.join("history")).unwrap();
+                fs2::FileExt::lock_exclusive(&reader).unwrap();
+                for _ in 0..20 {
+                    chronicle.append(b"one of many\n", &limits(100), NOW).unwrap();
+                }
+                chronicle.append(b"last\n", &limits(100), NOW).unwrap();
+                assert_eq!(lines(chronicle).last().unwrap(), "last\n");
+                let mode = |name| fs::metadata(place.join(name)).unwrap().permissions().mode() & 0o7777;
+                assert_eq!((mode("history"), mode("history.1")), (of_history, of_history));
+                assert_eq!(mode("history.lock"), of_lock);
+            });
+        }
+    }
+
+    #[test]
     fn who_cannot_rotate_keeps_to_the_limit_all_the_same() {
         with(|chronicle, place| {
             chronicle.append(b"first\n", &limits(1000), NOW).unwrap();
-            let keeper = File::open(place.join("history")).unwrap();
+            let keeper = File::create(place.join("history.lock")).unwrap();
             fs2::FileExt::lock_exclusive(&keeper).unwrap();
             for _ in 0..1000 {
                 let _ = chronicle.append(b"one of many\n", &limits(1000), NOW);

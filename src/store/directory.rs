@@ -331,7 +331,6 @@ impl Store for Directory {
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
         let Some(root) = self.existing()? else { return Ok(Swept::default()) };
-        let Some(_alone) = root.sweep_alone() else { return Ok(Swept::default()) };
         let resting = root.resting(&self.path)?;
         let removed = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
         let mut swept = Swept { removed, passed_over: Vec::new() };

@@ -60,6 +60,13 @@ impl Person {
         self.csalock(sandbox, store, arguments).capture().code.unwrap()
     }
 
+    /// The exit code of any program.
+    fn code_of(self, sandbox: &Sandbox, program: &[&str]) -> i32 {
+        let words = self.words();
+        let words: Vec<&str> = words.iter().map(String::as_str).chain(program.iter().copied()).collect();
+        sandbox.call(words[0], &words[1..]).capture().code.unwrap()
+    }
+
     /// Holds a lock until its stdin ends.
     fn holder(self, sandbox: &Sandbox, store: &str, name: &str) -> Job {
         let job = self.csalock(sandbox, store, &["run", "-w", "inf", name, "cat"]).spawn();

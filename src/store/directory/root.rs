@@ -1,6 +1,5 @@
 //! The store's own directory: who may use it, where drafts are made, and which version numbers were used.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
@@ -277,15 +276,6 @@ impl Root {
             Failed::List(errno) => Err(failed(errno)),
             Failed::Visit(error) => Err(error),
         })
-    }
-
-    /// `None` if somebody else is sweeping already. (Where the file system has no locks, all may.)
-    pub(super) fn sweep_alone(&self) -> Option<File> {
-        let file = File::from(sys::open_directory(&self.directory, ".").ok()?);
-        match fs2::FileExt::try_lock_exclusive(&file) {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => None,
-            _ => Some(file),
-        }
     }
 
     /// Removes drafts that were left behind, and says how many.

@@ -70,6 +70,45 @@ fn who_floods_a_queue_or_a_store_ends_and_the_others_go_on() {
 }
 
 #[test]
+fn who_may_only_read_stops_neither_history_nor_gc() {
+    if !is_root("users") || !has("setpriv") || !has("bash") || !has("flock") {
+        return;
+    }
+    for kind in [Kind::Directory, Kind::Sqlite] {
+        let sandbox = Sandbox::new(kind);
+        let shared = place(&sandbox, "shared", (0, GROUP, 0o2775));
+        let at = if kind == Kind::Directory { "shared" } else { "shared/db" };
+        let store = sandbox.store_at(at);
+        let runs = |number: usize| {
+            for run in 0..number {
+                let run = Anne.csalock(&sandbox, &store, &["run", &format!("n{run}"), "true"]);
+                assert_eq!(run.env("CSALOCK_HISTORY_SIZE", "4K").capture().code, Some(0));
+            }
+        };
+        // The files are all there: the history was rotated.
+        runs(20);
+        let lock = "for f in $(find \"$1\"); do { exec {n}< $f; } 2> none && flock -n $n; done; echo; cat";
+        let lock = lock.replace("none", "/dev/null");
+        let words = [Carl.words(), ["bash", "-c", &lock, "bash"].map(str::to_string).to_vec()].concat();
+        let words: Vec<&str> = words.iter().map(String::as_str).chain([shared.to_str().unwrap()]).collect();
+        let mut reader = sandbox.call(words[0], &words[1..]).spawn();
+        reader.lines(1);
+        runs(40);
+        let history = Anne.csalock(&sandbox, &store, &["history", "n39"]).capture();
+        assert!(history.stdout.contains("n39"), "{kind:?} {history:?}");
+        let lock = if kind == Kind::Directory { ".work/history.lock" } else { "db-history.lock" };
+        assert_eq!(Carl.code_of(&sandbox, &["test", "-r", shared.join(lock).to_str().unwrap()]), 1);
+        if kind == Kind::Directory {
+            let draft = place(&sandbox, "shared/.work/.new.00", (Anne.uid(), GROUP, 0o2775));
+            let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+            std::fs::File::open(&draft).unwrap().set_modified(long_ago).unwrap();
+            let swept = Anne.csalock(&sandbox, &store, &["gc", "-v"]).capture();
+            assert_eq!((swept.code, draft.exists()), (Some(0), false), "{swept:?}");
+        }
+    }
+}
+
+#[test]
 fn links_that_somebody_plants_lead_nobody_out_of_the_store() {
     let Some((sandbox, store)) = shared() else { return };
     let outside = place(&sandbox, "outside", (0, 0, 0o700));
