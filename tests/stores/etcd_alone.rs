@@ -561,6 +561,20 @@ fn logging_in() {
         assert_eq!(std::fs::metadata(kept).unwrap().permissions().mode() & 0o7777, 0o600);
     }
 
+    // etcd waits for a step of its log that a token of an earlier cluster names.
+    let old = "nonsense.1000000";
+    for has_time in [true, false] {
+        std::fs::write(kept, old).unwrap();
+        let store = open_as(&url, &cron).unwrap();
+        if !has_time {
+            bound_soon(&store);
+            assert_eq!(store.read(b"x").unwrap_err().exit(), Exit::Unreachable);
+        }
+        let next = if has_time { store } else { open_as(&url, &cron).unwrap() };
+        assert!(next.read(b"x").unwrap().is_some());
+        assert_ne!(std::fs::read_to_string(kept).unwrap(), old);
+    }
+
     let wrong = open_as(&url, &access("cron", "falsch")).unwrap();
     assert_fails(&wrong, Exit::Permission, BOUNDED, &["CSALOCK_ETCD_PASSWORD"]);
     assert!(!wrong.read(b"x").unwrap_err().to_string().contains("falsch"));

@@ -238,6 +238,11 @@ impl Gateway {
                 let new = self.token(server)?;
                 self.post(server, path, body, new.as_deref())
             }
+            // A token of an earlier cluster has etcd wait. There is no time left in this try, so the next one logs in.
+            Err(Trouble::Silent) => {
+                self.login.forget(&old);
+                asked
+            }
             asked => asked,
         }
     }

@@ -3,6 +3,8 @@
 //! A login costs the server a twentieth of a second on purpose, so the token is kept for the next call, in a directory
 //! that is this user's alone and gone with the boot. It is opened through no link and believed only if nobody else can
 //! have written it. A token that is too old is refused; then we log in once more.
+//! A token of an earlier cluster may not even be refused: it names a step of that cluster's log, and etcd waits until its
+//! own log has come that far. So a token that a server does not answer is dropped, too.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat, renameat};
 use nix::sys::stat::{Mode, fstat};
-use nix::unistd::mkdir;
+use nix::unistd::{UnlinkatFlags, mkdir, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::{Access, wire};
@@ -81,14 +83,18 @@ impl Login {
         state.token.clone()
     }
 
-    /// This token is of no use any more.
+    /// This token is of no use any more, neither here nor to the next process that finds it.
     pub(super) fn forget(&self, old: &str) {
         let mut state = self.state();
         if state.token.as_deref() == Some(old) {
             state.token = None;
         }
-        // Somebody else of ours may have logged in meanwhile.
-        let kept = self.directory(false).and_then(|directory| self.kept(&directory));
+        let directory = self.directory(false);
+        // Another process of this user may have logged in meanwhile.
+        let kept = directory.as_ref().and_then(|directory| self.kept(directory));
+        if let Some(directory) = directory.filter(|_| kept.as_deref() == Some(old)) {
+            let _ = unlinkat(&directory, &self.file[..], UnlinkatFlags::NoRemoveDir);
+        }
         state.token = state.token.take().or(kept.filter(|kept| kept != old));
     }
 
