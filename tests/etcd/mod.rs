@@ -8,7 +8,8 @@
 
 pub(crate) mod between;
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -214,6 +215,18 @@ impl Cluster {
         let output = self.try_ctl(user, words);
         assert!(output.status.success(), "etcdctl {words:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// What the gateway of the first member answers.
+    pub(crate) fn post(&self, path: &str, question: &serde_json::Value) -> serde_json::Value {
+        let (server, body) = (&self.members[0].client, question.to_string());
+        let head = format!("POST {path} HTTP/1.0\r\nHost: {server}\r\nContent-Length: {}", body.len());
+        let mut stream = TcpStream::connect(server).unwrap();
+        write!(stream, "{head}\r\n\r\n{body}").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1)
+            .unwrap_or_else(|error| panic!("{error}: {answer}"))
     }
 
     fn try_ctl(&self, user: Option<(&str, &str)>, words: &[&str]) -> Output {

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use csalock::exit::Exit;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
@@ -241,6 +243,51 @@ fn history_stays_within_its_limits() {
     rig.store.remember(b"none", &limits.off());
     rig.store.settle();
     assert!(lines.iter().all(|line| line != b"none"));
+}
+
+#[test]
+fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any() {
+    const LINES: u64 = 10_300;
+    const LENGTH: u64 = 100;
+    let Some(cluster) = etcd::shared() else { return };
+    let prefix = etcd::new_prefix();
+    let store = open(&cluster.url(&prefix));
+    let now = Unix::new().wall().as_nanos() as u64;
+    let line = |number: u64| format!("line {number:94}\n");
+    let put = |number: u64| {
+        let key = format!("{prefix}/history/{:020}.{number:08x}.{LENGTH}", now - (LINES - number) * 1_000_000);
+        serde_json::json!({"request_put": {"key": STANDARD.encode(key), "value": STANDARD.encode(line(number))}})
+    };
+    for first in (0..LINES).step_by(100) {
+        let puts: Vec<_> = (first..first + 100).map(put).collect();
+        cluster.post("/v3/kv/txn", &serde_json::json!({"success": puts}));
+    }
+    let lines = || {
+        let mut lines = Vec::new();
+        store.remembered(&mut |line| lines.push(String::from_utf8_lossy(line).into_owned())).unwrap();
+        lines
+    };
+    let all_keys = serde_json::json!({
+        "key": STANDARD.encode(format!("{prefix}/history/")), "range_end": STANDARD.encode(format!("{prefix}/history0")),
+        "count_only": true
+    });
+    let count = || cluster.post("/v3/kv/range", &all_keys)["count"].as_str().unwrap().parse::<u64>().unwrap();
+    let mut written = LINES;
+    let mut remember = |size| {
+        store.remember(line(written).as_bytes(), &Limits { size, ..Limits::default() });
+        written += 1;
+        written
+    };
+    // Some of these look whether there are too many.
+    let all = (0..400).map(|_| remember(1 << 30)).last().unwrap();
+    store.settle();
+    assert_eq!(count(), all);
+    // Of a size for more than one question still.
+    let kept = 10_100;
+    let all = std::iter::repeat_with(|| remember(kept * LENGTH)).find(|all| count() < all - 100).unwrap();
+    let left = lines();
+    assert_eq!(left.first(), Some(&line(all - kept)), "{} of {all}", left.len());
+    assert_eq!(left.len() as u64, kept);
 }
 
 #[test]

@@ -31,7 +31,8 @@ pub(super) fn remember(gateway: &Gateway, prefix: &[u8], line: &[u8], limits: &L
     let key = [prefix, format!("{:020}.{chance}.{}", now.as_nanos(), line.len()).as_bytes()].concat();
     gateway.tell("/v3/kv/put", &json!({"key": encoded(&key), "value": encoded(line)}));
     if random[4] < NOW_AND_THEN {
-        let _ = prune(gateway, prefix, limits, now);
+        let chance = random[5..9].iter().fold(0, |chance, byte| chance << 8 | u32::from(*byte));
+        let _ = prune(gateway, prefix, limits, now, chance);
     }
 }
 
@@ -48,30 +49,43 @@ pub(super) fn remembered(gateway: &Gateway, prefix: &[u8], visit: &mut dyn FnMut
     }
 }
 
-/// Removes what is too old, and the oldest of what is too much.
-fn prune(gateway: &Gateway, prefix: &[u8], limits: &Limits, now: Duration) -> Result<()> {
-    let found: Found = gateway.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
+/// Removes the oldest lines that are too old or too many, at most [`MANY_KEYS`] at a time. `chance` is random.
+fn prune(gateway: &Gateway, prefix: &[u8], limits: &Limits, now: Duration, chance: u32) -> Result<()> {
+    let first: Found = gateway.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
+    // Where there are many pages, all of them are counted so seldom that a line costs no more than where there is one.
+    let counts_all = u64::from(chance) % first.count.max(1) < MANY_KEYS;
+    let mut size = if counts_all { sizes(prefix, &first).sum() } else { 0_u64 };
+    let (mut more, mut from) = (first.more && counts_all, next_page(gateway, prefix, &first)?);
+    while more {
+        let page: Found = gateway.ask("/v3/kv/range", &range(&from, prefix, MANY_KEYS, true))?;
+        size = sizes(prefix, &page).fold(size, u64::saturating_add);
+        from = next_page(gateway, &from, &page)?;
+        more = page.more;
+    }
     let oldest = now.saturating_sub(limits.age).as_nanos();
-    let mut kept: u64 = 0;
-    let is_first_to_keep = |key: &[u8]| {
-        let text = String::from_utf8_lossy(key.get(prefix.len()..).unwrap_or_default()).into_owned();
-        let came = text.split('.').next().and_then(|came| came.parse::<u128>().ok()).unwrap_or_default();
-        let length = text.rsplit('.').next().and_then(|length| length.parse::<u64>().ok()).unwrap_or_default();
-        (came, length)
-    };
-    let mut too_many = found.more;
     let mut until = None;
-    for pair in found.kvs.iter().rev() {
-        let (came, length) = is_first_to_keep(&pair.key);
-        kept = length.saturating_add(kept);
-        if came < oldest || kept > limits.size || std::mem::take(&mut too_many) {
-            until = Some([&pair.key[..], b"\0"].concat());
+    for (pair, length) in first.kvs.iter().zip(sizes(prefix, &first)) {
+        let came = parts(prefix, &pair.key).next().and_then(|came| came.parse::<u128>().ok()).unwrap_or_default();
+        if came >= oldest && size <= limits.size {
             break;
         }
+        size = size.saturating_sub(length);
+        until = Some([&pair.key[..], b"\0"].concat());
     }
     let Some(until) = until else { return Ok(()) };
     let question = json!({"key": encoded(prefix), "range_end": encoded(&until)});
     gateway.ask::<Anything>("/v3/kv/deleterange", &question).map(drop)
+}
+
+/// How long the lines are, as their keys say.
+fn sizes(prefix: &[u8], page: &Found) -> impl Iterator<Item = u64> {
+    page.kvs.iter().map(|pair| parts(prefix, &pair.key).next_back().and_then(|length| length.parse().ok()).unwrap_or(0))
+}
+
+/// The parts of a key: when its line came, a random one, and how long the line is.
+fn parts<'a>(prefix: &[u8], key: &'a [u8]) -> std::str::Split<'a, char> {
+    let text = key.get(prefix.len()..).and_then(|key| std::str::from_utf8(key).ok());
+    text.unwrap_or_default().split('.')
 }
 
 fn range(from: &[u8], prefix: &[u8], limit: u64, keys_only: bool) -> serde_json::Value {

@@ -73,6 +73,9 @@ pub(super) struct Found {
     pub(super) kvs: Vec<Pair>,
     #[serde(default)]
     pub(super) more: bool,
+    /// How many keys there are, on this page and after it.
+    #[serde(default, deserialize_with = "number")]
+    pub(super) count: u64,
 }
 
 #[derive(Debug, Deserialize)]
