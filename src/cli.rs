@@ -154,8 +154,6 @@ pub struct Limit(pub Option<Duration>);
 /// The lock belongs to the shell that runs the script, also when it is taken inside $( ), a pipeline or a function. It
 /// ends when the script gives it back, when the script dies, or with --ttl. Of several names all are taken or none; one
 /// handle proves them all.
-///
-/// Options go before the names.
 #[derive(Debug, Args)]
 pub struct Lock {
     /// Options of every command.
@@ -168,7 +166,7 @@ pub struct Lock {
     #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX))]
     pub pid: Option<i32>,
     /// Names, or paths: those are the locks of files
-    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
 }
 
@@ -194,7 +192,7 @@ pub struct Unlock {
     #[arg(long, value_name = "N", requires = "force", conflicts_with = "all")]
     pub token: Option<u64>,
     /// The locks
-    #[arg(value_name = "NAME", required_unless_present = "all", trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,
 }
 
@@ -267,7 +265,7 @@ pub struct Status {
     #[arg(long, value_name = "DURATION", value_parser = parse_span, default_value = "1s", requires = "watch")]
     pub interval: Duration,
     /// Names, paths, or patterns with * ? [ ]; without any, all locks of the store
-    #[arg(value_name = "NAME", trailing_var_arg = true)]
+    #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
 }
 
@@ -288,7 +286,7 @@ pub struct History {
     #[arg(short = 'n', long, value_name = "N", value_parser = whole(1, u32::MAX))]
     pub lines: Option<u32>,
     /// Names, or patterns with * ? [ ]; without any, all locks of the store
-    #[arg(value_name = "NAME", trailing_var_arg = true)]
+    #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
 }
 
@@ -307,7 +305,7 @@ pub struct Renew {
     #[arg(long, value_name = "DURATION", required = true, value_parser = parse_span)]
     pub ttl: Duration,
     /// The locks
-    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
 }
 
@@ -329,7 +327,7 @@ pub struct Get {
     #[command(flatten, next_help_heading = "With --lock")]
     pub taking: Taking,
     /// The name, or a path: that is the lock of a file
-    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
 }
 
@@ -361,8 +359,6 @@ pub struct Writing {
 /// Up to 1 MiB, kept until it is deleted; when this returns it is on the disk. Nobody writes past a lock: the holder writes
 /// under it, everybody else takes it for the moment that this needs, and waits for it if he must. A holder whose time is
 /// over writes nothing.
-///
-/// Options go before the name.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock put [OPTIONS] <NAME> [VALUE]")]
 pub struct Put {
@@ -375,8 +371,8 @@ pub struct Put {
     /// Who may read the value, of those who may use the store: 0600. It stays like that until another --mode
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub mode: Option<u32>,
-    /// The name; then the value, or - or nothing for all that stdin has
-    #[arg(value_name = "NAME [VALUE]", required = true, trailing_var_arg = true)]
+    /// The name; then the value, or - or nothing for all that stdin has. A value such as --x goes after --
+    #[arg(value_name = "NAME [VALUE]", required = true, allow_negative_numbers = true)]
     pub words: Vec<OsString>,
 }
 
@@ -390,7 +386,7 @@ pub struct Del {
     #[command(flatten)]
     pub writing: Writing,
     /// The name
-    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
 }
 
@@ -402,8 +398,6 @@ pub struct Del {
 ///
 /// Who claims again under the same id gets 0, so an id has to be one person's, or fresh. A name with a slash means a file:
 /// do not take one from a stranger.
-///
-/// Options go before the names.
 #[derive(Debug, Args)]
 pub struct Claim {
     /// Options of every command.
@@ -416,7 +410,7 @@ pub struct Claim {
     #[arg(long, value_name = "ID")]
     pub id: Option<OsString>,
     /// The names
-    #[arg(value_name = "NAME", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
 }
 
@@ -435,7 +429,7 @@ pub struct Unclaim {
     #[arg(long, conflicts_with = "names")]
     pub all: bool,
     /// The names
-    #[arg(value_name = "NAME", required_unless_present = "all", trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,
 }
 
@@ -452,7 +446,7 @@ pub struct Lookup {
     #[arg(long, value_name = "ID", conflicts_with = "names")]
     pub id: Option<OsString>,
     /// The name
-    #[arg(value_name = "NAME", required_unless_present = "id", trailing_var_arg = true)]
+    #[arg(value_name = "NAME", required_unless_present = "id")]
     pub names: Vec<OsString>,
 }
 
@@ -481,7 +475,7 @@ pub struct Doctor {
     #[command(flatten)]
     pub common: Common,
     /// The store of this name: with a slash in it and no store chosen, the one beside that file
-    #[arg(value_name = "NAME", trailing_var_arg = true)]
+    #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
 }
 

@@ -40,10 +40,6 @@ pub fn run() -> Exit {
         Ok(cli) => cli,
         Err(error) => return usage::tell(error),
     };
-    if let Err(error) = usage::options_stand_first(&cli.command) {
-        world::say(&error.to_string());
-        return error.exit();
-    }
     let world = World::of_this_process();
     let done = match &cli.command {
         Command::Lock(asked) => lock::run(&world, asked),

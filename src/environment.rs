@@ -18,6 +18,17 @@ use crate::store::{Access, Layout, Location};
 /// No lease that is renewed is shorter.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
+/// The variables that tell a command of the lock that it runs under. `run-with-lock` does not set all of them for each lock.
+const OF_A_LOCK: [&str; 7] = [
+    "CSALOCK_NAME",
+    "CSALOCK_STORE",
+    "CSALOCK_OUTER_STORE",
+    "CSALOCK_HANDLE",
+    "CSALOCK_TOKEN",
+    "CSALOCK_SLOT",
+    "CSALOCK_OUTER",
+];
+
 /// Variables, current directory and user, as they were at the start.
 #[derive(Debug, Clone)]
 pub struct Environment {
@@ -109,9 +120,10 @@ impl Environment {
         std::env::var_os("CSALOCK_TRACE").filter(|value| !value.is_empty()).map(PathBuf::from)
     }
 
-    /// The environment of a command: ours, with these variables set.
+    /// The environment of a command: ours, with these variables instead of those that tell of an outer lock.
     pub fn block(variables: &[(&str, OsString)]) -> Vec<CString> {
-        let inherited = std::env::vars_os().filter(|(name, _)| variables.iter().all(|(set, _)| name != set));
+        let is_ours = |name: &OsString| OF_A_LOCK.iter().any(|ours| name == ours);
+        let inherited = std::env::vars_os().filter(|(name, _)| !is_ours(name));
         let added = variables.iter().map(|(name, value)| (OsString::from(name), value.clone()));
         let pair = |(name, value): (OsString, OsString)| {
             CString::new([name.into_vec(), b"=".to_vec(), value.into_vec()].concat()).ok()

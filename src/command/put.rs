@@ -24,12 +24,11 @@ pub(super) fn put(world: &World, asked: &Put) -> anyhow::Result<Exit> {
         [name] => (name, OsStr::new("-")),
         [name, value] => (name, value.as_os_str()),
         [_, _, other, ..] => {
-            let what = format!("{} is one word too many behind the name and the value", quoted(other.as_bytes()));
-            return Err(Error::new(Exit::Usage, what, "put the value in quotes, and options before the name").into());
+            let what = format!("{} is one word too many after the name and the value", quoted(other.as_bytes()));
+            return Err(Error::new(Exit::Usage, what, "put the value in quotes").into());
         }
         [] => unreachable!("clap sees to it that there is a name"),
     };
-    refuse_option(value)?;
     let target = world.target(&asked.writing.common, name)?;
     let bytes = if value == "-" { from_stdin(world, &target)? } else { value.as_bytes().to_vec() };
     if bytes.len() > MOST_VALUE {
@@ -43,30 +42,6 @@ pub(super) fn put(world: &World, asked: &Put) -> anyhow::Result<Exit> {
 pub(super) fn del(world: &World, asked: &Del) -> anyhow::Result<Exit> {
     let target = world.target(&asked.writing.common, the_one(&asked.names)?)?;
     write(world, &asked.writing, &target, None, None, None)
-}
-
-/// Options stand before the name; one that stands behind it would become the value.
-fn refuse_option(value: &OsStr) -> Result<()> {
-    const OPTIONS: [&str; 12] = [
-        "--attempts",
-        "--backoff",
-        "--even-if-stale",
-        "--handle",
-        "--if-absent",
-        "--if-version",
-        "--json",
-        "--label",
-        "--mode",
-        "--store",
-        "--timeout",
-        "--unlock",
-    ];
-    let option = value.as_bytes().split(|byte| *byte == b'=').next().unwrap_or_default();
-    if !OPTIONS.iter().any(|known| known.as_bytes() == option) {
-        return Ok(());
-    }
-    let what = format!("{} stands behind the name, where it would be the value", quoted(option));
-    Err(Error::new(Exit::Usage, what, "put options before the name, or such a value on stdin"))
 }
 
 fn from_stdin(world: &World, target: &Target) -> Result<Vec<u8>> {

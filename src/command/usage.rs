@@ -6,8 +6,7 @@ use std::io::Write;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::cli::{Cli, Command};
-use crate::error::{Error, Result};
+use crate::cli::Cli;
 use crate::exit::Exit;
 
 /// Prints what clap found wrong, or was asked for.
@@ -59,37 +58,10 @@ fn advise(mut error: clap::Error) -> clap::Error {
         error.remove(ContextKind::SuggestedArg);
         error.remove(ContextKind::Usage);
     }
-    // Clap's own is to write `--` before it, which makes it the name of a lock.
-    error.remove(ContextKind::Suggested);
+    // Clap's own is to write `--` before it. For most commands this makes it the name of a lock, for `put` a value.
+    if std::env::args_os().nth(1).is_none_or(|command| command != "put") {
+        error.remove(ContextKind::Suggested);
+    }
     tip.inspect(|tip| drop(error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*tip).into()]))));
     error
-}
-
-/// What begins with a dash and stands behind a name was meant as an option, unless `--` stands before all names.
-pub(super) fn options_stand_first(command: &Command) -> Result<()> {
-    let names = match command {
-        Command::Lock(asked) => &asked.names,
-        Command::Unlock(asked) => &asked.names,
-        Command::Status(asked) => &asked.names,
-        Command::History(asked) => &asked.names,
-        Command::Renew(asked) => &asked.names,
-        Command::Get(asked) => &asked.names,
-        Command::Del(asked) => &asked.names,
-        Command::Claim(asked) => &asked.names,
-        Command::Unclaim(asked) => &asked.names,
-        Command::Lookup(asked) => &asked.names,
-        Command::Doctor(asked) => &asked.names,
-        Command::RunWithLock(_) | Command::Put(_) | Command::Gc(_) => return Ok(()),
-    };
-    let Some(option) = names.iter().find(|name| name.as_encoded_bytes().starts_with(b"-")) else { return Ok(()) };
-    // The names are the last arguments.
-    let before = std::env::args_os().len().checked_sub(names.len() + 1);
-    if before.and_then(|at| std::env::args_os().nth(at)).is_some_and(|word| word == "--") {
-        return Ok(());
-    }
-    let what = format!(
-        "{} stands behind a name, where options are taken for names",
-        crate::name::quoted(option.as_encoded_bytes())
-    );
-    Err(Error::new(Exit::Usage, what, "put options before the names, or -- before names that begin with a dash"))
 }

@@ -203,7 +203,7 @@ on_every_store! {
         }
         let too_long = "i".repeat(256);
         for words in [&["claim", "--id", "", "x"][..], &["claim", "--id", "a\nb", "x"], &["claim", "--id", &too_long, "x"], &["claim"],
-                      &["claim", "--id", "1"], &["claim", "x", "--id", "1"], &["claim", "x", ""], &["unclaim", "x"],
+                      &["claim", "--id", "1"], &["claim", "x", "--id"], &["claim", "x", ""], &["unclaim", "x"],
                       &["lookup"], &["lookup", "x", "y"], &["lookup", "--id", "1", "x"], &["lookup", "--id", "\x1b", ]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?}");

@@ -145,7 +145,7 @@ on_every_store! {
 
     fn a_url_that_is_none_and_two_names_are_usage_errors(sandbox: &Sandbox) {
         let wrong: [&[&str]; 5] =
-            [&["--store", "mysql:x"], &["--store", "dir:"], &["x", "y"], &["x", "--json"], &["--timeout", "1"]];
+            [&["--store", "mysql:x"], &["--store", "dir:"], &["x", "y"], &["x", "--ttl"], &["--timeout", "1"]];
         for words in wrong {
             let done = sandbox.csalock(["doctor"].iter().chain(words)).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?} {done:?}");

@@ -76,6 +76,7 @@ on_every_store! {
             ("-u job", "unexpected argument '-u' found", "a lock is given back by: csalock unlock NAME"),
             ("run -o job true", "unexpected argument '-o' found", "leave it out: a command does not inherit the lock"),
             ("run -u job", "unexpected argument '-u' found", "a lock is given back by: csalock unlock NAME"),
+            ("put job --no-such", "unexpected argument '--no-such' found", "to pass '--no-such' as a value, use '-- --no-such'"),
             ("lock --timout 5 job", "unexpected argument '--timout' found", "a similar argument exists: '--timeout'"),
         ] {
             let done = sandbox.csalock(words.split(' ')).capture();

@@ -28,6 +28,18 @@ fn is_in(job: &Job) -> bool {
 }
 
 on_every_store! {
+    fn a_command_sees_no_slot_of_an_outer_lock(sandbox: &Sandbox) {
+        let inner = "echo $CSALOCK_NAME ${CSALOCK_SLOT-none} ${CSALOCK_OUTER-none} $CSALOCK_HANDLE";
+        let outer = format!("echo $CSALOCK_NAME $CSALOCK_SLOT; csalock run b sh -c '{inner}'");
+        let done = sandbox.csalock(["run", "-j", "4", "a", "sh", "-c", &outer]).capture();
+        let lines: Vec<Vec<&str>> = done.stdout.lines().map(|line| line.split(' ').collect()).collect();
+        assert_eq!((lines[0].as_slice(), &lines[1][..2], lines[1].len()), (&["a", "0"][..], &["b", "none"][..], 4), "{done:?}");
+        // What is left in the environment without a handle tells of no lock.
+        let call = sandbox.csalock(["run", "b", "sh", "-c", inner]).env("CSALOCK_SLOT", "7");
+        let done = call.env("CSALOCK_OUTER", "0".repeat(64)).capture();
+        assert!(done.stdout.starts_with("b none none "), "{done:?}");
+    }
+
     fn readers_hold_it_together_and_a_writer_alone(sandbox: &Sandbox) {
         let (mut first, mut second) = (holding(sandbox, &["-s"]), holding(sandbox, &["--shared"]));
         assert_eq!(sandbox.holders("x").len(), 2);

@@ -79,19 +79,50 @@ on_every_store! {
         assert_eq!((done.code, version(sandbox, "x")), (Some(64), before));
         assert_eq!(done.stderr, "csalock: the value for lock x has more than 1048576 bytes; keep it in a file, and the file's \
                                  name in the value\n");
-        for word in ["", "-5", "--", "a b", "\n", "-w", "--no-such"] {
+        for word in ["", "-5", "-0.5", "a b", "\n", "x"] {
             sandbox.csalock(["put", "x", word]).run();
             assert_eq!(get(sandbox, "x").as_deref(), Some(word));
+        }
+        for word in ["--", "-w", "-n", "-", "--nonblock", "--no-such", "--unlock=x"] {
+            for words in [["put", "x", "--", word], ["put", "--", "x", word]] {
+                sandbox.csalock(words).stdin("in").run();
+                assert_eq!(get(sandbox, "x").as_deref(), Some(if word == "-" { "in" } else { word }));
+            }
         }
         sandbox.csalock(["del", "x"]).run();
         assert!(sandbox.is_tidy());
     }
 
+    fn an_option_is_never_the_value(sandbox: &Sandbox) {
+        let options = [
+            "-n", "--nonblock", "--nb", "--nonblocking", "-w5", "--timeout=5", "--wait=5", "--fail-on-stale", "--attempts=3",
+            "--backoff=1s..2s", "--label=x", "-E9", "--conflict-exit-code=9", "-q", "--quiet", "-v", "--verbose", "--json",
+            "--mode=644", "--if-version=0",
+        ];
+        for option in options {
+            sandbox.csalock(["del", "-q", "x"]).capture();
+            let done = sandbox.csalock(["put", "x", option]).stdin("from stdin").capture();
+            let (wanted, code) = if option == "--if-version=0" { (None, 80) } else { (Some("from stdin"), 0) };
+            assert_eq!((get(sandbox, "x").as_deref(), done.code), (wanted, Some(code)), "{option} {done:?}");
+        }
+        sandbox.csalock(["put", "x", "old"]).run();
+        for (words, code) in [
+            (&["--unlock"][..], 81),
+            (&["--unlock", "--even-if-stale"], 81),
+            (&["--if-absent"], 83),
+            (&["--handle=00000000000000000000000000000000"], 81),
+        ] {
+            let done = sandbox.csalock([&["put", "x"], words].concat()).stdin("new").capture();
+            assert_eq!((get(sandbox, "x").as_deref(), done.code), (Some("old"), Some(code)), "{words:?} {done:?}");
+        }
+    }
+
     fn what_cannot_be_read_or_written_changes_nothing(sandbox: &Sandbox) {
         for (words, exit) in [
             (&["put", "x", "a", "b"][..], 64),
-            (&["put", "x", "--unlock"], 64),
-            (&["put", "x", "--if-version=3"], 64),
+            (&["put", "x", "--no-such"], 64),
+            (&["put", "x", "-w"], 64),
+            (&["put", "x", "--even-if-stale"], 64),
             (&["put", "--if-absent", "--if-version", "3", "x", "a"], 64),
             (&["put", "--even-if-stale", "x", "a"], 64),
             (&["put", "--mode", "777", "x", "a"], 64),
@@ -99,7 +130,6 @@ on_every_store! {
             (&["put", "", "a"], 64),
             (&["get", "x", "y"], 64),
             (&["get", "-n", "x"], 64),
-            (&["del", "x", "--unlock"], 64),
             (&["put"], 64),
         ] {
             let done = sandbox.csalock(words).capture();
