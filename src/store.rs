@@ -9,6 +9,7 @@
 //! - A process that dies at any instruction leaves either the old record or the new one.
 //! - Nothing but `swap`, `sweep` and `note` changes anything. Asking a store that does not exist yet finds nothing in it.
 
+mod answers;
 mod chronicle;
 pub(crate) mod directory;
 pub(crate) mod etcd;
@@ -25,6 +26,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use answers::answers;
 pub use directory::Directory;
 pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};

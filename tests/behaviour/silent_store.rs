@@ -48,3 +48,24 @@ fn who_cannot_give_back_for_a_dead_owner_does_not_renew_either() {
     let next = sandbox.call("unshare", words).env("CSALOCK_STORE", &store).env("CSALOCK_LEASE", "3s").capture();
     assert_eq!(next.code, Some(0), "{next:?}");
 }
+
+/// Makes each call of the guardian take as long as with a slow server.
+const SLOW: &str = "strace -qq -f -p $PPID -e trace=%file,getdents64 \
+                        -e inject=%file,getdents64:delay_enter=600ms -o trace 2> strace &
+                    while grep -q 'TracerPid:.0$' /proc/$PPID/status; do sleep 0.02; done
+                    exit 3";
+
+#[test]
+fn a_slow_store_is_given_the_lock_back_however_long_all_of_it_takes() {
+    if !has("strace") || !is_root("to trace its parent") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    let store = format!("{}?shared=1", sandbox.store());
+    let begun = std::time::Instant::now();
+    sandbox.csalock(["run", "--store", &store, "x", "sh", "-c", SLOW]).status(3).run();
+    assert!(begun.elapsed() > std::time::Duration::from_secs(6), "it was not slow: {:?}", begun.elapsed());
+    assert_eq!(sandbox.csalock(["status", "--store", &store, "x"]).capture().code, Some(81));
+    let history = sandbox.csalock(["history", "--store", &store]).capture();
+    assert!(history.stdout.contains("released"), "{history:?}");
+}

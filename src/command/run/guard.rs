@@ -20,13 +20,17 @@ use crate::lease_end::LeaseEnd;
 use crate::lock::{self, Ask, Grant, Handle, Outcome, Process, Tenure};
 use crate::name::shown;
 use crate::signals::{FORWARDED, Signals};
+use crate::store::answers;
 
 /// Two looks at one lease may differ by this much.
 const ROUNDING: Duration = Duration::from_millis(5);
 
 /// So long a shared store may be silent before we end without having given back: a dead NFS server holds up whoever asks
-/// it until it is back.
+/// it until it is back. A slow one answers each call within this time, and is waited for.
 const SILENCE: Duration = Duration::from_secs(5);
+
+/// So often it is looked at whether the store has answered.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// Longest time that a store may take to answer a release, however long the lease is.
 const TO_RELEASE: Duration = Duration::from_secs(10);
@@ -117,13 +121,20 @@ impl Guard<'_> {
         Ok(if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit })
     }
 
-    /// Does that, and ends the process like this should a store hold it up for too long.
+    /// Does that, and ends the process like this if a store is silent for too long.
     fn in_time<T>(&self, ended: &Ended, exit: Exit, what: impl FnOnce() -> T) -> T {
         let (common, names) = (&self.asked.common, self.names());
         let why = self.why(ended, self.asked.taking.ttl.is_some());
         let (done, is_done) = channel::<()>();
         let watch = move || {
-            if is_done.recv_timeout(SILENCE) == Err(RecvTimeoutError::Timeout) {
+            let (mut heard, mut looks) = (answers(), 0);
+            while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                let now = answers();
+                looks = if now == heard { looks + 1 } else { 0 };
+                heard = now;
+                if LOOK * looks < SILENCE {
+                    continue;
+                }
                 common.tell(&format!(
                     "lock {names} could not be given back: the store does not answer; it is given back when that \
                      answers again, and at the latest its lease ends it"

@@ -13,17 +13,18 @@ use nix::sys::stat::{Mode, fstat, fstatat};
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::{Advice, RawDir};
 
+use crate::store::answers::answered;
 use crate::store::directory::belonging::Belonging;
 
 /// Opens a directory to list it and to work in it.
 pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    nix::fcntl::openat(at, name, flags, Mode::empty())
+    answered(nix::fcntl::openat(at, name, flags, Mode::empty()))
 }
 
 /// Makes a directory that the same users can use as the store itself, whatever the umask says.
 pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, belonging: Belonging) -> Result<OwnedFd, Errno> {
-    nix::sys::stat::mkdirat(at.as_fd(), name, mode)?;
+    answered(nix::sys::stat::mkdirat(at.as_fd(), name, mode))?;
     let made = open_directory(at, name)?;
     if !belonging.give_directory(&made)? {
         return Err(Errno::EPERM);
@@ -49,7 +50,7 @@ pub(super) fn create_file_as(
     synced: bool,
 ) -> Result<(), Errno> {
     let flags = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let file = nix::fcntl::openat(at, name, flags, mode)?;
+    let file = answered(nix::fcntl::openat(at, name, flags, mode))?;
     belonging.give_file(&file);
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
         // The umask may have taken some away. It is still empty.
@@ -57,7 +58,7 @@ pub(super) fn create_file_as(
     }
     let mut rest = bytes;
     while !rest.is_empty() {
-        match nix::unistd::write(&file, rest) {
+        match answered(nix::unistd::write(&file, rest)) {
             Ok(0) => return Err(Errno::EIO),
             Ok(written) => rest = &rest[written..],
             Err(Errno::EINTR) => {}
@@ -67,7 +68,7 @@ pub(super) fn create_file_as(
     if synced {
         sync_file(&file)?;
     }
-    match nix::unistd::close(file) {
+    match answered(nix::unistd::close(file)) {
         // The descriptor is gone, and on Linux so are no data.
         Err(Errno::EINTR) => Ok(()),
         closed => closed,
@@ -77,7 +78,7 @@ pub(super) fn create_file_as(
 /// Waits until the disk has a file.
 pub(super) fn sync_file(file: impl AsFd) -> Result<(), Errno> {
     loop {
-        match nix::unistd::fsync(&file) {
+        match answered(nix::unistd::fsync(&file)) {
             Err(Errno::EINTR) => {}
             synced => return synced,
         }
@@ -103,7 +104,7 @@ pub(super) fn read_file(
     most: usize,
 ) -> Result<Result<Vec<u8>, String>, Errno> {
     let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let file = match nix::fcntl::openat(at, name, flags, Mode::empty()) {
+    let file = match answered(nix::fcntl::openat(at, name, flags, Mode::empty())) {
         Err(Errno::ELOOP) => return Ok(Err("it is a symbolic link".to_string())),
         // A socket, or a device that is not there.
         Err(Errno::ENXIO | Errno::ENODEV) => return Ok(Err("it is not a regular file".to_string())),
@@ -112,7 +113,7 @@ pub(super) fn read_file(
     let mut buffer = vec![0; 4096];
     let mut length = 0;
     loop {
-        match nix::unistd::read(&file, &mut buffer[length..]) {
+        match answered(nix::unistd::read(&file, &mut buffer[length..])) {
             Ok(0) => break,
             Ok(read) => length += read,
             Err(Errno::EINTR) => {}
@@ -132,12 +133,12 @@ pub(super) fn read_file(
 }
 
 pub(super) fn rename<P: ?Sized + NixPath>(from: impl AsFd, old: &P, to: impl AsFd, new: &OsStr) -> Result<(), Errno> {
-    nix::fcntl::renameat(from, old, to, new)
+    answered(nix::fcntl::renameat(from, old, to, new))
 }
 
 /// Removes a file. `false`: it was not there, or on NFS not even its directory.
 pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
-    match nix::unistd::unlinkat(&at, name, UnlinkatFlags::NoRemoveDir) {
+    match answered(nix::unistd::unlinkat(&at, name, UnlinkatFlags::NoRemoveDir)) {
         // Whoever put a directory in a file's place: an empty one goes.
         Err(Errno::EISDIR) => nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir).map(|()| true),
         removed => was_there(removed),
@@ -159,7 +160,7 @@ pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
 
 /// Removes a directory if it is empty. That it is gone already is as good.
 pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
-    was_there(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir)).map(drop)
+    was_there(answered(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir))).map(drop)
 }
 
 /// Visits the names in a directory that was opened just now. An NFS client that has a listing asks again: it knows of
@@ -171,7 +172,7 @@ pub(super) fn each_name<E: From<Errno>>(
     let _ = rustix::fs::fadvise(directory.as_fd(), 0, None, Advice::DontNeed);
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut entries = RawDir::new(directory.as_fd(), &mut buffer);
-    while let Some(entry) = entries.next() {
+    while let Some(entry) = answered(entries.next()) {
         let entry = entry.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?;
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
@@ -196,14 +197,14 @@ pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno>
 pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Errno> {
     let flags = OFlag::O_WRONLY | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
     // No name, nothing to clean up; NFS does not have it.
-    let stat = match nix::fcntl::openat(directory, ".", flags, mode) {
+    let stat = match answered(nix::fcntl::openat(directory, ".", flags, mode)) {
         Ok(file) => fstat(&file)?,
         Err(_) => {
             let mut random = [0; 8];
             getrandom::fill(&mut random).map_err(|_| Errno::EIO)?;
             let name = format!(".clock.{:016x}", u64::from_be_bytes(random));
             let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
-            let file = nix::fcntl::openat(directory, name.as_str(), flags, mode)?;
+            let file = answered(nix::fcntl::openat(directory, name.as_str(), flags, mode))?;
             let stat = fstat(&file);
             // NFS clients rename a file that is removed while it is open.
             drop(file);

@@ -27,6 +27,7 @@ use super::{Access, tls};
 use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::store::Cluster;
+use crate::store::answers::answered;
 
 /// So long a call may take if nobody said anything else, and at most.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -174,6 +175,7 @@ impl Gateway {
                 let server = &self.cluster.endpoints[at];
                 match self.ask_logged_in(server, path, &body, share) {
                     Ok(answer) => {
+                        answered(());
                         (state.at, state.answered, state.silent) = (at, true, false);
                         return Ok(answer);
                     }
