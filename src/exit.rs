@@ -61,7 +61,7 @@ impl Exit {
         (Exit::Unreachable, "the store is out of reach"),
         (Exit::Bug, "a bug in csalock"),
         (Exit::System, "operating system error"),
-        (Exit::CannotCreate, "cannot create the store or a record"),
+        (Exit::CannotCreate, "cannot create the store or change a record: it is read-only, or something is in the way"),
         (Exit::InputOutput, "input/output error, for example a full disk"),
         (Exit::Busy, "busy: not taken within the timeout"),
         (Exit::Permission, "a permission is missing"),
