@@ -12,7 +12,7 @@ use crate::lease_end::LeaseEnd;
 use crate::lock::{Ask, Ended, Grant, Lease, Outcome, Proof};
 use crate::name::shown;
 use crate::report::Reporter;
-use crate::store::{Location, Reach};
+use crate::store::{Location, Reach, in_order};
 
 /// Locks that are taken together.
 #[derive(Debug)]
@@ -34,14 +34,21 @@ pub(super) struct Opened<'a> {
 impl Targets {
     pub(super) fn new(world: &World, common: &Common, typed: &[OsString]) -> Result<Targets> {
         let mut all = typed.iter().map(|name| world.target(common, name)).collect::<Result<Vec<_>>>()?;
-        let named_first = all.first().cloned();
-        let key = |target: &Target| (target.location.url(), target.name.clone());
+        let stores = in_order(all.iter().map(|target| target.location.clone()).collect());
+        let at = |target: &Target| stores.iter().position(|store| store.contains(&target.location));
+        let key = |target: &Target| (at(target), target.name.clone());
+        let first_key = all.first().map(key);
         if all.len() > 1 {
             all.sort_by_cached_key(key);
             all.dedup_by_key(|target| key(target));
         }
-        let is_first = |target: &Target| named_first.as_ref().is_some_and(|first| key(first) == key(target));
-        let first = all.iter().position(is_first).unwrap_or(0);
+        let first = all.iter().position(|target| Some(key(target)) == first_key).unwrap_or(0);
+        for target in &mut all {
+            // One store is opened once, whatever paths it has.
+            if let Some(location) = at(target).and_then(|at| stores[at].first()) {
+                target.location = location.clone();
+            }
+        }
         Ok(Targets { all, first })
     }
 

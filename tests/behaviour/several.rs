@@ -1,6 +1,6 @@
 //! Several names at once: all of them or none, whatever the order they are named in.
 
-use crate::sandbox::{Job, Kind, Sandbox, has, steps, wait_until};
+use crate::sandbox::{Job, Kind, Sandbox, has, is_root, steps, wait_until};
 
 /// Somebody who holds these until told to end.
 fn holder(sandbox: &Sandbox, names: &[&str]) -> Job {
@@ -293,4 +293,36 @@ on_every_store! {
         }
         assert_eq!(states(sandbox, &["a", "b"]), ["free", "free"]);
     }
+}
+
+#[test]
+fn stores_that_some_callers_know_by_another_path_are_taken_in_one_order() {
+    if !is_root("bind mounts") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    ["m", "z", "a"].iter().for_each(|name| std::fs::create_dir(sandbox.path(format!("files/{name}"))).unwrap());
+    ["m/f", "z/g"].iter().for_each(|name| drop(sandbox.file(&format!("files/{name}"), "")));
+    let script = |second: &str| {
+        format!(
+            "mount --bind z a || exit; for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do \
+             csalock run -q -w 60s $PWD/m/f --also $PWD/{second} -- sleep 0.005 || exit; done"
+        )
+    };
+    let begun = std::time::Instant::now();
+    let alone = ["unshare", "-m", "dash", "-c"].map(str::to_string);
+    let jobs: Vec<_> = ["z/g", "a/g"]
+        .iter()
+        .cycle()
+        .take(6)
+        .map(|second| {
+            let words = [&alone[1..], &[script(second)]].concat();
+            sandbox.call(&alone[0], &words).without("CSALOCK_STORE").spawn()
+        })
+        .collect();
+    for job in jobs {
+        let done = job.wait();
+        assert_eq!(done.code, Some(0), "{done:?}");
+    }
+    println!("{:?}", begun.elapsed());
 }

@@ -1,0 +1,100 @@
+//! Which locations are one store, and the order of stores in which all callers take locks.
+//!
+//! One directory may have several paths, for example a bind mount in a container. Callers that sort stores by their paths
+//! then take locks in opposite orders and wait for each other. The inode number is the same under each path and, on NFS,
+//! on each host; device numbers differ from host to host, so they tell stores apart but do not sort them.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::{Layout, Location};
+
+/// What a store is, whatever its path.
+#[derive(Debug, PartialEq, Eq)]
+struct Identity {
+    order: Order,
+    device: u64,
+}
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Order {
+    /// The inode number of what is there, or of its nearest ancestor and the path from there.
+    Files { is_database: bool, inode: u64, below: PathBuf },
+    /// A call has one etcd store at most, whose servers may be named in any way.
+    Etcd,
+}
+
+impl Identity {
+    fn of(location: &Location) -> Identity {
+        let (path, is_database) = match location {
+            Location::Etcd(_) => return Identity { order: Order::Etcd, device: 0 },
+            Location::Sqlite { path } => (path.as_path(), true),
+            Location::Directory { path, .. } => (path.as_path(), false),
+        };
+        // A store beside files comes and goes; the directory of the files stays.
+        let is_beside = matches!(location, Location::Directory { layout: Layout::Beside, .. });
+        let from = path.parent().filter(|_| is_beside).unwrap_or(path);
+        let found = from.ancestors().find_map(|ancestor| Some((ancestor, ancestor.metadata().ok()?)));
+        let (ancestor, device, inode) =
+            found.map_or((Path::new(""), 0, 0), |(ancestor, found)| (ancestor, found.dev(), found.ino()));
+        let below = path.strip_prefix(ancestor).unwrap_or(path).to_path_buf();
+        Identity { order: Order::Files { is_database, inode, below }, device }
+    }
+}
+
+/// The stores at these locations in the order in which all callers take locks, each with all of its locations.
+pub fn in_order(mut locations: Vec<Location>) -> Vec<Vec<Location>> {
+    locations.sort_by_cached_key(Location::url);
+    locations.dedup();
+    if locations.len() < 2 {
+        return vec![locations];
+    }
+    let mut stores: Vec<(Identity, Vec<Location>)> = Vec::new();
+    for location in locations {
+        let identity = Identity::of(&location);
+        match stores.iter_mut().find(|(known, _)| *known == identity && identity.order != Order::Etcd) {
+            Some((_, paths)) => paths.push(location),
+            None => stores.push((identity, vec![location])),
+        }
+    }
+    // Stable: stores on different devices with the same number stay in the order of their paths.
+    stores.sort_by(|(left, _), (right, _)| left.order.cmp(&right.order));
+    stores.into_iter().map(|(_, paths)| paths).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_with_several_paths_is_one_and_has_one_place() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        ["m", "z"].iter().for_each(|name| std::fs::create_dir(at(name)).unwrap());
+        std::os::unix::fs::symlink(at("z"), at("a")).unwrap();
+        let [a, m, z] = ["a", "m", "z"].map(|name| Location::beside(&at(name)));
+        let position = |stores: &[Vec<Location>], wanted: &Location| {
+            stores.iter().position(|store| store.contains(wanted)).unwrap()
+        };
+        // It does not matter whether the stores are there yet.
+        for is_there in [false, true] {
+            let both = in_order(vec![z.clone(), m.clone(), a.clone(), z.clone()]);
+            assert_eq!(both.len(), 2);
+            assert!(both.contains(&vec![a.clone(), z.clone()]), "{is_there}: {both:?}");
+            for alias in [&a, &z] {
+                let stores = in_order(vec![alias.clone(), m.clone()]);
+                assert_eq!(position(&stores, &m), position(&both, &m), "{is_there}: {stores:?}");
+            }
+            ["m", "z"].iter().for_each(|name| drop(std::fs::create_dir(at(name).join(".csalock"))));
+        }
+    }
+
+    #[test]
+    fn kinds_of_stores_have_an_order() {
+        let place = tempfile::tempdir().unwrap();
+        let location = |url: &str| Location::parse(url.as_ref(), place.path()).unwrap();
+        let stores = ["dir:x", "sqlite:a", "etcd://localhost/a"].map(location);
+        let sorted = in_order(stores.iter().rev().cloned().collect());
+        assert_eq!(sorted, stores.map(|store| vec![store]));
+    }
+}
