@@ -63,13 +63,13 @@ mod model;
 mod sys;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
 
 use self::doorbell::Doorbell;
-use self::entry::Entry;
+use self::entry::{Entry, Look, Seen};
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::entry::{file_name, name_of_file};
 use self::pointer::{Ident, Pointer, Stage};
@@ -94,6 +94,8 @@ pub struct Directory {
     shared: bool,
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
+    /// The look of the last read: a change of what was read need not look again.
+    seen: Mutex<Option<Seen>>,
 }
 
 impl Directory {
@@ -116,7 +118,14 @@ impl Directory {
     }
 
     fn new(path: &Path, layout: Layout, shared: bool, host: Arc<dyn Host>) -> Result<Directory> {
-        let store = Directory { path: path.to_path_buf(), layout, shared, host, root: Mutex::default() };
+        let store = Directory {
+            path: path.to_path_buf(),
+            layout,
+            shared,
+            host,
+            root: Mutex::default(),
+            seen: Mutex::default(),
+        };
         store.existing()?;
         Ok(store)
     }
@@ -159,6 +168,10 @@ impl Directory {
         *self.root.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    fn seen(&self) -> MutexGuard<'_, Option<Seen>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn entry<'a>(&'a self, root: &'a Root, name: &[u8]) -> Entry<'a> {
         Entry::new(root, &self.path, entry::file_name(name))
     }
@@ -168,7 +181,7 @@ impl Directory {
         Ok(Ident { boot: pointer::boot_tag(&self.host.home()?.boot), mark })
     }
 
-    fn stored(&self, root: &Root, entry: &Entry<'_>) -> Result<Option<Stored>> {
+    fn stored<'a>(&self, root: &Root, entry: &'a Entry<'a>) -> Result<Option<(Stored, Look<'a>)>> {
         let mut missing: Option<Pointer> = None;
         for _ in 0..MOST_LOOKS {
             let Some(look) = entry.look()? else { return Ok(None) };
@@ -177,7 +190,8 @@ impl Directory {
             let version = pointer.version();
             if let Some(body) = look.body(&pointer).map_err(|error| error.in_version(version))? {
                 let this_boot = pointer::boot_tag(&self.host.home()?.boot) == pointer.ident.boot;
-                return Ok(Some(Stored { version, body, may_be_torn: !this_boot && root.reach == Reach::ThisHost }));
+                let may_be_torn = !this_boot && root.reach == Reach::ThisHost;
+                return Ok(Some((Stored { version, body, may_be_torn }, look)));
             }
             // A record is removed only after its pointer moved on. A pointer that is still there was left without one.
             if missing == Some(pointer) && root.reach == Reach::ThisHost {
@@ -223,9 +237,13 @@ impl Store for Directory {
     fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
         for _ in 0..MOST_LOOKS {
             let Some(root) = self.existing()? else { return Ok(None) };
-            let stored = self.stored(&root, &self.entry(&root, name))?;
-            if stored.is_some() || !self.was_removed(&root) {
-                return Ok(stored);
+            let entry = self.entry(&root, name);
+            if let Some((stored, look)) = self.stored(&root, &entry)? {
+                *self.seen() = look.keep();
+                return Ok(Some(stored));
+            }
+            if !self.was_removed(&root) {
+                return Ok(None);
             }
         }
         Err(Error::os(Errno::ENOENT, "read from", &self.path))
@@ -265,7 +283,7 @@ impl Store for Directory {
             let entry = Entry::new(&root, &self.path, file_name.to_vec());
             match self.stored(&root, &entry) {
                 Ok(None) => Ok(()),
-                Ok(Some(stored)) => visit(&shown_path(&entry.path()), Ok(stored)),
+                Ok(Some((stored, _))) => visit(&shown_path(&entry.path()), Ok(stored)),
                 // A value that is not for us. Its record says that it is there.
                 Err(error) if error.exit() == Exit::Permission && !entry::is_record(file_name) => Ok(()),
                 Err(error) => visit(&shown_path(&entry.path()), Err(error)),

@@ -67,5 +67,8 @@ fn a_slow_store_is_given_the_lock_back_however_long_all_of_it_takes() {
     assert!(begun.elapsed() > std::time::Duration::from_secs(6), "it was not slow: {:?}", begun.elapsed());
     assert_eq!(sandbox.csalock(["status", "--store", &store, "x"]).capture().code, Some(81));
     let history = sandbox.csalock(["history", "--store", &store]).capture();
+    // The record's directory is opened once, to read the record and to remove it.
+    let opened = sandbox.read("files/trace").lines().filter(|line| line.contains("\"x\", O_RDONLY")).count();
+    assert_eq!(opened, 1);
     assert!(history.stdout.contains("released"), "{history:?}");
 }

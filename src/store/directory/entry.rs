@@ -17,7 +17,7 @@ pub(super) use super::sys::os;
 use super::{lodging, sys};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::store::{Durability, Keep, Reach};
+use crate::store::{Durability, Keep, Reach, Version};
 
 /// The longest escaped name that is used as a file name; beyond it a hash takes its place. NAME_MAX is 255.
 const LONGEST_PLAIN: usize = 200;
@@ -54,6 +54,25 @@ pub(super) struct Look<'a> {
     debris: Vec<String>,
     /// Whether a record may lodge in here.
     has_lodging: bool,
+}
+
+/// A look that may be gone on with later, by a change of what was read. That is as safe as a change that pauses after its own
+/// look: the rename or removal of the pointer finds out whether others were faster.
+pub(super) struct Seen {
+    file_name: OsString,
+    directory: OwnedFd,
+    outer: Option<OwnedFd>,
+    pointer: Pointer,
+    records: Vec<Ident>,
+}
+
+impl Seen {
+    /// The look, if it saw this version under this name.
+    pub(super) fn resume<'a>(self, entry: &'a Entry<'a>, version: &Version) -> Option<Look<'a>> {
+        let is_it = self.file_name == entry.file_name && self.pointer.version() == *version;
+        let look = is_it.then(|| Look::new(entry, self.directory, self.outer, Some(self.pointer)))?;
+        Some(Look { records: self.records, ..look })
+    }
 }
 
 /// The file name for a lock's name: letters, digits, `_`, `-` and inner dots as they are, the rest `%XX`. `~` stands only
@@ -313,6 +332,13 @@ pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
 impl<'a> Look<'a> {
     fn new(entry: &'a Entry<'a>, directory: OwnedFd, outer: Option<OwnedFd>, pointer: Option<Pointer>) -> Look<'a> {
         Look { entry, directory, outer, pointer, records: Vec::new(), debris: Vec::new(), has_lodging: false }
+    }
+
+    /// What is to be kept of it; nothing if it saw no record.
+    pub(super) fn keep(self) -> Option<Seen> {
+        let pointer = self.pointer.filter(Pointer::is_in_use)?;
+        let file_name = self.entry.file_name.clone();
+        Some(Seen { file_name, directory: self.directory, outer: self.outer, pointer, records: self.records })
     }
 
     /// What lodges in here, if it still does.

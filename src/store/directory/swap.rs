@@ -42,7 +42,12 @@ impl Step<'_> {
     /// Tries it. `None`: the store's directory itself is gone.
     pub(super) fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Option<Swap>> {
         let entry = self.store.entry(self.root, name);
-        let Some(look) = entry.look()? else {
+        let seen = self.store.seen().take().zip(expect);
+        let look = match seen.and_then(|(seen, expect)| seen.resume(&entry, expect)) {
+            Some(look) => Some(look),
+            None => entry.look()?,
+        };
+        let Some(look) = look else {
             return match (expect, body) {
                 (None, Some(body)) => self.birth(&entry, body),
                 (None, None) => self.settle(None).map(|()| Some(NOTHING_TO_DO)),
