@@ -276,7 +276,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__get)
-            opts="-q -v -w -n -E -x -s -j -h --store --json --quiet --verbose --lock --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --help"
+            opts="-q -v -w -n -E -x -s -j -h --store --json --quiet --verbose --lock --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -350,6 +350,13 @@ _csalock() {
                     return 0
                     ;;
                 --ttl)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --pid)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace

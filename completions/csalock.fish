@@ -157,6 +157,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -l label -d 'Say wh
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 when it is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s j -l slots -d 'Take one of N places: so many may hold it at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l ttl -d 'Hold it at most this long' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l pid -d 'The lock belongs to this process instead of the script that calls' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l json -d 'Print the result as one JSON document; run-with-lock has none'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s q -l quiet -d 'Say nothing on stderr about answers that the exit code tells'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s v -l verbose -d 'Say on stderr what happens'

@@ -326,6 +326,9 @@ pub struct Get {
     /// Options of taking.
     #[command(flatten, next_help_heading = "With --lock")]
     pub taking: Taking,
+    /// The lock belongs to this process instead of the script that calls
+    #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX), help_heading = "With --lock")]
+    pub pid: Option<i32>,
     /// The name, or a path: that is the lock of a file
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,

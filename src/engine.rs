@@ -402,9 +402,10 @@ fn with_token(outcome: Outcome, version: &Version) -> Outcome {
     match outcome {
         Outcome::Granted(grant, before) => Outcome::Granted(numbered(grant), before),
         Outcome::Busy(grants) => Outcome::Busy(grants.into_iter().map(numbered).collect()),
-        Outcome::Written(Some(value)) => {
+        Outcome::Written(Some(value), stale) => {
             let or_this = |known: Option<u64>| known.or(Some(version.number));
-            Outcome::Written(Some(Value { version: or_this(value.version), token: or_this(value.token), ..value }))
+            let value = Value { version: or_this(value.version), token: or_this(value.token), ..value };
+            Outcome::Written(Some(value), stale)
         }
         other => other,
     }

@@ -24,7 +24,7 @@ pub(super) fn run(world: &World, asked: &Get) -> anyhow::Result<Exit> {
     if asked.lock {
         return take_and_get(world, asked);
     }
-    if let Some(option) = only_for_taking(&asked.taking) {
+    if let Some(option) = asked.pid.map(|_| "--pid").or_else(|| only_for_taking(&asked.taking)) {
         let what = format!("{option} says how to take the lock, which get does only with --lock");
         return Err(Error::new(Exit::Usage, what, "say --lock as well, or leave it out").into());
     }
@@ -37,7 +37,7 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
     let target = targets.first();
     let handle = Handle::new(world.host.random()?);
     // Should we be killed before the value is printed, then the script must not write: it holds the lock only afterwards.
-    let applicant = Applicant { tentative: true, ..applicant(world, &asked.taking, None, &handle)? };
+    let applicant = Applicant { tentative: true, ..applicant(world, &asked.taking, asked.pid, &handle)? };
     let opened = targets.open(world)?;
     let signals = Signals::listen(world.inherited)?;
     let mut teller = Teller::new(&asked.common);

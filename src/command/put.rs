@@ -92,7 +92,14 @@ fn write(
             return Ok(signals.exit());
         }
     };
-    if let Outcome::Written(value) = &outcome {
+    if let Outcome::Written(value, stale) = &outcome {
+        if let Some(stale) = stale {
+            let (name, holder) = (shown(&target.known_as), reporter.ending(stale));
+            let done = if bytes.is_some() { "written" } else { "deleted" };
+            asked.common.tell(&format!(
+                "lock {name} was stale: it was held by {holder}; the value was {done} for --even-if-stale"
+            ));
+        }
         told(asked, target, value.as_ref(), bytes.is_some()).context("the value was written")?;
         return Ok(Exit::Done);
     }

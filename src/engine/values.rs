@@ -104,7 +104,7 @@ impl Engine {
         let me = self.claimant(Some(proof), Vec::new())?;
         let granted = Wanted { by: me.clone(), as_holder: true, give_back: true, ..wanted.clone() };
         let written = self.write_at_once(name, &granted, &applicant.party);
-        if !matches!(written, Ok(Outcome::Written(_))) {
+        if !matches!(written, Ok(Outcome::Written(..))) {
             self.settle(name, &Ask::Release(me))?;
         }
         written.map(Taken::Answer)
@@ -144,7 +144,7 @@ impl Engine {
         let mut stored = false;
         let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error it may have been written all the same; then somebody else's `gc` knows better.
-        if stored && matches!(&done, Ok(outcome) if !matches!(outcome, Outcome::Written(_))) {
+        if stored && matches!(&done, Ok(outcome) if !matches!(outcome, Outcome::Written(..))) {
             self.remove_beside(&Value::key(name, mark), Durability::Boot)?;
         }
         done

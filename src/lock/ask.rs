@@ -146,8 +146,8 @@ pub enum Outcome {
     OtherSlots(u32),
     /// It was to be claimed, and is claimed by another id for good.
     Claimed(Grant),
-    /// The value was written, or this one was deleted.
-    Written(Option<Value>),
+    /// The value was written, or this one was deleted; and how the writer's grant had ended, if it had.
+    Written(Option<Value>, Option<Ending>),
     /// Not written: these hold the lock as well.
     Shared(Vec<Grant>),
     /// What must be so for that is not: this is the value.

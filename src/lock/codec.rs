@@ -102,6 +102,9 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
     if record.name.is_empty() || text_of(&record).strip_prefix(FIRST_LINE) != Some(lines) {
         return Err("it is not as csalock writes them".to_string());
     }
+    if let Some(wrong) = record.wrong() {
+        return Err(wrong.to_string());
+    }
     number(&mut record, version);
     Ok(record)
 }

@@ -1,11 +1,13 @@
 //! The record of one name: who holds it, who waits, and how the last grants ended.
 //!
-//! Invariants, kept by [`super::decide`]:
+//! Invariants, kept by [`super::decide`]; a record in which the first or the fourth does not hold is unreadable:
 //! - `holders` fit together: one exclusive, or any number of shared, or at most `slots` with distinct slots;
 //! - `waiters` stand in order of arrival, and the first of them does not fit beside `holders`;
 //! - who came when `waiters` was full stands in one of the `pages` ([`super::Page`]), behind all of `waiters`;
 //! - a proof stands once, in one of the two lists;
 //! - tokens rise in the order of granting.
+
+use std::collections::HashSet;
 
 use super::handle::Proof;
 use super::value::Value;
@@ -272,6 +274,30 @@ impl Record {
     /// Whether nobody holds and nobody waits.
     pub fn is_free(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()
+    }
+
+    /// Which invariant does not hold, of those that can be seen in the record alone. csalock writes no such record, and
+    /// nothing that follows from it can be trusted.
+    pub(crate) fn wrong(&self) -> Option<&'static str> {
+        let mut proofs = HashSet::new();
+        let all = self.holders.iter().map(|grant| grant.proof).chain(self.waiters.iter().map(|waiter| waiter.proof));
+        if !all.into_iter().all(|proof| proofs.insert(proof)) {
+            return Some("a holder or waiter is there twice");
+        }
+        let [first, others @ ..] = self.holders.as_slice() else { return None };
+        if others.iter().any(|grant| grant.share != first.share) {
+            return Some("its holders exclude each other");
+        }
+        let is_claimed = self.holders.iter().any(|grant| grant.claim.is_some());
+        if !others.is_empty() && (first.share == Share::Exclusive || is_claimed) {
+            return Some("it has two exclusive holders");
+        }
+        let mut places = HashSet::new();
+        let places = self.holders.iter().all(|grant| match grant.share {
+            Share::Slot => self.slots.is_some_and(|slots| grant.slot < slots) && places.insert(grant.slot),
+            Share::Exclusive | Share::Shared => grant.slot == 0,
+        });
+        (!places).then_some("a holder has a slot that it cannot have")
     }
 
     /// The endings that are kept when it is written.

@@ -94,10 +94,10 @@ impl Value {
 pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Wanted> {
     let mut next = record.clone();
     let mut wake = Vec::new();
-    let mut mine = None;
+    let (mut mine, mut stale) = (None, None);
     match find(record, &writing.claimant, facts)? {
         Found::Mine(_) if writing.claimant.repeated && !writing.give_back && is_this(record, writing) => {
-            return Ok(Step::Done(Outcome::Written(record.value.clone())));
+            return Ok(Step::Done(Outcome::Written(record.value.clone(), None)));
         }
         Found::Mine(at) => mine = Some(at),
         Found::Ended(ending) if ending.how != Ended::Released => {
@@ -109,10 +109,11 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
                     other => other,
                 });
             }
+            stale = Some(ending);
         }
         found => {
             if writing.claimant.repeated && was_written(record, writing, &found) {
-                return Ok(Step::Done(Outcome::Written(record.value.clone())));
+                return Ok(Step::Done(Outcome::Written(record.value.clone(), None)));
             }
             if writing.as_holder {
                 return refuse(record, found, facts);
@@ -144,7 +145,7 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
         wake = serve(&mut next, facts)?;
     }
     let written = next.value.clone().unwrap_or(written);
-    Ok(write(next, Outcome::Written(Some(written)), wake))
+    Ok(write(next, Outcome::Written(Some(written), stale), wake))
 }
 
 /// Whether nobody has had the lock since this grant was over, which is now ended; nor has written for a moment, which

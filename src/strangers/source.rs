@@ -144,7 +144,7 @@ impl Source<'_> {
     /// A record as [`crate::lock::decide`] could have left it, as far as the codec is concerned.
     pub(super) fn record(&mut self) -> Record {
         let first = self.number() >> 2;
-        Record {
+        let mut record = Record {
             name: self.name(),
             slots: self.option(|source| (source.number() as u32).max(1)),
             pages: self.option(|source| Pages { first, last: first + (source.number() & 31) }),
@@ -152,7 +152,13 @@ impl Source<'_> {
             waiters: self.few(Source::waiter),
             value: self.option(Source::value),
             endings: self.few(Source::ending),
+        };
+        while record.wrong().is_some() {
+            if record.waiters.pop().is_none() {
+                record.holders.pop();
+            }
         }
+        record
     }
 
     pub(super) fn names(&mut self) -> Vec<Vec<u8>> {

@@ -361,7 +361,7 @@ fn go_on(
         even_if_stale: false,
     };
     let written = engine.write(&stored, &wanted, &applicant, &Patience::NONE, None, &mut |_| None)?;
-    assert!(matches!(&written, Taken::Answer(Outcome::Written(_))), "{name}");
+    assert!(matches!(&written, Taken::Answer(Outcome::Written(..))), "{name}");
     assert_eq!(engine.value(&stored)?.unwrap().1, b"after");
     let released =
         engine.settle(&stored, &Ask::Release(engine.claimant(Some(applicant.handle.proof()), Vec::new())?))?;

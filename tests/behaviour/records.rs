@@ -77,6 +77,14 @@ on_every_store! {
         is_refused_until_forced(sandbox, good.replace("csalock 1\n", "csalock 2\n").as_bytes(), "its format is 2");
     }
 
+    fn a_record_with_two_exclusive_holders(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "--forever", "-s", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "-s", "x"]).stdout("HANDLE\n").run();
+        let mut record = sandbox.record("x").unwrap();
+        record.holders.iter_mut().for_each(|grant| grant.share = csalock::lock::Share::Exclusive);
+        is_refused_until_forced(sandbox, &csalock::lock::encode(&record), "it has two exclusive holders");
+    }
+
     fn a_record_of_another_name(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "y"]).stdout("HANDLE\n").run();
         let of_y = sandbox.open().read(b"y").unwrap().unwrap().body;

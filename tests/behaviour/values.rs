@@ -234,7 +234,12 @@ on_every_store! {
         let done = sandbox.script("dash", script).capture();
         assert_eq!(done.stdout, "82\n82\n82\nold\n0 new\n");
         let said = "csalock: nothing was written, for lock x was held by pid ";
-        assert!(done.stderr.lines().all(|line| line.starts_with(said) && line.contains("let its time run out")), "{}", done.stderr);
+        let lines: Vec<_> = done.stderr.lines().collect();
+        let (written, refused) = lines.split_last().unwrap();
+        assert!(refused.iter().all(|line| line.starts_with(said) && line.contains("let its time run out")), "{}", done.stderr);
+        let stale = "csalock: lock x was stale: it was held by pid ";
+        let why = ", who let its time run out; the value was written for --even-if-stale";
+        assert!(refused.len() == 3 && written.starts_with(stale) && written.ends_with(why), "{}", done.stderr);
         assert!(done.stderr.contains("say --even-if-stale, if nobody has had it since"), "{}", done.stderr);
         // Somebody has had it since.
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
@@ -296,6 +301,21 @@ on_every_store! {
         let done = sandbox.csalock(["get", "--lock", "-n", "x"]).capture();
         assert_eq!((done.code, done.stdout.as_str()), (Some(75), ""));
         assert_eq!(sandbox.csalock(["get", "x"]).capture().stdout, "1", "to read it needs no lock");
+    }
+
+    fn get_lock_may_take_it_for_another_process(sandbox: &Sandbox) {
+        let mut owner = sandbox.call("sleep", ["600"]).spawn();
+        let pid = owner.pid().to_string();
+        sandbox.csalock(["put", "x", "a"]).run();
+        sandbox.csalock(["get", "--lock", "--pid", &pid, "x"]).stdout("a").run();
+        assert_eq!((sandbox.holders("x"), sandbox.state("x").as_str()), (vec![owner.pid()], "held"));
+        assert_eq!(sandbox.script("dash", "csalock unlock x; :").capture().stderr.matches("sleep 600").count(), 1);
+        owner.kill();
+        sandbox.await_abandoned("x");
+        let said = "csalock: --pid says how to take the lock, which get does only with --lock; say --lock as well, or leave it \
+                    out\n";
+        sandbox.csalock(["get", "--pid", &pid, "x"]).status(64).stderr(said).run();
+        assert_eq!(sandbox.csalock(["get", "--lock", "--pid", "0", "x"]).capture().code, Some(64));
     }
 
     fn a_get_that_was_killed_before_it_said_what_it_read_leaves_no_right_to_write(sandbox: &Sandbox) {

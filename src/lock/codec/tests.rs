@@ -124,3 +124,43 @@ fn a_decision_reads_back_and_nothing_else_does() {
     assert_eq!(Decision::of_key(&key), Some(full().holders[0].proof));
     assert_eq!(decode_decision(&encode(&full())), None);
 }
+
+#[test]
+fn holders_that_cannot_be_beside_each_other_are_not_believed() {
+    let wrong = |change: &dyn Fn(&mut Record)| {
+        let mut record = full();
+        record.holders[0].claim = None;
+        let other = Grant { proof: crate::lock::Handle::new([3; 16]).proof(), slot: 2, ..record.holders[0].clone() };
+        record.holders.push(other);
+        assert_eq!(decode(&encode(&record), 99), Ok(record.clone()));
+        change(&mut record);
+        let error = decode(&encode(&record), 99).unwrap_err();
+        assert_eq!(error.exit(), crate::exit::Exit::Corrupt);
+        error.what().to_string()
+    };
+    let both = |record: &mut Record, share: Share| {
+        record.holders.iter_mut().for_each(|grant| (grant.share, grant.slot) = (share, 0));
+    };
+    let exclusive = "a lock record is unreadable: it has two exclusive holders";
+    assert_eq!(wrong(&|record| both(record, Share::Exclusive)), exclusive);
+    let claim = |record: &mut Record| {
+        both(record, Share::Shared);
+        record.holders[1].claim = Some(b"other".to_vec());
+    };
+    assert_eq!(wrong(&claim), exclusive);
+    let excluded = "a lock record is unreadable: its holders exclude each other";
+    assert_eq!(wrong(&|record| record.holders[1].share = Share::Shared), excluded);
+    assert_eq!(wrong(&|record| record.holders[0].share = Share::Exclusive), excluded);
+    let slot = "a lock record is unreadable: a holder has a slot that it cannot have";
+    assert_eq!(wrong(&|record| record.holders[1].slot = 1), slot);
+    assert_eq!(wrong(&|record| record.holders[1].slot = 3), slot);
+    assert_eq!(wrong(&|record| record.slots = None), slot);
+    let shared = |record: &mut Record| {
+        both(record, Share::Shared);
+        record.holders[1].slot = 1;
+    };
+    assert_eq!(wrong(&shared), slot);
+    let twice = "a lock record is unreadable: a holder or waiter is there twice";
+    assert_eq!(wrong(&|record| record.holders[1].proof = record.holders[0].proof), twice);
+    assert_eq!(wrong(&|record| record.waiters[0].proof = record.holders[0].proof), twice);
+}

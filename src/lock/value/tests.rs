@@ -81,7 +81,7 @@ fn versions(record: &Record) -> (Option<u64>, Option<u64>) {
 #[test]
 fn the_first_version_is_the_records_and_each_write_adds_one() {
     let mut record = Record::free(b"x");
-    assert!(matches!(put(&mut record, 40, writing(9, b"a")), Outcome::Written(_)));
+    assert!(matches!(put(&mut record, 40, writing(9, b"a")), Outcome::Written(..)));
     assert_eq!(versions(&record), (Some(40), Some(40)));
     put(&mut record, 60, writing(9, b"b"));
     assert_eq!(versions(&record), (Some(41), Some(60)));
@@ -90,7 +90,7 @@ fn the_first_version_is_the_records_and_each_write_adds_one() {
     put(&mut record, 61, writing(1, b"c"));
     assert_eq!(versions(&record), (Some(42), Some(5)), "the token is that of the grant");
     let deleted = put(&mut record, 70, Writing { value: None, ..writing(1, b"d") });
-    assert!(matches!(deleted, Outcome::Written(Some(value)) if value.version == Some(42)));
+    assert!(matches!(deleted, Outcome::Written(Some(value), _) if value.version == Some(42)));
     assert_eq!(record.value, None);
     assert!(matches!(put(&mut record, 71, Writing { value: None, ..writing(1, b"d") }), Outcome::NoValue));
     put(&mut record, 80, writing(1, b"e"));
@@ -138,7 +138,7 @@ fn a_grant_that_is_over_writes_only_if_it_says_so_and_was_the_last() {
     assert!(matches!(put(&mut record, 9, writing(1, b"a")), Outcome::NotOwner(_, Some(_))));
     let mut taken_since = record.clone();
     let stale = Writing { even_if_stale: true, ..unlock };
-    assert!(matches!(put(&mut record, 9, stale.clone()), Outcome::Written(_)));
+    assert!(matches!(put(&mut record, 9, stale.clone()), Outcome::Written(..)));
     assert!(record.is_free() && record.value.is_some());
     let grant = taken_since.holders.remove(0);
     let of =
@@ -146,7 +146,7 @@ fn a_grant_that_is_over_writes_only_if_it_says_so_and_was_the_last() {
     taken_since.endings = vec![of(1, 5, Ended::Expired), of(2, 6, Ended::Released)];
     assert!(matches!(put(&mut taken_since, 9, stale.clone()), Outcome::NotOwner(_, Some(_))));
     taken_since.endings.pop();
-    assert!(matches!(put(&mut taken_since, 9, stale), Outcome::Written(_)));
+    assert!(matches!(put(&mut taken_since, 9, stale), Outcome::Written(..)));
 }
 
 #[test]
@@ -155,13 +155,13 @@ fn a_repetition_is_seen_for_what_it_is() {
     put(&mut record, 40, writing(9, b"a"));
     let mut again = writing(9, b"a");
     again.claimant.repeated = true;
-    assert!(matches!(put(&mut record, 41, again), Outcome::Written(_)));
+    assert!(matches!(put(&mut record, 41, again), Outcome::Written(..)));
     assert_eq!(versions(&record).0, Some(40), "written once");
     let mut record = held(1);
     let mut unlock = Writing { as_holder: true, give_back: true, ..writing(1, b"a") };
     put(&mut record, 41, unlock.clone());
     unlock.claimant.repeated = true;
-    assert!(matches!(put(&mut record, 42, unlock), Outcome::Written(_)));
+    assert!(matches!(put(&mut record, 42, unlock), Outcome::Written(..)));
     assert_eq!(versions(&record).0, Some(41));
 }
 
@@ -172,8 +172,8 @@ fn a_condition_is_looked_at_before_anybody_waits() {
     let version = |pid, version| Writing { only_if: Some(OnlyIf::Version(version)), ..writing(pid, b"b") };
     assert!(matches!(put(&mut record, 9, absent(9)), Outcome::Busy(_)));
     assert!(matches!(put(&mut record, 9, version(9, 3)), Outcome::OtherValue(None)));
-    assert!(matches!(put(&mut record, 9, absent(1)), Outcome::Written(_)));
+    assert!(matches!(put(&mut record, 9, absent(1)), Outcome::Written(..)));
     assert!(matches!(put(&mut record, 10, absent(9)), Outcome::OtherValue(Some(_))));
     assert!(matches!(put(&mut record, 10, version(1, 10)), Outcome::OtherValue(Some(_))));
-    assert!(matches!(put(&mut record, 10, version(1, 9)), Outcome::Written(_)));
+    assert!(matches!(put(&mut record, 10, version(1, 9)), Outcome::Written(..)));
 }
