@@ -44,8 +44,8 @@ use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::{Host, Listener};
 use crate::lock::{
-    self, Ask, Claimant, Facts, Fate, Grant, Handle, Home, Lease, Outcome, Party, Process, Proof, Record, Step, Tenure,
-    Value, Waiter, Wanted, Writing, decide,
+    self, Ask, Claimant, Ended, Ending, Facts, Fate, Grant, Handle, Home, Lease, Outcome, Party, Process, Proof,
+    Record, Step, Tenure, Value, Waiter, Wanted, Writing, decide,
 };
 use crate::store::{Change, Durability, Keep, Store, Stored, Swap, Version};
 
@@ -138,7 +138,7 @@ impl Engine {
     fn settle_in(&self, mut race: Race<'_>, ask: &Ask, by: Option<&Party>) -> Result<Option<Outcome>> {
         let name = race.key;
         let mut ask = ask.clone();
-        // The answer, if the record was removed.
+        // The answer, if the record knows nothing of it.
         let mut removed: Option<Outcome> = None;
         loop {
             let (version, record) = self.read(name)?;
@@ -149,7 +149,7 @@ impl Engine {
             };
             if let Some(outcome) = removed.take().filter(|outcome| !is_known(outcome)) {
                 if let Outcome::Released(grant) = &outcome {
-                    self.host.ring(Listener::Guardian(&grant.proof));
+                    self.tell_supervisor(&grant.proof);
                 }
                 return Ok(Some(outcome));
             }
@@ -158,16 +158,18 @@ impl Engine {
                 Step::Write { record: next, outcome, wake, over } => {
                     let swapped = Swapped { expect: version, before: &record, record: &next, wake: &wake, over: &over };
                     let stored = self.swap_with(&[swapped], &[], by)?;
-                    // Nobody else removes a record in which somebody holds. So if it is gone that was us, and the reply was
-                    // lost: nothing is left that could remember it.
-                    removed = outcome.clone().filter(|_| stored.is_none() && next.is_vacant());
+                    // What stood there just now left a trace if another process ended it. So if there is none, our own write
+                    // was stored, and the reply was lost.
+                    let leaves_no_trace = |outcome: &Outcome| match outcome {
+                        Outcome::Released(_) => true,
+                        _ => next.is_vacant(),
+                    };
+                    removed = outcome.clone().filter(|outcome| stored.is_none() && leaves_no_trace(outcome));
                     if let (Some(version), Some(outcome)) = (stored, outcome) {
                         match &outcome {
                             // Whoever renews on and on knows.
                             Outcome::Renewed(Grant { tenure: Tenure::Renewed(_), .. }) => {}
-                            Outcome::Renewed(grant) | Outcome::Released(grant) => {
-                                self.host.ring(Listener::Guardian(&grant.proof));
-                            }
+                            Outcome::Renewed(grant) => self.tell_supervisor(&grant.proof),
                             _ => {}
                         }
                         return Ok(Some(with_token(outcome, &version)));
@@ -194,7 +196,16 @@ impl Engine {
     ///
     /// When this host cannot be told from others.
     pub fn claimant(&self, proof: Option<Proof>, owners: Vec<Process>) -> Result<Claimant> {
-        Ok(Claimant { proof, owners, claim: None, home: self.host.home()?, repeated: false })
+        Ok(Claimant { proof, owners, claim: None, home: self.host.home()?, supervises: false, repeated: false })
+    }
+
+    /// The process on this host that took the grant with this proof for itself, or that supervises it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::claimant`].
+    pub fn supervisor(&self, proof: Proof) -> Result<Claimant> {
+        Ok(Claimant { supervises: true, ..self.claimant(Some(proof), Vec::new())? })
     }
 
     /// Everything about one name, for people; `None` when it is free and was never heard of.
@@ -339,6 +350,7 @@ impl Engine {
         let Swap::Stored(version) = self.commit(&changes, &before)? else { return Ok(None) };
         for Swapped { before, record, wake, .. } in records {
             self.wake(before, wake);
+            self.tell_supervisors(before, record);
             self.end_leases(before, record);
             // What is left behind if this fails misleads nobody, and the record is as it is.
             let _ = self.tidy_up(before, record);
@@ -355,6 +367,27 @@ impl Engine {
         }
         let what = format!("{} has no room for so many holders", self.store.place(name));
         Err(Error::new(Exit::System, what, "nothing was changed; try again when some of them are gone"))
+    }
+
+    /// Tells those who watch a command that its grant has changed.
+    fn tell_supervisor(&self, proof: &Proof) {
+        self.host.ring(Listener::Guardian(proof));
+    }
+
+    /// Tells those who watch a command whose grant ended. A supervisor knows what it released, and sees its command die.
+    fn tell_supervisors(&self, before: &Record, after: &Record) {
+        let is_over = |grant: &&Grant| after.holders.iter().all(|other| other.proof != grant.proof);
+        for grant in before.holders.iter().filter(is_over) {
+            let ending = after.endings.iter().rev().find(|ending| ending.grant.proof == grant.proof);
+            let is_known = |ending: &Ending| match ending.how {
+                Ended::Died => true,
+                Ended::Released => ending.grant.party.supervisor != grant.party.supervisor,
+                Ended::Expired | Ended::Broken => false,
+            };
+            if !ending.is_some_and(is_known) {
+                self.tell_supervisor(&grant.proof);
+            }
+        }
     }
 
     fn wake(&self, before: &Record, wake: &[Proof]) {

@@ -2,7 +2,8 @@
 //! becomes the command, the guardian that ends the command before, and the keeper that renews.
 //!
 //! It is a number in memory that they share since before they forked, CLOCK_BOOTTIME in milliseconds; and beside it,
-//! of which leases it is the end, as long as those are the first, and whether the keeper had to kill the command.
+//! of which leases it is the end, as long as those are the first; whether the keeper had to kill the command; and which locks
+//! the command released itself.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
@@ -18,7 +19,10 @@ use crate::exit::Exit;
 use crate::lock::{Lease, LeaseClock};
 
 /// So many leases are known by their [`mark`]s: together with the rest they fill a page.
-const MOST_MARKS: usize = 509;
+const MOST_MARKS: usize = 501;
+
+/// Each word of [`Shared::released`] stands for so many locks.
+const BITS: usize = u64::BITS as usize;
 
 /// The end of a lease.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +34,7 @@ struct Shared {
     killed: AtomicU64,
     /// How many of the marks are those of the leases that end there.
     first: AtomicU64,
+    released: [AtomicU64; 8],
     marks: [AtomicU64; MOST_MARKS],
 }
 
@@ -88,7 +93,24 @@ impl LeaseEnd {
         self.0.killed.store(1, Ordering::SeqCst);
     }
 
-    /// Whether it did.
+    /// The keeper saw that the command released the lock with this index. Returns false if there is no room to say so.
+    pub fn release(self, at: usize) -> bool {
+        let word = self.0.released.get(at / BITS);
+        word.map(|word| word.fetch_or(1 << (at % BITS), Ordering::SeqCst)).is_some()
+    }
+
+    /// The same of the first locks, so many.
+    pub fn release_first(self, count: usize) {
+        (0..count).all(|at| self.release(at));
+    }
+
+    /// Whether it saw that.
+    pub fn is_released(self, at: usize) -> bool {
+        let word = self.0.released.get(at / BITS);
+        word.is_some_and(|word| word.load(Ordering::SeqCst) & (1 << (at % BITS)) != 0)
+    }
+
+    /// Whether the keeper had to kill the command.
     pub fn has_killed(self) -> bool {
         self.0.killed.load(Ordering::SeqCst) != 0
     }

@@ -236,6 +236,11 @@ pub trait Store: Send + Sync {
     /// Removes what a waiter that is gone may have left in the store to be rung by.
     fn silence(&self, _bell: &[u8]) {}
 
+    /// Begins to listen for changes of the record under `name` that come from now on, where a store tells of them.
+    fn hear_changes(&self, _name: &[u8]) -> Option<Box<dyn Hearing>> {
+        None
+    }
+
     /// What there is to say about its health: what it is, who shares it, its clock, its server.
     fn examine(&self) -> Vec<Finding>;
 

@@ -154,6 +154,10 @@ impl Running {
                 now = host.boottime();
             }
             if let Some(due) = limits.iter().find(|limit| limit.kill <= now) {
+                if self.ended()?.is_some() {
+                    // It ended by itself while the limits were asked for.
+                    continue;
+                }
                 if self.send(Signal::SIGKILL) {
                     stopped = Some((stopped.map_or(due.why, |(why, _)| why), true));
                 } else {

@@ -11,6 +11,8 @@
 //!
 //! One thread renews, and may have to wait for the store; the other watches processes and clock, and never does.
 
+mod changes;
+
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
@@ -24,6 +26,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getppid, pipe2, read, write};
 use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
+use self::changes::Changes;
 use super::targets::{Opened, Targets};
 use super::world::{Target, World};
 use crate::background::{self, Parent};
@@ -296,11 +299,13 @@ impl Keeping<'_> {
         let span = self.world.lease();
         let mut opened: Option<Opened<'_>> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
+        let mut changes = Changes::new(self.world.host.boottime());
         let mut next = self.lease_end.get().map_or(Duration::ZERO, |ends| ends.saturating_sub(span * 2 / 3));
         loop {
-            timer.set(Some(next));
-            wait_for([poke, timer.as_fd()], None);
+            timer.set(Some(next.min(changes.due())));
+            wait_for([poke, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
             drain(poke);
+            changes.hear();
             if ended.load(SeqCst) {
                 return;
             }
@@ -322,6 +327,9 @@ impl Keeping<'_> {
             }
             let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
             next = now + (left / 3).max(Duration::from_millis(10));
+            if opened.as_ref().is_some_and(|opened| changes.listen(opened, now)) {
+                next = now;
+            }
         }
     }
 
@@ -332,14 +340,14 @@ impl Keeping<'_> {
             none => none.insert(self.targets.open(self.world)?),
         };
         let (mut held, mut lost, mut first): (bool, bool, Option<Duration>) = (false, false, None);
-        let has_lease = |((_, engine), _): &((&Target, &Engine), &mut Known)| {
+        let has_lease = |(_, ((_, engine), _)): &(usize, ((&Target, &Engine), &mut Known))| {
             self.timed || engine.store().reach() == Reach::ManyHosts
         };
-        for ((target, engine), known) in opened.each().zip(known).filter(has_lease) {
+        for (at, ((target, engine), known)) in opened.each().zip(known).enumerate().filter(has_lease) {
             let now = self.world.host.boottime();
             // A server that stands still must not keep us from the others until the lease is over.
             engine.store().bound(Some(now + self.world.lease() / 6));
-            let ends = match self.keep(&target.name, engine, known)? {
+            let ends = match self.keep(at, &target.name, engine, known)? {
                 Kept::GivenBack => continue,
                 Kept::ForGood => None,
                 Kept::Until(lease, ends) => Some(known.insert((lease, ends)).1),
@@ -360,7 +368,10 @@ impl Keeping<'_> {
         })
     }
 
-    fn keep(&self, name: &[u8], engine: &Engine, known: &Known) -> Result<Kept> {
+    fn keep(&self, at: usize, name: &[u8], engine: &Engine, known: &Known) -> Result<Kept> {
+        if self.lease_end.is_released(at) {
+            return Ok(Kept::GivenBack);
+        }
         let now = self.world.host.boottime();
         let span = self.world.lease();
         let mine = |grant: &Grant| grant.proof == self.proof;
@@ -380,7 +391,7 @@ impl Keeping<'_> {
                         (Some(lease), Some(ends)) => Kept::Until(lease.clone(), ends),
                         _ => Kept::ForGood,
                     }),
-                    Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending) => Ok(self.ended(ending)),
+                    Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending) => self.ended(at, name, engine, ending),
                     _ => Ok(Kept::Lost),
                 }
             }
@@ -392,7 +403,7 @@ impl Keeping<'_> {
                 Ok(Kept::Until(lease, ends))
             }
             Some(_) => Ok(Kept::ForGood),
-            None => Ok(self.ended(record.endings.into_iter().find(|ending| mine(&ending.grant)))),
+            None => self.ended(at, name, engine, record.endings.into_iter().find(|ending| mine(&ending.grant))),
         }
     }
 
@@ -403,14 +414,14 @@ impl Keeping<'_> {
         self.lease_end.of(lease).map_or_else(|| Ok(now + engine.store().remaining(lease)?), Ok)
     }
 
-    /// What it means that nothing is held. That a grant was given back is soon forgotten; that one was broken is not.
-    fn ended(&self, ending: Option<Ending>) -> Kept {
-        let over = self.lease_end.get().is_some_and(|ends| ends <= self.world.host.boottime());
-        match ending.map(|ending| ending.how) {
-            Some(Ended::Released | Ended::Died) => Kept::GivenBack,
-            None if !over => Kept::GivenBack,
-            _ => Kept::Lost,
+    /// What it means that the record has no grant of ours, while the owners live: it was lost, unless its end says that it was
+    /// released. Of that the supervisor hears by us, if it can, so that the record need not keep it.
+    fn ended(&self, at: usize, name: &[u8], engine: &Engine, ending: Option<Ending>) -> Result<Kept> {
+        let Some(ending) = ending.filter(|ending| ending.how == Ended::Released) else { return Ok(Kept::Lost) };
+        if ending.is_owed() && self.lease_end.release(at) {
+            engine.settle(name, &Ask::Release(engine.supervisor(self.proof)?))?;
         }
+        Ok(Kept::GivenBack)
     }
 }
 

@@ -4,6 +4,7 @@ mod guard;
 mod old_flock;
 mod take;
 
+use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
@@ -57,7 +58,8 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     let proof = handle.proof();
     let bell = if kept { None } else { Bell::new(Listener::Guardian(&proof)) };
     let guard = |running| {
-        let guard = Guard { world, asked, targets, handle, opened, old_flock, lease_end, bell };
+        let guard =
+            Guard { world, asked, targets, handle, opened, old_flock, lease_end, bell, released: RefCell::default() };
         let exit = guard.until_the_end(running, signals);
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(guard);

@@ -180,7 +180,7 @@ impl Opened<'_> {
     /// Gives back what this handle proves: one answer for each target, as far as it could be found out.
     pub(super) fn give_back(&self, proof: Proof) -> Vec<Result<Outcome>> {
         let release = |(target, engine): (&Target, &Engine)| {
-            engine.settle(&target.name, &Ask::Release(engine.claimant(Some(proof), Vec::new())?))
+            engine.settle(&target.name, &Ask::Release(engine.supervisor(proof)?))
         };
         let mut answers: Vec<_> = self.each().rev().map(release).collect();
         answers.reverse();

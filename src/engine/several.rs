@@ -340,7 +340,7 @@ impl<'a, 'b> Several<'a, 'b> {
         let mut done = Ok(());
         for (Wish { engine, name }, held) in self.wishes.iter().zip(&mut self.held).rev() {
             if held.take().is_some() {
-                let claimant = engine.claimant(Some(self.alone.handle.proof()), Vec::new())?;
+                let claimant = engine.supervisor(self.alone.handle.proof())?;
                 done = done.and(engine.settle(name, &Ask::Release(claimant)).map(drop));
             }
         }

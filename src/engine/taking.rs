@@ -360,7 +360,7 @@ impl<'a> Attempt<'a> {
     /// Leaves the queue, and gives back what was granted in the meantime.
     fn abandon(&mut self) -> Result<()> {
         if let Outcome::GrantedMeanwhile(_) = self.leave()? {
-            let claimant = self.engine.claimant(Some(self.application.entry.proof), Vec::new())?;
+            let claimant = self.engine.supervisor(self.application.entry.proof)?;
             self.engine.settle(self.name, &Ask::Release(claimant))?;
         }
         Ok(())

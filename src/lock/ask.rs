@@ -97,6 +97,9 @@ pub struct Claimant {
     pub claim: Option<Vec<u8>>,
     /// Where those run.
     pub home: Home,
+    /// Whether the claimant took the grant for itself, or supervises the process that did: how the grant ended concerns no
+    /// other process.
+    pub supervises: bool,
     /// Whether this ask was put to the store before, with a reply that was lost or unclear.
     pub repeated: bool,
 }

@@ -48,14 +48,17 @@ fn answer(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted> {
         Ask::Release(claimant) => match find(record, claimant, facts)? {
             Found::Mine(at) => {
                 let mut next = record.clone();
+                if claimant.supervises {
+                    next.holders[at].party.supervisor = None;
+                }
                 let grant = end(&mut next, at, Ended::Released);
                 let wake = serve(&mut next, facts)?;
                 Ok(write(next, Outcome::Released(grant), wake))
             }
+            Found::Ended(ending) if hears_of(record, claimant, &ending) => hear_of(record, ending, facts),
             Found::Ended(ending) if claimant.repeated && ending.how == Ended::Released => {
                 Ok(Step::Done(Outcome::Released(ending.grant)))
             }
-            Found::Ended(ending) if ending.how == Ended::Broken => hear_of_break(record, ending, facts),
             other => refuse(record, other, facts),
         },
         Ask::Renew(claimant, tenure @ Tenure::Renewed(_)) => renew_on(record, claimant, tenure, facts),
@@ -406,8 +409,14 @@ fn is_mine(grant: &Grant, claimant: &Claimant, facts: &Facts) -> Result<bool, Wa
     Ok(is_owned && (grant.unconfirmed.is_none() || is_decided(grant, facts)?))
 }
 
-/// The holder asks after a grant that was broken: tell, and keep it no longer.
-fn hear_of_break(record: &Record, ending: Ending, facts: &Facts) -> Result<Step, Wanted> {
+/// Whether the claimant is the process that has yet to hear of this ending.
+fn hears_of(record: &Record, claimant: &Claimant, ending: &Ending) -> bool {
+    let is_for_claimant = claimant.supervises || ending.grant.party.supervisor.is_none();
+    is_for_claimant && ending.is_owed() && record.endings.contains(ending)
+}
+
+/// Tells how the grant ended, and keeps that no longer.
+fn hear_of(record: &Record, ending: Ending, facts: &Facts) -> Result<Step, Wanted> {
     let mut next = record.clone();
     next.endings.retain(|kept| *kept != ending);
     match refuse(record, Found::Ended(ending), facts)? {

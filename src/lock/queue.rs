@@ -12,13 +12,8 @@ pub(super) const WINDOW: usize = 16;
 /// With so few left in the record, the next page is fetched.
 const LOW_WATER: usize = 3;
 
-/// Ends the grants that no longer stand, and forgets of those that were broken whose holders will never ask.
+/// Ends the grants that no longer stand, and forgets the endings whose supervisors and holders will never ask.
 pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, Wanted> {
-    for ending in std::mem::take(&mut record.endings) {
-        if ending.how != Ended::Broken || effective_owner(&ending.grant.party, facts)?.is_some() {
-            record.endings.push(ending);
-        }
-    }
     let mut evicted = Vec::new();
     let mut at = 0;
     while at < record.holders.len() {
@@ -39,7 +34,25 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, W
             }
         }
     }
+    for mut ending in std::mem::take(&mut record.endings) {
+        forget_dead_supervisor(&mut ending, facts)?;
+        let is_awaited = ending.grant.party.supervisor.is_some() || ending.how != Ended::Broken;
+        if is_awaited || effective_owner(&ending.grant.party, facts)?.is_some() {
+            record.endings.push(ending);
+        }
+    }
     Ok(evicted)
+}
+
+/// A supervisor that is dead hears of nothing any more.
+fn forget_dead_supervisor(ending: &mut Ending, facts: &Facts) -> Result<(), Wanted> {
+    let party = &mut ending.grant.party;
+    if let Some(supervisor) = &party.supervisor
+        && facts.fate(&party.home, supervisor)? == Fate::Dead
+    {
+        party.supervisor = None;
+    }
+    Ok(())
 }
 
 pub(super) fn end(record: &mut Record, at: usize, how: Ended) -> Grant {

@@ -15,6 +15,9 @@ use super::value::Value;
 /// How many past grants a record remembers.
 const ENDINGS_KEPT: usize = 4;
 
+/// Maximum number of past grants in a record, those included that stay until somebody has heard of them.
+const MOST_ENDINGS: usize = 256;
+
 /// Everything that is known under one name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Record {
@@ -30,8 +33,8 @@ pub struct Record {
     pub pages: Option<Pages>,
     /// What the lock guards, where that is kept here.
     pub value: Option<Value>,
-    /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told. One that was broken
-    /// stays until its holder has heard of it, or died. Of a record that was decided about just now they are all that
+    /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told. One that
+    /// [is owed](Ending::is_owed) stays until that process has heard of it, or died. Of a record that was decided about just now they are all that
     /// ended thereby; of these only the last few are written.
     pub endings: Vec<Ending>,
 }
@@ -122,6 +125,21 @@ pub struct Ending {
     pub grant: Grant,
     /// How it ended.
     pub how: Ended,
+}
+
+impl Ending {
+    /// Whether a process has yet to hear of it: the supervisor, which takes a grant without a trace for lost; or the owner of
+    /// a grant that was broken.
+    pub fn is_owed(&self) -> bool {
+        let party = &self.grant.party;
+        match self.how {
+            Ended::Released | Ended::Died => party.supervisor.is_some(),
+            // Its supervisor needs no trace of that.
+            Ended::Expired => false,
+            // A claim has neither, and no process asks after it.
+            Ended::Broken => party.supervisor.is_some() || !party.owners.is_empty(),
+        }
+    }
 }
 
 /// How a grant ended.
@@ -301,8 +319,10 @@ impl Record {
     }
 
     /// The endings that are kept when it is written.
-    pub(super) fn remembered(&self) -> &[Ending] {
-        &self.endings[self.endings.len().saturating_sub(ENDINGS_KEPT)..]
+    pub(super) fn remembered(&self) -> impl Iterator<Item = &Ending> {
+        let [recent, owed] = [ENDINGS_KEPT, MOST_ENDINGS].map(|kept| self.endings.len().saturating_sub(kept));
+        let kept = move |(at, ending): &(usize, &Ending)| *at >= recent || (*at >= owed && ending.is_owed());
+        self.endings.iter().enumerate().filter(kept).map(|(_, ending)| ending)
     }
 
     /// Whether it bears this grant, or remembers how it ended.
@@ -311,11 +331,8 @@ impl Record {
         known.any(|grant| grant.proof == *proof)
     }
 
-    /// Whether nothing in it needs keeping: it is free and guards no value, and nobody is yet to be told that his grant was
-    /// broken.
+    /// Whether nothing in it needs keeping: it is free and guards no value, and no process has yet to hear how its grant ended.
     pub fn is_vacant(&self) -> bool {
-        // Nobody will ask after a claim.
-        let is_owed = |ending: &Ending| ending.how == Ended::Broken && !ending.grant.party.owners.is_empty();
-        self.is_free() && self.value.is_none() && !self.remembered().iter().any(is_owed)
+        self.is_free() && self.value.is_none() && !self.remembered().any(Ending::is_owed)
     }
 }

@@ -422,7 +422,12 @@ impl Store for Etcd {
     }
 
     fn hear(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Hearing>> {
-        bell::hear(&self.gateway, &self.key("bells", bell), since.number + 1)
+        let only_puts = json!({"start_revision": (since.number + 1).to_string(), "filters": ["NODELETE"]});
+        bell::hear(&self.gateway, &self.key("bells", bell), only_puts)
+    }
+
+    fn hear_changes(&self, name: &[u8]) -> Option<Box<dyn Hearing>> {
+        bell::hear(&self.gateway, &self.record_key(name), json!({}))
     }
 
     fn examine(&self) -> Vec<Finding> {

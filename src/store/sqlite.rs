@@ -91,6 +91,8 @@ struct Database {
     connection: Connection,
     /// What it was told about waiting for the disk.
     tuned: Option<&'static str>,
+    /// The file that it has open.
+    file: Option<ground::FileId>,
 }
 
 impl Database {
@@ -132,6 +134,8 @@ impl Sqlite {
     /// Runs `work` on the database, if there is one.
     fn reading<T: Default>(&self, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
         let mut database = self.database();
+        // To write a file that was removed fails; to read it tells of grants that no other process knows.
+        database.take_if(|database| database.file != ground::file_id(&self.path));
         if database.is_none() && !ground::check_file(&self.path)? {
             return Ok(T::default());
         }
@@ -207,7 +211,10 @@ impl Sqlite {
     fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
         match database {
             Some(database) => Ok(database),
-            None => Ok(database.insert(Database { connection: self.connect()?, tuned: None })),
+            None => {
+                let file = ground::file_id(&self.path);
+                Ok(database.insert(Database { connection: self.connect()?, tuned: None, file }))
+            }
         }
     }
 

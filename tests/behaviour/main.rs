@@ -69,6 +69,7 @@ mod lease;
 mod leftovers;
 mod lock;
 mod locked_database;
+mod lost;
 mod modes;
 mod names;
 mod old_flock;

@@ -198,6 +198,7 @@ impl World {
             owners,
             claim: None,
             home: home(self.actors[at].host),
+            supervises: false,
             repeated: actor.repeated,
         };
         Some(match task {

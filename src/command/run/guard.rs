@@ -1,6 +1,7 @@
 //! The process that stays behind, waits for the command's end and gives the lock back.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use crate::child::{Ended, Limits, News, Report, Running, Stop};
 use crate::cli::{OnLost, RunWithLock};
 use crate::command::keep::{Keeper, Keeping};
 use crate::command::targets::{Opened, Targets};
-use crate::command::world::World;
+use crate::command::world::{Target, World};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Bell;
@@ -48,6 +50,8 @@ pub(super) struct Guard<'a> {
     pub(super) lease_end: Option<LeaseEnd>,
     /// By which we hear of it if the command renews or gives back, unless a keeper does.
     pub(super) bell: Option<Bell>,
+    /// Which of the locks the command released itself.
+    pub(super) released: RefCell<BTreeSet<usize>>,
 }
 
 /// The lease of what is held, as last seen.
@@ -75,7 +79,7 @@ impl Guard<'_> {
             let now = self.world.host.boottime();
             let ends = match self.lease_end {
                 Some(lease_end) => lease_end.get(),
-                None => self.lease_left(lease.get().map(|lease| lease.ends)).map(|left| now + left),
+                None => self.lease_left().map(|left| now + left),
             };
             let same = |known: &Lease, ends: Duration| known.ends.abs_diff(ends) < ROUNDING;
             lease.set(ends.map(|ends| match lease.get() {
@@ -193,9 +197,9 @@ impl Guard<'_> {
                     by_time.set(by_time.get() || matches!(grant.tenure, Tenure::Until(_)));
                     continue;
                 }
-                // The command gave it back itself, or somebody saw its end before we did, perhaps long ago. (That it was
-                // broken would be remembered for us.)
-                Ok(Outcome::NotHeld(None) | Outcome::NotOwner(_, None)) if !over => continue,
+                // The command released it, which we or the keeper heard of.
+                Ok(Outcome::NotHeld(None) | Outcome::NotOwner(_, None)) if self.is_released(at) => continue,
+                // The command released it, or another process saw its end before we did.
                 Ok(Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending)))
                     if matches!(ending.how, lock::Ended::Died | lock::Ended::Released) =>
                 {
@@ -204,7 +208,7 @@ impl Guard<'_> {
                 Ok(Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending))) => {
                     format!("it was held by {}", opened.reporter(at).ending(&ending))
                 }
-                Ok(_) => "its time ran out, or it was broken".to_string(),
+                Ok(_) => "its record has no trace of the grant".to_string(),
                 Err(error) if !over => {
                     self.tell_kept(&name, &error);
                     continue;
@@ -229,9 +233,9 @@ impl Guard<'_> {
         let proof = self.handle.proof();
         for (target, engine) in opened.each() {
             engine.store().bound(Some(self.world.host.boottime()));
-            if let Outcome::GrantedMeanwhile(_) = engine.settle(&target.name, &Ask::Withdraw(proof, None))? {
-                engine.settle(&target.name, &Ask::Release(engine.claimant(Some(proof), Vec::new())?))?;
-            }
+            engine.settle(&target.name, &Ask::Withdraw(proof, None))?;
+            // What was granted meanwhile, and what others saw of its end.
+            engine.settle(&target.name, &Ask::Release(engine.supervisor(proof)?))?;
         }
         Ok(())
     }
@@ -277,28 +281,43 @@ impl Guard<'_> {
         limits
     }
 
-    /// What is left of the shortest lease: nothing if it is over, or we could not find out. `None`: there is none, or the
-    /// command gave back what had one.
-    ///
-    /// That a grant was given back, or ran out, is soon forgotten where others come after it. What is forgotten before the
-    /// lease that was `known` is over was given back; after that it may have run out.
-    fn lease_left(&self, known: Option<Duration>) -> Option<Duration> {
+    /// What is left of the shortest lease: nothing if it is over, the grant was lost, or we could not find out. `None`: there
+    /// is no lease, or the command released what had one.
+    fn lease_left(&self) -> Option<Duration> {
         let Ok(opened) = &self.opened else { return Some(Duration::ZERO) };
-        let lefts = opened.each().map(|(target, engine)| {
+        let lefts = opened.each().enumerate().map(|(at, (target, engine))| {
             let mine = |grant: &Grant| grant.proof == self.handle.proof();
+            if self.is_released(at) {
+                return None;
+            }
             let Ok(sight) = engine.sight(&target.name) else { return Some(Duration::ZERO) };
             match sight.record.holders.into_iter().find(mine).map(|grant| grant.tenure) {
                 Some(Tenure::Until(lease)) => Some(engine.store().remaining(&lease).unwrap_or_default()),
                 Some(_) => None,
                 None => {
                     let ending = sight.record.endings.into_iter().find(|ending| mine(&ending.grant));
-                    let is_over = || known.is_some_and(|ends| ends <= self.world.host.boottime());
-                    let ran_out = ending.map_or_else(is_over, |ending| ending.how != lock::Ended::Released);
-                    ran_out.then_some(Duration::ZERO)
+                    let is_released = ending.is_some_and(|ending| ending.how == lock::Ended::Released);
+                    if is_released {
+                        self.hear_of_release(at, target, engine);
+                    }
+                    (!is_released).then_some(Duration::ZERO)
                 }
             }
         });
         lefts.flatten().min()
+    }
+
+    /// Whether the command released this lock itself, as far as we have heard.
+    fn is_released(&self, at: usize) -> bool {
+        self.released.borrow().contains(&at) || self.lease_end.is_some_and(|lease_end| lease_end.is_released(at))
+    }
+
+    /// The record need not keep any longer that the command released this lock.
+    fn hear_of_release(&self, at: usize, target: &Target, engine: &Engine) {
+        self.released.borrow_mut().insert(at);
+        let hear = |claimant| engine.settle(&target.name, &Ask::Release(claimant));
+        // Where that fails it is kept until the command has ended.
+        let _ = engine.supervisor(self.handle.proof()).and_then(hear);
     }
 }
 

@@ -46,7 +46,7 @@ impl Take<'_> {
     pub(super) fn and_become(&self, becoming: Option<&Becoming>) -> anyhow::Result<Exit> {
         let opened = self.targets.open(self.world)?;
         let common = &self.asked.common;
-        let applicant = self.applicant(becoming.is_none())?;
+        let applicant = self.applicant(becoming.is_none(), opened.are_shared())?;
         let patience = self.asked.taking.waiting.patience();
         let until = patience.limit.map(|limit| self.began.saturating_add(limit));
         // The store may have been locked while it was tried at once.
@@ -98,7 +98,7 @@ impl Take<'_> {
     /// told, by the long way.
     pub(super) fn at_once(&self, progress: &Progress) {
         let Ok(opened) = self.targets.open(self.world) else { return };
-        let Ok(applicant) = self.applicant(false) else { return };
+        let Ok(applicant) = self.applicant(false, false) else { return };
         let taken = opened.take(&applicant, &Patience::NONE, None, &mut |_, _| None);
         let Ok(AllTaken::Granted(grants, evicted)) = taken else { return };
         told(&self.asked.common, self.targets, &opened, &grants, evicted.as_ref());
@@ -153,14 +153,15 @@ impl Take<'_> {
         )
     }
 
-    fn applicant(&self, yields: bool) -> Result<Applicant> {
+    fn applicant(&self, yields: bool, is_kept: bool) -> Result<Applicant> {
         let process = self.world.host.this_process()?;
         let taking = &self.asked.taking;
         let party = self.world.party(vec![process], self.plan.line(), taking.waiting.label.as_ref())?;
         Ok(Applicant {
             handle: self.handle.clone(),
             share: taking.share(),
-            party: Party { supervisor: self.guardian, ..party },
+            // With -F the keeper hears for the command how the grant ended, as long as that lives.
+            party: Party { supervisor: self.guardian.or(is_kept.then_some(process)), ..party },
             process,
             outlived: false,
             yields,
@@ -198,6 +199,10 @@ impl Take<'_> {
     }
 
     fn give_back(&self, opened: &Opened<'_>) -> Result<()> {
+        // The keeper must not take it for lost.
+        if let Some(lease_end) = self.lease_end {
+            lease_end.release_first(self.targets.all.len());
+        }
         opened.give_back(self.handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))
     }
 }

@@ -95,7 +95,14 @@ fn take(record: &mut Record, version: u64, pid: i32, share: Share) -> Option<Out
 }
 
 fn handle_of(pid: i32) -> Claimant {
-    Claimant { proof: Some(proof(pid)), owners: Vec::new(), claim: None, home: home(), repeated: false }
+    Claimant {
+        proof: Some(proof(pid)),
+        owners: Vec::new(),
+        claim: None,
+        home: home(),
+        supervises: false,
+        repeated: false,
+    }
 }
 
 fn owner(pid: i32) -> Claimant {
@@ -406,6 +413,40 @@ fn a_broken_grant_is_remembered_until_its_holder_hears_of_it_or_dies() {
 }
 
 #[test]
+fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_hears_of_it_or_dies() {
+    const SUPERVISOR: i32 = 70;
+    let mut wanted = wants(1, Share::Exclusive);
+    wanted.entry.party.supervisor = Some(process(SUPERVISOR));
+    let mut granted = Record::free(b"x");
+    apply(&mut granted, 1, Ask::Take(wanted), &[]);
+    let supervisor = Claimant { supervises: true, ..handle_of(1) };
+    for (ask, dead, how) in [
+        (Ask::Release(handle_of(1)), &[][..], Ended::Released),
+        (Ask::Collect, &[1], Ended::Died),
+        (Ask::Break(vec![proof(1)]), &[], Ended::Broken),
+    ] {
+        let mut record = granted.clone();
+        apply(&mut record, 2, ask, dead);
+        // More grants than a record remembers of others.
+        for pid in 2..9 {
+            take(&mut record, pid as u64, pid, Share::Exclusive);
+            apply(&mut record, 9, Ask::Release(handle_of(pid)), dead);
+        }
+        assert!(record.is_free() && !record.is_vacant(), "{how:?}");
+        let mut alone = record.clone();
+        apply(&mut alone, 10, Ask::Collect, &[1, SUPERVISOR]);
+        assert!(alone.is_vacant(), "{how:?}");
+        // The command itself may ask, and changes nothing about it.
+        apply(&mut record, 10, Ask::Release(handle_of(1)), dead);
+        let (told, _) = apply(&mut record, 11, Ask::Release(supervisor.clone()), dead);
+        assert!(matches!(told, Some(Outcome::NotHeld(Some(ending))) if ending.how == how), "{how:?}");
+        assert!(record.is_vacant(), "{how:?}");
+    }
+    let (told, _) = apply(&mut granted, 2, Ask::Release(supervisor), &[]);
+    assert!(matches!(told, Some(Outcome::Released(_))) && granted.is_vacant());
+}
+
+#[test]
 fn withdrawing_lets_those_behind_pass() {
     let mut record = queue(&[Share::Shared, Share::Exclusive, Share::Shared]);
     let (outcome, wake) = apply(&mut record, 9, Ask::Withdraw(proof(2), None), &[]);
@@ -525,7 +566,14 @@ fn held_by(pid: i32, tenure: Tenure) -> Record {
 #[test]
 fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
     let renewed = |ends| Tenure::Renewed(lease(ends));
-    let claimant = Claimant { proof: Some(proof(1)), owners: Vec::new(), claim: None, home: home(), repeated: false };
+    let claimant = Claimant {
+        proof: Some(proof(1)),
+        owners: Vec::new(),
+        claim: None,
+        home: home(),
+        supervises: false,
+        repeated: false,
+    };
     let held = held_by(1, renewed(0));
     let Step::Write { record, .. } = settle(&held, &Ask::Renew(claimant.clone(), renewed(9)), &[]) else { panic!() };
     assert_eq!(record.holders[0].tenure, renewed(9));
@@ -540,7 +588,14 @@ fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
 
 #[test]
 fn whoever_is_mourned_is_dead_for_everybody() {
-    let claimant = Claimant { proof: Some(proof(1)), owners: Vec::new(), claim: None, home: home(), repeated: false };
+    let claimant = Claimant {
+        proof: Some(proof(1)),
+        owners: Vec::new(),
+        claim: None,
+        home: home(),
+        supervises: false,
+        repeated: false,
+    };
     let mut held = held_by(1, Tenure::Renewed(lease(5)));
     let Step::Write { record, .. } = settle(&held, &Ask::Mourn(claimant.clone()), &[]) else { panic!() };
     assert_eq!(record.holders[0].tenure, Tenure::OwnerDied);

@@ -43,7 +43,14 @@ fn held(ends: u64) -> Record {
 
 fn writing(pid: i32, bytes: &[u8]) -> Writing {
     Writing {
-        claimant: Claimant { proof: Some(proof(pid)), owners: Vec::new(), claim: None, home: home(), repeated: false },
+        claimant: Claimant {
+            proof: Some(proof(pid)),
+            owners: Vec::new(),
+            claim: None,
+            home: home(),
+            supervises: false,
+            repeated: false,
+        },
         value: Some(Value::new(bytes, u64::from(bytes[0]), None)),
         only_if: None,
         as_holder: false,

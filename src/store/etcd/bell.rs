@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::gateway::Gateway;
 use super::line::{Line, Terms, is_readable};
@@ -37,14 +37,13 @@ impl Hearing for Watch {
     }
 }
 
-/// Begins to hear when this key is put, from this revision on.
-pub(super) fn hear(gateway: &Gateway, key: &[u8], from: u64) -> Option<Box<dyn Hearing>> {
+/// Begins to hear of changes of this key: of all that come from now on, unless `which` says otherwise.
+pub(super) fn hear(gateway: &Gateway, key: &[u8], mut which: Value) -> Option<Box<dyn Hearing>> {
     let terms = Arc::new(Terms::new(gateway.host().clone()));
     terms.set(gateway.host().boottime() + TO_BEGIN, false);
     let (server, token, mut line) = gateway.line(&terms).ok()?;
-    let question = json!({"create_request": {
-        "key": encoded(key), "start_revision": from.to_string(), "filters": ["NODELETE"]
-    }});
+    which["key"] = encoded(key).into();
+    let question = json!({"create_request": which});
     let (question, login) = (question.to_string(), token.map(|token| format!("Authorization: {token}\r\n")));
     let request = format!(
         "POST /v3/watch HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\n{}\

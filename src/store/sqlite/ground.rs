@@ -60,6 +60,14 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
     }
 }
 
+/// What tells a file from another one that has its path.
+pub(super) type FileId = (u64, u64);
+
+/// The file that has this path, if one has.
+pub(super) fn file_id(path: &Path) -> Option<FileId> {
+    lstat(path).ok().map(|found| (found.st_dev, found.st_ino))
+}
+
 /// Refuses what SQLite would take for a journal, and wait for or fail on in its own words.
 fn check_journals(path: &Path) -> Result<()> {
     for behind in ["-journal", "-wal"] {

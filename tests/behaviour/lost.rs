@@ -1,0 +1,171 @@
+//! Locks that are lost while their command runs, and locks that only look lost.
+
+use nix::sys::signal::Signal;
+
+use crate::sandbox::{Job, Sandbox, proc, wait_until};
+
+const LOST: &str = "csalock: lost while the command ran: lock x: its record has no trace of the grant; what the command \
+                    did after that was not guarded\n";
+
+/// More grants than a record remembers.
+const MANY: usize = 6;
+
+/// A command under lock x, after it has printed a line; it runs until its stdin ends.
+fn running(sandbox: &Sandbox, options: &[&str], script: &str) -> Job {
+    let script = format!("{script}; echo; cat > /dev/null; exit 3");
+    let mut job = sandbox.csalock([&["run"], options, &["x", "dash", "-c", &script]].concat()).spawn();
+    job.lines(1);
+    job
+}
+
+/// Other commands that hold the lock, one after the other.
+fn others(sandbox: &Sandbox) {
+    (0..MANY).for_each(|_| sandbox.csalock(["run", "-q", "x", "true"]).run());
+}
+
+/// Removes the record without a lock, as `etcdctl del` or `rm` do.
+fn remove_record(sandbox: &Sandbox) {
+    let store = sandbox.open();
+    let version = store.version(b"x").unwrap();
+    store.swap(b"x", version.as_ref(), None).unwrap();
+}
+
+#[track_caller]
+fn is_lost(job: Job) {
+    let done = job.wait();
+    assert!(done.code == Some(85) && done.stderr.starts_with(LOST), "{done:?}");
+}
+
+/// Nothing is left of the grant but the exit status of the command.
+#[track_caller]
+fn is_not_lost(sandbox: &Sandbox, job: Job) {
+    let done = job.wait();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(3), ""));
+    assert!(sandbox.record("x").is_none(), "{:?}", sandbox.record("x"));
+}
+
+on_every_kind_of_store! {
+    fn a_command_whose_record_was_removed_has_lost_its_lock(sandbox: &Sandbox) {
+        for options in [&[][..], &["--on-lost", "warn"], &["--ttl", "1h"]] {
+            let job = running(sandbox, options, ":");
+            remove_record(sandbox);
+            is_lost(job);
+            let job = running(sandbox, options, ":");
+            remove_record(sandbox);
+            others(sandbox);
+            is_lost(job);
+        }
+    }
+
+    fn a_command_whose_grant_was_edited_away_has_lost_its_lock(sandbox: &Sandbox) {
+        let job = running(sandbox, &[], ":");
+        sandbox.edit("x", |record| record.holders.clear());
+        is_lost(job);
+    }
+
+    fn a_command_whose_lock_is_broken_is_ended_at_once(sandbox: &Sandbox) {
+        for options in [&[][..], &["--ttl", "1h"]] {
+            let mut job = running(sandbox, options, ":");
+            sandbox.csalock(["unlock", "--force", "x"]).capture();
+            others(sandbox);
+            wait_until("it is ended", || job.has_ended());
+            let done = job.wait();
+            let ended = "until it was broken by --force; what the command did after that was not guarded\n\
+                         csalock: the command was ended\n";
+            assert!(done.code == Some(85) && done.stderr.ends_with(ended), "{done:?}");
+        }
+        let job = running(sandbox, &["--on-lost", "warn"], ":");
+        sandbox.csalock(["unlock", "--force", "x"]).capture();
+        others(sandbox);
+        let done = job.wait();
+        assert!(done.code == Some(85) && done.stderr.lines().count() == 1, "{done:?}");
+        assert!(sandbox.record("x").is_none(), "it was told");
+    }
+
+    fn a_command_that_releases_its_lock_has_not_lost_it(sandbox: &Sandbox) {
+        for release in ["csalock unlock x", "csalock put --unlock x value; csalock del x"] {
+            for options in [&[][..], &["--ttl", "1h"]] {
+                let job = running(sandbox, options, release);
+                wait_until("the record need not keep it", || sandbox.record("x").is_none());
+                others(sandbox);
+                is_not_lost(sandbox, job);
+            }
+        }
+    }
+
+    fn a_release_is_remembered_until_a_stopped_wrapper_goes_on(sandbox: &Sandbox) {
+        for (script, ends) in [("csalock unlock x", false), ("exit 3", true)] {
+            let script = format!("echo; while [ ! -e go ]; do sleep 0.01; done; {script}; touch done");
+            let mut job = running(sandbox, &[], &script);
+            let command = sandbox.holders("x")[0];
+            job.send(Signal::SIGSTOP);
+            sandbox.file("files/go", "");
+            match ends {
+                false => wait_until("it is released", || sandbox.path("files/done").exists()),
+                true => wait_until("it has ended", || !proc::lives(command)),
+            }
+            others(sandbox);
+            job.send(Signal::SIGCONT);
+            if ends {
+                wait_until("its wrapper has ended", || job.has_ended());
+            }
+            is_not_lost(sandbox, job);
+            let _ = ["go", "done"].map(|file| std::fs::remove_file(sandbox.path("files").join(file)));
+        }
+    }
+
+    fn a_release_is_forgotten_with_its_wrapper(sandbox: &Sandbox) {
+        let mut job = running(sandbox, &[], "echo; while [ ! -e go ]; do sleep 0.01; done; csalock unlock x; touch done");
+        job.send(Signal::SIGSTOP);
+        sandbox.file("files/go", "");
+        wait_until("it is released", || sandbox.path("files/done").exists());
+        job.kill();
+        others(sandbox);
+        assert!(sandbox.record("x").is_none(), "{:?}", sandbox.record("x"));
+    }
+
+    fn without_a_wrapper_a_command_that_releases_its_lock_goes_on(sandbox: &Sandbox) {
+        let job = running(sandbox, &["-F"], "csalock unlock x");
+        wait_until("the record need not keep it", || sandbox.record("x").is_none());
+        others(sandbox);
+        is_not_lost(sandbox, job);
+    }
+}
+
+on_every_store_of_files! {
+    fn a_command_whose_store_was_removed_has_lost_its_lock(sandbox: &Sandbox) {
+        // There was a store before the command began.
+        sandbox.csalock(["put", "y", "value"]).run();
+        for more in [false, true] {
+            let job = running(sandbox, &[], ":");
+            sandbox.script("dash", "rm -rf ../store*").run();
+            if more {
+                others(sandbox);
+            }
+            is_lost(job);
+        }
+    }
+}
+
+#[test]
+fn a_change_of_its_record_in_etcd_is_seen_at_once() {
+    let Some(cluster) = crate::etcd::shared() else { return };
+    let sandbox = Sandbox::at(cluster);
+    // Long before the lease would be renewed.
+    let began = std::time::Instant::now();
+    let lease = "10m";
+    let words = ["run", "x", "dash", "-c", "echo; exec sleep 600"];
+    let mut job = sandbox.csalock(words).env("CSALOCK_LEASE", lease).spawn();
+    job.lines(1);
+    // Waiters change it, too, and end nothing.
+    for _ in 0..2 {
+        sandbox.csalock(["run", "-q", "-w", "1s", "x", "true"]).env("CSALOCK_LEASE", lease).status(75).run();
+    }
+    assert!(!job.has_ended());
+    remove_record(&sandbox);
+    sandbox.csalock(["run", "-q", "x", "true"]).env("CSALOCK_LEASE", lease).run();
+    wait_until("it is ended", || job.has_ended());
+    let done = job.wait();
+    assert_eq!((done.code, done.stderr), (Some(85), format!("{LOST}csalock: the command was ended\n")));
+    assert!(began.elapsed().as_secs() < 180);
+}
