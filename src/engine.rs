@@ -299,8 +299,8 @@ impl Engine {
     fn learn(&self, record: &Record, facts: &mut Facts, wanted: Wanted, patience: Option<Duration>) -> Result<()> {
         match wanted {
             Wanted::Outlasts(lease) => {
-                let remaining = self.store.remaining(&lease)?;
-                facts.learn_outlasts(lease, patience.is_some_and(|patience| remaining > patience));
+                let left = self.store.until_over(&lease, &record.sightings)?;
+                facts.learn_outlasts(lease, patience.is_some_and(|patience| left > patience));
             }
             Wanted::Decided(proof) => facts.learn_decided(proof, self.has_decided(&proof)?),
             Wanted::Page(number) => facts.learn_page(number, self.seal(&record.name, number)?),

@@ -120,6 +120,7 @@ impl LeaseEnd {
 fn mark(lease: &Lease) -> u64 {
     match lease.clock {
         LeaseClock::Etcd(id) => id,
-        LeaseClock::Boot(_) | LeaseClock::FileSystem => lease.ends,
+        LeaseClock::Boot(_) => lease.ends,
+        LeaseClock::FileSystem(begun) => begun.at,
     }
 }

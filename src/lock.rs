@@ -13,6 +13,7 @@ mod page;
 mod protocol;
 mod queue;
 mod record;
+mod sighting;
 mod value;
 mod waits;
 
@@ -32,6 +33,9 @@ pub use facts::{Facts, Fate, Wanted};
 pub use handle::{Handle, Proof};
 pub use page::{Joined, Page};
 pub use protocol::{decide, standing};
-pub use record::{Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter};
+pub use record::{
+    Begun, Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter,
+};
+pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use value::{MOST_VALUE, OnlyIf, Value, Writing};
 pub use waits::Waits;

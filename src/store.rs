@@ -43,7 +43,7 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::Host;
-use crate::lock::Lease;
+use crate::lock::{Lease, Sighting};
 
 /// Which of a record's versions. Equal only to itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,12 +195,23 @@ pub trait Store: Send + Sync {
     /// A lease that ends `span` from now.
     fn lend(&self, span: Duration) -> Result<Lease>;
 
-    /// How long a lease has left; zero when it is over. What is over stays over.
+    /// How long a lease has left at least, for its holder; zero when it is over. What is over stays over.
     fn remaining(&self, lease: &Lease) -> Result<Duration>;
 
     /// Whether a lease is over: as [`Store::remaining`], for less.
     fn is_over(&self, lease: &Lease) -> Result<bool> {
         Ok(self.remaining(lease)?.is_zero())
+    }
+
+    /// How long until this host takes a lease for over that it found in a record with these sightings. If the store's clock
+    /// may be set, that is later than its holder does.
+    fn until_over(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
+        self.remaining(lease)
+    }
+
+    /// Sightings of these leases that the next caller on this host needs, beside those that were seen already.
+    fn new_sightings(&self, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        Ok(Vec::new())
     }
 
     /// Takes note that nobody needs a lease any more. Nobody relies on it.

@@ -86,7 +86,11 @@ fn clear(engine: &Engine, sight: Sight, dry_run: bool) -> Result<Option<Removed>
         && sight.waiters.iter().all(|fate| *fate != Fate::Dead)
         && !sight.record.is_free();
     let (endings, waiters_died) = match (all_well, dry_run) {
-        (true, _) => return Ok(None),
+        (true, true) => return Ok(None),
+        (true, false) => {
+            engine.note_leases(&sight.record);
+            return Ok(None);
+        }
         (false, true) => would_end(&sight),
         (false, false) => collect(engine, &sight.record.name)?,
     };

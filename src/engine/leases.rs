@@ -1,15 +1,15 @@
 //! Leases as their holder sees them: when they end on our own clock, at the earliest; and giving back those that nobody
 //! needs any more.
 //!
-//! The store's clock alone says when a lease is over for everybody ([`crate::store::Store::is_over`]). Whoever holds by one
-//! counts on CLOCK_BOOTTIME, from before he asked for it, so for him it is over first.
+//! The store says when a lease is over for everybody ([`crate::store::Store::until_over`]). Its holder counts on
+//! CLOCK_BOOTTIME, from before it asked for the lease, so for the holder it is over first.
 
 use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::{Applicant, Engine};
 use crate::error::Result;
-use crate::lock::{Ask, Doubt, Grant, Lease, Outcome, Record, Tenure};
+use crate::lock::{Ask, Doubt, Grant, Lease, LeaseClock, MOST_SIGHTINGS, Outcome, Record, Tenure};
 use crate::store::Reach;
 
 /// How long leases are that are renewed, where nothing else was said.
@@ -101,11 +101,14 @@ impl Engine {
     /// Whether a lease in a record was over when we read it. Whoever renews, or gives back, stores another record and
     /// ends his old lease then; so of a lease that is in the record no more its end says nothing, and we are only late.
     pub(super) fn is_over(&self, record: &Record, lease: &Lease) -> Result<bool> {
-        let is_over = self.store.is_over(lease)?;
-        if !is_over || self.store.reach() == Reach::ThisHost || !leases(record).contains(&lease) {
+        let is_over = match lease.clock {
+            LeaseClock::FileSystem(_) => self.store.until_over(lease, &record.sightings)?.is_zero(),
+            LeaseClock::Boot(_) | LeaseClock::Etcd(_) => self.store.is_over(lease)?,
+        };
+        if !is_over || self.store.reach() == Reach::ThisHost || !record.leases().any(|it| it == lease) {
             return Ok(is_over);
         }
-        Ok(leases(&self.read(&record.name)?.1).contains(&lease))
+        Ok(self.read(&record.name)?.1.leases().any(|it| it == lease))
     }
 
     /// How long a lease of ours has left.
@@ -127,14 +130,17 @@ impl Engine {
 
     /// Gives back the leases of those who hold or wait no more.
     pub(super) fn end_leases(&self, before: &Record, now: &Record) {
-        let (before, now) = (leases(before), leases(now));
-        before.iter().filter(|lease| !now.contains(lease)).for_each(|lease| self.store.end(lease));
+        let now: Vec<&Lease> = now.leases().collect();
+        before.leases().filter(|lease| !now.contains(lease)).for_each(|lease| self.store.end(lease));
     }
-}
 
-/// All leases in it.
-fn leases(record: &Record) -> Vec<&Lease> {
-    let of_holders = record.holders.iter().filter_map(|grant| grant.tenure.lease());
-    let of_waiters = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
-    of_holders.chain(of_waiters).collect()
+    /// Writes into a record which of its leases this host has seen, if the next caller on this host could not find that out.
+    /// That caller may not wait, and would count from the beginning. If nothing can be written, that caller does so.
+    pub fn note_leases(&self, record: &Record) {
+        let leases: Vec<&Lease> = record.leases().take(MOST_SIGHTINGS).collect();
+        let sightings = self.store.new_sightings(&leases, &record.sightings).unwrap_or_default();
+        if !sightings.is_empty() {
+            let _ = self.settle(&record.name, &Ask::Note(sightings));
+        }
+    }
 }

@@ -13,7 +13,7 @@ use super::{Applicant, Engine, Patience, Swapped, with_token};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Vigil;
-use crate::lock::{Application, Ask, Grant, Lease, Outcome, Proof, Record, Step, Tenure};
+use crate::lock::{Application, Ask, Grant, Lease, Outcome, Proof, Record, Sighting, Step, Tenure};
 use crate::store::{Hearing, Reach};
 
 pub use waiting::Waiting;
@@ -102,10 +102,10 @@ impl Engine {
     }
 
     /// How long to wait at most with so many ahead; `None` when patience is over.
-    fn pause(&self, clock: &mut Clock, ahead: usize, leases: &[Lease]) -> Result<Option<Duration>> {
+    fn pause(&self, clock: &mut Clock, ahead: usize, leases: &[Lease], seen: &[Sighting]) -> Result<Option<Duration>> {
         let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };
         for lease in leases {
-            pause = pause.min(self.store.remaining(lease)? + ROUNDING);
+            pause = pause.min(self.store.until_over(lease, seen)? + ROUNDING);
         }
         // Else others would take us for dead.
         Ok(Some(if self.store.reach() == Reach::ManyHosts { pause.min(self.lease / 4) } else { pause }))
@@ -227,6 +227,9 @@ impl<'a> Attempt<'a> {
                     {
                         continue;
                     }
+                    if let Outcome::Busy(_) = outcome {
+                        engine.note_leases(&record);
+                    }
                     return Ok(Taken::Answer(outcome));
                 }
                 Step::Write { record: mut next, outcome, wake, over } => {
@@ -271,7 +274,7 @@ impl<'a> Attempt<'a> {
                     self.application.full = self.application.place.is_none().then_some(page);
                 }
                 Step::Wait { processes, leases, ahead } => {
-                    let Some(pause) = engine.pause(clock, ahead, &leases)? else {
+                    let Some(pause) = engine.pause(clock, ahead, &leases, &record.sightings)? else {
                         match self.give_up(record)? {
                             Some(busy) => return Ok(busy),
                             None => continue,
@@ -309,7 +312,10 @@ impl<'a> Attempt<'a> {
     fn give_up(&mut self, record: Record) -> Result<Option<Taken>> {
         match self.leave_if_possible()? {
             Outcome::GrantedMeanwhile(_) => Ok(None),
-            _ => Ok(Some(Taken::Answer(Outcome::Busy(record.holders)))),
+            _ => {
+                self.engine.note_leases(&record);
+                Ok(Some(Taken::Answer(Outcome::Busy(record.holders))))
+            }
         }
     }
 

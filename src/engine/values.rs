@@ -171,7 +171,12 @@ impl Engine {
             let step = self.decide(&record, &Ask::Write(writing.clone()), None)?;
             let (next, outcome, wake, over) = match step {
                 Step::Write { record, outcome: Some(outcome), wake, over } => (record, outcome, wake, over),
-                Step::Done(outcome) => return Ok(outcome),
+                Step::Done(outcome) => {
+                    if let Outcome::Busy(_) = outcome {
+                        self.note_leases(&record);
+                    }
+                    return Ok(outcome);
+                }
                 _ => return Ok(Outcome::Busy(record.holders)),
             };
             let apart = match (&writing.value, wanted.bytes) {

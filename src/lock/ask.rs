@@ -2,6 +2,7 @@
 
 use super::handle::Proof;
 use super::record::{Ending, Grant, Home, Lease, Process, Record, Tenure, Waiter};
+use super::sighting::Sighting;
 use super::value::{Value, Writing};
 
 /// What somebody wants done with a record.
@@ -26,6 +27,8 @@ pub enum Ask {
     Break(Vec<Proof>),
     /// Remove what is abandoned.
     Collect,
+    /// Remember that the caller's host has seen these leases.
+    Note(Vec<Sighting>),
 }
 
 /// How a grant comes to depend on a decision, again or for longer.
@@ -173,4 +176,6 @@ pub enum Outcome {
     NotOwner(Vec<Grant>, Option<Ending>),
     /// These grants and waits of the dead were removed.
     Collected(Vec<Ending>, Vec<Waiter>),
+    /// The sightings are in the record, as far as their leases are, and there is room.
+    Noted,
 }

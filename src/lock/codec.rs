@@ -6,6 +6,7 @@
 //! holder proof=6e34… token=17 share=exclusive slot=0 since=1795408000123 tenure=owner … command=sh%20job
 //! waiter proof=…
 //! ending how=died proof=…
+//! seen lease=fs-… boot=4f1c… at=86400000000 store=1795408000123456
 //! sum 0123456789abcdef
 //! ```
 //!
@@ -17,14 +18,16 @@ pub(super) mod beside;
 pub(crate) mod fields;
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
 use self::fields::{Fields, escape, unescape};
 use super::handle::Proof;
 use super::record::{
-    Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter,
+    Begun, Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter,
 };
+use super::sighting::{MOST_SIGHTINGS, Moment, Sighting};
 use super::value::Value;
 use crate::error::{Error, Result};
 
@@ -67,6 +70,9 @@ fn text_of(record: &Record) -> String {
     for ending in record.remembered() {
         let _ = write!(text, "ending how={} ", ended_word(ending.how));
         write_grant(&mut text, &ending.grant);
+    }
+    for seen in record.sightings.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease)) {
+        write_sighting(&mut text, seen);
     }
     text
 }
@@ -159,6 +165,9 @@ fn read_line(record: &mut Record, line: &str) -> Option<()> {
             let fields = Fields::of(rest)?;
             let how = ended_of(fields.get("how")?)?;
             record.endings.push(Ending { grant: read_grant(&fields)?, how });
+        }
+        "seen" if record.sightings.len() < MOST_SIGHTINGS => {
+            record.sightings.push(read_sighting(&Fields::of(rest)?)?);
         }
         _ => return None,
     }
@@ -380,7 +389,9 @@ fn read_tenure(word: &str) -> Option<Tenure> {
 
 fn write_lease(text: &mut String, lease: &Lease) {
     match &lease.clock {
-        LeaseClock::FileSystem => text.push_str("fs"),
+        LeaseClock::FileSystem(Begun { boot, at, span }) => {
+            let _ = write!(text, "fs-{boot:x}-{at}-{span}");
+        }
         LeaseClock::Etcd(id) => {
             let _ = write!(text, "etcd-{id:x}");
         }
@@ -392,12 +403,35 @@ fn write_lease(text: &mut String, lease: &Lease) {
 fn read_lease(word: &str) -> Option<Lease> {
     let mut parts = word.split(':');
     let clock = match parts.next()? {
-        "fs" => LeaseClock::FileSystem,
+        fs if fs.starts_with("fs-") => LeaseClock::FileSystem(read_begun(&fs[3..])?),
         etcd if etcd.starts_with("etcd-") => LeaseClock::Etcd(u64::from_str_radix(&etcd[5..], 16).ok()?),
         boot => LeaseClock::Boot(String::from_utf8(unescape(boot)?).ok()?),
     };
     let (ends, wall) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     parts.next().is_none().then_some(Lease { clock, ends, wall })
+}
+
+fn read_begun(word: &str) -> Option<Begun> {
+    let mut parts = word.split('-');
+    let boot = u64::from_str_radix(parts.next()?, 16).ok()?;
+    let (at, span) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    parts.next().is_none().then_some(Begun { boot, at, span })
+}
+
+fn write_sighting(text: &mut String, seen: &Sighting) {
+    text.push_str("seen lease=");
+    write_lease(text, &seen.lease);
+    let (boottime, store) = (seen.at.boottime.as_micros(), seen.at.store.as_micros());
+    let _ = writeln!(text, " boot={:x} at={boottime} store={store}", seen.boot);
+}
+
+fn read_sighting(fields: &Fields<'_>) -> Option<Sighting> {
+    let time = |key| fields.number(key).map(Duration::from_micros);
+    Some(Sighting {
+        lease: read_lease(fields.get("lease")?).filter(|lease| matches!(lease.clock, LeaseClock::FileSystem(_)))?,
+        boot: u64::from_str_radix(fields.get("boot")?, 16).ok()?,
+        at: Moment { boottime: time("at")?, store: time("store")? },
+    })
 }
 
 pub(crate) fn share_word(share: Share) -> &'static str {

@@ -26,6 +26,7 @@ use super::handle::Proof;
 use super::page::Page;
 use super::queue::{WINDOW, effective_owner, end, evict, fetch, is_gone, other_slots, serve, serve_as};
 use super::record::{Ended, Ending, Grant, Home, Pages, Process, Record, Tenure, Waiter};
+use super::sighting::note;
 use super::value::decide_write;
 
 /// Decides about one ask. See the module's own words for the rules.
@@ -98,6 +99,7 @@ fn answer(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted> {
         Ask::Write(writing) => decide_write(record, writing, facts),
         Ask::Break(proofs) => break_grants(record, proofs, facts),
         Ask::Collect => collect(record, facts),
+        Ask::Note(sightings) => Ok(note(record, sightings)),
     }
 }
 

@@ -10,6 +10,7 @@
 use std::collections::HashSet;
 
 use super::handle::Proof;
+use super::sighting::Sighting;
 use super::value::Value;
 
 /// How many past grants a record remembers.
@@ -37,6 +38,9 @@ pub struct Record {
     /// [is owed](Ending::is_owed) stays until that process has heard of it, or died. Of a record that was decided about just now they are all that
     /// ended thereby; of these only the last few are written.
     pub endings: Vec<Ending>,
+    /// Leases of other hosts that callers of this host or another one saw here. Only those whose lease is still in the
+    /// record are written.
+    pub sightings: Vec<Sighting>,
 }
 
 /// The pages that the end of a long queue is on, by their numbers.
@@ -259,10 +263,24 @@ pub struct Lease {
 pub enum LeaseClock {
     /// CLOCK_BOOTTIME of one boot.
     Boot(String),
-    /// The clock that the store's file system stamps fresh files with.
-    FileSystem,
+    /// CLOCK_BOOTTIME of each host that sees it, because the clock of a file system may be set: a host takes the lease for
+    /// over when that has been in the record for its whole span. The end is told on the clock that the store's file
+    /// system stamps fresh files with.
+    FileSystem(Begun),
     /// etcd's own: the lease with this id. It alone knows when that ends.
     Etcd(u64),
+}
+
+/// How a lease began for its holder. No two leases agree in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Begun {
+    /// The boot of the host that began it ([`super::boot_of`]).
+    pub boot: u64,
+    /// When, in microseconds on that host's CLOCK_BOOTTIME.
+    pub at: u64,
+    /// How long it lasts, in milliseconds.
+    pub span: u64,
 }
 
 impl Tenure {
@@ -323,6 +341,13 @@ impl Record {
         let [recent, owed] = [ENDINGS_KEPT, MOST_ENDINGS].map(|kept| self.endings.len().saturating_sub(kept));
         let kept = move |(at, ending): &(usize, &Ending)| *at >= recent || (*at >= owed && ending.is_owed());
         self.endings.iter().enumerate().filter(kept).map(|(_, ending)| ending)
+    }
+
+    /// All leases in it.
+    pub fn leases(&self) -> impl Iterator<Item = &Lease> {
+        let of_holders = self.holders.iter().filter_map(|grant| grant.tenure.lease());
+        let of_waiters = self.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
+        of_holders.chain(of_waiters)
     }
 
     /// Whether it bears this grant, or remembers how it ended.

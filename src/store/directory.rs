@@ -80,7 +80,7 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::Host;
-use crate::lock::Lease;
+use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::name::shown_path;
 
 /// So often a look at one record may be overtaken by others before we say that something is wrong.
@@ -96,6 +96,8 @@ pub struct Directory {
     root: Mutex<Option<Arc<Root>>>,
     /// The look of the last read: a change of what was read need not look again.
     seen: Mutex<Option<Seen>>,
+    /// The leases of a store that several hosts share.
+    leases: lease::Seen,
 }
 
 impl Directory {
@@ -125,6 +127,7 @@ impl Directory {
             host,
             root: Mutex::default(),
             seen: Mutex::default(),
+            leases: lease::Seen::default(),
         };
         store.existing()?;
         Ok(store)
@@ -170,6 +173,12 @@ impl Directory {
 
     fn seen(&self) -> MutexGuard<'_, Option<Seen>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time of the file system.
+    fn time(&self) -> Result<Duration> {
+        let gone = || Error::os(Errno::ENOENT, "ask for the time of the file system of", &self.path);
+        self.existing()?.ok_or_else(gone)?.file_system_time(&self.path)
     }
 
     fn entry<'a>(&'a self, root: &'a Root, name: &[u8]) -> Entry<'a> {
@@ -310,6 +319,19 @@ impl Store for Directory {
             }
         }
         Ok(Duration::ZERO)
+    }
+
+    fn is_over(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.until_over(lease, &[])?.is_zero())
+    }
+
+    fn until_over(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.remaining(lease) };
+        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.time())
+    }
+
+    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        self.leases.to_note(self.host.as_ref(), leases, seen, || self.time())
     }
 
     fn reach(&self) -> Reach {

@@ -1,8 +1,10 @@
 //! Anything at all, made of a fuzzer's bytes: each choice takes some of them, and none are left when it is through.
 
+use std::time::Duration;
+
 use crate::lock::{
-    Ended, Ending, Grant, Handle, Home, Lease, LeaseClock, Pages, Party, Process, Proof, Record, Share, Tenure, Value,
-    Waiter,
+    Begun, Ended, Ending, Grant, Handle, Home, Lease, LeaseClock, Moment, Pages, Party, Process, Proof, Record, Share,
+    Sighting, Tenure, Value, Waiter,
 };
 
 /// The bytes that are left.
@@ -73,7 +75,7 @@ impl Source<'_> {
 
     fn lease(&mut self) -> Lease {
         let clock = match self.byte() % 3 {
-            0 => LeaseClock::FileSystem,
+            0 => LeaseClock::FileSystem(Begun { boot: self.number(), at: self.number(), span: self.number() }),
             1 => LeaseClock::Etcd(self.number()),
             _ => LeaseClock::Boot(self.text()),
         };
@@ -152,13 +154,23 @@ impl Source<'_> {
             waiters: self.few(Source::waiter),
             value: self.option(Source::value),
             endings: self.few(Source::ending),
+            sightings: Vec::new(),
         };
         while record.wrong().is_some() {
             if record.waiters.pop().is_none() {
                 record.holders.pop();
             }
         }
+        let leases: Vec<Lease> = record.leases().cloned().collect();
+        for lease in leases.into_iter().filter(|lease| matches!(lease.clock, LeaseClock::FileSystem(_))) {
+            record.sightings.extend(self.option(|source| source.sighting(lease)));
+        }
         record
+    }
+
+    fn sighting(&mut self, lease: Lease) -> Sighting {
+        let (boottime, store) = (Duration::from_micros(self.number()), Duration::from_micros(self.number()));
+        Sighting { lease, boot: self.number(), at: Moment { boottime, store } }
     }
 
     pub(super) fn names(&mut self) -> Vec<Vec<u8>> {

@@ -52,6 +52,7 @@ macro_rules! tests_on {
 
 mod broken;
 mod claims;
+mod clocks;
 mod containers;
 mod crowd;
 mod csa;

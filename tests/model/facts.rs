@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::{Facts, Fate, Lease, LeaseClock, Process, Record, Wanted};
+use csalock::lock::{Begun, Facts, Fate, Lease, LeaseClock, Process, Record, Wanted};
 
 use super::state::State;
 use super::world::{Planted, World, home};
@@ -30,7 +30,7 @@ pub(crate) enum Seen {
 
 /// A lease by its number.
 pub(crate) fn lease(number: u64) -> Lease {
-    Lease { clock: LeaseClock::FileSystem, ends: number, wall: 0 }
+    Lease { clock: LeaseClock::FileSystem(Begun::default()), ends: number, wall: 0 }
 }
 
 impl Known {

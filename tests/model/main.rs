@@ -16,6 +16,7 @@
 
 mod actor;
 mod asking;
+mod clocks;
 mod etcd;
 mod explore;
 mod facts;

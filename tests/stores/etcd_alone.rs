@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use csalock::exit::Exit;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
-use csalock::lock::{Lease, LeaseClock};
+use csalock::lock::{Begun, Lease, LeaseClock};
 use csalock::store::{Access, Change, Etcd, Finding, Keep, Location, Store, Swap, Verdict};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -117,7 +117,7 @@ fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
     assert_eq!(rig.footprint(), before);
     let leases = etcd::shared().unwrap().ctl(&["lease", "list"]);
     assert!(!leases.contains(&lease_id(&lease)) && !leases.contains(&lease_id(&unused)));
-    let strange = Lease { clock: LeaseClock::FileSystem, ..lease };
+    let strange = Lease { clock: LeaseClock::FileSystem(Begun::default()), ..lease };
     assert!(rig.store.is_over(&strange).unwrap());
 }
 

@@ -15,6 +15,8 @@ fn full() -> Record {
         label: Some(Vec::new()),
     };
     let lease = Lease { clock: LeaseClock::Boot("b:c".into()), ends: 5, wall: 6 };
+    let shared = Lease { clock: LeaseClock::FileSystem(Begun { boot: 0xb, at: 21, span: 22 }), ..lease.clone() };
+    let at = Moment { boottime: Duration::from_micros(23), store: Duration::from_micros(24) };
     let grant = Grant {
         proof: crate::lock::Handle::new([1; 16]).proof(),
         token: Some(7),
@@ -39,7 +41,7 @@ fn full() -> Record {
         claim: Some(b"2".to_vec()),
         under: vec![grant.proof],
         within: vec![Process { pid: 15, start: 16 }],
-        lease: Some(Lease { clock: LeaseClock::FileSystem, ..lease }),
+        lease: Some(shared.clone()),
         since: 14,
     };
     Record {
@@ -57,6 +59,7 @@ fn full() -> Record {
             within: Some(b"a\0\n".to_vec()),
         }),
         endings: vec![Ending { grant: Grant { tenure: Tenure::Forever, ..grant }, how: Ended::Broken }],
+        sightings: vec![Sighting { lease: shared, boot: 0xc, at }],
     }
 }
 

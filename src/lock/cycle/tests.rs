@@ -1,7 +1,7 @@
 //! Circles, drawn by hand. Everybody lives; process N holds and waits under its own proof.
 
 use super::*;
-use crate::lock::record::{Home, Lease, LeaseClock, Party, Process, Share};
+use crate::lock::record::{Begun, Home, Lease, LeaseClock, Party, Process, Share};
 use crate::lock::{Fate, Handle};
 
 fn proof(pid: i32) -> Proof {
@@ -149,7 +149,7 @@ fn one_stuck_reader_blocks_a_writer() {
 
 #[test]
 fn a_lease_ends_by_itself() {
-    let lease = Lease { clock: LeaseClock::FileSystem, ends: 5, wall: 5 };
+    let lease = Lease { clock: LeaseClock::FileSystem(Begun::default()), ends: 5, wall: 5 };
     let grant = Grant { tenure: Tenure::Until(lease), ..holds(1, ALONE, 0) };
     let a = record("a", vec![grant], vec![waits(2, ALONE)]);
     let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);

@@ -1,7 +1,7 @@
 //! The rules, one by one, without any clock, process or file.
 
 use super::*;
-use crate::lock::record::{Home, Lease, LeaseClock, Party, Process, Share, Waiter};
+use crate::lock::record::{Begun, Home, Lease, LeaseClock, Party, Process, Share, Waiter};
 use crate::lock::{Handle, decode, encode};
 
 fn home() -> Home {
@@ -22,7 +22,7 @@ fn party(owners: &[i32]) -> Party {
 }
 
 fn lease(ends: u64) -> Lease {
-    Lease { clock: LeaseClock::FileSystem, ends, wall: ends }
+    Lease { clock: LeaseClock::FileSystem(Begun::default()), ends, wall: ends }
 }
 
 /// A job that runs as `pid` and wants the lock.

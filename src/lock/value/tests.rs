@@ -1,7 +1,7 @@
 //! Who may write, when, and what version it gets.
 
 use super::*;
-use crate::lock::{Ask, Fate, Grant, Home, Lease, LeaseClock, Party, Process, Proof, Share, Tenure, Waiter};
+use crate::lock::{Ask, Begun, Fate, Grant, Home, Lease, LeaseClock, Party, Process, Proof, Share, Tenure, Waiter};
 use crate::lock::{decide, decode, encode};
 
 fn proof(pid: i32) -> Proof {
@@ -24,7 +24,7 @@ fn held(ends: u64) -> Record {
         command: Vec::new(),
         label: None,
     };
-    let lease = Lease { clock: LeaseClock::FileSystem, ends, wall: ends };
+    let lease = Lease { clock: LeaseClock::FileSystem(Begun::default()), ends, wall: ends };
     let grant = Grant {
         proof: proof(1),
         token: Some(5),

@@ -50,7 +50,7 @@ impl Directory {
         }
     }
 
-    /// The time that the file system gives to fresh files, on which leases count, and ours, on which nothing does.
+    /// The time that the file system gives to fresh files, with which tokens begin, and ours. No lease ends by either.
     fn clock(&self) -> Result<Finding> {
         let path = [self.path.join(WORK), self.path.clone()].into_iter().find(|path| path.is_dir());
         let path = path.as_deref().or_else(|| first_that_exists(&self.path)).unwrap_or(Path::new("/"));
@@ -71,17 +71,21 @@ impl Directory {
         let by = crate::duration::shown(apart);
         Ok(if last.saturating_add(TICK) < first {
             let back = crate::duration::shown(first.saturating_sub(last));
-            let cure =
-                "leases count on it: see that only one host stamps files there, and that its clock is not set back";
+            let cure = "after it was set back, an expired lock is noticed later: check the clock of the server";
             Finding::bad("clock", format!("the file system's time went back by {back} between two fresh files"), cure)
+        } else if first.subsec_nanos() == 0 && last.subsec_nanos() == 0 {
+            let cure = "an expired lock is noticed up to two seconds later: use a file system with finer times";
+            Finding::doubtful("clock", "the file system keeps times in whole seconds only", cure)
         } else if last == first {
-            let cure = "leases count on it: see `stat` on fresh files there, and the clock of the server";
+            let cure =
+                "an expired lock is noticed later: check `stat` on fresh files there, and the clock of the server";
             Finding::bad("clock", "the file system's time stood still for a second", cure)
         } else if apart > FAR {
             let cure = "locks do not compare clocks, but people do: let both be set by NTP";
             Finding::doubtful("clock", format!("the file system's time is {by} {ahead} this host's"), cure)
         } else {
-            Finding::good("clock", format!("leases count on the file system's time, which is {by} {ahead} this host's"))
+            let host = "each host counts leases on its own time since it was started, which nobody can set";
+            Finding::good("clock", format!("{host}; the file system's time is {by} {ahead} this host's"))
         })
     }
 }

@@ -1,12 +1,24 @@
-//! Leases of a directory: on CLOCK_BOOTTIME where one kernel uses it; where several hosts may, on the clock that the file
-//! system stamps fresh files with, which on NFS is the server's. Neither compares clocks of two hosts.
+//! Leases of a directory: on CLOCK_BOOTTIME where one kernel uses it; where several hosts may, on CLOCK_BOOTTIME of each of
+//! them ([`crate::lock::age`]). No clock that anybody may set ends a lease: neither the wall clock of a host nor the
+//! time that the file system stamps files with, which on NFS is the server's. Clocks of two hosts are never compared.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::Result;
 use crate::host::{Host, boot_lease};
-use crate::lock::{Lease, LeaseClock};
+use crate::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age, boot_of};
 use crate::store::Reach;
+
+/// The longest pause between two times that a file system keeps, where it keeps whole seconds only. FAT keeps every other.
+const COARSE_TICK: Duration = Duration::from_secs(2);
+
+/// The longest pause between two times that a kernel stamps files with, and a millisecond for rounding.
+const TICK: Duration = Duration::from_millis(11);
+
+/// How many leases are remembered before those are forgotten that ended long ago.
+const MANY: usize = 1024;
 
 /// A lease that ends `span` from now. `file_system_time` is asked only if it counts.
 pub(super) fn lend(
@@ -19,20 +31,256 @@ pub(super) fn lend(
     if reach == Reach::ThisHost {
         return Ok(lease);
     }
-    let ends = file_system_time()?.saturating_add(span).as_millis() as u64;
-    Ok(Lease { clock: LeaseClock::FileSystem, ends, ..lease })
+    let begun = Begun {
+        boot: boot_of(&host.home()?.boot),
+        at: host.boottime().as_micros() as u64,
+        span: span.as_millis() as u64,
+    };
+    let now = file_system_time()?;
+    let ends = now.saturating_add(span).saturating_add(tick(now)).as_millis() as u64;
+    Ok(Lease { clock: LeaseClock::FileSystem(begun), ends, ..lease })
 }
 
-/// How long a lease has left; zero when it is over.
+/// How much later than this time of a file it may have been.
+pub(super) fn tick(time: Duration) -> Duration {
+    if time.subsec_nanos() == 0 { COARSE_TICK } else { TICK }
+}
+
+/// How long a lease has left at least, for its holder; zero when it is over.
 pub(super) fn remaining(
     host: &dyn Host,
     lease: &Lease,
     file_system_time: impl FnOnce() -> Result<Duration>,
 ) -> Result<Duration> {
-    match lease.clock {
-        LeaseClock::FileSystem => Ok(Duration::from_millis(lease.ends).saturating_sub(file_system_time()?)),
+    match &lease.clock {
+        LeaseClock::FileSystem(begun) if begun.boot == boot_of(&host.home()?.boot) => {
+            let ends = Duration::from_micros(begun.at).saturating_add(span_of(begun));
+            Ok(ends.saturating_sub(host.boottime()))
+        }
+        // Another host began it for this one's grant.
+        LeaseClock::FileSystem(begun) => {
+            Ok(Duration::from_millis(lease.ends).saturating_sub(file_system_time()?).min(span_of(begun)))
+        }
         // Another store's lease is over, as any is that nobody knows.
         LeaseClock::Etcd(_) => Ok(Duration::ZERO),
         LeaseClock::Boot(_) => boot_lease::remaining(host, lease),
+    }
+}
+
+fn span_of(begun: &Begun) -> Duration {
+    Duration::from_millis(begun.span)
+}
+
+/// Since when this process knows of leases that are on this host's clock.
+#[derive(Default)]
+pub(super) struct Seen(Mutex<BTreeMap<Key, Since>>);
+
+/// What no two leases share.
+type Key = (u64, u64, u64, u64);
+
+#[derive(Clone, Copy)]
+struct Since {
+    /// When the lease was certainly in its record, on CLOCK_BOOTTIME.
+    at: Duration,
+    span: Duration,
+    /// Whether the next process of this host can find that out, too.
+    is_noted: bool,
+}
+
+impl Seen {
+    /// How long until this host takes a lease for over, with these sightings in its record. What cannot be found out of the
+    /// time before is not counted.
+    pub(super) fn until_over(
+        &self,
+        host: &dyn Host,
+        (lease, begun): (&Lease, &Begun),
+        sightings: &[Sighting],
+        store_time: impl FnOnce() -> Result<Duration>,
+    ) -> Result<Duration> {
+        let Since { at, span, .. } = self.since(host, (lease, begun), sightings, store_time)?;
+        Ok(at.saturating_add(span).saturating_sub(host.boottime()))
+    }
+
+    /// What the next process of this host has to be told of these leases.
+    pub(super) fn to_note(
+        &self,
+        host: &dyn Host,
+        leases: &[&Lease],
+        sightings: &[Sighting],
+        store_time: impl Fn() -> Result<Duration>,
+    ) -> Result<Vec<Sighting>> {
+        let mut unknown = Vec::new();
+        for lease in leases {
+            let LeaseClock::FileSystem(begun) = &lease.clock else { continue };
+            let since = self.since(host, (lease, begun), sightings, &store_time)?;
+            unknown.extend((!since.is_noted).then_some((*lease, since.at)));
+        }
+        if unknown.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (boot, now, store) = (boot_of(&host.home()?.boot), host.boottime(), store_time()?);
+        let at = |at: Duration| Moment { boottime: at, store: store.saturating_sub(now.saturating_sub(at)) };
+        Ok(unknown.into_iter().map(|(lease, seen)| Sighting { lease: lease.clone(), boot, at: at(seen) }).collect())
+    }
+
+    fn since(
+        &self,
+        host: &dyn Host,
+        (lease, begun): (&Lease, &Begun),
+        sightings: &[Sighting],
+        store_time: impl FnOnce() -> Result<Duration>,
+    ) -> Result<Since> {
+        let key = (begun.boot, begun.at, lease.ends, lease.wall);
+        if let Some(known) = self.all().get(&key) {
+            return Ok(*known);
+        }
+        let (boot, now) = (boot_of(&host.home()?.boot), host.boottime());
+        let is_ours = begun.boot == boot || sightings.iter().any(|seen| seen.boot == boot && seen.lease == *lease);
+        // A store that does not tell its time proves nothing.
+        let store = is_ours.then(|| store_time().ok()).flatten();
+        let known = store.and_then(|store| age(lease, sightings, boot, &Moment { boottime: now, store }));
+        let at = now.saturating_sub(known.unwrap_or_default());
+        let since = Since { at, span: span_of(begun), is_noted: known.is_some() };
+        let mut all = self.all();
+        if all.len() % MANY == MANY - 1 {
+            all.retain(|_, known| known.at.saturating_add(known.span * 2) > now);
+        }
+        all.insert(key, since);
+        Ok(since)
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, Since>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Fake;
+    use crate::store::directory::sys;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// A host of this boot, which was started long ago.
+    fn host(boot: &str) -> Fake {
+        let host = Fake::new(1);
+        host.reboot(boot);
+        host.pass(10 * HOUR);
+        host
+    }
+
+    /// A lease of a minute that a host begins at this time of the store.
+    fn lease(host: &Fake, store: Duration) -> Lease {
+        lend(host, Reach::ManyHosts, 60 * SECOND, || Ok(store)).unwrap()
+    }
+
+    /// How long until a process that saw so much takes it for over, when the store's time is this.
+    fn left(seen: &Seen, host: &Fake, lease: &Lease, sightings: &[Sighting], store: Duration) -> Duration {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { panic!("{lease:?}") };
+        seen.until_over(host, (lease, begun), sightings, || Ok(store)).unwrap()
+    }
+
+    fn noted(seen: &Seen, host: &Fake, lease: &Lease, store: Duration) -> Vec<Sighting> {
+        seen.to_note(host, &[lease], &[], || Ok(store)).unwrap()
+    }
+
+    #[test]
+    fn a_lease_of_another_host_is_over_when_it_was_seen_for_its_span_whatever_the_store_says() {
+        let here = host("here");
+        for store in [HOUR, 10 * HOUR, 20 * HOUR] {
+            let (seen, lease) = (Seen::default(), lease(&host("there"), 10 * HOUR));
+            assert_eq!(left(&seen, &here, &lease, &[], store), 60 * SECOND);
+            here.pass(59 * SECOND);
+            assert_eq!(left(&seen, &here, &lease, &[], store), SECOND);
+            here.pass(SECOND);
+            assert_eq!(left(&seen, &here, &lease, &[], store), Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn a_lease_that_was_renewed_is_counted_anew() {
+        let (here, there, seen) = (host("here"), host("there"), Seen::default());
+        let first = lease(&there, HOUR);
+        left(&seen, &here, &first, &[], HOUR);
+        here.pass(50 * SECOND);
+        // The store's clock stands still, and so does the wall clock.
+        there.pass(SECOND);
+        there.set_wall(Duration::from_millis(first.wall).saturating_sub(60 * SECOND));
+        let renewed = lease(&there, HOUR);
+        assert_eq!((renewed.ends, renewed.wall), (first.ends, first.wall));
+        assert_eq!(left(&seen, &here, &renewed, &[], HOUR), 60 * SECOND);
+    }
+
+    #[test]
+    fn the_next_process_of_a_host_goes_on_counting() {
+        let (here, lease) = (host("here"), lease(&host("there"), HOUR));
+        let first = Seen::default();
+        here.pass(SECOND);
+        left(&first, &here, &lease, &[], HOUR);
+        here.pass(10 * SECOND);
+        let sightings = noted(&first, &here, &lease, HOUR + 10 * SECOND);
+        assert_eq!(sightings.len(), 1);
+        here.pass(20 * SECOND);
+        let (second, now) = (Seen::default(), HOUR + 30 * SECOND);
+        assert_eq!(left(&second, &here, &lease, &sightings, now), 30 * SECOND);
+        assert_eq!(second.to_note(&here, &[&lease], &sightings, || Ok(now)).unwrap(), [], "it is noted already");
+        here.pass(30 * SECOND);
+        assert_eq!(left(&Seen::default(), &here, &lease, &sightings, now + 30 * SECOND), Duration::ZERO);
+        assert_eq!(left(&Seen::default(), &host("elsewhere"), &lease, &sightings, now), 60 * SECOND);
+    }
+
+    #[test]
+    fn after_a_step_of_the_stores_clock_a_host_counts_anew() {
+        let (here, lease) = (host("here"), lease(&host("there"), 10 * HOUR));
+        let sightings = noted(&Seen::default(), &here, &lease, 10 * HOUR);
+        here.pass(61 * SECOND);
+        for store in [HOUR, 20 * HOUR] {
+            let seen = Seen::default();
+            assert_eq!(left(&seen, &here, &lease, &sightings, store), 60 * SECOND);
+            assert_eq!(seen.to_note(&here, &[&lease], &sightings, || Ok(store)).unwrap().len(), 1);
+        }
+    }
+
+    #[test]
+    fn the_host_that_began_a_lease_knows_its_age_and_a_clone_of_that_host_does_not() {
+        let there = host("boot");
+        let lease = lease(&there, HOUR);
+        there.pass(60 * SECOND);
+        let now = HOUR + 60 * SECOND;
+        assert!(left(&Seen::default(), &there, &lease, &[], now) <= COARSE_TICK);
+        assert_eq!(remaining(&there, &lease, || panic!("the clock of the store")), Ok(Duration::ZERO));
+        // Resumed from one snapshot, a minute sooner than the other one.
+        let clone = host("boot");
+        clone.pass(60 * SECOND);
+        assert_eq!(left(&Seen::default(), &clone, &lease, &[], HOUR), 60 * SECOND);
+    }
+
+    #[test]
+    fn a_store_that_does_not_tell_its_time_proves_nothing() {
+        let there = host("boot");
+        let lease = lease(&there, HOUR);
+        let LeaseClock::FileSystem(begun) = &lease.clock else { panic!("{lease:?}") };
+        there.pass(HOUR);
+        let silent = || Err(crate::error::Error::new(crate::exit::Exit::InputOutput, "no", ""));
+        assert_eq!(Seen::default().until_over(&there, (&lease, begun), &[], silent), Ok(60 * SECOND));
+    }
+
+    #[test]
+    fn a_lease_told_in_whole_seconds_ends_later() {
+        let lease = |store| lease(&host("there"), store).ends;
+        assert_eq!(lease(HOUR), 3_662_000);
+        assert_eq!(lease(HOUR + Duration::from_micros(500)), 3_660_011);
+    }
+
+    #[test]
+    fn the_time_of_a_fresh_file_is_one_that_nobody_can_choose() {
+        let file = tempfile::tempfile().unwrap();
+        let wrong = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(2_147_415_594);
+        file.set_times(std::fs::FileTimes::new().set_modified(wrong)).unwrap();
+        let found = nix::sys::stat::fstat(&file).unwrap();
+        assert_eq!(found.st_mtime, 2_147_415_594);
+        assert!(sys::changed(&found) < Duration::from_secs(2_147_415_594));
     }
 }

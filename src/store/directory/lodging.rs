@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::stat::{FileStat, fstat};
+use nix::sys::stat::fstat;
 
 use super::pointer::Name;
 use super::sys;
@@ -45,14 +45,14 @@ pub(super) fn find<T: Fn() -> Result<Duration, Errno>>(
         Err(Errno::ENOENT) => return Ok(There::Record),
         opened => opened?,
     };
-    let before = changed(&fstat(&outer)?);
+    let before = sys::changed(&fstat(&outer)?);
     let is_local = now.is_some();
     let time = now.map_or(Ok(before), |now| now())?;
     let found = list(&outer)?;
     if found.has_pointer {
         return Ok(There::Record);
     }
-    let is_certain = time.saturating_sub(before) > A_WHILE && changed(&fstat(&outer)?) == before;
+    let is_certain = time.saturating_sub(before) > A_WHILE && sys::changed(&fstat(&outer)?) == before;
     let may_lodge = found.is_lodging || (is_certain && !found.has_stranger);
     match (may_lodge, is_local && !found.has_stranger) {
         (true, _) => {
@@ -95,8 +95,4 @@ fn list(outer: &OwnedFd) -> Result<Found, Errno> {
         Ok(())
     })?;
     Ok(found)
-}
-
-fn changed(found: &FileStat) -> Duration {
-    Duration::new(found.st_ctime.max(0) as u64, found.st_ctime_nsec.max(0) as u32)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
-use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::{Advice, RawDir};
 
@@ -187,10 +187,15 @@ pub(super) fn is_removed(directory: impl AsFd) -> bool {
     fstat(directory).map_or(true, |found| found.st_nlink == 0)
 }
 
-/// When something was last changed, since 1970.
+/// When something was last changed, since 1970. Only the time of the last change of status is always the server's: an NFS
+/// client that is cut off after it has made a file, and before it has set the other times, leaves anything in them.
+pub(super) fn changed(found: &FileStat) -> Duration {
+    Duration::new(found.st_ctime.max(0) as u64, found.st_ctime_nsec.max(0) as u32)
+}
+
+/// The same of what has this name.
 pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
-    let found = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
-    Ok(Duration::from_secs(found.st_mtime.max(0) as u64))
+    fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW).map(|found| changed(&found))
 }
 
 /// The time, since 1970, that the file system gives to a file made now.
@@ -212,7 +217,7 @@ pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Er
             stat?
         }
     };
-    Ok(Duration::new(stat.st_mtime.max(0) as u64, stat.st_mtime_nsec.max(0) as u32))
+    Ok(changed(&stat))
 }
 
 pub(super) fn os(name: &[u8]) -> &OsStr {

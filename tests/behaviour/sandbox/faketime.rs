@@ -14,6 +14,11 @@ pub(crate) fn faketime(kind: Kind, offset: &str) -> Option<[(&'static str, Strin
     if kind == Kind::Shared {
         return None;
     }
+    other_times(offset)
+}
+
+/// The same, with other times of files, too: a shared store sees another clock of its server.
+pub(crate) fn other_times(offset: &str) -> Option<[(&'static str, String); 4]> {
     let library = LIBRARY.as_ref()?;
     Some([
         ("LD_PRELOAD", library.display().to_string()),

@@ -1,6 +1,6 @@
 //! A file system of one's own, where root can make one.
 
-use super::Sandbox;
+use super::{Sandbox, skip};
 
 /// A tmpfs that goes away with the test.
 pub(crate) struct Mount(std::path::PathBuf);
@@ -13,6 +13,24 @@ impl Mount {
         let done = sandbox.call("mount", ["-t", "tmpfs", "-o", options, "none", &place_text]).capture();
         assert_eq!(done.code, Some(0), "{done:?}");
         Mount(place)
+    }
+
+    /// An ext4 whose files keep their times in whole seconds; `None`: no such can be made here.
+    pub(crate) fn with_coarse_times(sandbox: &Sandbox) -> Option<Mount> {
+        let (image, place) = (sandbox.path("image"), sandbox.path("files/mount"));
+        std::fs::File::create(&image).unwrap().set_len(8 << 20).unwrap();
+        std::fs::create_dir_all(&place).unwrap();
+        let done = std::process::Command::new("mkfs.ext4").args(["-q", "-F", "-I", "128"]).arg(&image).output();
+        if !done.is_ok_and(|done| done.status.success()) {
+            skip("coarse times", "there is no mkfs.ext4");
+            return None;
+        }
+        let done = std::process::Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&place).output();
+        if !done.is_ok_and(|done| done.status.success()) {
+            skip("coarse times", "there is no loop device");
+            return None;
+        }
+        Some(Mount(place))
     }
 
     pub(crate) fn again(&self, sandbox: &Sandbox, options: &str) {

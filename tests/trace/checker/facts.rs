@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use csalock::lock::{Answers, Decision, Fate, Lease, LeaseClock, Page};
+use csalock::lock::{Answers, Decision, Fate, Lease, LeaseClock, Page, boot_of};
 use csalock::trace::{Decided, Line};
 
 use super::{Key, Report, Step, named};
@@ -61,9 +61,10 @@ fn place_of(names: &BTreeMap<Key, Vec<Step>>, name: &[u8]) -> String {
     names.keys().find(|(_, known)| known == name).map(|(place, _)| place.clone()).unwrap_or_default()
 }
 
-/// A lease, with the boot on whose clock the log has the times.
+/// A lease, with the boot on whose clock the log has the times; and the process, where each counts for itself.
 fn of_boot(step: &Step, lease: &Lease) -> String {
-    format!("{} {lease:?}", step.who.0.boot)
+    let process = matches!(lease.clock, LeaseClock::FileSystem(_)).then_some(step.who.1.pid);
+    format!("{} {process:?} {lease:?}", step.who.0.boot)
 }
 
 fn may_be(step: &Step, lease: &Lease, is_over: bool, decided: &Decided, over: &Over) -> Result<(), String> {
@@ -77,6 +78,13 @@ fn may_be(step: &Step, lease: &Lease, is_over: bool, decided: &Decided, over: &O
         if !is_over && lease.ends < decided.from {
             return Err(format!("a lease that ended {} ms ago is taken for standing", decided.from - lease.ends));
         }
+    }
+    if let LeaseClock::FileSystem(begun) = &lease.clock
+        && begun.boot == boot_of(&step.who.0.boot)
+        && is_over
+        && begun.at / 1000 + begun.span > decided.until + 1
+    {
+        return Err(format!("a lease is taken for over {} ms early", begun.at / 1000 + begun.span - decided.until));
     }
     match over.get(&of_boot(step, lease)) {
         Some((at, who)) if !is_over && *at < decided.from => {

@@ -88,6 +88,7 @@ impl Act {
             host: Arc::new(Clockwork { drawn: Mutex::new((self.client as u64) << 32 | self.serial << 8), act: *self }),
             root: Mutex::new(Some(Arc::new(Root::simulated(directory, reach)))),
             seen: Mutex::default(),
+            leases: super::super::lease::Seen::default(),
         };
         let number = |version: Version| (version.number, version.mark);
         let expect = match self.doing {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::sys::stat::Mode;
+use nix::sys::stat::{FileStat, Mode};
 
 use super::belonging::Belonging;
 use super::model::replay::{self, Call, text};
@@ -102,6 +102,10 @@ pub(super) fn is_removed(directory: impl AsFd) -> bool {
         Some(at) => replay::done(Call::IsThere { at }).is_err(),
         None => real::is_removed(directory),
     }
+}
+
+pub(super) fn changed(found: &FileStat) -> Duration {
+    real::changed(found)
 }
 
 pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {

@@ -1,0 +1,86 @@
+//! How long a lease has been in its record, as one host can know it without trusting a clock that others may set.
+//!
+//! The holder of a lease counts its span on its own CLOCK_BOOTTIME, from before it writes the lease. So a host that has seen
+//! one lease for its whole span on its own CLOCK_BOOTTIME knows that the lease is over for its holder. A process that waits
+//! remembers when it first saw the lease. For the next caller it leaves a [`Sighting`] in the record; and the host that
+//! began a lease finds the beginning in the lease itself.
+//!
+//! A boot id does not prove that CLOCK_BOOTTIME is that of the sighting: virtual machines that were resumed from one
+//! snapshot share the boot, and containers may have offsets. So a sighting also tells the store's time. It counts only
+//! while both clocks have advanced alike since, and then by the lesser advance. After a step of the store's clock the
+//! host counts anew.
+
+use std::time::Duration;
+
+use super::ask::{Outcome, Step};
+use super::codec::checksum;
+use super::record::{Lease, LeaseClock, Record};
+
+/// Maximum number of sightings in a record. Further hosts leave none, and rely on those.
+pub const MOST_SIGHTINGS: usize = 128;
+
+/// How far apart the advances of two clocks may be: whole seconds, or every second one, are all that some file systems keep.
+const TOLERANCE: Duration = Duration::from_secs(5);
+
+/// Two clocks of one host at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Moment {
+    /// CLOCK_BOOTTIME of the host.
+    pub boottime: Duration,
+    /// The store's time, since 1970.
+    pub store: Duration,
+}
+
+/// A lease that was seen in a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Sighting {
+    /// The lease.
+    pub lease: Lease,
+    /// The boot of the host that saw it ([`boot_of`]).
+    pub boot: u64,
+    /// When the host saw it for the first time.
+    pub at: Moment,
+}
+
+/// What a boot is called in a lease: a digest of its id.
+pub fn boot_of(boot: &str) -> u64 {
+    checksum(boot.as_bytes())
+}
+
+impl Moment {
+    /// The lesser advance of the two clocks from this moment to `now`, if they agree.
+    fn advance(&self, now: &Moment) -> Option<Duration> {
+        let own = now.boottime.checked_sub(self.boottime)?;
+        // A thousandth: no quartz is worse.
+        let agrees = now.store.abs_diff(self.store.saturating_add(own)) <= TOLERANCE + own / 1000;
+        agrees.then(|| own.min(now.store.saturating_sub(self.store)))
+    }
+}
+
+/// For how long a lease has certainly been in its record, according to the lease and the sightings there. `None`: this boot
+/// knows nothing of it yet.
+pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &Moment) -> Option<Duration> {
+    let LeaseClock::FileSystem(begun) = &lease.clock else { return None };
+    let began = Moment {
+        boottime: Duration::from_micros(begun.at),
+        store: Duration::from_millis(lease.ends.saturating_sub(begun.span)),
+    };
+    let own = (begun.boot == boot).then_some(began);
+    let seen = seen.iter().filter(|seen| seen.boot == boot && seen.lease == *lease).map(|seen| seen.at);
+    own.into_iter().chain(seen).filter_map(|at| at.advance(now)).max()
+}
+
+/// Adds sightings of leases that are still in the record, as long as there is room.
+pub(super) fn note(record: &Record, sightings: &[Sighting]) -> Step {
+    let room = MOST_SIGHTINGS.saturating_sub(record.sightings.len());
+    let still = sightings.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease));
+    let new: Vec<Sighting> = still.take(room).cloned().collect();
+    if new.is_empty() {
+        return Step::Done(Outcome::Noted);
+    }
+    let mut next = record.clone();
+    next.sightings.extend(new);
+    Step::Write { record: next, outcome: Some(Outcome::Noted), wake: Vec::new(), over: Vec::new() }
+}

@@ -1,0 +1,148 @@
+//! Clocks that are set, and times of files that are told in whole seconds: neither lets a second holder in, and neither
+//! keeps a lock that is over.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::sandbox::proc::children;
+use crate::sandbox::{Call, Job, Kind, Mount, Sandbox, is_root, other_times, skip, wait_until};
+
+/// A call that sees the wall clock and the times of files like this, as if the clock of the server had been set.
+fn at<'a>(call: Call<'a>, offset: &str) -> Call<'a> {
+    other_times(offset).unwrap().into_iter().fold(call, |call, (name, value)| call.env(name, value))
+}
+
+/// The lock of a script that lives on.
+fn leased(sandbox: &Sandbox, span: &str, offset: &str) -> Job {
+    let script = format!("csalock lock --ttl {span} x; echo; cat; :");
+    let mut job = at(sandbox.script("dash", &script), offset).spawn();
+    job.lines(2);
+    job
+}
+
+/// A sandbox with a shared directory, if the times of its files can be moved.
+fn with_a_clock_to_set() -> Option<Sandbox> {
+    let sandbox = Sandbox::new(Kind::Shared);
+    other_times("+0")?;
+    let ends = |name: &str, offset| {
+        assert_eq!(at(sandbox.csalock(["lock", "--ttl", "1h", name]), offset).capture().code, Some(0));
+        let stored = sandbox.open().read(name.as_bytes()).unwrap().unwrap();
+        let record = csalock::lock::decode(&stored.body, stored.version.number).unwrap();
+        record.holders[0].tenure.lease().unwrap().ends
+    };
+    if ends("now", "+0").abs_diff(ends("later", "+1000d")) < 86_400_000 {
+        skip("faketime", "it does not reach the times of files");
+        return None;
+    }
+    Some(sandbox)
+}
+
+/// How often it was noted that a lease was seen.
+fn sightings(sandbox: &Sandbox) -> usize {
+    let stored = sandbox.open().read(b"x").unwrap().unwrap();
+    String::from_utf8(stored.body).unwrap().lines().filter(|line| line.starts_with("seen ")).count()
+}
+
+#[test]
+fn a_clock_that_was_set_forward_ends_no_lease() {
+    let Some(sandbox) = with_a_clock_to_set() else { return };
+    let _job = leased(&sandbox, "1h", "+0");
+    for words in [
+        &["lock", "-qn", "x"][..],
+        &["run", "-qn", "x", "true"],
+        &["put", "-qn", "x", "v"],
+        &["lock", "-qw", "0.1", "x"],
+    ] {
+        assert_eq!(at(sandbox.csalock(words), "+2h").capture().code, Some(75), "{words:?}");
+    }
+    assert_eq!(at(sandbox.csalock(["gc", "-q"]), "+2h").capture().code, Some(0));
+    assert_eq!(at(sandbox.csalock(["status", "-q", "x"]), "+2h").capture().code, Some(0));
+    assert_eq!((sandbox.state("x").as_str(), sightings(&sandbox)), ("held", 1));
+}
+
+#[test]
+fn a_clock_that_was_set_back_keeps_no_lease() {
+    let Some(sandbox) = with_a_clock_to_set() else { return };
+    let _job = leased(&sandbox, "3s", "+1h");
+    let begun = Instant::now();
+    sandbox.csalock(["run", "-q", "-w", "60", "x", "true"]).run();
+    assert!(begun.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn whoever_does_not_wait_goes_on_counting_where_the_last_one_stopped() {
+    for words in [&["run", "-qn", "x", "true"][..], &["run", "-qw", "0.2", "x", "true"], &["put", "-qn", "x", "v"]] {
+        let Some(sandbox) = with_a_clock_to_set() else { return };
+        let _job = leased(&sandbox, "3s", "+1h");
+        assert_eq!(sandbox.csalock(words).capture().code, Some(75), "{words:?}");
+        let seen = Instant::now();
+        assert_eq!(sightings(&sandbox), 1, "{words:?}");
+        wait_until("it was seen for its span", || seen.elapsed() > Duration::from_millis(3100));
+        assert_eq!(sandbox.csalock(words).capture().code, Some(0), "{words:?}");
+    }
+}
+
+#[test]
+fn a_collector_that_comes_twice_frees_it() {
+    let Some(sandbox) = with_a_clock_to_set() else { return };
+    let _job = leased(&sandbox, "3s", "+1h");
+    sandbox.csalock(["gc", "-q"]).run();
+    let seen = Instant::now();
+    assert_eq!((sandbox.state("x").as_str(), sightings(&sandbox)), ("held", 1));
+    wait_until("it was seen for its span", || seen.elapsed() > Duration::from_millis(3100));
+    let removed = "x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 3s x; echo; cat; :, who let its time run out\n";
+    sandbox.csalock(["gc", "-q"]).stdout(removed).run();
+    assert_eq!(sandbox.state("x"), "free");
+}
+
+#[test]
+fn nobody_comes_in_early_where_files_keep_whole_seconds() {
+    if !is_root("another file system") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Shared);
+    let Some(_mount) = Mount::with_coarse_times(&sandbox) else { return };
+    let (store, log) = (format!("dir:{}?shared=1", sandbox.path("files/mount/l").display()), sandbox.path("log"));
+    fn in_store<'a>(call: Call<'a>, store: &str) -> Call<'a> {
+        call.env("CSALOCK_STORE", store).env("CSALOCK_LEASE", "3s")
+    }
+    // The later in its second a lease begins, the more of it is cut off.
+    let of_second = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_millis();
+    while !(930..960).contains(&of_second()) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let text = format!("trap '' TERM; while :; do cut -d' ' -f1 /proc/uptime >> {}; sleep 0.02; done", log.display());
+    let job = in_store(sandbox.csalock(["run", "x", "dash", "-c", &text]), &store).spawn();
+    let is_keeper =
+        |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "csalock-keeper\n");
+    let keeper = || children(job.pid()).into_iter().find(is_keeper);
+    wait_until("there is a keeper", || keeper().is_some() && log.exists());
+    let keeper = Pid::from_raw(keeper().unwrap());
+    kill(keeper, Signal::SIGSTOP).unwrap();
+    let next = [
+        "--pid",
+        "--fork",
+        "--mount-proc",
+        "csalock",
+        "run",
+        "-qw",
+        "inf",
+        "x",
+        "cut",
+        "-d",
+        " ",
+        "-f1",
+        "/proc/uptime",
+    ];
+    let next = in_store(sandbox.call("unshare", next), &store).capture();
+    assert_eq!(job.wait().code, Some(85));
+    let _ = kill(keeper, Signal::SIGKILL);
+    let second = |text: &str| text.trim().parse::<f64>().unwrap();
+    let last = std::fs::read_to_string(&log).unwrap().lines().map(second).fold(0.0, f64::max);
+    assert!(second(&next.stdout) >= last, "the first command ran until {last}: {next:?}");
+    let done = in_store(sandbox.csalock(["doctor"]), &store).capture();
+    let said = "the file system keeps times in whole seconds only";
+    assert!(done.stdout.lines().any(|line| line.starts_with("doubtful clock") && line.contains(said)), "{done:?}");
+}
