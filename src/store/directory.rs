@@ -370,10 +370,17 @@ impl Store for Directory {
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        let Some(root) = self.existing()? else { return Ok(Swept::default()) };
+        let now = self.host.wall();
+        let mut swept = Swept::default();
+        if self.layout == Layout::Beside {
+            swept.removed += root::sweep_beside(&self.path, now, dry_run);
+        }
+        let Some(root) = self.existing()? else { return Ok(swept) };
+        if self.layout != Layout::Beside {
+            swept.removed += root.sweep_work(now, dry_run, &self.path)?;
+        }
         let resting = root.resting(&self.path)?;
-        let removed = root.sweep_drafts(self.host.wall(), dry_run, &self.path)?;
-        let mut swept = Swept { removed, passed_over: Vec::new() };
+        swept.removed += root.sweep_drafts(now, dry_run, &self.path)?;
         root.each_entry(&self.path, &mut |file_name| {
             match self.sweep_entry(&root, file_name, &resting, dry_run) {
                 Ok(removed) => swept.removed += u64::from(removed),

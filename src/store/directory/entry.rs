@@ -218,7 +218,7 @@ impl<'a> Entry<'a> {
             Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(no_work(errno, self.store)),
             Err(errno) => return Err(failed(errno)),
         };
-        let prepared = sys::make_directory(drafts, &draft, self.root.inner_mode, self.root.belonging);
+        let prepared = sys::make_directory(drafts, draft.as_str(), self.root.inner_mode, self.root.belonging);
         let born = prepared.and_then(|directory| {
             let born = self
                 .write(&directory, &embryo.name(), body, keep)

@@ -1,5 +1,6 @@
 //! The store's own directory: who may use it, where drafts are made, and which version numbers were used.
 
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
@@ -156,10 +157,12 @@ impl Root {
             return Ok(work);
         }
         let work = match sys::open_directory(&self.directory, WORK) {
-            Err(Errno::ENOENT) => match sys::make_directory(&self.directory, WORK, self.inner_mode, self.belonging) {
-                Err(Errno::EEXIST) => sys::open_directory(&self.directory, WORK),
-                made => made,
-            },
+            Err(Errno::ENOENT) => {
+                match sys::put_directory(&self.directory, OsStr::new(WORK), self.inner_mode, self.belonging) {
+                    Ok(()) | Err(Errno::EEXIST) => sys::open_directory(&self.directory, WORK),
+                    Err(errno) => Err(errno),
+                }
+            }
             opened => opened,
         }?;
         self.adopt(&work)?;
@@ -276,6 +279,12 @@ impl Root {
             Failed::List(errno) => Err(failed(errno)),
             Failed::Visit(error) => Err(error),
         })
+    }
+
+    /// Removes what killed processes left that were about to make the directory in which records are prepared.
+    pub(super) fn sweep_work(&self, now: Duration, dry_run: bool, path: &Path) -> Result<u64> {
+        let swept = sys::sweep_unborn(&self.directory, WORK, now.saturating_sub(DRAFT_LASTS), dry_run);
+        swept.map_err(|errno| Error::os(errno, "sweep the store", path))
     }
 
     /// Removes drafts that were left behind, and says how many.
@@ -408,18 +417,19 @@ fn create_beside(path: &Path) -> Result<()> {
     let wanted = stat(parent).map_err(failed)?;
     let mode = Mode::from_bits_truncate(wanted.st_mode & 0o7777);
     refuse_open_to_all(mode, parent)?;
-    match nix::sys::stat::mkdirat(AT_FDCWD, path, mode) {
-        Err(Errno::EEXIST) => return Ok(()),
-        made => made.map_err(failed)?,
+    match sys::put_directory(AT_FDCWD, path.as_os_str(), mode, Belonging::in_directory(&wanted)) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(failed(errno)),
     }
-    let Ok(made) = sys::open_directory(AT_FDCWD, path) else { return Ok(()) };
-    if !Belonging::in_directory(&wanted).give_directory(&made).map_err(failed)? {
-        return Err(failed(Errno::EPERM));
-    }
-    if Mode::from_bits_truncate(fstat(&made).map_err(failed)?.st_mode & 0o7777) != mode {
-        nix::sys::stat::fchmod(&made, mode).map_err(failed)?;
-    }
-    Ok(())
+}
+
+/// Removes what killed processes left that were about to make a `.csalock`, and counts it. What cannot be listed is not
+/// there: the caller hears of that when it opens the store.
+pub(super) fn sweep_beside(path: &Path, now: Duration, dry_run: bool) -> u64 {
+    let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else { return 0 };
+    let swept = sys::open_directory(AT_FDCWD, above)
+        .and_then(|above| sys::sweep_unborn(above, name, now.saturating_sub(DRAFT_LASTS), dry_run));
+    swept.unwrap_or(0)
 }
 
 /// How far a store would reach that is yet to be made: what holds for the first directory above it that exists.

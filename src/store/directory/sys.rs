@@ -1,6 +1,6 @@
 //! The system calls of the directory store, each relative to a directory descriptor and never through a link.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -11,10 +11,13 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::UnlinkatFlags;
-use rustix::fs::{Advice, RawDir};
+use rustix::fs::{Advice, RawDir, RenameFlags};
 
 use crate::store::answers::answered;
 use crate::store::directory::belonging::Belonging;
+
+/// What comes behind the name of a directory until it is whole; then random digits.
+const UNBORN: &str = ".new.";
 
 /// Opens a directory to list it and to work in it.
 pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
@@ -23,16 +26,65 @@ pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Re
 }
 
 /// Makes a directory that the same users can use as the store itself, whatever the umask says.
-pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, belonging: Belonging) -> Result<OwnedFd, Errno> {
+pub(super) fn make_directory<P: ?Sized + NixPath>(
+    at: impl AsFd,
+    name: &P,
+    mode: Mode,
+    belonging: Belonging,
+) -> Result<OwnedFd, Errno> {
     answered(nix::sys::stat::mkdirat(at.as_fd(), name, mode))?;
     let made = open_directory(at, name)?;
     if !belonging.give_directory(&made)? {
         return Err(Errno::EPERM);
     }
-    if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
+    if mode.intersects(!Mode::S_IRWXU) {
         nix::sys::stat::fchmod(&made, mode)?;
     }
     Ok(made)
+}
+
+/// Makes such a directory under another name and renames it, so that others see it only with its owner, group and mode.
+/// EEXIST: the name is in use already.
+pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, belonging: Belonging) -> Result<(), Errno> {
+    let draft = [name, OsStr::new(&format!("{UNBORN}{:016x}", random()?))].into_iter().collect::<OsString>();
+    let made = make_directory(&at, draft.as_os_str(), mode, belonging);
+    let Err(errno) = made.and_then(|_| rename_onto_nothing(&at, &draft, name)) else { return Ok(()) };
+    let _ = remove_directory(&at, &draft);
+    // On NFS the rename may have been repeated after it was done.
+    let is_there = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok();
+    Err(if is_there { Errno::EEXIST } else { errno })
+}
+
+/// Renames a directory. Not every file system can see to it that nothing has the new name: elsewhere an empty directory
+/// may go, as if its last user had removed it.
+fn rename_onto_nothing(at: impl AsFd, old: &OsStr, new: &OsStr) -> Result<(), Errno> {
+    match answered(rustix::fs::renameat_with(&at, old, &at, new, RenameFlags::NOREPLACE)) {
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP) => {
+            rename(&at, old, &at, new)
+        }
+        renamed => renamed.map_err(|errno| Errno::from_raw(errno.raw_os_error())),
+    }
+}
+
+/// Removes the directories that killed processes were about to [put](put_directory) under this name long ago, and counts
+/// them. One that is still wanted is made anew.
+pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64, Errno> {
+    let start = format!("{name}{UNBORN}");
+    let mut found = Vec::new();
+    each_name::<Errno>(open_directory(&at, ".")?, &mut |entry| {
+        if entry.starts_with(start.as_bytes()) && changed_at(&at, os(entry)).is_ok_and(|changed| changed < long_ago) {
+            found.push(entry.to_vec());
+        }
+        Ok(())
+    })?;
+    let is_swept = |draft: &&Vec<u8>| dry_run || remove_directory(&at, os(draft)).is_ok();
+    Ok(found.iter().filter(is_swept).count() as u64)
+}
+
+fn random() -> Result<u64, Errno> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(|_| Errno::EIO)?;
+    Ok(u64::from_be_bytes(random))
 }
 
 /// Creates a file that does not exist yet and writes all of it, to the disk if it is to be synced. Errors that a server
@@ -205,9 +257,7 @@ pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Er
     let stat = match answered(nix::fcntl::openat(directory, ".", flags, mode)) {
         Ok(file) => fstat(&file)?,
         Err(_) => {
-            let mut random = [0; 8];
-            getrandom::fill(&mut random).map_err(|_| Errno::EIO)?;
-            let name = format!(".clock.{:016x}", u64::from_be_bytes(random));
+            let name = format!(".clock.{:016x}", random()?);
             let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
             let file = answered(nix::fcntl::openat(directory, name.as_str(), flags, mode))?;
             let stat = fstat(&file);

@@ -1,9 +1,10 @@
 //! What a user who is killed leaves behind, and others need gone.
 
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
 
 use super::{Anne, Bert, Carl, GROUP, Person, Root, place};
-use crate::sandbox::{Kind, Sandbox, has, is_root};
+use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
 
 const SOMETHING: &str = "0123456789abcdef01234567";
 
@@ -51,12 +52,12 @@ fn root_gives_nothing_away_that_it_did_not_make() {
     ];
     let words: Vec<String> = words.iter().map(ToString::to_string).collect();
     let call = sandbox.csalock_by(&words, &["run", file.to_str().unwrap(), "true"]).without("CSALOCK_STORE").spawn();
-    crate::sandbox::wait_until("it is made", || home.join(".csalock").exists());
-    std::fs::rename(home.join(".csalock"), home.join("away")).unwrap();
-    std::fs::rename(&roots, home.join(".csalock")).unwrap();
-    // It may go on in there, as in any directory that is called like that.
+    wait_until("it is made", || !unborn(&home).is_empty());
+    let made = unborn(&home).remove(0);
+    std::fs::rename(&made, home.join("away")).unwrap();
+    std::fs::rename(&roots, &made).unwrap();
     call.wait();
-    let found = std::fs::metadata(home.join(".csalock")).unwrap();
+    let found = std::fs::metadata(made).unwrap();
     assert_eq!((found.uid(), found.mode() & 0o7777), (0, 0o700));
 }
 
@@ -169,4 +170,51 @@ fn a_journal_that_only_a_dead_user_may_remove_is_named() {
     }
     assert_eq!(Anne.csalock(&sandbox, &store, &["get", "x"]).capture().line(), "value");
     assert_eq!(Bert.csalock(&sandbox, &store, &["get", "x"]).capture().line(), "value");
+}
+
+/// The directories that are being made, or were left so, in this place.
+fn unborn(place: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(place).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.file_name().unwrap().to_str().unwrap().contains(".new.")).collect()
+}
+
+#[test]
+fn who_comes_while_a_directory_is_made_is_not_refused() {
+    if !is_root("users") || !has("setpriv") || !has("strace") {
+        return;
+    }
+    let strace = "strace -qq -f -o /dev/null -e trace=fchmod -e inject=fchmod:delay_enter=60000000:when=1 csalock run";
+    for (mode, other, is_beside) in [(0o1777, Carl, true), (0o2770, Bert, false), (0o1777, Carl, false)] {
+        let sandbox = Sandbox::new(Kind::Directory);
+        let shared = place(&sandbox, "shared", (0, GROUP, mode));
+        let store = if is_beside { String::new() } else { sandbox.store_at("shared") };
+        let name = |name: &str| if is_beside { shared.join(name).display().to_string() } else { name.to_string() };
+        let slow =
+            [Anne.words(), format!("{strace} {} true", name("g")).split(' ').map(str::to_string).collect()].concat();
+        let words: Vec<&str> = slow.iter().map(String::as_str).collect();
+        let slow = sandbox.call(words[0], &words[1..]).env("CSALOCK_STORE", &store);
+        let slow = if is_beside { slow.without("CSALOCK_STORE") } else { slow }.spawn();
+        wait_until("it makes a directory", || std::fs::read_dir(&shared).unwrap().count() == 1);
+        // Others work, each with whatever they find.
+        let mut holder = Anne.holder(&sandbox, &store, &name("f"));
+        let mut waiter = other.csalock(&sandbox, &store, &["run", "-w", "inf", &name("f"), "echo", "mine"]).spawn();
+        let status = || Anne.csalock(&sandbox, &store, &["status", "--json", &name("f")]).capture().stdout;
+        wait_until("it waits", || waiter.has_ended() || !status().contains("\"waiters\":[]"));
+        holder.release();
+        let done = waiter.wait();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "mine\n", ""), "{mode:o}");
+        assert_eq!(holder.wait().code, Some(0));
+        // A process that is killed leaves an empty directory, which is swept when it is old.
+        drop(slow);
+        let left = unborn(&shared);
+        assert_eq!(left.len(), 1, "{left:?}");
+        let gc = || match is_beside {
+            true => Root.code(&sandbox, &sandbox.store_at("shared/.csalock"), &["gc"]),
+            false => Anne.code(&sandbox, &store, &["gc"]),
+        };
+        assert_eq!((gc(), unborn(&shared).len()), (0, 1));
+        let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+        std::fs::File::open(&left[0]).unwrap().set_modified(long_ago).unwrap();
+        assert_eq!((gc(), unborn(&shared).len()), (0, 0));
+    }
 }

@@ -30,6 +30,21 @@ pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, belonging: B
     }
 }
 
+/// Others see it in one step.
+pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, belonging: Belonging) -> Result<(), Errno> {
+    match replay::directory(&at) {
+        Some(at) => replay::opened(Call::MakeDirectory { at, name: text(name) }).map(drop),
+        None => real::put_directory(at, name, mode, belonging),
+    }
+}
+
+pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64, Errno> {
+    match replay::directory(&at) {
+        Some(_) => Ok(0),
+        None => real::sweep_unborn(at, name, long_ago, dry_run),
+    }
+}
+
 pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
     match replay::directory(&at) {
         Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
