@@ -1,6 +1,7 @@
 //! Locks for Rust programs: a guard that gives back when it goes.
 
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Host, Unix};
 use crate::lock::{Ask, Grant, Handle, Outcome, Party, Tenure};
+use crate::name;
 use crate::store::{self, Location};
 
 /// What is never sent.
@@ -19,6 +21,7 @@ enum Never {}
 /// A store of locks, for this process.
 pub struct Locks {
     engine: Arc<Engine>,
+    location: Location,
 }
 
 /// A lock that this process holds. Dropping it gives it back; should the process die, the lock is free all the same.
@@ -47,17 +50,30 @@ impl Locks {
         let environment = Environment::of_this_process();
         let location = Location::parse(url.as_ref(), &environment.current)?;
         let engine = Engine::new(store::open(&location, host.clone())?, host).leasing(environment.lease()?);
-        Ok(Locks { engine: Arc::new(engine.remembering(environment.history().unwrap_or_default())) })
+        let engine = Arc::new(engine.remembering(environment.history().unwrap_or_default()));
+        Ok(Locks { engine, location })
     }
 
-    /// Takes a lock for this process, waiting for it at most so long. `None`: somebody else has it.
+    /// The name that a lock has in this store: one with a slash means a file, by whatever path it is named.
+    fn name_here(&self, typed: &str) -> Result<Vec<u8>> {
+        name::check(typed.as_bytes())?;
+        if !name::is_path(typed.as_bytes()) {
+            return Ok(typed.as_bytes().to_vec());
+        }
+        let file = name::file_of(typed.as_bytes(), &Environment::of_this_process().current)?;
+        let is_beside = file.parent().is_some_and(|directory| Location::beside(directory) == self.location);
+        Ok(file.file_name().filter(|_| is_beside).unwrap_or(file.as_os_str()).as_bytes().to_vec())
+    }
+
+    /// Takes a lock for this process, waiting for it at most so long. `None`: somebody else has it. A name with a slash means
+    /// that file, as on the command line.
     ///
     /// # Errors
     ///
     /// When we could not find out: the store cannot be asked or told, or the name is none. And
     /// [`Exit::Deadlock`] when this process holds it already.
     pub fn take(&self, name: &str, at_most: Duration) -> Result<Option<Guard<'_>>> {
-        crate::name::check(name.as_bytes())?;
+        let name = self.name_here(name)?;
         let host = self.engine.host();
         let process = host.this_process()?;
         let party = Party {
@@ -71,16 +87,16 @@ impl Locks {
         };
         let applicant = Applicant::for_itself(self.engine.new_handle()?, party, process);
         let patience = Patience { limit: Some(at_most), attempts: None, backoff: None };
-        match self.engine.take(name.as_bytes(), &applicant, &patience, None, &mut |_| None)? {
+        match self.engine.take(&name, &applicant, &patience, None, &mut |_| None)? {
             Taken::Answer(Outcome::Granted(Grant { token, tenure, .. }, _)) => Ok(Some(Guard {
                 engine: &self.engine,
-                renewer: matches!(tenure, Tenure::Renewed(_)).then(|| self.renew(name, &applicant.handle)),
-                name: name.as_bytes().to_vec(),
+                renewer: matches!(tenure, Tenure::Renewed(_)).then(|| self.renew(&name, &applicant.handle)),
+                name,
                 handle: applicant.handle,
                 token: token.unwrap_or_default(),
             })),
             Taken::Answer(Outcome::Deadlock(_)) => {
-                let what = format!("this process holds lock {name} already");
+                let what = format!("this process holds lock {} already", name::shown(&name));
                 Err(Error::new(Exit::Deadlock, what, "give it back first"))
             }
             _ => Ok(None),
@@ -90,9 +106,9 @@ impl Locks {
 
 impl Locks {
     /// Starts a thread that renews a grant until it is given back, or what this returns is dropped.
-    fn renew(&self, name: &str, handle: &Handle) -> Sender<Never> {
+    fn renew(&self, name: &[u8], handle: &Handle) -> Sender<Never> {
         let (stop, stopped) = channel::<Never>();
-        let (engine, name, proof) = (self.engine.clone(), name.as_bytes().to_vec(), handle.proof());
+        let (engine, name, proof) = (self.engine.clone(), name.to_vec(), handle.proof());
         let renew = move || -> Result<Outcome> {
             let tenure = engine.begin(&Tenure::Renewing(engine.lease().as_millis() as u64))?;
             engine.settle(&name, &Ask::Renew(engine.claimant(Some(proof), Vec::new())?, tenure))

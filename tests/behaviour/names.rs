@@ -93,6 +93,18 @@ on_every_store! {
         assert!(done.stderr.contains("`csalock unlock -- --ttl`"), "{}", done.stderr);
     }
 
+    fn the_library_takes_the_same_file_as_the_command(sandbox: &Sandbox) {
+        let file = sandbox.file("files/file", "");
+        let link = sandbox.path("files/link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let locks = csalock::Locks::open(&sandbox.store()).unwrap();
+        let guard = locks.take(link.to_str().unwrap(), std::time::Duration::ZERO).unwrap().unwrap();
+        let call = |name: &std::path::Path| sandbox.csalock([OsStr::new("status"), OsStr::new("-q"), name.as_os_str()]).capture();
+        assert_eq!([call(&file).code, call(&link).code], [Some(0); 2]);
+        assert!(guard.give_back().unwrap());
+        assert_eq!(call(&file).code, Some(81));
+    }
+
     fn hints_name_the_store_that_was_named(sandbox: &Sandbox) {
         let store = sandbox.store_at("files/other");
         let call = |words: &[&str]| sandbox.csalock([&[words[0], "--store", &store], &words[1..]].concat()).capture();
