@@ -12,6 +12,8 @@ mod checker;
 
 #[path = "../etcd/mod.rs"]
 mod etcd;
+#[path = "../supervised/mod.rs"]
+mod supervised;
 
 /// One test for each function and kind of store: `directory::NAME`, `sqlite::NAME`, `etcd::NAME`.
 macro_rules! on_every_store {
@@ -91,6 +93,7 @@ mod status;
 mod store_as_it_was;
 mod storm;
 mod strangers;
+mod suite;
 mod syscalls;
 mod terminal;
 mod unlock;

@@ -7,6 +7,8 @@
 #![allow(clippy::print_stderr, reason = "a test that is skipped says so")]
 
 pub(crate) mod between;
+#[path = "../fair/mod.rs"]
+pub(crate) mod fair;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
+use self::fair::is_within;
 use tempfile::TempDir;
 
 /// Whoever waits longer than this for a server waits for ever.
@@ -181,7 +184,7 @@ impl Cluster {
             if output.status.success() || String::from_utf8_lossy(&output.stderr).contains("is healthy") {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "etcd does not come up: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(is_within(start, PATIENCE), "etcd does not come up: {}", String::from_utf8_lossy(&output.stderr));
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -260,7 +263,7 @@ impl Cluster {
                     return self.members.iter().position(leads).unwrap();
                 }
             }
-            assert!(start.elapsed() < PATIENCE, "nobody leads");
+            assert!(is_within(start, PATIENCE), "nobody leads");
         }
     }
 

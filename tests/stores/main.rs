@@ -12,6 +12,8 @@ mod kept;
 mod promises;
 mod rig;
 mod storms;
+#[path = "../supervised/mod.rs"]
+mod supervised;
 mod traced;
 
 /// One `#[test]` per promise and store.

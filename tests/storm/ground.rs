@@ -74,7 +74,7 @@ impl Ground {
             .env(TOLD, "")
             .env(STORM, std::process::id().to_string());
         command.envs(clock.and_then(|clock| faketime(self.kind, clock)).into_iter().flatten());
-        command.stdout(Stdio::null());
+        command.envs(crate::supervised::mark()).stdout(Stdio::null());
         command
     }
 

@@ -22,11 +22,14 @@ mod etcd;
 #[allow(unused_imports, reason = "likewise")]
 #[path = "../behaviour/sandbox/mod.rs"]
 mod sandbox;
+#[path = "../supervised/mod.rs"]
+mod supervised;
 
 mod aim;
 mod codes;
 mod counts;
 mod draw;
+mod fenced;
 mod ground;
 mod history;
 mod linear;

@@ -9,6 +9,7 @@ use crate::aim;
 use crate::checker;
 use crate::codes::{self, Call};
 use crate::counts::{self, Count};
+use crate::etcd::fair::is_within;
 use crate::ground::Ground;
 use crate::history;
 use crate::sandbox::{Kind, PATIENCE};
@@ -176,7 +177,7 @@ fn everybody_ends(ground: &Ground) -> Option<String> {
         if left.is_empty() {
             return None;
         }
-        if begun.elapsed() > PATIENCE {
+        if !is_within(begun, PATIENCE) {
             return Some(format!("these do not end: {left:?}"));
         }
         std::thread::sleep(Duration::from_millis(50));

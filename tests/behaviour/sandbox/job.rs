@@ -8,6 +8,8 @@ use std::time::Instant;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
+use crate::etcd::fair::is_within;
+
 use super::{Done, PATIENCE, wait_until};
 
 pub(crate) struct Job {
@@ -87,7 +89,7 @@ impl Job {
             if self.has_ended() {
                 break self.ended.unwrap();
             }
-            if begun.elapsed() > PATIENCE * 4 {
+            if !is_within(begun, PATIENCE * 4) {
                 panic!("job {} does not end; it said {:?} {:?}", self.number, self.printed(), self.said());
             }
             super::proc::wait_for_end(self.pid(), PATIENCE);

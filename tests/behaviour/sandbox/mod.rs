@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::etcd;
+use crate::etcd::fair::is_within;
 
 use csalock::engine::Engine;
 use csalock::host::Unix;
@@ -252,6 +253,7 @@ impl Sandbox {
         command.args(arguments).env_clear().current_dir(self.path("files"));
         command.env("PATH", self.search_path()).env("LC_ALL", "C").env("CSALOCK_STORE", self.store());
         command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));
+        command.envs(crate::supervised::mark());
         Call::new(self, command)
     }
 
@@ -385,7 +387,7 @@ fn list(path: &Path, lines: &mut Vec<String>) {
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}");
+        assert!(is_within(begun, PATIENCE), "waited in vain until {what}");
         // What takes longer is looked at less often: most looks start a process, and other tests run meanwhile.
         std::thread::sleep((begun.elapsed() / 20).clamp(Duration::from_millis(2), Duration::from_millis(50)));
     }

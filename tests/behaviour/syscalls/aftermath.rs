@@ -11,6 +11,7 @@ use super::scenarios::{About, Scenario};
 use super::stage::{Before, Place, Stage};
 use super::tracer::Traced;
 use crate::checker;
+use crate::etcd::fair::is_within;
 use crate::sandbox::{CSALOCK, Done, proc, wait_until};
 
 /// Exit codes that a mishap may lead to. It is never an answer: busy, not held and the like are said only when they are so.
@@ -251,7 +252,7 @@ fn give_back(stage: &mut Stage, scenario: &Scenario, succeeded: bool, given: &[H
 fn waiters(stage: &mut Stage) -> Verdict {
     for (name, mut job) in stage.waiters.drain(..) {
         let begun = Instant::now();
-        while !job.has_ended() && begun.elapsed() < BOUNDED {
+        while !job.has_ended() && is_within(begun, BOUNDED) {
             proc::wait_for_end(job.pid(), BOUNDED / 10);
         }
         if !job.has_ended() {
@@ -309,7 +310,7 @@ fn tidy(stage: &Stage, weight: &[String]) -> Verdict {
 fn gone(run: &Traced) -> Verdict {
     let begun = Instant::now();
     while let Some(pid) = run.pids.iter().find(|pid| proc::lives(**pid)) {
-        if begun.elapsed() > BOUNDED {
+        if !is_within(begun, BOUNDED) {
             return Err(format!("process {pid} lives on"));
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -22,6 +22,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::calls;
+use crate::etcd::fair::fair;
 
 /// The file that commits are logged to, in the sandbox.
 pub(crate) const TRACE: &str = "/commits.trace";
@@ -105,7 +106,7 @@ pub(crate) fn trace_with(mut command: Command, point: Option<Point>, pids: Pids)
         let _ = tell.send(());
         (tracer.status, tracer.made, tracer.met)
     });
-    let hung = told.recv_timeout(HANGS) == Err(RecvTimeoutError::Timeout);
+    let hung = told.recv_timeout(fair(HANGS)) == Err(RecvTimeoutError::Timeout);
     if hung {
         pids.lock().unwrap().iter().for_each(|pid| end(Pid::from_raw(*pid)));
     }

@@ -1,0 +1,55 @@
+//! The test program itself: it begins with default signals, and leaves no process behind when it is interrupted.
+
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+
+use crate::sandbox::{Kind, Sandbox, proc, wait_until};
+
+/// Where a run that is to be interrupted says what it began with and whom it started.
+const SAYS: &str = "CSALOCK_TEST_INTERRUPTED";
+
+/// Signals that a program of Rust ignores from its start: SIGPIPE alone.
+const IGNORED: &str = "SigIgn:\t0000000000001000";
+
+/// A run that is to be interrupted, if somebody asks for it.
+#[test]
+fn a_run_that_starts_processes() {
+    let Some(path) = std::env::var_os(SAYS) else { return };
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find(|line| line.starts_with("SigIgn")).unwrap();
+    // One in a session of its own, and one whose parent is gone.
+    #[allow(clippy::zombie_processes, reason = "the supervisor waits for it")]
+    let sleeper = Command::new("setsid").args(["sleep", "1000000"]).spawn().unwrap();
+    let orphan = Command::new("sh").args(["-c", "sleep 1000000 > /dev/null 2>&1 & echo $!"]).output().unwrap();
+    let orphan = String::from_utf8(orphan.stdout).unwrap();
+    let said = format!("{ignored}\n{}\n{}\n{orphan}", std::process::id(), sleeper.id());
+    let draft = std::path::Path::new(&path).with_extension("draft");
+    std::fs::write(&draft, said).unwrap();
+    std::fs::rename(draft, path).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_run_begins_with_default_signals_and_an_interrupted_one_leaves_no_process() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let sandbox = Sandbox::new(Kind::Directory);
+        let this = std::env::current_exe().unwrap();
+        let words = "suite::a_run_that_starts_processes --exact --nocapture";
+        let script = format!("trap '' HUP INT QUIT TERM USR1; exec {} {words}", this.display());
+        let says = sandbox.path("says");
+        let mut job = sandbox.script("dash", &script).env(SAYS, &says).spawn();
+        wait_until("the run has started its processes", || says.exists() || job.has_ended());
+        let said = sandbox.read("says");
+        let mut lines = said.lines();
+        assert_eq!(lines.next(), Some(IGNORED), "{said} {} {}", job.printed(), job.said());
+        let pids: Vec<i32> = lines.map(|line| line.parse().unwrap()).collect();
+        assert!(pids.len() == 3 && pids.iter().all(|pid| proc::lives(*pid)), "{said}");
+        job.send(signal);
+        assert_eq!(job.wait().signal, Some(signal as i32));
+        let left: Vec<&i32> = pids.iter().filter(|pid| proc::lives(**pid)).collect();
+        assert!(left.is_empty(), "{signal}: {left:?} of {pids:?} are left");
+    }
+}

@@ -1,0 +1,133 @@
+//! A test program under a supervisor: with default signals, and without processes that outlive it.
+//!
+//! Before `main` the program forks. The child runs the tests. The parent ends every process that has its mark in the
+//! environment when the tests end, or when it is told to end, or when the cargo(1) that started it is gone: servers, sleeping
+//! jobs and keepers too. It does not adopt orphans, for who adopts them matters to what is tested. Only SIGKILL to the
+//! supervisor itself leaves processes behind.
+//!
+//! nohup(1) and background jobs of shells start programs with ignored signals, which csalock rightly passes on. The
+//! tests must not depend on that, so all dispositions are reset here.
+
+#![allow(unsafe_code, reason = "fork(2), and a function that is called before main")]
+
+use std::time::Duration;
+
+use nix::libc;
+use nix::sys::prctl;
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, kill, raise, signal, sigprocmask};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, getppid};
+
+/// Marks the processes of a run, by the pid of its supervisor.
+pub(crate) const MARK: &str = "TEST_RUN_OF_CSALOCK";
+
+/// The signals that end a run.
+const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = begin;
+
+extern "C" fn begin() {
+    for one in Signal::iterator().filter(|one| !matches!(one, Signal::SIGKILL | Signal::SIGSTOP)) {
+        // SAFETY: no handler of ours is installed.
+        let _ = unsafe { signal(one, SigHandler::SigDfl) };
+    }
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
+    // The tests start this program again, as a process of a storm, which has its own identity.
+    let words = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    if words.split(|byte| *byte == 0).any(|word| word == b"--ignored" || word == b"--list") {
+        return;
+    }
+    // cargo(1) may be ended alone. A shell may go, and leave its background jobs.
+    let starter = Some(getppid())
+        .filter(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("cargo")));
+    // SAFETY: there is no other thread yet.
+    match unsafe { fork() } {
+        Ok(ForkResult::Parent { child }) => supervise(child, starter),
+        _ => {
+            let _ = prctl::set_pdeathsig(Signal::SIGKILL);
+            // SAFETY: there is no other thread yet.
+            unsafe { std::env::set_var(MARK, getppid().to_string()) };
+        }
+    }
+}
+
+/// Waits for the tests, ends what is left, and ends like the tests.
+fn supervise(tests: Pid, starter: Option<Pid>) -> ! {
+    let mut signals: SigSet = ENDING.into_iter().collect();
+    signals.add(Signal::SIGCHLD);
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&signals), None);
+    let mut status = None;
+    let mut ending = None;
+    while status.is_none() && ending.is_none() {
+        ending = next(&signals, Duration::from_secs(1)).filter(|signal| ENDING.contains(signal));
+        status = reap(tests);
+        if starter.is_some_and(|starter| getppid() != starter) {
+            ending = ending.or(Some(Signal::SIGTERM));
+        }
+    }
+    let _ = kill(tests, Signal::SIGKILL);
+    end_all();
+    match (status, ending) {
+        (Some(WaitStatus::Exited(_, code)), _) => exit(code),
+        (Some(WaitStatus::Signaled(_, signal, _)), _) | (_, Some(signal)) => {
+            let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
+            let _ = raise(signal);
+            exit(128 + signal as i32)
+        }
+        _ => exit(1),
+    }
+}
+
+fn exit(code: i32) -> ! {
+    // SAFETY: nothing has begun that would have to be ended.
+    unsafe { libc::_exit(code) }
+}
+
+/// The next of these signals, if one comes in time.
+fn next(signals: &SigSet, at_most: Duration) -> Option<Signal> {
+    let timeout = libc::timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
+    // SAFETY: both pointers are to values that live until it returns.
+    let number = unsafe { libc::sigtimedwait(signals.as_ref(), std::ptr::null_mut(), &timeout) };
+    Signal::try_from(number).ok()
+}
+
+/// Reaps all that have ended; what became of the tests.
+fn reap(tests: Pid) -> Option<WaitStatus> {
+    let mut status = None;
+    while let Ok(ended) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+        if ended == WaitStatus::StillAlive {
+            break;
+        }
+        status = status.or(Some(ended).filter(|ended| ended.pid() == Some(tests)));
+    }
+    status
+}
+
+/// Kills every process that bears the mark of this run, until there is none: one may be born while the others are killed.
+fn end_all() {
+    let mark = format!("{MARK}={}", std::process::id());
+    let is_marked = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
+    };
+    loop {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let left: Vec<i32> = pids.filter(is_marked).collect();
+        if left.is_empty() {
+            return;
+        }
+        for pid in left {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[allow(dead_code, reason = "not every test program clears an environment")]
+/// The mark, for a process that is started with an environment of its own.
+pub(crate) fn mark() -> Option<(&'static str, std::ffi::OsString)> {
+    Some((MARK, std::env::var_os(MARK)?))
+}
