@@ -217,6 +217,12 @@ impl Running {
         }
     }
 
+    /// Reaps it when its locks are released: then the time that it used counts as ours, and no zombie is left to a pid 1 that
+    /// reaps none.
+    pub fn reap(&self) {
+        let _ = waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
+    }
+
     /// How it ended, if it has. It stays a zombie: as long as it is one, others see that we are about to give back, and do
     /// not take its lock for one that a dead owner left behind.
     fn ended(&self) -> Result<Option<WaitIdStatus>> {

@@ -13,7 +13,7 @@ use self::old_flock::OldFlock;
 use self::take::Take;
 use super::targets::{Opened, Targets};
 use super::world::{Target, World, say};
-use crate::child::{AtOnce, Forked, Plan};
+use crate::child::{AtOnce, Forked, Plan, Running};
 use crate::cli::RunWithLock;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -57,10 +57,11 @@ pub(super) fn run(world: &World, asked: &RunWithLock) -> anyhow::Result<Exit> {
     // From before the command can begin, for it may renew at once. A keeper has a bell of its own.
     let proof = handle.proof();
     let bell = if kept { None } else { Bell::new(Listener::Guardian(&proof)) };
-    let guard = |running| {
+    let guard = |running: Running| {
         let guard =
             Guard { world, asked, targets, handle, opened, old_flock, lease_end, bell, released: RefCell::default() };
-        let exit = guard.until_the_end(running, signals);
+        let exit = guard.until_the_end(&running, signals);
+        running.reap();
         // The process ends here, and the kernel closes a database faster than SQLite does.
         std::mem::forget(guard);
         exit

@@ -205,6 +205,13 @@ on_every_store! {
         sandbox.csalock(stops).status(124).stderr(said).run();
     }
 
+    fn the_time_that_the_command_used_is_counted(sandbox: &Sandbox) {
+        // In ticks: 14 is the time of the process itself, 16 that of the children that were reaped.
+        let burns = "while read -r stat < /proc/$$/stat; set -- $stat; [ ${14} -lt 30 ]; do :; done";
+        let script = format!("csalock run x dash -c '{burns}'; read -r stat < /proc/$$/stat; set -- $stat; [ ${{16}} -ge 20 ]");
+        sandbox.script("dash", &script).run();
+    }
+
     fn the_long_name_means_the_same(sandbox: &Sandbox) {
         sandbox.csalock(["run-with-lock", "x", "echo", "done"]).stdout("done\n").run();
     }

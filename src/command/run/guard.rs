@@ -64,7 +64,7 @@ struct Lease {
 }
 
 impl Guard<'_> {
-    pub(super) fn until_the_end(&self, running: Running, signals: &Signals) -> anyhow::Result<Exit> {
+    pub(super) fn until_the_end(&self, running: &Running, signals: &Signals) -> anyhow::Result<Exit> {
         // Asked now, while the command runs, so that giving back need not wait for it.
         let _ = self.world.host.home();
         let began = OnceCell::new();
