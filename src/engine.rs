@@ -22,6 +22,7 @@ mod sight;
 mod taking;
 mod together;
 mod values;
+mod witness;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -305,7 +306,7 @@ impl Engine {
             Wanted::Decided(proof) => facts.learn_decided(proof, self.has_decided(&proof)?),
             Wanted::Page(number) => facts.learn_page(number, self.seal(&record.name, number)?),
             Wanted::Fate(home, process) => {
-                let fate = self.host.fate(&home, &process, self.store.reach());
+                let fate = self.fate(record, &home, &process);
                 let is_released = || {
                     let supervisor = record.supervisor_of(&home, &process);
                     supervisor.is_some_and(|supervisor| self.host.is_released_by(&supervisor, &home, &process))
@@ -352,6 +353,7 @@ impl Engine {
             self.wake(before, wake);
             self.tell_supervisors(before, record);
             self.end_leases(before, record);
+            self.remove_witnesses(before, record);
             // What is left behind if this fails misleads nobody, and the record is as it is.
             let _ = self.tidy_up(before, record);
             self.remember(before, record, by);

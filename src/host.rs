@@ -63,6 +63,16 @@ pub trait Host: Send + Sync {
     /// Whether a signal came that ends the waits of this process and that nothing has heard yet.
     fn is_interrupted(&self) -> bool;
 
+    /// Notes in this machine's memory, for as long as it runs, that an entry with this key was written from here.
+    fn leave_witness(&self, key: &str);
+
+    /// Whether that was noted, by this user. No other machine has the note: also none that was resumed from the same
+    /// snapshot, if the entry is younger than that.
+    fn has_witness(&self, key: &str, uid: u32) -> bool;
+
+    /// Forgets it.
+    fn remove_witness(&self, key: &str);
+
     /// Random bytes that nobody can guess.
     fn random(&self) -> Result<[u8; 16]>;
 

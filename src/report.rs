@@ -35,7 +35,7 @@ pub struct Reporter<'a> {
 impl Reporter<'_> {
     /// The owner whose life counts now: the first that is not dead.
     pub fn owner(&self, party: &Party) -> Option<Process> {
-        let lives = |owner: &&Process| self.host.fate(&party.home, owner, self.reach) != Fate::Dead;
+        let lives = |owner: &&Process| self.host.fate(&party.home, owner, self.reach).may_live_here();
         party.owners.iter().find(lives).or(party.owners.last()).copied()
     }
 
@@ -83,10 +83,11 @@ impl Reporter<'_> {
             Tenure::OwnerDied => "no longer".to_string(),
             Tenure::AtMost(most) => format!("for at most {}", span(Duration::from_millis(*most))),
             Tenure::Until(lease) => format!("until {} at the latest", rfc3339(Duration::from_millis(lease.wall))),
-            Tenure::Forever if self.fate(&grant.party) == Fate::Dead => {
-                "until it is given back, though its process has ended".to_string()
-            }
-            Tenure::Forever => "until it is given back".to_string(),
+            Tenure::Forever => match self.fate(&grant.party) {
+                Fate::Dead => "until it is given back, though its process has ended".to_string(),
+                Fate::Missing => "until it is given back, though its process is not here".to_string(),
+                Fate::Alive | Fate::Unknown => "until it is given back".to_string(),
+            },
         }
     }
 

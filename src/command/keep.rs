@@ -114,9 +114,10 @@ enum AllKept {
 /// The lease by which we last saw a lock held, and when it ends.
 type Known = Option<(Lease, Duration)>;
 
-/// Leaves a keeper behind for whoever holds these grants, if their leases are to be renewed.
+/// Leaves a keeper behind for whoever holds these grants, where only that can say that the owner died: on stores that other
+/// hosts may share, unless the owner's life does not count.
 pub(super) fn leave_behind(keeping: &Keeping<'_>, opened: &Opened<'_>, grants: &[Grant]) -> Result<()> {
-    if !grants.iter().any(|grant| matches!(grant.tenure, Tenure::Renewed(_))) {
+    if !opened.are_shared() || grants.iter().all(|grant| grant.tenure.lease().is_none()) {
         return Ok(());
     }
     opened.begin_leases(grants, keeping.lease_end);

@@ -63,6 +63,8 @@ impl Engine {
         let tenure = match (&applicant.tenure, self.store.reach()) {
             // Other hosts cannot see whether the owner lives.
             (Tenure::OwnerLives, Reach::ManyHosts) => Tenure::Renewing(self.lease.as_millis() as u64),
+            // Nor whether the process lives that has not yet said that it knows of its grant.
+            (_, Reach::ManyHosts) if applicant.tentative => Tenure::Renewing(self.lease.as_millis() as u64),
             (tenure, _) => tenure.clone(),
         };
         let confirms = applicant.outlived || matches!(tenure, Tenure::AtMost(_) | Tenure::Renewing(_));

@@ -71,8 +71,8 @@ impl Engine {
     /// Whether this waiter is in the queue, and not known to be dead.
     fn is_waiting(&self, name: &[u8], proof: &Proof) -> Result<bool> {
         let (_, record) = self.read(name)?;
-        let Some((_, waiter)) = self.entry(record, proof)? else { return Ok(false) };
-        Ok(self.host.fate(&waiter.party.home, &waiter.process, self.store.reach()) != Fate::Dead)
+        let Some((record, waiter)) = self.entry(record, proof)? else { return Ok(false) };
+        Ok(self.fate(&record, &waiter.party.home, &waiter.process) != Fate::Dead)
     }
 
     /// Takes the notes of a wait away.

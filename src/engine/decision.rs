@@ -150,7 +150,7 @@ impl Engine {
             let (_, record) = self.read(name)?;
             for grant in record.holders.iter().filter(|grant| grant.proof == *proof) {
                 if let Some(process) = &grant.unconfirmed
-                    && (!dry_run || self.host.fate(&grant.party.home, process, self.store.reach()) != Fate::Dead)
+                    && (!dry_run || self.fate(&record, &grant.party.home, process) != Fate::Dead)
                 {
                     return Ok(false);
                 }

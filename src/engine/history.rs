@@ -4,7 +4,7 @@
 use super::Engine;
 use crate::error::Result;
 use crate::history::{Limits, Past, Who};
-use crate::lock::{Fate, Party, Record};
+use crate::lock::{Party, Record};
 
 impl Engine {
     /// Writes down the grants that stood in `before` and had ended in what took its place; if they were broken, by whom.
@@ -42,7 +42,7 @@ impl Engine {
     /// The process that counts: the first that is not dead. Where there is but one, nobody needs to be asked.
     pub fn pid(&self, party: &Party) -> Option<i32> {
         let lives = |owner: &&crate::lock::Process| {
-            party.owners.len() == 1 || self.host.fate(&party.home, owner, self.store.reach()) != Fate::Dead
+            party.owners.len() == 1 || self.host.fate(&party.home, owner, self.store.reach()).may_live_here()
         };
         party.owners.iter().find(lives).or(party.owners.last()).map(|owner| owner.pid)
     }

@@ -71,9 +71,8 @@ impl Engine {
                 Err(error) if error.is_of_one_record() => continue,
                 waits => waits?,
             };
-            let lives = waits.is_some_and(|(_, waiter)| {
-                self.host.fate(&waiter.party.home, &waiter.process, self.store.reach()) != Fate::Dead
-            });
+            let lives = waits
+                .is_some_and(|(record, waiter)| self.fate(&record, &waiter.party.home, &waiter.process) != Fate::Dead);
             if !lives {
                 gone.push((name, proof));
             }

@@ -44,7 +44,7 @@ fn look(record: &Record, facts: &Facts) -> std::result::Result<Found, Wanted> {
         let mut effective = 0;
         for (at, owner) in grant.party.owners.iter().enumerate() {
             effective = at;
-            if facts.fate(&grant.party.home, owner)? != Fate::Dead {
+            if facts.fate(&grant.party.home, owner)?.may_live_here() {
                 break;
             }
         }

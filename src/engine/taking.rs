@@ -73,7 +73,17 @@ impl Engine {
             is_queued: false,
         };
         self.store.bound(Some(clock.deadline().unwrap_or(Duration::MAX)));
+        self.leave_witness(name, &applicant.handle.proof());
         let taken = attempt.run_through_outages(applicant, &mut clock, onlooker);
+        // A waiter that gave up may still be in the queue, if the store did not take that.
+        let may_be_there = match &taken {
+            Ok(Taken::Answer(Outcome::Busy(_))) => !patience.is_none(),
+            Ok(Taken::Answer(outcome)) => matches!(outcome, Outcome::Granted(..)),
+            _ => true,
+        };
+        if !may_be_there {
+            self.remove_witness(name, &applicant.handle.proof());
+        }
         if attempt.noted.is_some() {
             // A note that stays leads to a wait that is no more, and misleads nobody.
             let _ = self.forget(name, &attempt.application.entry);

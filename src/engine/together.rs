@@ -31,6 +31,7 @@ impl Engine {
         held: &[bool],
         late_at: Duration,
     ) -> Result<Together> {
+        names.iter().for_each(|name| self.leave_witness(name, &applicant.handle.proof()));
         let at_once = Applicant { called: None, ..applicant.clone() };
         let mut application = self.application(&at_once, &Patience::NONE);
         let try_to_take = |application: &Application| {
@@ -48,13 +49,17 @@ impl Engine {
             };
             self.change_together(names, &mut decide, &|outcome| matches!(outcome, Outcome::Granted(..)), late_at)
         };
-        let refused = try_to_take(&application)?;
-        let Some(called) = applicant.called.filter(|_| matches!(refused, Together::Refused(..))) else {
-            return Ok(refused);
-        };
-        // It may be held by whoever waits for us.
-        application.entry.within = self.host.held_up_by(&called, false);
-        try_to_take(&application)
+        let mut taken = try_to_take(&application)?;
+        if let Some(called) = applicant.called.filter(|_| matches!(taken, Together::Refused(..))) {
+            // It may be held by whoever waits for us.
+            application.entry.within = self.host.held_up_by(&called, false);
+            taken = try_to_take(&application)?;
+        }
+        if matches!(taken, Together::Refused(..)) {
+            let free = names.iter().zip(held).filter(|(_, held)| !**held);
+            free.for_each(|(name, _)| self.remove_witness(name, &applicant.handle.proof()));
+        }
+        Ok(taken)
     }
 
     /// Decides about each of these names, and makes all changes as one if all answers are as `wanted`. If others are

@@ -123,7 +123,7 @@ impl Engine {
     pub fn claim_in(&self, sight: &Sight) -> Option<Grant> {
         let mut held = sight.record.holders.iter().zip(&sight.holders).filter(|(_, standing)| standing.is_ok());
         let (grant, _) = held.find(|(grant, _)| grant.claim.is_some())?;
-        let is_at_work = |process| self.host.fate(&grant.party.home, process, self.store.reach()) != Fate::Dead;
+        let is_at_work = |process| self.fate(&sight.record, &grant.party.home, process) != Fate::Dead;
         // Somebody may be about to give it up: till then it is one.
         let may_come_to_nothing =
             grant.unconfirmed.as_ref().is_some_and(is_at_work) && !self.has_decided(&grant.proof).unwrap_or(false);

@@ -116,12 +116,15 @@ impl Host for Fake {
         self.state().held_up.clone()
     }
 
-    fn fate(&self, home: &Home, process: &Process, _reach: Reach) -> Fate {
+    fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {
         let state = self.state();
-        if home.boot != state.boot {
-            return if home.machine == "machine" { Fate::Dead } else { Fate::Unknown };
+        let (is_shared, is_here) = (reach == Reach::ManyHosts, home.boot == state.boot);
+        match state.fates.get(&process.pid).copied().filter(|_| is_here) {
+            Some(fate) if fate != Fate::Dead => fate,
+            _ if is_shared && is_here => Fate::Missing,
+            _ if is_here || (!is_shared && home.machine == "machine") => Fate::Dead,
+            _ => Fate::Unknown,
         }
-        state.fates.get(&process.pid).copied().unwrap_or(Fate::Dead)
     }
 
     fn is_released_by(&self, _supervisor: &Process, _home: &Home, _process: &Process) -> bool {
@@ -135,6 +138,14 @@ impl Host for Fake {
     fn is_interrupted(&self) -> bool {
         self.state().interrupted
     }
+
+    fn leave_witness(&self, _key: &str) {}
+
+    fn has_witness(&self, _key: &str, _uid: u32) -> bool {
+        false
+    }
+
+    fn remove_witness(&self, _key: &str) {}
 
     fn random(&self) -> Result<[u8; 16]> {
         let mut state = self.state();

@@ -4,6 +4,10 @@
 //! is in use (it sees also what a /proc mounted with `hidepid` hides) and the start time whether it is the same
 //! process. Another boot of this machine: dead. Another machine, another pid namespace, a /proc that does not answer or
 //! that belongs to another pid namespace than we do (`nsenter -p`): unknown.
+//!
+//! On a store that other hosts may share nobody is dead for sure: cloned machines have one machine-id and one host name,
+//! and machines resumed from one snapshot have one boot id, too. There a process that is not here is missing, and one of
+//! another boot is unknown.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -89,13 +93,16 @@ impl Host for Unix {
 
     fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {
         let Ok(here) = self.known_home() else { return Fate::Unknown };
-        if here.shares_pids_with(home) {
-            return fate_here(process);
+        let seen = match here.shares_pids_with(home) {
+            true => fate_here(process),
+            false if here.boot != home.boot && is_this_machine(&here.machine, &home.machine) => Fate::Dead,
+            false => Fate::Unknown,
+        };
+        match (seen, reach) {
+            (Fate::Dead, Reach::ManyHosts) if here.shares_pids_with(home) => Fate::Missing,
+            (Fate::Dead, Reach::ManyHosts) => Fate::Unknown,
+            (seen, _) => seen,
         }
-        if here.boot != home.boot && is_this_machine(&here.machine, &home.machine, reach) {
-            return Fate::Dead;
-        }
-        Fate::Unknown
     }
 
     fn is_released_by(&self, supervisor: &Process, home: &Home, process: &Process) -> bool {
@@ -111,10 +118,29 @@ impl Host for Unix {
         crate::signals::is_pending()
     }
 
+    fn leave_witness(&self, key: &str) {
+        use std::os::unix::fs::OpenOptionsExt;
+        // Where there is no such file, leases decide.
+        let _ = fs::OpenOptions::new().write(true).create_new(true).mode(0o444).open(witness(key));
+    }
+
+    fn has_witness(&self, key: &str, uid: u32) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        // What another user left there says nothing.
+        fs::symlink_metadata(witness(key)).is_ok_and(|found| found.is_file() && found.uid() == uid)
+    }
+
+    fn remove_witness(&self, key: &str) {
+        let _ = fs::remove_file(witness(key));
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)
             .map_err(|error| Error::new(Exit::System, format!("no random numbers: {error}"), "try again"))?;
+        // Machines resumed from one snapshot may draw the same numbers, but hardly in the same nanosecond.
+        let times = [self.wall(), self.boottime()].map(|time| (time.as_nanos() as u64).to_ne_bytes());
+        bytes.iter_mut().zip(times.as_flattened()).for_each(|(byte, time)| *byte ^= time);
         Ok(bytes)
     }
 
@@ -125,6 +151,11 @@ impl Host for Unix {
     fn ring(&self, listener: Listener<'_>) -> bool {
         vigil::ring(listener)
     }
+}
+
+/// A file in memory that every user may write to: shm_overview(7).
+fn witness(key: &str) -> String {
+    format!("/dev/shm/csalock-{key}")
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
@@ -186,17 +217,15 @@ fn machine(name: &str) -> Result<String> {
     Ok(format!("{}@{name}", hash.unwrap_or_default()))
 }
 
-/// Whether two names of machines mean one. Among many hosts cloned machines may bear one id, so the host name must agree
-/// as well; on a store that one host uses either will do.
-fn is_this_machine(here: &str, there: &str, reach: Reach) -> bool {
+/// Whether two names of machines mean one, among those that use a store of one host.
+fn is_this_machine(here: &str, there: &str) -> bool {
     let (Some((here_id, here_name)), Some((there_id, there_name))) = (here.split_once('@'), there.split_once('@'))
     else {
         return false;
     };
-    match reach {
-        Reach::ThisHost if here_id.is_empty() && there_id.is_empty() => here_name == there_name,
-        Reach::ThisHost => here_id == there_id,
-        Reach::ManyHosts => !here_id.is_empty() && here == there,
+    match here_id.is_empty() && there_id.is_empty() {
+        true => here_name == there_name,
+        false => here_id == there_id,
     }
 }
 
@@ -246,11 +275,23 @@ mod tests {
     }
 
     #[test]
-    fn cloned_machines_on_one_network_are_not_one() {
-        assert!(is_this_machine("1@a", "1@b", Reach::ThisHost));
-        assert!(is_this_machine("1@a", "1@a", Reach::ManyHosts));
-        for (here, there) in [("1@a", "1@b"), ("@a", "@a"), ("1@a", "2@a")] {
-            assert!(!is_this_machine(here, there, Reach::ManyHosts), "{here} {there}");
+    fn a_machine_is_known_by_its_id_or_else_by_its_name() {
+        for (here, there, same) in
+            [("1@a", "1@b", true), ("@a", "@a", true), ("@a", "@b", false), ("1@a", "2@a", false)]
+        {
+            assert_eq!(is_this_machine(here, there), same, "{here} {there}");
         }
+    }
+
+    #[test]
+    fn on_a_store_of_many_hosts_nobody_is_dead_for_a_copy_of_the_machine_may_run() {
+        let host = Unix::new();
+        let (home, this) = (host.home().unwrap(), host.this_process().unwrap());
+        let fate = |home: &Home, process: &Process| host.fate(home, process, Reach::ManyHosts);
+        assert_eq!(fate(&home, &this), Fate::Alive);
+        for gone in [Process { start: this.start + 1, ..this }, Process { pid: 4_000_000, start: 1 }] {
+            assert_eq!(fate(&home, &gone), Fate::Missing);
+        }
+        assert_eq!(fate(&Home { boot: "other".into(), ..home.clone() }, &this), Fate::Unknown);
     }
 }

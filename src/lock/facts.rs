@@ -18,6 +18,16 @@ pub enum Fate {
     Dead,
     /// It cannot be seen from here, which is never taken for death.
     Unknown,
+    /// It is not there, but a copy of this machine may run it, on a store that both use. So it is not taken for death; but
+    /// it is not the owner that counts as long as another one may live.
+    Missing,
+}
+
+impl Fate {
+    /// Whether it may live, as far as this machine can tell.
+    pub fn may_live_here(self) -> bool {
+        matches!(self, Fate::Alive | Fate::Unknown)
+    }
 }
 
 /// A question that must be answered before the protocol can decide.

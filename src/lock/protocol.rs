@@ -291,16 +291,20 @@ fn wait_behind(
     facts: &Facts,
 ) -> Result<Step, Wanted> {
     for (home, process) in before {
-        if facts.fate(&home, &process)? != Fate::Dead {
+        if facts.fate(&home, &process)?.may_live_here() {
             return Ok(Step::Wait { processes: vec![(home, process)], leases: Vec::new(), ahead });
         }
     }
     let (mut processes, mut leases) = (Vec::new(), Vec::new());
     for grant in &record.holders {
-        let owner = effective_owner(&grant.party, facts)?.map(|(owner, _)| owner);
-        if let Some(process) = grant.unconfirmed.or(owner) {
-            processes.push((grant.party.home.clone(), process));
-        }
+        let process = match grant.unconfirmed {
+            Some(process) => Some((process, facts.fate(&grant.party.home, &process)?)),
+            None => effective_owner(&grant.party, facts)?,
+        };
+        // Nobody sees the end of a process that is missing.
+        processes.extend(
+            process.filter(|(_, fate)| fate.may_live_here()).map(|(process, _)| (grant.party.home.clone(), process)),
+        );
         // Where the owner is seen, his end is what counts.
         let by_lease = !matches!(grant.tenure, Tenure::Renewed(_)) || !is_seen_alive(grant, facts)?;
         leases.extend(grant.tenure.lease().filter(|_| by_lease).cloned());

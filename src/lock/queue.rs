@@ -37,7 +37,8 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, W
     for mut ending in std::mem::take(&mut record.endings) {
         forget_dead_supervisor(&mut ending, facts)?;
         let is_awaited = ending.grant.party.supervisor.is_some() || ending.how != Ended::Broken;
-        if is_awaited || effective_owner(&ending.grant.party, facts)?.is_some() {
+        let owner = effective_owner(&ending.grant.party, facts)?;
+        if is_awaited || owner.is_some_and(|(_, fate)| fate.may_live_here()) {
             record.endings.push(ending);
         }
     }
@@ -48,7 +49,7 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, W
 fn forget_dead_supervisor(ending: &mut Ending, facts: &Facts) -> Result<(), Wanted> {
     let party = &mut ending.grant.party;
     if let Some(supervisor) = &party.supervisor
-        && facts.fate(&party.home, supervisor)? == Fate::Dead
+        && !facts.fate(&party.home, supervisor)?.may_live_here()
     {
         party.supervisor = None;
     }
@@ -173,13 +174,15 @@ pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Wanted> {
     Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.over(lease))?)
 }
 
-/// The first owner that is not dead for sure, and what is known of it.
+/// The first owner that may live, or else the last that is missing; and what is known of it. `None`: all are dead for sure.
 pub(super) fn effective_owner(party: &Party, facts: &Facts) -> Result<Option<(Process, Fate)>, Wanted> {
+    let mut missing = None;
     for owner in &party.owners {
-        let fate = facts.fate(&party.home, owner)?;
-        if fate != Fate::Dead {
-            return Ok(Some((*owner, fate)));
+        match facts.fate(&party.home, owner)? {
+            Fate::Dead => {}
+            Fate::Missing => missing = Some((*owner, Fate::Missing)),
+            fate => return Ok(Some((*owner, fate))),
         }
     }
-    Ok(None)
+    Ok(missing)
 }

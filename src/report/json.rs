@@ -241,7 +241,7 @@ impl HolderJson {
             alive: match alive {
                 Fate::Alive => "yes",
                 Fate::Dead => "no",
-                Fate::Unknown => "unknown",
+                Fate::Unknown | Fate::Missing => "unknown",
             },
             mode: None,
             slot: None,
@@ -341,7 +341,8 @@ impl Evicted {
             Ended::Expired => "expired",
             Ended::Broken => "broken",
         };
-        let alive = reporter.fate(&ending.grant.party);
+        let died = ending.how == Ended::Died;
+        let alive = if died { Fate::Dead } else { reporter.fate(&ending.grant.party) };
         Evicted { how, holder: HolderJson::of_grant(&ending.grant, alive, reporter) }
     }
 }

@@ -93,7 +93,7 @@ fn held_as(grant: &Grant, fate: Fate, slots: Option<u32>) -> String {
         Share::Slot => format!("slot {}/{}", grant.slot, slots.unwrap_or_default()),
     };
     match fate {
-        Fate::Unknown => format!("{how}?"),
+        Fate::Unknown | Fate::Missing => format!("{how}?"),
         // For ever, or it would not hold any more.
         Fate::Dead => format!("{how},dead"),
         Fate::Alive => how,

@@ -58,9 +58,12 @@ on_every_kind_of_store! {
     fn its_json_lists_what_was_removed(sandbox: &Sandbox) {
         sandbox.csalock(["gc", "--json"]).stdout("[]\n").run();
         sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        sandbox.await_abandoned("dead");
         let found: serde_json::Value = serde_json::from_str(&sandbox.csalock(["gc", "--json"]).capture().stdout).unwrap();
         assert_eq!((&found[0]["name"], &found[0]["outcome"]), (&"dead".into(), &"removed".into()));
-        assert_eq!(found[0]["holders"][0]["alive"], "no");
+        // A copy of this machine may run the process, and the document does not tell who said that it died.
+        let alive = if sandbox.is_shared() { "unknown" } else { "no" };
+        assert_eq!(found[0]["holders"][0]["alive"], alive);
     }
 
     fn an_unreadable_record_keeps_nothing_else_from_being_removed(sandbox: &Sandbox) {

@@ -1,6 +1,8 @@
 //! A process is more than its pid: pids that came round, other boots, other hosts, other namespaces.
 
-use csalock::lock::Record;
+use std::time::Duration;
+
+use csalock::lock::{Record, Tenure};
 
 use crate::sandbox::{Sandbox, has, is_root, proc, wait_until};
 
@@ -26,9 +28,14 @@ fn is_dead(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
 
 #[track_caller]
 fn is_not_dead_for_sure(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
-    // Where hosts share the store, whoever renews the lease would say that the owner died. Nobody renews this one.
-    let job = held(sandbox, if sandbox.is_shared() { &["--ttl", "1h"] } else { &[] });
+    let job = held(sandbox, if sandbox.is_shared() { &["--forever"] } else { &[] });
     sandbox.edit("x", change);
+    if sandbox.is_shared() {
+        // Whoever renewed a lease would say that the owner died. This one nobody renews.
+        sandbox.edit_in("x", |store, record| {
+            record.holders[0].tenure = Tenure::Until(store.lend(Duration::from_secs(3600)).unwrap());
+        });
+    }
     let before = sandbox.stored();
     let sight = sandbox.sight("x");
     assert_eq!((&sight["state"], &sight["holders"][0]["alive"]), (&"held".into(), &"unknown".into()));
@@ -56,8 +63,21 @@ on_every_kind_of_store! {
         is_dead(sandbox, |record| record.holders[0].party.owners[0].start -= 1);
     }
 
-    fn the_same_pid_of_an_earlier_boot_is_dead(sandbox: &Sandbox) {
-        is_dead(sandbox, |record| record.holders[0].party.home.boot = "00000000-0000-4000-8000-000000000000".into());
+    fn the_same_pid_of_an_earlier_boot_is_dead_where_no_clone_of_the_machine_may_run(sandbox: &Sandbox) {
+        let earlier = |record: &mut Record| record.holders[0].party.home.boot = "00000000-0000-4000-8000-000000000000".into();
+        if sandbox.is_shared() { is_not_dead_for_sure(sandbox, earlier) } else { is_dead(sandbox, earlier) }
+    }
+
+    fn a_process_that_is_not_here_may_run_on_a_machine_from_the_same_snapshot(sandbox: &Sandbox) {
+        if !sandbox.is_shared() {
+            return;
+        }
+        // Such a machine has the same boot and other secrets, and no memory of what was written after the snapshot.
+        is_not_dead_for_sure(sandbox, |record| {
+            let grant = &mut record.holders[0];
+            grant.proof = csalock::lock::Handle::new([7; 16]).proof();
+            grant.party.owners[0].start += 1;
+        });
     }
 
     fn a_zombie_is_dead_whatever_its_parent_is_called(sandbox: &Sandbox) {

@@ -245,6 +245,18 @@ impl Host for Rebooted {
         self.unix.is_interrupted()
     }
 
+    fn leave_witness(&self, key: &str) {
+        self.unix.leave_witness(key);
+    }
+
+    fn has_witness(&self, key: &str, uid: u32) -> bool {
+        self.unix.has_witness(key, uid)
+    }
+
+    fn remove_witness(&self, key: &str) {
+        self.unix.remove_witness(key);
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         self.unix.random()
     }

@@ -342,10 +342,15 @@ impl Sandbox {
 
     /// Changes a record behind everybody's back.
     pub(crate) fn edit(&self, name: &str, change: impl Fn(&mut Record)) {
+        self.edit_in(name, |_, record| change(record));
+    }
+
+    /// The same, with leases of the store.
+    pub(crate) fn edit_in(&self, name: &str, change: impl Fn(&dyn Store, &mut Record)) {
         let store = self.open();
         let found = store.read(name.as_bytes()).unwrap().unwrap();
         let mut record = csalock::lock::decode(&found.body, found.version.number).unwrap();
-        change(&mut record);
+        change(&*store, &mut record);
         let body = csalock::lock::encode(&record);
         assert!(matches!(store.swap(name.as_bytes(), Some(&found.version), Some(&body)), Ok(Swap::Stored(_))));
     }

@@ -174,6 +174,14 @@ impl Host for Clockwork {
         false
     }
 
+    fn leave_witness(&self, _key: &str) {}
+
+    fn has_witness(&self, _key: &str, _uid: u32) -> bool {
+        false
+    }
+
+    fn remove_witness(&self, _key: &str) {}
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut drawn = self.drawn.lock().expect("nobody panics with it");
         *drawn += 1;

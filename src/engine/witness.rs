@@ -1,0 +1,64 @@
+//! What is proof of a death on a store that other hosts may share. That a process is not here proves nothing there: a copy of
+//! this machine may run it. So whoever writes an entry into such a store first leaves a witness of it in this machine's
+//! memory; and an entry whose witness is here, and whose process is not, is dead. Without a witness the lease decides.
+
+use sha2::{Digest, Sha256};
+
+use super::Engine;
+use crate::lock::{Fate, Home, Process, Proof, Record};
+use crate::store::Reach;
+
+impl Engine {
+    /// What is known of a process that has entries in this record.
+    pub(super) fn fate(&self, record: &Record, home: &Home, process: &Process) -> Fate {
+        match self.host.fate(home, process, self.store.reach()) {
+            Fate::Missing if self.is_witnessed(record, home, process) => Fate::Dead,
+            fate => fate,
+        }
+    }
+
+    /// Says that an entry under this name is about to be written from here.
+    pub(super) fn leave_witness(&self, name: &[u8], proof: &Proof) {
+        if self.store.reach() == Reach::ManyHosts {
+            self.host.leave_witness(&key(name, proof));
+        }
+    }
+
+    /// Says that none is there.
+    pub(super) fn remove_witness(&self, name: &[u8], proof: &Proof) {
+        if self.store.reach() == Reach::ManyHosts {
+            self.host.remove_witness(&key(name, proof));
+        }
+    }
+
+    /// Forgets of the entries that are no more.
+    pub(super) fn remove_witnesses(&self, before: &Record, now: &Record) {
+        if self.store.reach() == Reach::ManyHosts {
+            let now: Vec<_> = entries(now).map(|entry| entry.0).collect();
+            let gone = entries(before).map(|entry| entry.0).filter(|proof| !now.contains(proof));
+            gone.for_each(|proof| self.host.remove_witness(&key(&before.name, &proof)));
+        }
+    }
+
+    /// Whether all entries that depend on this process were written from here.
+    fn is_witnessed(&self, record: &Record, home: &Home, process: &Process) -> bool {
+        let of_it = |at: &Home, processes: &[Process]| at == home && processes.contains(process);
+        let mut all = entries(record).filter(|(_, at, _, processes)| of_it(at, processes)).peekable();
+        all.peek().is_some() && all.all(|(proof, _, uid, _)| self.host.has_witness(&key(&record.name, &proof), uid))
+    }
+}
+
+/// Holders and waiters: proof, home, user, and the processes that the entry depends on.
+fn entries(record: &Record) -> impl Iterator<Item = (Proof, &Home, u32, Vec<Process>)> {
+    let holders = record.holders.iter().map(|grant| (grant.proof, &grant.party, grant.unconfirmed));
+    let waiters = record.waiters.iter().map(|waiter| (waiter.proof, &waiter.party, Some(waiter.process)));
+    holders.chain(waiters).map(|(proof, party, process)| {
+        (proof, &party.home, party.uid, party.owners.iter().copied().chain(process).collect())
+    })
+}
+
+/// Nobody can guess it who cannot read the record.
+fn key(name: &[u8], proof: &Proof) -> String {
+    let digest = Sha256::new().chain_update(proof.to_string()).chain_update(name).finalize();
+    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
