@@ -62,6 +62,10 @@ impl Place<'_> {
         let us = user(geteuid());
         let wanted = if found.is_dir() { AccessFlags::W_OK | AccessFlags::X_OK } else { AccessFlags::W_OK };
         Some(match self.refused(there, wanted) {
+            None if self.what == "database" && there == self.path && has_mere_readers(&found, directory) => {
+                let text = format!("{text}; {us} may take locks; users who may only read it can block all changes");
+                Finding::doubtful("access", text, "chmod go-r the database, or use a dir: store")
+            }
             None => Finding::good("access", format!("{text}; {us} may take locks")),
             Some(error) => Finding::bad("access", format!("{text}; {us} may not take locks"), error.cure()),
         })
@@ -75,6 +79,12 @@ impl Place<'_> {
         checked(there, wanted)
             .or_else(|| journal.and_then(|directory| checked(directory, AccessFlags::W_OK | AccessFlags::X_OK)))
     }
+}
+
+/// Whether users may read a database in this directory, and not write it. SQLite lets a reader lock it.
+fn has_mere_readers(database: &std::fs::Metadata, directory: Option<&Path>) -> bool {
+    let way = directory.and_then(|directory| std::fs::metadata(directory).ok()).map_or(0o777, |found| found.mode());
+    [3, 0].iter().any(|class| database.mode() >> class & 0o6 == 0o4 && way >> class & 0o1 == 0o1)
 }
 
 /// Whether everybody may write there, and nothing keeps anybody from removing what others made.

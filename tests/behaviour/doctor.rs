@@ -197,7 +197,8 @@ on_every_store_of_files! {
             true => vec!["good store: directory of records, STORE".into(), "good mount: ...".into(),
                          format!("good access: {}; {user} may take locks", access("0755"))],
             false => vec!["good store: SQLite database STORE".into(), "good mount: ...".into(),
-                          format!("good access: {}; its directory: {}; {user} may take locks",
+                          format!("doubtful access: {}; its directory: {}; {user} may take locks; users who may only read it \
+                                   can block all changes",
                                   access("0644"), access("0755"))],
         };
         if sandbox.is_of_files() {
@@ -227,8 +228,17 @@ on_every_store_of_files! {
         let lines: Vec<&str> = done.stdout.lines().collect();
         let place = sandbox.path("").display().to_string();
         assert!(lines.iter().all(|line| line.len() <= 80 || line.contains(&place)), "{lines:#?}");
-        let doubts = if sandbox.is_of_files() { 0 } else { 2 };
-        let last = if doubts == 0 { "All is well." } else { "Locks work here; 2 things are doubtful." };
+        let doubts = match sandbox.kind() {
+            Kind::Directory | Kind::Shared => 0,
+            // Everybody may read it.
+            Kind::Sqlite => 1,
+            Kind::Etcd => 2,
+        };
+        let last = match doubts {
+            0 => "All is well.",
+            1 => "Locks work here; one thing is doubtful.",
+            _ => "Locks work here; 2 things are doubtful.",
+        };
         assert_eq!(lines.last(), Some(&last));
         let margin = "good     leftovers ".len();
         for line in &lines[..lines.len() - 1] {

@@ -74,6 +74,35 @@ fn what_stands_where_history_and_notes_belong_leads_nowhere() {
     }
 }
 
+/// An SQLite that believes this removes the named file when it rolls the journal back.
+#[test]
+fn a_journal_that_names_another_file_removes_nothing() {
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    store(&sandbox);
+    let precious = sandbox.file("precious", "mine");
+    let database = std::fs::read(sandbox.store_path()).unwrap();
+    let page = u32::from(u16::from_be_bytes([database[16], database[17]]));
+    let magic = [0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+    let mut journal = magic.to_vec();
+    for number in [0, 0, database.len() as u32 / page, 512, page] {
+        journal.extend(number.to_be_bytes());
+    }
+    journal.resize(512, 0);
+    let name = precious.to_str().unwrap().as_bytes();
+    let sum: u32 = name.iter().map(|byte| u32::from(*byte)).sum();
+    journal.extend((0x4000_0000 / page + 1).to_be_bytes());
+    journal.extend(name);
+    journal.extend((name.len() as u32).to_be_bytes());
+    journal.extend(sum.to_be_bytes());
+    journal.extend(magic);
+    sandbox.file("store-journal", journal);
+    for words in [&["status", "-q", "x"][..], &["run", "-n", "y", "true"], &["gc"], &["doctor"]] {
+        bounded(&sandbox, words);
+        assert_eq!(sandbox.read("precious"), "mine", "{words:?}");
+    }
+    assert_eq!(sandbox.state("x"), "held");
+}
+
 /// Changes the database behind everybody's back.
 fn edit(sandbox: &Sandbox, sql: &str) {
     Connection::open(sandbox.store_path()).unwrap().execute_batch(sql).unwrap();
