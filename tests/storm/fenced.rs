@@ -84,8 +84,8 @@ fn adds_one() {
     let Ok(token) = std::env::var("CSALOCK_TOKEN") else { return };
     let (token, register) = (token.parse().unwrap(), Register::new(Path::new(".")));
     let Some(number) = register.read(token) else { return };
-    std::fs::write(format!("read-{token}"), "").unwrap();
-    std::thread::sleep(Duration::from_millis(40));
+    std::fs::write(format!("read-{token}.{}", nix::unistd::getpgrp()), "").unwrap();
+    std::thread::sleep(Duration::from_millis(150));
     if !register.write(token, number + 1) {
         std::fs::write(format!("refused-{token}"), "").unwrap();
     }
@@ -110,6 +110,13 @@ fn how_many(sandbox: &Sandbox, what: &str) -> usize {
     entries.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(what)).count()
 }
 
+/// Whether the command of this process group has read.
+fn has_read(sandbox: &Sandbox, group: Pid) -> bool {
+    let entries = std::fs::read_dir(sandbox.path("files")).unwrap();
+    let end = format!(".{group}");
+    entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().ends_with(&end))
+}
+
 /// Whoever holds the lock, and has read, is frozen with its csalock until the next one has read.
 fn nothing_is_lost(kind: Kind) {
     Sandbox::with(kind, |sandbox| {
@@ -119,11 +126,10 @@ fn nothing_is_lost(kind: Kind) {
                 let frozen = &frozen;
                 scope.spawn(move || {
                     for time in 0..TIMES {
-                        let before = how_many(sandbox, "read-");
                         let mut writer = writer(sandbox);
                         let group = Pid::from_raw(writer.id() as i32);
                         if number == 0 && time % 2 == 0 {
-                            wait_until("somebody has read", || how_many(sandbox, "read-") > before);
+                            wait_until("it has read", || has_read(sandbox, group));
                             let seen = how_many(sandbox, "read-");
                             let is_frozen = killpg(group, Signal::SIGSTOP).is_ok();
                             // The lease of a frozen holder ends, and another one reads; unless all have ended.
