@@ -11,12 +11,15 @@ use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Host, Unix};
-use crate::lock::{Ask, Grant, Handle, Outcome, Party, Tenure};
+use crate::lock::{Ask, Grant, Handle, Outcome, Party, Proof, Tenure};
 use crate::name;
-use crate::store::{self, Location};
+use crate::store::{self, Location, Reach};
 
 /// What is never sent.
 enum Never {}
+
+/// How long a guard that is dropped waits for a store that other hosts may share.
+const DROP_LIMIT: Duration = Duration::from_secs(5);
 
 /// A store of locks, for this process.
 pub struct Locks {
@@ -30,7 +33,7 @@ pub struct Locks {
 /// possible for the length of a lease, the lock is lost: [`Guard::give_back`] says so.
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct Guard<'a> {
-    engine: &'a Engine,
+    engine: &'a Arc<Engine>,
     /// Dropping it ends the thread that renews.
     renewer: Option<Sender<Never>>,
     name: Vec<u8>,
@@ -141,22 +144,37 @@ impl Guard<'_> {
     ///
     /// When the store cannot be told. The lock is free all the same when this process ends.
     pub fn give_back(mut self) -> Result<bool> {
-        let outcome = self.release();
+        let outcome = release(self.engine, &self.name, self.handle.proof());
         drop(self.renewer.take());
         std::mem::forget(self);
         outcome.map(|outcome| matches!(outcome, Outcome::Released(_)))
     }
+}
 
-    fn release(&self) -> Result<Outcome> {
-        let claimant = self.engine.claimant(Some(self.handle.proof()), Vec::new())?;
-        self.engine.settle(&self.name, &Ask::Release(claimant))
-    }
+fn release(engine: &Engine, name: &[u8], proof: Proof) -> Result<Outcome> {
+    engine.settle(name, &Ask::Release(engine.claimant(Some(proof), Vec::new())?))
 }
 
 impl Drop for Guard<'_> {
+    /// Releases the lock; [`Guard::give_back`] also says whether it was still held.
+    ///
+    /// A dead NFS server holds up its callers until it is back. So where other hosts may share the store, a thread
+    /// releases the lock, and the caller waits for it for at most five seconds. Without that release the lease ends the lock.
     fn drop(&mut self) {
-        // Who must know whether it worked calls `give_back`.
-        let _ = self.release();
+        let proof = self.handle.proof();
+        if self.engine.store().reach() == Reach::ThisHost {
+            let _ = release(self.engine, &self.name, proof);
+            return;
+        }
+        let (engine, name) = (self.engine.clone(), std::mem::take(&mut self.name));
+        let (done, is_done) = channel::<Never>();
+        let work = move || {
+            let _ = release(&engine, &name, proof);
+            drop(done);
+        };
+        if std::thread::Builder::new().spawn(work).is_ok() {
+            let _ = is_done.recv_timeout(DROP_LIMIT);
+        }
     }
 }
 

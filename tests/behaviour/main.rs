@@ -70,6 +70,7 @@ mod identity;
 mod keeper;
 mod lease;
 mod leftovers;
+mod library;
 mod lock;
 mod locked_database;
 mod lost;
