@@ -2,10 +2,10 @@
 //!
 //! We follow the parents upward. Programs that only start another one (`sudo`, `timeout`, ...) are stepped over: they
 //! end together with us. Then come the shell's own forks: as long as parent and child are one program image forked
-//! without an exec (their stacks and arguments begin at the same, randomised, addresses) both are the script, and are
-//! kept, innermost first. The *effective owner* is the first of them that still lives: for `h=$(csalock lock x)` the
-//! inner one is gone a moment later and the script itself owns the lock, while two `( ... ) &` of one script are two
-//! owners.
+//! without an exec (the kernel says so of the child, and stacks and arguments begin at the same addresses) both are
+//! the script, and are kept, innermost first. The *effective owner* is the first of them that still lives: for
+//! `h=$(csalock lock x)` the inner one is gone a moment later and the script itself owns the lock, while two `( ... )
+//! &` of one script are two owners.
 //!
 //! Limits: a caller that has ended already, so that we were handed to init or to another process that adopts orphans,
 //! owns nothing; that is an error and not a lock that would live as long as the machine. Where init is itself a script,
@@ -78,7 +78,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
     }
     let command = command_of(at);
     let mut owners = vec![Process { pid: at, start: stat.start }];
-    while owners.len() < MOST_FORKS && stat.image != (0, 0) && stat.parent > 0 {
+    while owners.len() < MOST_FORKS && stat.is_fork && stat.image != (0, 0) && stat.parent > 0 {
         let Some(parent) = look(stat.parent)?.filter(|parent| parent.image == stat.image) else { break };
         owners.push(Process { pid: stat.parent, start: parent.start });
         stat = parent;

@@ -23,6 +23,8 @@ pub(crate) struct ProcStat {
     pub(super) parent: i32,
     pub(super) session: i32,
     pub(super) group: i32,
+    /// Whether it was forked and has not executed a program since, so that it is what its parent was: PF_FORKNOEXEC.
+    pub(super) is_fork: bool,
     /// Page faults of the children that it has waited for: of every program that was more than a fork.
     faults_of_children: u64,
     /// The process group that has its terminal; -1 without one.
@@ -127,6 +129,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<ProcStat> {
         group: field(5)?.parse().ok()?,
         session: field(6)?.parse().ok()?,
         foreground: field(8)?.parse().ok()?,
+        is_fork: number(9)? & 0x40 != 0,
         faults_of_children: number(11)?,
         threads: number(20)?,
         start: number(22)?,

@@ -1,6 +1,6 @@
 //! Who owns what a script locks, in every shell: the script, from wherever in it the call comes.
 
-use crate::sandbox::{SHELLS, Sandbox, wait_until};
+use crate::sandbox::{SHELLS, Sandbox, has, wait_until};
 
 /// Runs a script in every shell, each on a free lock; it must print exactly this.
 fn in_every_shell(sandbox: &Sandbox, script: &str, printed: &str) {
@@ -110,6 +110,15 @@ on_every_store! {
             sandbox.program("bin/script", text);
             sandbox.script("dash", "script; :").stdout("0\n0\n").run();
         }
+    }
+
+    fn a_script_within_a_script_is_its_own_owner_where_addresses_are_not_random(sandbox: &Sandbox) {
+        if !has("setarch") {
+            return;
+        }
+        let script = "if [ $1 = 1 ]; then csalock lock x > /dev/null; else dash ./script 1; csalock run -q -w 20s x true; echo $?; fi";
+        sandbox.file("files/script", script);
+        sandbox.call("setarch", ["-R", "dash", "./script", "0"]).stdout("0\n").run();
     }
 
     fn a_script_within_a_script_is_its_own_owner(sandbox: &Sandbox) {
