@@ -7,7 +7,7 @@
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 
-use crate::sandbox::{Call, Job, Kind, Sandbox, faketime, has, is_root, wait_until};
+use crate::sandbox::{Call, Job, Kind, Sandbox, has, is_root, wait_until};
 
 mod etcd;
 mod hidden;
@@ -73,12 +73,6 @@ impl Person {
         wait_until("it is held", || self.code(sandbox, store, &["status", "-q", name]) == 0);
         job
     }
-}
-
-/// What lets a call see the wall clock an hour later, and the times of files as they are.
-fn an_hour_later() -> Option<Vec<(&'static str, String)>> {
-    let clock = faketime(Kind::Directory, "+3600")?;
-    Some(clock.into_iter().chain([("NO_FAKE_STAT", "1".to_string())]).collect())
 }
 
 /// Makes a directory for all to see, with this owner, group and mode.

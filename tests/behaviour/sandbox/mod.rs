@@ -27,7 +27,7 @@ use csalock::store::{Location, Store, Swap};
 use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
-pub(crate) use faketime::{faketime, other_times};
+pub(crate) use faketime::{an_hour_later, faketime, other_times};
 pub(crate) use job::Job;
 pub(crate) use mount::Mount;
 pub(crate) use network::Network;

@@ -3,8 +3,8 @@
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use super::{Anne, Bert, Carl, GROUP, Person, Root, an_hour_later, place};
-use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
+use super::{Anne, Bert, Carl, GROUP, Person, Root, place};
+use crate::sandbox::{Kind, Sandbox, an_hour_later, has, is_root, wait_until};
 
 const SOMETHING: &str = "0123456789abcdef01234567";
 

@@ -3,8 +3,8 @@
 
 use std::os::unix::fs::symlink;
 
-use super::{Anne, Bert, Carl, GROUP, Root, an_hour_later, place};
-use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
+use super::{Anne, Bert, Carl, GROUP, Root, place};
+use crate::sandbox::{Kind, Sandbox, an_hour_later, has, is_root, wait_until};
 
 fn shared() -> Option<(Sandbox, String)> {
     if !is_root("users") || !has("setpriv") {
