@@ -304,6 +304,7 @@ impl Engine {
                 facts.learn_outlasts(lease, patience.is_some_and(|patience| left > patience));
             }
             Wanted::Decided(proof) => facts.learn_decided(proof, self.has_decided(&proof)?),
+            Wanted::Lent(span) => facts.learn_lent(span, self.store.lend(Duration::from_millis(span))?),
             Wanted::Page(number) => facts.learn_page(number, self.seal(&record.name, number)?),
             Wanted::Fate(home, process) => {
                 let fate = self.fate(record, &home, &process);

@@ -39,6 +39,8 @@ pub enum Wanted {
     Over(Lease),
     /// Does this lease last longer than the asker is willing to wait?
     Outlasts(Lease),
+    /// Which lease of so many milliseconds begins now?
+    Lent(u64),
     /// Who waits on this page of the queue? From now on, nobody may enter it.
     Page(u64),
     /// Has whoever was granted several names under this proof, and is dead, decided that the grants stand? If not, he must
@@ -60,6 +62,8 @@ pub struct Facts {
     outlasts: Vec<(Lease, bool)>,
     pages: BTreeMap<u64, Vec<Waiter>>,
     decided: Vec<(Proof, bool)>,
+    /// By how long they last.
+    lent: Vec<(u64, Lease)>,
 }
 
 impl Facts {
@@ -105,6 +109,16 @@ impl Facts {
     pub(crate) fn decided(&self, proof: &Proof) -> Result<bool, Wanted> {
         let known = self.decided.iter().find(|(known, _)| known == proof);
         known.map(|(_, decided)| *decided).ok_or(Wanted::Decided(*proof))
+    }
+
+    /// Writes down a lease of so many milliseconds that begins now.
+    pub fn learn_lent(&mut self, span: u64, lease: Lease) {
+        self.lent.push((span, lease));
+    }
+
+    pub(crate) fn lent(&self, span: u64) -> Result<&Lease, Wanted> {
+        let known = self.lent.iter().find(|(known, _)| *known == span);
+        known.map(|(_, lease)| lease).ok_or(Wanted::Lent(span))
     }
 
     pub(crate) fn fate(&self, home: &Home, process: &Process) -> Result<Fate, Wanted> {

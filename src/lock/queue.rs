@@ -87,7 +87,7 @@ pub(super) fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Applicati
         let waiter = record.waiters.remove(0);
         wake.push(waiter.proof);
         let leased = waiter.lease.is_some() || !matches!(waiter.tenure, Tenure::OwnerLives);
-        record.holders.push(promote(waiter, slot, myself, facts));
+        record.holders.push(promote(waiter, slot, myself, facts)?);
         if leased {
             // The next one watches a process; that this grant may end by a lease it has to be told.
             wake.extend(record.waiters.first().map(|next| next.proof));
@@ -119,17 +119,19 @@ pub(super) fn fetch(record: &mut Record, facts: &Facts) -> Result<Option<Proof>,
     Ok(record.waiters.get(before).map(|waiter| waiter.proof))
 }
 
-pub(super) fn promote(waiter: Waiter, slot: u32, myself: Option<&Application>, facts: &Facts) -> Grant {
+pub(super) fn promote(waiter: Waiter, slot: u32, myself: Option<&Application>, facts: &Facts) -> Result<Grant, Wanted> {
     let is_tentative = myself.map_or(waiter.confirms, |application| application.tentative);
     let unconfirmed = is_tentative.then_some(waiter.process);
-    let tenure = match (myself, unconfirmed, &waiter.lease) {
+    let tenure = match (myself, unconfirmed, (&waiter.lease, &waiter.tenure)) {
         (Some(application), ..) => application.tenure.clone(),
-        (None, Some(_), Some(lease)) => Tenure::Until(lease.clone()),
+        (None, Some(_), (Some(lease), _)) => Tenure::Until(lease.clone()),
+        // A waiter that is stopped may not confirm it for as long as it likes.
+        (None, Some(_), (None, Tenure::AtMost(span))) => Tenure::Until(facts.lent(*span)?.clone()),
         _ => waiter.tenure.clone(),
     };
     let waited = facts.wall.saturating_sub(waiter.since);
     let Waiter { proof, share, party, yields, claim, .. } = waiter;
-    Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, waited, unconfirmed, yields, claim }
+    Ok(Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, waited, unconfirmed, yields, claim })
 }
 
 /// The lowest place that `share` would get beside those who hold, or `None` if it does not fit.

@@ -333,6 +333,26 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
+    fn a_waiter_that_is_stopped_keeps_what_it_is_granted_for_its_time_and_no_longer(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let words = ["run", "--ttl", "4s", "x", "dash", "-c", "echo stopped >> order"];
+        let stopped = sandbox.csalock(words).env("CSALOCK_LEASE", "4s").spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        let both = [stopped.pid(), sandbox.waiters("x")[0]];
+        let send = |signal| both.map(|pid| nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).unwrap());
+        send(Signal::SIGSTOP);
+        wait_until("both are stopped", || both.iter().all(|pid| matches!(proc::stat(*pid), Some(('T', _)))));
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        let mut next = sandbox.csalock(["run", "-q", "x", "dash", "-c", "echo in >> order; cat; echo out >> order"]).spawn();
+        wait_until("the next one has it", || sandbox.path("files/order").exists());
+        send(Signal::SIGCONT);
+        wait_until("it waits again", || sandbox.waiters("x") == both[1..]);
+        next.release();
+        assert_eq!((next.wait().code, stopped.wait().code), (Some(0), Some(0)));
+        assert_eq!(sandbox.read("files/order"), "in\nout\nstopped\n");
+    }
+
     fn a_command_may_outlive_its_lease_and_that_is_told(sandbox: &Sandbox) {
         let script = "while [ ! -e go ]; do sleep 0.01; done; echo done; exit 3";
         let job = sandbox.csalock(["run", "--ttl", "1s", "--on-lost", "warn", "x", "-c", script]).spawn();

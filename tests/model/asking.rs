@@ -8,7 +8,7 @@ use csalock::lock::{
 };
 
 use super::actor::{Answer, Phase, Swapping};
-use super::facts::{Known, decide_now, lease};
+use super::facts::{Known, SPAN, decide_now, lease};
 use super::state::State;
 use super::storage::{Version, body};
 use super::world::{Lasts, Planted, Task, World, home, name, owner, party, process, proof, whose};
@@ -37,7 +37,10 @@ pub(crate) fn think(
             Ok(step) => break step,
             Err(wanted) => wanted,
         };
-        let found = Known::find_out(world, state, world.actors[at].host, &wanted);
+        let found = match wanted {
+            Wanted::Lent(_) => Known::Lent(world.lend(state)?),
+            wanted => Known::find_out(world, state, world.actors[at].host, &wanted),
+        };
         if !found.is_final() && std::mem::replace(&mut has_asked, true) {
             state.actors[at].phase = Phase::Read(version.clone(), known);
             return Some(());
@@ -224,7 +227,7 @@ impl World {
         let (script, actor) = (&self.actors[at], &state.actors[at]);
         let tenure = match script.lasts {
             Lasts::OwnerLives => Tenure::OwnerLives,
-            Lasts::AtMost => Tenure::AtMost(1),
+            Lasts::AtMost => Tenure::AtMost(SPAN),
             Lasts::Renewing => Tenure::Renewing(1),
         };
         let holds_any = (0..self.names).any(|name| actor.holds(name));

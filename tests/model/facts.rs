@@ -16,9 +16,14 @@ pub(crate) enum Known {
     Over(u64, bool),
     /// Whether this lease outlasts a patience without end: no.
     NotOutlasted(u64),
+    /// This lease begins now.
+    Lent(u64),
     /// Nobody here makes decisions.
     Undecided(usize),
 }
+
+/// How long the leases of time limits last.
+pub(crate) const SPAN: u64 = 1;
 
 /// [`Fate`], to be hashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,6 +56,8 @@ impl Known {
             Wanted::Over(lease) => Known::Over(lease.ends, state.is_over(lease.ends)),
             Wanted::Outlasts(lease) => Known::NotOutlasted(lease.ends),
             Wanted::Decided(proof) => Known::Undecided(super::world::whose(proof).unwrap()),
+            // Decided about, and not written.
+            Wanted::Lent(_) => Known::Lent(u64::from(u32::BITS - 1)),
             Wanted::Page(_) => unreachable!("no queue is that long"),
         }
     }
@@ -72,6 +79,7 @@ impl Known {
             }
             Known::Over(number, over) => facts.learn_over(lease(number), over),
             Known::NotOutlasted(number) => facts.learn_outlasts(lease(number), false),
+            Known::Lent(number) => facts.learn_lent(SPAN, lease(number)),
             Known::Undecided(actor) => facts.learn_decided(super::world::proof(actor), false),
         }
     }

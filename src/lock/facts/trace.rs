@@ -19,6 +19,8 @@ pub struct Answers {
     pub pages: Vec<(u64, Vec<Waiter>)>,
     /// Whether each grant of several names was decided.
     pub decided: Vec<(Proof, bool)>,
+    /// The lease of each span that began with the decision.
+    pub lent: Vec<(u64, Lease)>,
 }
 
 impl From<Facts> for Answers {
@@ -33,6 +35,7 @@ impl From<Facts> for Answers {
             outlasts: facts.outlasts,
             pages: facts.pages.into_iter().collect(),
             decided: facts.decided,
+            lent: facts.lent,
         }
     }
 }
@@ -45,6 +48,7 @@ impl From<Answers> for Facts {
         answers.outlasts.into_iter().for_each(|(lease, outlasts)| facts.learn_outlasts(lease, outlasts));
         answers.pages.into_iter().for_each(|(number, waiters)| facts.learn_page(number, waiters));
         answers.decided.into_iter().for_each(|(proof, decided)| facts.learn_decided(proof, decided));
+        answers.lent.into_iter().for_each(|(span, lease)| facts.learn_lent(span, lease));
         facts
     }
 }

@@ -68,6 +68,7 @@ fn settle(record: &Record, ask: &Ask, dead: &[i32]) -> Step {
                 facts.learn_fate(home, process, fate);
             }
             Err(Wanted::Outlasts(lease)) => facts.learn_outlasts(lease, true),
+            Err(Wanted::Lent(span)) => facts.learn_lent(span, lease(span)),
             Err(Wanted::Page(page)) => facts.learn_page(page, Vec::new()),
             Err(Wanted::Decided(who)) => facts.learn_decided(who, who == proof(DECIDED)),
             Err(Wanted::Over(lease)) => {
@@ -277,18 +278,19 @@ fn a_step_names_the_leases_whose_end_it_rests_on() {
 }
 
 #[test]
-fn a_lease_begins_when_the_waiter_confirms() {
+fn a_lease_begins_with_the_grant_and_anew_when_the_waiter_confirms() {
     let mut record = queue(&[Share::Exclusive]);
     let mut application = wants(2, Share::Exclusive);
     application.entry.tenure = Tenure::AtMost(1000);
     application.entry.confirms = true;
     apply(&mut record, 2, Ask::Take(application.clone()), &[]);
     apply(&mut record, 3, Ask::Release(handle_of(1)), &[]);
-    assert_eq!(record.holders[0].unconfirmed, Some(process(2)));
-    application.tenure = Tenure::Until(lease(1000));
+    let grant = &record.holders[0];
+    assert_eq!((&grant.tenure, grant.unconfirmed), (&Tenure::Until(lease(1000)), Some(process(2))));
+    application.tenure = Tenure::Until(lease(2000));
     apply(&mut record, 4, Ask::Take(application), &[]);
     let grant = &record.holders[0];
-    assert_eq!((&grant.tenure, grant.unconfirmed, grant.token), (&Tenure::Until(lease(1000)), None, Some(3)));
+    assert_eq!((&grant.tenure, grant.unconfirmed, grant.token), (&Tenure::Until(lease(2000)), None, Some(3)));
 }
 
 #[test]
