@@ -43,6 +43,9 @@ use crate::store::Reach;
 /// So often it is looked at whether a guardian is at work, and a store is told again that did not answer.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// Number of leases for which a keeper asks a store in vain that does not answer, after its lease is over.
+const IN_VAIN: u32 = 4;
+
 /// The status of a keeper that could not begin.
 const UNDONE: u8 = 1;
 
@@ -186,7 +189,7 @@ impl Keeping<'_> {
                         let _ = write(tell, b"!");
                     }
                 };
-                self.renew_on_and_on(hear.as_fd(), &told, &ended);
+                self.renew_on_and_on(guardian.is_some(), hear.as_fd(), &told, &ended);
                 if !ended.load(SeqCst) {
                     background::leave();
                 }
@@ -295,7 +298,9 @@ impl Keeping<'_> {
     }
 
     /// Renews in good time, again and again. Returns when nothing is held any more, or the owners have `ended`.
-    fn renew_on_and_on(&self, poke: BorrowedFd<'_>, told: &dyn Fn(), ended: &AtomicBool) {
+    ///
+    /// A keeper without a guardian also gives up when the store has not answered for long after the lease was over.
+    fn renew_on_and_on(&self, is_guarded: bool, poke: BorrowedFd<'_>, told: &dyn Fn(), ended: &AtomicBool) {
         let timer = insist(BootTimer::new);
         let span = self.world.lease();
         let mut opened: Option<Opened<'_>> = None;
@@ -317,7 +322,12 @@ impl Keeping<'_> {
                 Ok(AllKept::Lost) => (Some(now), false),
                 Err(_) => {
                     opened = None;
-                    next = self.world.host.boottime() + span / 30;
+                    let now = self.world.host.boottime();
+                    if !is_guarded && self.lease_end.get().is_some_and(|ends| now > ends + span * IN_VAIN) {
+                        return;
+                    }
+                    next = now + span / 30;
+                    changes.postpone(next);
                     continue;
                 }
             };

@@ -102,6 +102,24 @@ on_every_shared_store! {
         csalock(sandbox, &["run", "-n", "x", "true"]).stderr(said).run();
     }
 
+    fn its_keeper_ends_some_time_after_its_store_is_gone(sandbox: &Sandbox) {
+        if !sandbox.is_of_files() {
+            return;
+        }
+        let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
+        job.lines(1);
+        let keeper = the_keeper(sandbox);
+        sandbox.script("dash", "rm -r ../store; echo > ../store").run();
+        let mut ticks = 0;
+        wait_until("the keeper has ended", || {
+            let used = [14, 15].map(|field| stat_field(keeper, field).unwrap_or_default());
+            ticks = ticks.max(used.iter().sum());
+            !lives(keeper)
+        });
+        assert!(ticks < 50, "it used {ticks} ticks");
+        assert_eq!(job.wait().code, Some(0));
+    }
+
     fn its_keeper_ends_when_the_lock_is_given_back(sandbox: &Sandbox) {
         let mut job = script(sandbox, "csalock lock x; read go; csalock unlock x; cat; :").spawn();
         job.lines(1);

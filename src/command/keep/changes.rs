@@ -37,6 +37,11 @@ impl Changes {
         self.due
     }
 
+    /// The store does not answer: nothing can be listened to before then.
+    pub(super) fn postpone(&mut self, until: Duration) {
+        self.due = self.due.max(until);
+    }
+
     /// Each becomes readable when its record changes.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.hearings.iter().flatten().map(|hearing| hearing.descriptor())
