@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -61,6 +62,7 @@ pub fn spawn(
 fn detach(name: &std::ffi::CStr, keep: Option<RawFd>) {
     let _ = setsid();
     let _ = chdir("/");
+    show_arguments(name);
     let _ = set_name(name);
     let _ = set_pdeathsig(None);
     // Whoever ends all of a session means its owner; we end with that.
@@ -76,6 +78,21 @@ fn detach(name: &std::ffi::CStr, keep: Option<RawFd>) {
         if let Ok(null) = null {
             std::mem::forget(null);
         }
+    }
+}
+
+/// Shows this name also where ps(1) shows the arguments, as far as there is room: those of our parent are not ours.
+fn show_arguments(name: &std::ffi::CStr) {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let field = |number: usize| stat.rsplit_once(") ")?.1.split(' ').nth(number - 3)?.parse::<u64>().ok();
+    // See proc_pid_stat(5): arg_start and arg_end.
+    let (Some(start), Some(end)) = (field(48), field(49)) else { return };
+    let Some(room) = end.checked_sub(start).filter(|room| start > 0 && *room > 1) else { return };
+    let mut shown = name.to_bytes().to_vec();
+    shown.resize(room as usize - 1, 0);
+    shown.push(0);
+    if let Ok(memory) = fs::OpenOptions::new().write(true).open("/proc/self/mem") {
+        let _ = memory.write_all_at(&shown, start);
     }
 }
 

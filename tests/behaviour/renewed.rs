@@ -124,6 +124,8 @@ on_every_shared_store! {
         let mut job = script(sandbox, "csalock lock x; read go; csalock unlock x; cat; :").spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
+        let words = std::fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap();
+        assert_eq!(words.trim_end_matches('\0'), "csalock-keeper");
         job.tell("go");
         wait_until("the keeper has ended", || !lives(keeper));
         assert_eq!(sandbox.state("x"), "free");
