@@ -249,9 +249,21 @@ impl Engine {
         Err(of_another_name(place, &record.name))
     }
 
-    fn see(&self, record: Record) -> Result<Sight> {
-        let whole = self.whole(record.clone())?;
-        Sight::of(whole, |facts, wanted| self.learn(&record, facts, wanted, None))
+    /// An owner that ends while its record is read may have confirmed or released the grant before, so the record is read
+    /// again before a grant is shown as ended.
+    fn see(&self, mut record: Record) -> Result<Sight> {
+        loop {
+            let whole = self.whole(record.clone())?;
+            let sight = Sight::of(whole, |facts, wanted| self.learn(&record, facts, wanted, None))?;
+            if sight.holders.iter().all(std::result::Result::is_ok) {
+                return Ok(sight);
+            }
+            let now = self.read(&record.name)?.1;
+            if now == record {
+                return Ok(sight);
+            }
+            record = now;
+        }
     }
 
     /// Removes what is kept beside the records under this name, if it is there.

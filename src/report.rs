@@ -94,6 +94,7 @@ impl Reporter<'_> {
     /// What became of somebody's grant.
     pub fn ending(&self, ending: &Ending) -> String {
         let how = match ending.how {
+            Ended::Released if ending.grant.unconfirmed.is_some() => "which was not told of it",
             Ended::Released => "who gave it back",
             Ended::Died => "who died without giving it back",
             Ended::Expired if matches!(ending.grant.tenure, Tenure::Renewed(_)) => "who did not renew its lease",

@@ -116,7 +116,8 @@ pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wan
             return Ok(Ok(fate));
         }
         if !facts.decided(&grant.proof)? {
-            return Ok(Err(if over { Ended::Expired } else { Ended::Died }));
+            // The process died before anyone heard of the grant, so its owner has lost nothing.
+            return Ok(Err(if fate == Fate::Dead { Ended::Released } else { Ended::Expired }));
         }
         if grant.claim.is_some() {
             return Ok(Ok(Fate::Unknown));

@@ -159,6 +159,21 @@ on_every_kind_of_store! {
         sandbox.script("dash", &format!("rm full; {full} csalock run -w 1s x echo ran 2>&7")).stdout("ran\n").run();
     }
 
+    fn a_csalock_killed_before_it_printed_the_handle_is_not_the_death_of_its_owner(sandbox: &Sandbox) {
+        let script = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null
+                      csalock lock --pid $$ x >&7 & echo $!; read line; kill -9 $!; wait; echo killed; read line";
+        let mut owner = sandbox.script("dash", script).spawn();
+        owner.lines(1);
+        wait_until("it is granted", || sandbox.state("x") == "held");
+        owner.tell("now");
+        owner.lines(1);
+        if !sandbox.is_shared() {
+            assert_eq!(sandbox.state("x"), "free");
+        }
+        sandbox.csalock(["lock", "-w", "60s", "--fail-on-stale", "x"]).stdout("HANDLE\n").run();
+        owner.kill();
+    }
+
     fn options_that_contradict_are_usage_errors(sandbox: &Sandbox) {
         for words in [&["lock", "--ttl", "1s", "--forever", "x"][..], &["lock", "-q", "-v", "x"], &["lock"],
                       &["run", "-F", "--ttl", "1s", "x", "true"], &["unlock"],
