@@ -1,10 +1,15 @@
 //! Breaking a lock, whoever holds it.
 
+use std::time::Duration;
+
 use super::Engine;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::lock::{Ask, Grant, Outcome, Party};
 use crate::store::{Keep, Swap};
+
+/// How long the removal of an unreadable record is tried again, when the store says that it changes all the time.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
 
 impl Engine {
     /// Ends the grants that one read finds, or those of them that are `meant`, and remembers who did so. Grants that came
@@ -21,7 +26,7 @@ impl Engine {
         meant: Option<&dyn Fn(&Grant) -> bool>,
         by: Option<&Party>,
     ) -> Result<Outcome> {
-        let mut race = self.race(name);
+        let mut race = self.race(name).until(self.host.boottime().saturating_add(REMOVAL_LIMIT));
         let mut was_unreadable = false;
         loop {
             let error = match self.read(name) {
@@ -45,7 +50,9 @@ impl Engine {
                 return Ok(Outcome::Broken(Vec::new()));
             }
             was_unreadable = true;
-            race.lost()?;
+            if !race.lost()? {
+                return Err(error);
+            }
         }
     }
 }

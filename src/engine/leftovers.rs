@@ -46,6 +46,7 @@ impl Engine {
             } else {
                 // What came in its place since then is needed: a page's name may come back.
                 self.commit_beside(key, Some(version), None, Keep::default())?;
+                self.remove_witness_of_value(key);
             }
         }
         Ok(is_left)

@@ -74,7 +74,7 @@ impl Engine {
         };
         self.store.bound(Some(clock.deadline().unwrap_or(Duration::MAX)));
         self.leave_witness(name, &applicant.handle.proof());
-        let taken = attempt.run_through_outages(applicant, &mut clock, onlooker);
+        let taken = attempt.run_through_outages(&mut clock, onlooker);
         // A waiter that gave up may still be in the queue, if the store did not take that.
         let may_be_there = match &taken {
             Ok(Taken::Answer(Outcome::Busy(_))) => !patience.is_none(),
@@ -166,14 +166,9 @@ struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     /// Goes on when a store that many hosts share does not answer for a while; and when a store
     /// is full or read-only for a while after it put us into the queue.
-    fn run_through_outages(
-        &mut self,
-        applicant: &Applicant,
-        clock: &mut Clock,
-        onlooker: &mut Onlooker<'_>,
-    ) -> Result<Taken> {
+    fn run_through_outages(&mut self, clock: &mut Clock, onlooker: &mut Onlooker<'_>) -> Result<Taken> {
         loop {
-            let error = match self.run(applicant, clock, onlooker) {
+            let error = match self.run(clock, onlooker) {
                 // The signal ended a wait for the store, which has no other way to say so.
                 Err(_) if self.engine.is_interrupted(self.interrupt) => return Ok(self.interrupted()),
                 Err(error) if self.may_pass(&error) => error,
@@ -194,7 +189,7 @@ impl<'a> Attempt<'a> {
             || (error.is_refused_change() && self.is_queued)
     }
 
-    fn run(&mut self, applicant: &Applicant, clock: &mut Clock, onlooker: &mut Onlooker<'_>) -> Result<Taken> {
+    fn run(&mut self, clock: &mut Clock, onlooker: &mut Onlooker<'_>) -> Result<Taken> {
         let engine = self.engine;
         let mut current = None;
         let mut race = engine.race(self.name).until(self.late_at);
@@ -212,7 +207,7 @@ impl<'a> Attempt<'a> {
             let mut step = engine.decide(&record, &Ask::Take(self.application.clone()), patience)?;
             match &mut step {
                 Step::Write { record, outcome: Some(Outcome::Granted(grant, _)), .. } => {
-                    self.begin(applicant, record, grant)?;
+                    self.begin(record, grant)?;
                 }
                 Step::Done(outcome) if !matches!(outcome, Outcome::Busy(_)) => {}
                 // It may be our own caller who is in our way.
@@ -309,13 +304,8 @@ impl<'a> Attempt<'a> {
     }
 
     /// The time of a grant begins now, before it is written.
-    fn begin(&mut self, applicant: &Applicant, record: &mut Record, grant: &mut Grant) -> Result<()> {
-        let engine = self.engine;
-        let depends = applicant.tentative && applicant.claim.is_some() && engine.store.reach() == Reach::ManyHosts;
-        // Other hosts cannot see whether we live. Once it is confirmed, it is for good.
-        let lease = Tenure::AtMost(engine.lease.as_millis() as u64);
-        let tenure = if depends { &lease } else { &self.application.tenure };
-        engine.begin_grant(tenure, &mut self.begun, record, grant)
+    fn begin(&mut self, record: &mut Record, grant: &mut Grant) -> Result<()> {
+        self.engine.begin_grant(&self.application.tenure, &mut self.begun, record, grant)
     }
 
     /// Our time is over: it is busy, unless it was granted meanwhile.

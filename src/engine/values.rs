@@ -142,10 +142,12 @@ impl Engine {
             even_if_stale: wanted.even_if_stale,
         };
         let mut stored = false;
+        let key = Value::key(name, mark);
         let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error it may have been written all the same; then somebody else's `gc` knows better.
         if stored && matches!(&done, Ok(outcome) if !matches!(outcome, Outcome::Written(..))) {
-            self.remove_beside(&Value::key(name, mark), Durability::Boot)?;
+            self.remove_beside(&key, Durability::Boot)?;
+            self.remove_witness_of_value(&key);
         }
         done
     }
@@ -182,6 +184,7 @@ impl Engine {
             let apart = match (&writing.value, wanted.bytes) {
                 (Some(Value { within: None, mark, mode, .. }), Some(bytes)) if !*stored => {
                     let key = Value::key(name, *mark);
+                    self.leave_witness_of_value(&key);
                     let body = lock::encode_value(&key, writer, bytes);
                     Some((key, body, Keep { durability: Durability::Lasting, mode: *mode }))
                 }
@@ -213,7 +216,10 @@ impl Engine {
         let apart = |record: &Record| record.value.as_ref().filter(|it| it.within.is_none()).map(|it| it.mark);
         match apart(before) {
             Some(mark) if apart(now) != Some(mark) => {
-                self.remove_beside(&Value::key(&before.name, mark), Durability::Boot)
+                let key = Value::key(&before.name, mark);
+                self.remove_beside(&key, Durability::Boot)?;
+                self.remove_witness_of_value(&key);
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -224,10 +230,7 @@ impl Engine {
         let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
         let Some(stored) = self.store.read(key)? else { return Ok(false) };
         let writer = lock::decode_value(&stored.body).map(|(writer, _)| writer);
-        let at_work = writer.is_some_and(|writer| {
-            let fate = |owner| self.host.fate(&writer.home, owner, self.store.reach());
-            writer.owners.iter().any(|owner| fate(owner) != Fate::Dead)
-        });
+        let at_work = writer.is_some_and(|writer| self.may_be_writing(key, &writer));
         let (_, record) = self.read(name)?;
         Ok(!at_work && record.value.is_none_or(|value| value.mark != mark))
     }

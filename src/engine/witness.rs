@@ -5,7 +5,7 @@
 use sha2::{Digest, Sha256};
 
 use super::Engine;
-use crate::lock::{Fate, Home, Process, Proof, Record};
+use crate::lock::{Fate, Home, Party, Process, Proof, Record};
 use crate::store::Reach;
 
 impl Engine {
@@ -29,6 +29,29 @@ impl Engine {
         if self.store.reach() == Reach::ManyHosts {
             self.host.remove_witness(&key(name, proof));
         }
+    }
+
+    /// Says that bytes of a value are about to be written under this key from here.
+    pub(super) fn leave_witness_of_value(&self, key: &[u8]) {
+        if self.store.reach() == Reach::ManyHosts {
+            self.host.leave_witness(&hash(&[key]));
+        }
+    }
+
+    /// Says that they are gone.
+    pub(super) fn remove_witness_of_value(&self, key: &[u8]) {
+        if self.store.reach() == Reach::ManyHosts {
+            self.host.remove_witness(&hash(&[key]));
+        }
+    }
+
+    /// Whether the writer of these bytes may still make a record name them.
+    pub(super) fn may_be_writing(&self, key: &[u8], writer: &Party) -> bool {
+        writer.owners.iter().any(|owner| match self.host.fate(&writer.home, owner, self.store.reach()) {
+            Fate::Dead => false,
+            Fate::Missing => !self.host.has_witness(&hash(&[key]), writer.uid),
+            Fate::Alive | Fate::Unknown => true,
+        })
     }
 
     /// Forgets of the entries that are no more.
@@ -59,6 +82,10 @@ fn entries(record: &Record) -> impl Iterator<Item = (Proof, &Home, u32, Vec<Proc
 
 /// Nobody can guess it who cannot read the record.
 fn key(name: &[u8], proof: &Proof) -> String {
-    let digest = Sha256::new().chain_update(proof.to_string()).chain_update(name).finalize();
+    hash(&[proof.to_string().as_bytes(), name])
+}
+
+fn hash(parts: &[&[u8]]) -> String {
+    let digest = parts.iter().fold(Sha256::new(), |digest, part| digest.chain_update(part)).finalize();
     digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }

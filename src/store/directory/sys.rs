@@ -245,9 +245,11 @@ pub(super) fn changed(found: &FileStat) -> Duration {
     Duration::new(found.st_ctime.max(0) as u64, found.st_ctime_nsec.max(0) as u32)
 }
 
-/// The same of what has this name.
+/// When what has this name was last changed, since 1970; or when its owner says that it was, if that is earlier.
 pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
-    fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW).map(|found| changed(&found))
+    let found = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+    let modified = Duration::new(found.st_mtime.max(0) as u64, found.st_mtime_nsec.max(0) as u32);
+    Ok(changed(&found).min(modified))
 }
 
 /// The time, since 1970, that the file system gives to a file made now.

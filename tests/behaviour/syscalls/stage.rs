@@ -217,8 +217,8 @@ impl Stage {
         for place in [self.store_path(), self.store_path().join(".work")] {
             for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
                 let name = entry.file_name();
-                let is_draft =
-                    [".new.", ".clock.", ".dead"].iter().any(|draft| name.to_string_lossy().starts_with(draft));
+                let name = name.to_string_lossy();
+                let is_draft = [".new.", ".work.new.", ".clock.", ".dead"].iter().any(|draft| name.starts_with(draft));
                 if is_draft {
                     let hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
                     std::fs::File::open(entry.path()).and_then(|file| file.set_modified(hour_ago)).unwrap();
