@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use csalock::lock::{Answers, Decision, Fate, Lease, LeaseClock, Page, boot_of};
 use csalock::trace::{Decided, Line};
 
-use super::{Key, Report, Step, named};
+use super::{Key, Known, Report, Step, named};
 
 /// When a lease was seen over for the first time, and by whom.
 type Over = HashMap<String, (u64, String)>;
@@ -85,6 +85,11 @@ fn may_be(step: &Step, lease: &Lease, is_over: bool, decided: &Decided, over: &O
         && begun.at / 1000 + begun.span > decided.until + 1
     {
         return Err(format!("a lease is taken for over {} ms early", begun.at / 1000 + begun.span - decided.until));
+    }
+    // A step that reads, after its facts, that the lease is no longer in the record counts it as standing: it is late, and
+    // its commit conflicts.
+    if step.known == Known::Conflict {
+        return Ok(());
     }
     match over.get(&of_boot(step, lease)) {
         Some((at, who)) if !is_over && *at < decided.from => {
