@@ -168,7 +168,7 @@ on_every_kind_of_store! {
         owner.tell("now");
         owner.lines(1);
         if !sandbox.is_shared() {
-            assert_eq!(sandbox.state("x"), "free");
+            wait_until("it is free", || sandbox.state("x") == "free");
         }
         sandbox.csalock(["lock", "-w", "60s", "--fail-on-stale", "x"]).stdout("HANDLE\n").run();
         owner.kill();
