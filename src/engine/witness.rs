@@ -1,6 +1,6 @@
-//! What is proof of a death on a store that other hosts may share. That a process is not here proves nothing there: a copy of
-//! this machine may run it. So whoever writes an entry into such a store first leaves a witness of it in this machine's
-//! memory; and an entry whose witness is here, and whose process is not, is dead. Without a witness the lease decides.
+//! Proof of a death on a store that other hosts may share. A process that is not here proves nothing there: a copy of this
+//! machine may run it. So a process that writes an entry into such a store first leaves a witness in this machine's memory.
+//! An entry whose witness is here, and whose process is not, is dead. Without a witness the lease decides.
 
 use sha2::{Digest, Sha256};
 
@@ -24,7 +24,7 @@ impl Engine {
         }
     }
 
-    /// Says that none is there.
+    /// Removes the witness of an entry that was not written.
     pub(super) fn remove_witness(&self, name: &[u8], proof: &Proof) {
         if self.store.reach() == Reach::ManyHosts {
             self.host.remove_witness(&key(name, proof));
@@ -38,7 +38,7 @@ impl Engine {
         }
     }
 
-    /// Says that they are gone.
+    /// Removes the witness of bytes of a value that are gone.
     pub(super) fn remove_witness_of_value(&self, key: &[u8]) {
         if self.store.reach() == Reach::ManyHosts {
             self.host.remove_witness(&hash(&[key]));
@@ -54,7 +54,7 @@ impl Engine {
         })
     }
 
-    /// Forgets of the entries that are no more.
+    /// Removes the witnesses of the entries that this change ended.
     pub(super) fn remove_witnesses(&self, before: &Record, now: &Record) {
         if self.store.reach() == Reach::ManyHosts {
             let now: Vec<_> = entries(now).map(|entry| entry.0).collect();
@@ -80,7 +80,7 @@ fn entries(record: &Record) -> impl Iterator<Item = (Proof, &Home, u32, Vec<Proc
     })
 }
 
-/// Nobody can guess it who cannot read the record.
+/// The name of an entry's witness. A user who cannot read the record cannot guess it.
 fn key(name: &[u8], proof: &Proof) -> String {
     hash(&[proof.to_string().as_bytes(), name])
 }

@@ -568,14 +568,7 @@ fn held_by(pid: i32, tenure: Tenure) -> Record {
 #[test]
 fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
     let renewed = |ends| Tenure::Renewed(lease(ends));
-    let claimant = Claimant {
-        proof: Some(proof(1)),
-        owners: Vec::new(),
-        claim: None,
-        home: home(),
-        supervises: false,
-        repeated: false,
-    };
+    let claimant = handle_of(1);
     let held = held_by(1, renewed(0));
     let Step::Write { record, .. } = settle(&held, &Ask::Renew(claimant.clone(), renewed(9)), &[]) else { panic!() };
     assert_eq!(record.holders[0].tenure, renewed(9));
@@ -590,14 +583,7 @@ fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
 
 #[test]
 fn whoever_is_mourned_is_dead_for_everybody() {
-    let claimant = Claimant {
-        proof: Some(proof(1)),
-        owners: Vec::new(),
-        claim: None,
-        home: home(),
-        supervises: false,
-        repeated: false,
-    };
+    let claimant = handle_of(1);
     let mut held = held_by(1, Tenure::Renewed(lease(5)));
     let Step::Write { record, .. } = settle(&held, &Ask::Mourn(claimant.clone()), &[]) else { panic!() };
     assert_eq!(record.holders[0].tenure, Tenure::OwnerDied);
