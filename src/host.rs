@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub use fake::Fake;
 pub use inherited::Inherited;
-pub use owner::{Called, Caller, caller, command_of};
+pub use owner::{Called, Caller, caller, command_of, may_end_with_call};
 pub use unix::{Unix, is_at_work};
 pub use vigil::{Bell, Listener};
 

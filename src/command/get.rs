@@ -2,7 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use super::lock::{applicant, confirm_and_keep, told};
+use super::lock::{applicant, confirm_and_keep, told, warn_of_owner};
 use super::onlooker::Teller;
 use super::targets::Targets;
 use super::world::{World, print_bytes, print_json, refusal, the_one};
@@ -56,6 +56,7 @@ fn take_and_get(world: &World, asked: &Get) -> anyhow::Result<Exit> {
             Ok(exit)
         }
         AllTaken::Granted(grants, evicted) => {
+            warn_of_owner(&asked.common, asked.pid, &targets, &applicant);
             told(&asked.common, &targets, &opened, &grants, evicted.as_ref());
             let engine = opened.engine(0);
             let given = give(asked, engine, &target.name, &target.known_as, Some((&handle, grants[0].token)));

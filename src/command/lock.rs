@@ -12,7 +12,7 @@ use crate::cli::{Common, Lock, Taking};
 use crate::engine::{AllTaken, Applicant, OUTAGE};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Called, Caller, caller};
+use crate::host::{Called, Caller, caller, may_end_with_call};
 use crate::lease_end::LeaseEnd;
 use crate::lock::{Ending, Grant, Handle, Tenure};
 use crate::name::shown;
@@ -49,6 +49,7 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     match taken {
         AllTaken::Interrupted => Ok(signals.exit()),
         AllTaken::Granted(grants, evicted) => {
+            warn_of_owner(&asked.common, asked.pid, &targets, &applicant);
             let printed = match prints {
                 true => answer(world, asked, &targets, &opened, &handle, &grants, evicted.as_ref())
                     .and_then(|text| print_until(world, until, &text)),
@@ -94,6 +95,23 @@ fn answer(
     let expires = asked.taking.ttl.map(|span| world.host.wall().saturating_add(span));
     let document = LockJson::new(&names, handle, grants, ending, expires, &opened.reporter(at));
     json_line(&document)
+}
+
+/// Says so where the lock may end with this very call, which the caller will hardly have meant.
+pub(super) fn warn_of_owner(common: &Common, pid: Option<i32>, targets: &Targets, applicant: &Applicant) {
+    let (process, party) = (applicant.process, &applicant.party);
+    let Some(owner) = party.owners.first().filter(|_| pid.is_none() && applicant.tenure == Tenure::OwnerLives) else {
+        return;
+    };
+    if may_end_with_call(process.pid, owner) {
+        common.tell(&format!(
+            "lock {} ends with process {} ({}), maybe right after this call; name another owner with --pid PID, or keep the \
+             lock until it is given back with --forever",
+            shown(&targets.all[0].known_as),
+            owner.pid,
+            shown(&party.command)
+        ));
+    }
 }
 
 /// Takes for good what has been told, unless it was given back since, and sees that it lasts.

@@ -1,7 +1,8 @@
 //! Who the owner of `csalock lock` is: the shell that runs the script, also from inside `$( )`, a pipeline or `( )`.
 //!
-//! We follow the parents upward. Programs that only start another one (`sudo`, `timeout`, ...) are stepped over: they
-//! end together with us. Then come the shell's own forks: as long as parent and child are one program image forked
+//! We follow the parents upward. Programs that only start another one are stepped over, because they end together with us:
+//! those known by name (`sudo`, `timeout`, ...), and those whose command line contains ours (`su -c 'csalock lock x'`,
+//! `tini -- csalock lock x`), unless they are shells, which may go on. Then come the shell's own forks: as long as parent and child are one program image forked
 //! without an exec (the kernel says so of the child, and stacks and arguments begin at the same addresses) both are
 //! the script, and are kept, innermost first. The *effective owner* is the first of them that still lives: for
 //! `h=$(csalock lock x)` the inner one is gone a moment later and the script itself owns the lock, while two `( ... )
@@ -13,6 +14,7 @@
 //! what another adopts of its own session.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 
 use nix::sys::signal::Signal;
 
@@ -66,10 +68,17 @@ pub struct Called {
 /// A usage error when the caller has ended, and a system error when /proc cannot be read.
 pub fn caller(pid: i32) -> Result<Caller> {
     let us = look(pid)?.ok_or_else(orphan)?;
+    let ours = command_of(pid);
     let (mut at, mut stat) = (us.parent, parent_of(&us)?);
     for _ in 0..MOST_PARENTS {
-        if !is_starter(at, &stat) {
+        if !is_starter(at, &stat) && !is_wrapper(at, &stat, &ours) {
             break;
+        }
+        // Init of a container, or a process whose parent is outside of one.
+        if stat.parent == 0 {
+            return Err(no_owner(
+                "csalock was called only by programs that end with it, so no process would own the lock",
+            ));
         }
         (at, stat) = (stat.parent, parent_of(&stat)?);
     }
@@ -132,12 +141,30 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
     waiting
 }
 
+/// Whether the owner of what process `pid` takes may end with this call: it is not a shell, and began a session for this
+/// process or for the shell that called it, as sshd(8) does for a command.
+pub fn may_end_with_call(pid: i32, owner: &Process) -> bool {
+    let Ok(Some(us)) = proc_stat::read(pid) else { return false };
+    let child = child_that_leads_to(owner, &us);
+    let is_call = child.pid == us.pid || is_name_of_shell(&child.program);
+    is_call && child.session == child.pid && !is_shell(owner)
+}
+
 /// Whether a program is one that waits for what it calls, unless it says that it does not.
 fn is_shell(process: &Process) -> bool {
-    let Ok(program) = fs::read_link(format!("/proc/{}/exe", process.pid)) else { return false };
-    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    // `bash5`, `ksh93`, `zsh-5.9`
+    let program = fs::read_link(format!("/proc/{}/exe", process.pid));
+    program.is_ok_and(|program| is_name_of_shell(program.as_os_str().as_bytes()))
+}
+
+fn is_name_of_shell(path: &[u8]) -> bool {
+    let name = std::str::from_utf8(base_name(path)).unwrap_or_default();
+    // `-bash`, `bash5`, `ksh93`, `zsh-5.9`
+    let name = name.trim_start_matches('-');
     SHELLS.contains(&name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '.' || last == '-'))
+}
+
+fn base_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 /// Whether a shell has begun something after what leads to this process, and that is not of the same pipeline.
@@ -163,12 +190,12 @@ fn has_gone_on(shell: &Process, below: &ProcStat) -> bool {
     false
 }
 
-/// The shell's own child. Between the two may be programs that only start others.
-fn child_that_leads_to(shell: &Process, below: &ProcStat) -> ProcStat {
+/// A process's own child that leads to one below. Between the two may be programs that only start others.
+fn child_that_leads_to(ancestor: &Process, below: &ProcStat) -> ProcStat {
     let mut child = below.clone();
     for _ in 0..MOST_PARENTS {
         match proc_stat::read(child.parent) {
-            Ok(Some(parent)) if parent.pid != shell.pid => child = parent,
+            Ok(Some(parent)) if parent.pid != ancestor.pid => child = parent,
             Ok(Some(_)) => return child,
             _ => break,
         }
@@ -236,10 +263,28 @@ fn is_starter(pid: i32, stat: &ProcStat) -> bool {
     applet.is_none_or(is)
 }
 
+/// Whether this process was told to start the program whose command line is `ours`: two adjacent words of its own command
+/// line, or of a string in it, are that program and its first argument. The string of a shell may have more commands, so a
+/// shell is a wrapper only where the string is our command line; a script of a shell never is.
+fn is_wrapper(pid: i32, stat: &ProcStat, ours: &[u8]) -> bool {
+    let ours: Vec<&[u8]> = ours.split(|byte| *byte == b' ').collect();
+    let [program, argument, ..] = ours[..] else { return false };
+    let command = command_of(pid);
+    let words: Vec<&[u8]> = command.split(u8::is_ascii_whitespace).collect();
+    if is_name_of_shell(&stat.program) || words.first().is_some_and(|word| is_name_of_shell(word)) {
+        return matches!(words[..], [_, b"-c", ref string @ ..] if string == ours);
+    }
+    words.windows(2).any(|pair| base_name(pair[0]) == base_name(program) && pair[1] == argument)
+}
+
 fn orphan() -> Error {
+    no_owner("the process that called csalock has ended, so nobody would own the lock")
+}
+
+fn no_owner(why: &str) -> Error {
     Error::new(
         Exit::Usage,
-        "the process that called csalock has ended, so nobody would own the lock",
+        why,
         "name the owner with --pid PID, or keep the lock until it is given back with --forever",
     )
 }

@@ -8,6 +8,9 @@ use crate::sandbox::{Job, Sandbox, has, is_root, skip, wait_until};
 const ORPHAN: &str = "csalock: the process that called csalock has ended, so nobody would own the lock; name the owner with \
                       --pid PID, or keep the lock until it is given back with --forever\n";
 
+const NO_OWNER: &str = "csalock: csalock was called only by programs that end with it, so no process would own the lock; name the \
+                        owner with --pid PID, or keep the lock until it is given back with --forever\n";
+
 const HELD_AND_MINE: &str = "csalock status x >/dev/null; echo $?; csalock unlock x; echo $?";
 
 /// One GET of a CGI: what the script printed.
@@ -72,6 +75,53 @@ on_every_store! {
             let done = sandbox.script("dash", &script).capture();
             assert_eq!((done.stdout.as_str(), done.stderr.replace("nohup: ignoring input\n", "")), ("0\n0\n", String::new()), "{starter}");
         }
+    }
+
+    fn programs_that_were_told_to_call_csalock_are_stepped_over(sandbox: &Sandbox) {
+        for wrapper in ["tini -s -- csalock lock x", "dumb-init csalock lock x", "parallel --will-cite csalock lock ::: x",
+                        "bwrap --dev-bind / / csalock lock x", "gosu root csalock lock x",
+                        "su root -s /bin/sh -c \"exec $(command -v csalock) lock x\""] {
+            let program = wrapper.split(' ').next().unwrap();
+            if !has(program) || (["bwrap", "gosu", "su"].contains(&program) && !is_root(program)) {
+                continue;
+            }
+            sandbox.script("dash", &format!("{wrapper} >/dev/null; {HELD_AND_MINE}")).stdout("0\n0\n").run();
+        }
+    }
+
+    fn a_shell_that_was_told_to_call_csalock_is_the_caller(sandbox: &Sandbox) {
+        sandbox.program("files/wrapper", "#!/bin/bash\n\"$@\"\n:\n");
+        for caller in ["bash -c 'csalock lock x; :'", "./wrapper csalock lock x"] {
+            sandbox.script("dash", &format!("{caller} >/dev/null; :")).run();
+            assert_eq!(sandbox.state("x"), "abandoned", "{caller}");
+            sandbox.csalock(["run", "-q", "x", "true"]).run();
+        }
+    }
+
+    fn where_only_wrappers_call_csalock_there_is_no_owner(sandbox: &Sandbox) {
+        if !has("tini") || !is_root("a pid namespace") {
+            return;
+        }
+        let words = ["-pf", "--mount-proc", "tini", "--", "csalock", "lock", "x"];
+        sandbox.call("unshare", words).status(64).stderr(NO_OWNER).run();
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_session_that_was_begun_for_the_call_is_warned_of(sandbox: &Sandbox) {
+        // Like a server that runs one command in a session of its own: sshd(8).
+        let server = "import os, subprocess; subprocess.call(['sh', '-c', os.environ['COMMAND']], start_new_session=True)";
+        let serve = |command: &str| sandbox.call("python3", ["-c", server]).env("COMMAND", command);
+        let done = serve("csalock lock x").capture();
+        let pid: u32 = done.stderr.split(' ').nth(6).and_then(|pid| pid.parse().ok()).unwrap_or_else(|| panic!("{done:?}"));
+        let warning = format!(
+            "csalock: lock x ends with process {pid} (python3 -c {server}), maybe right after this call; name another owner \
+             with --pid PID, or keep the lock until it is given back with --forever\n"
+        );
+        assert_eq!((done.code, done.stderr), (Some(0), warning));
+        assert_eq!(sandbox.state("x"), "abandoned");
+        serve("csalock lock -q y").stdout("HANDLE\n").run();
+        serve("csalock lock --forever z").stdout("HANDLE\n").run();
+        serve("csalock lock v > /dev/null; csalock unlock v").run();
     }
 
     fn xargs_and_find_are_stepped_over(sandbox: &Sandbox) {
