@@ -1,15 +1,15 @@
 //! Linearizability: whether calls that overlapped can be put in one order, each at a moment between its call and its
-//! return, in which every result is right. The algorithm is that of Wing and Gong as Lowe made it fast: at each return, all
-//! orders of the calls that are open are tried until that call has happened.
+//! return, in which every result is right. The search is that of Wing and Gong with Lowe's memory: depth first, and no set
+//! of calls that led to a state is tried twice.
 //!
 //! A call without a known result may have happened at any moment after it was made, or never: it returns at infinity.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 
 /// What an object does: its state, and what an operation with its result makes of that.
-pub(crate) trait Object {
+pub(crate) trait Object: Sized {
     type State: Clone + Eq + Hash + Debug;
     type Operation: Clone + PartialEq + Debug;
 
@@ -17,6 +17,24 @@ pub(crate) trait Object {
 
     /// The state after it; `None` if it cannot have this result now.
     fn apply(state: &Self::State, operation: &Self::Operation) -> Option<Self::State>;
+
+    /// Whether it leaves every state as it is.
+    fn is_pure(operation: &Self::Operation) -> bool;
+
+    /// What this operation can only see in one state, which comes but once.
+    fn sees(_operation: &Self::Operation) -> Option<&str> {
+        None
+    }
+
+    /// What is to be seen in this state and never again.
+    fn shows(_state: &Self::State) -> Option<&str> {
+        None
+    }
+
+    /// The same history, with bounds and names that leave fewer orders to try.
+    fn narrowed(calls: &[Call<Self::Operation>]) -> Vec<Call<Self::Operation>> {
+        calls.to_vec()
+    }
 }
 
 /// An operation with its result, called and returned on one clock. No return: nothing is known of the result.
@@ -27,97 +45,126 @@ pub(crate) struct Call<T> {
     pub(crate) operation: T,
 }
 
-/// More possible worlds than this at one moment are not followed.
-const MOST_WORLDS: usize = 200_000;
+/// The search gives up after this number of steps.
+const MOST_STEPS: usize = 3_000_000;
 
-/// One order of the calls so far: the state that it leads to, and which of the open calls have happened in it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct World<S> {
+/// A state that some order of calls led to, and the calls that may come next.
+struct Frame<S> {
     state: S,
-    happened: BTreeSet<usize>,
-    /// Of the calls without a result.
-    perhaps: BTreeSet<usize>,
+    next: Vec<usize>,
+    /// The call that led here.
+    by: Option<usize>,
+}
+
+struct Search<'a, O: Object> {
+    calls: &'a [Call<O::Operation>],
+    /// The calls with a result, and those without, each by the time of the call.
+    known: Vec<usize>,
+    unknown: Vec<usize>,
+    done: Vec<bool>,
+    /// Stands for the set of the calls that are done: the exclusive or of their marks.
+    set: u128,
+    seen: HashSet<(u128, O::State)>,
+    /// How many calls that are not done see each thing that is seen only once.
+    lookers: HashMap<&'a str, usize>,
 }
 
 /// What is wrong with this history, if no order of it is right.
 pub(crate) fn judge<O: Object>(calls: &[Call<O::Operation>]) -> Result<(), String> {
-    // Times are equal where the clock is coarse: what may overlap, does.
-    let mut events: Vec<(u64, bool, usize)> = Vec::new();
-    for (at, call) in calls.iter().enumerate() {
-        events.push((call.from, false, at));
-        events.extend(call.until.map(|until| (until, true, at)));
+    let calls = O::narrowed(calls);
+    let mut order: Vec<usize> = (0..calls.len()).collect();
+    order.sort_by_key(|at| calls[*at].from);
+    let (known, unknown) = order.into_iter().partition(|at| calls[*at].until.is_some());
+    let done = vec![false; calls.len()];
+    let mut lookers = HashMap::new();
+    for thing in calls.iter().filter_map(|call| O::sees(&call.operation)) {
+        *lookers.entry(thing).or_default() += 1;
     }
-    events.sort_unstable();
-    let mut open: BTreeSet<usize> = BTreeSet::new();
-    let first = World { state: O::initial(), happened: BTreeSet::new(), perhaps: BTreeSet::new() };
-    let mut worlds: HashSet<World<O::State>> = HashSet::from([first]);
-    for (_, is_return, at) in events {
-        if !is_return {
-            open.insert(at);
-            continue;
-        }
-        let after = until_happened::<O>(calls, &open, &worlds, at)?;
-        if after.is_empty() {
-            let states: HashSet<_> = worlds.iter().map(|world| format!("{:?}", world.state)).collect();
-            let others: Vec<_> = open.iter().filter(|other| **other != at).map(|other| &calls[*other]).collect();
-            return Err(format!("{:?} cannot be, with the states {states:?} and, open, {others:?}", calls[at]));
-        }
-        open.remove(&at);
-        worlds = fewest(after);
-    }
-    Ok(())
+    Search::<O> { calls: &calls, known, unknown, done, set: 0, seen: HashSet::new(), lookers }.run()
 }
 
-/// All worlds in which this call has happened, and is open no more.
-fn until_happened<O: Object>(
-    calls: &[Call<O::Operation>],
-    open: &BTreeSet<usize>,
-    worlds: &HashSet<World<O::State>>,
-    at: usize,
-) -> Result<HashSet<World<O::State>>, String> {
-    let mut seen = worlds.clone();
-    let mut to_do: Vec<World<O::State>> = worlds.iter().cloned().collect();
-    let mut found = HashSet::new();
-    while let Some(mut world) = to_do.pop() {
-        if world.happened.remove(&at) {
-            found.insert(world);
-            continue;
-        }
-        for next in open.iter().filter(|next| !world.happened.contains(next) && !world.perhaps.contains(next)) {
-            // Of calls without a result that are alike, the earliest does as well as any.
-            let is_unknown = calls[*next].until.is_none();
-            let alike = |other: &&usize| calls[**other].until.is_none() && !world.perhaps.contains(other);
-            let is_later = |other: &usize| *other != *next && calls[*other].operation == calls[*next].operation;
-            if is_unknown && open.iter().filter(alike).take_while(|other| *other < next).any(is_later) {
+impl<O: Object> Search<'_, O> {
+    fn run(mut self) -> Result<(), String> {
+        let (mut steps, mut deepest, mut stuck) = (0, 0, String::new());
+        let first = Frame { state: O::initial(), next: self.next(&O::initial()), by: None };
+        let mut frames = vec![first];
+        while let Some(frame) = frames.last_mut() {
+            // Calls without a result need not happen.
+            if self.known.iter().all(|at| self.done[*at]) {
+                return Ok(());
+            }
+            let Some(at) = frame.next.pop() else {
+                let frame = frames.pop().expect("it was just looked at");
+                if frames.len() >= deepest {
+                    (deepest, stuck) = (frames.len(), self.describe(&frame.state));
+                }
+                frame.by.into_iter().for_each(|by| self.mark(by));
+                continue;
+            };
+            let Some(state) = O::apply(&frame.state, &self.calls[at].operation) else { continue };
+            let is_awaited = |thing| self.lookers.get(thing).is_some_and(|lookers| *lookers > 0);
+            if state != frame.state && O::shows(&frame.state).is_some_and(is_awaited) {
                 continue;
             }
-            let Some(state) = O::apply(&world.state, &calls[*next].operation) else { continue };
-            let mut after = World { state, ..world.clone() };
-            if is_unknown { &mut after.perhaps } else { &mut after.happened }.insert(*next);
-            if seen.insert(after.clone()) {
-                to_do.push(after);
+            self.mark(at);
+            if !self.seen.insert((self.set, state.clone())) {
+                self.mark(at);
+                continue;
+            }
+            steps += 1;
+            if steps > MOST_STEPS {
+                return Err(format!("no order was found in {MOST_STEPS} steps; {stuck}"));
+            }
+            let next = self.next(&state);
+            frames.push(Frame { state, next, by: Some(at) });
+        }
+        Err(stuck)
+    }
+
+    /// A call is done, or not any more.
+    fn mark(&mut self, at: usize) {
+        self.done[at] = !self.done[at];
+        if let Some(lookers) = O::sees(&self.calls[at].operation).and_then(|thing| self.lookers.get_mut(thing)) {
+            *lookers = if self.done[at] { *lookers - 1 } else { *lookers + 1 };
+        }
+        // Knuth's multiplier spreads the number; two sets with one mark are as good as impossible.
+        let spread = |salt: u64| (at as u64 + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        let mixed = |salt| u128::from(spread(salt).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ spread(salt * 7 + 3) >> 31);
+        self.set ^= mixed(0x51) << 64 | mixed(0xa7_3309);
+    }
+
+    /// The calls that may come next, the best guess last: those that were made before any other one returned.
+    fn next(&self, state: &O::State) -> Vec<usize> {
+        let mut first_return = u64::MAX;
+        let mut next = Vec::new();
+        for at in self.known.iter().copied().filter(|at| !self.done[*at]) {
+            let call = &self.calls[at];
+            // Times are equal where the clock is coarse: calls that may overlap, do.
+            if call.from > first_return {
+                break;
+            }
+            // A call that changes nothing, now or ever, does as well at once as later.
+            if O::is_pure(&call.operation) && O::apply(state, &call.operation).is_some() {
+                return vec![at];
+            }
+            first_return = first_return.min(call.until.unwrap_or(u64::MAX));
+            next.push(at);
+        }
+        next.retain(|at| self.calls[*at].from <= first_return);
+        next.sort_by_key(|at| self.calls[*at].until);
+        let mut perhaps: Vec<usize> = Vec::new();
+        for at in self.unknown.iter().copied().filter(|at| !self.done[*at]) {
+            // Of those that are alike, the earliest does as well as any.
+            let is_alike = |other: &usize| self.calls[*other].operation == self.calls[at].operation;
+            if self.calls[at].from <= first_return && !perhaps.iter().any(is_alike) {
+                perhaps.push(at);
             }
         }
-        if seen.len() > MOST_WORLDS {
-            return Err(format!("more than {MOST_WORLDS} orders are possible at {:?}", calls[at]));
-        }
+        next.into_iter().chain(perhaps).rev().collect()
     }
-    Ok(found)
-}
 
-/// The worlds without those in which more calls without a result have happened than in another one that is the same.
-fn fewest<S: Clone + Eq + Hash>(worlds: HashSet<World<S>>) -> HashSet<World<S>> {
-    let mut alike: HashMap<(S, BTreeSet<usize>), Vec<BTreeSet<usize>>> = HashMap::new();
-    for World { state, happened, perhaps } in worlds {
-        let known = alike.entry((state, happened)).or_default();
-        if known.iter().any(|known| known.is_subset(&perhaps)) {
-            continue;
-        }
-        known.retain(|known| !perhaps.is_subset(known));
-        known.push(perhaps);
+    fn describe(&self, state: &O::State) -> String {
+        let open: Vec<_> = self.next(state).into_iter().map(|at| &self.calls[at]).collect();
+        format!("in state {state:?} none of these can be next: {open:?}")
     }
-    let world = |((state, happened), all): ((S, BTreeSet<usize>), Vec<BTreeSet<usize>>)| {
-        all.into_iter().map(move |perhaps| World { state: state.clone(), happened: happened.clone(), perhaps })
-    };
-    alike.into_iter().flat_map(world).collect()
 }

@@ -1,6 +1,6 @@
 //! What a value, a claim and a lock are to those who call: the objects that histories are checked against.
 
-use crate::linear::Object;
+use crate::linear::{Call, Object};
 
 /// A value under a name. Every value that is written is written once.
 pub(crate) struct Register;
@@ -32,6 +32,35 @@ impl Object for Register {
             OnRegister::PutIfAbsent(_, false) => state.is_some().then(|| state.clone()),
             OnRegister::Delete(was_there) => (state.is_some() == *was_there).then_some(None),
         }
+    }
+
+    fn is_pure(operation: &OnRegister) -> bool {
+        matches!(operation, OnRegister::Get(_) | OnRegister::PutIfAbsent(_, false) | OnRegister::Delete(false))
+    }
+
+    fn sees(operation: &OnRegister) -> Option<&str> {
+        if let OnRegister::Get(found) = operation { found.as_deref() } else { None }
+    }
+
+    fn shows(state: &Option<String>) -> Option<&str> {
+        state.as_deref()
+    }
+
+    /// A value that was seen was written before; of values that were not seen, one is as good as another.
+    fn narrowed(calls: &[Call<OnRegister>]) -> Vec<Call<OnRegister>> {
+        let seen = |value: &String| {
+            let sees = |call: &&Call<OnRegister>| matches!(&call.operation, OnRegister::Get(Some(it)) if it == value);
+            calls.iter().filter(sees).filter_map(|call| call.until).min()
+        };
+        let mut narrowed = calls.to_vec();
+        for call in &mut narrowed {
+            let (OnRegister::Put(value) | OnRegister::PutIfAbsent(value, true)) = &mut call.operation else { continue };
+            match seen(value) {
+                Some(seen) => call.until = Some(call.until.map_or(seen, |until| until.min(seen))),
+                None => *value = "unseen".to_string(),
+            }
+        }
+        narrowed
     }
 }
 
@@ -65,6 +94,10 @@ impl Object for Claims {
             OnClaims::LookUp(found) => (found == state).then(|| state.clone()),
         }
     }
+
+    fn is_pure(operation: &OnClaims) -> bool {
+        matches!(operation, OnClaims::Claim(_, false) | OnClaims::Unclaim(_, false) | OnClaims::LookUp(_))
+    }
 }
 
 /// A lock whose grants bear tokens that rise.
@@ -97,12 +130,17 @@ impl Object for Mutex {
             OnMutex::Break => Some((None, *highest)),
         }
     }
+
+    fn is_pure(operation: &OnMutex) -> bool {
+        matches!(operation, OnMutex::Unlock(_, false))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linear::{Call, judge};
+    use crate::linear::judge;
+    use fastrand::Rng;
 
     /// Each `from, until, operation`; 0 is no return.
     fn is_right<O: Object>(calls: &[(u64, u64, O::Operation)]) -> bool {
@@ -201,5 +239,85 @@ mod tests {
         ] {
             assert_eq!(is_right::<Mutex>(calls), right, "{calls:?}");
         }
+    }
+
+    /// What an object does, of so many calls: each happens at a moment of its own, and some results stay unknown.
+    fn drawn<O: Object>(
+        rng: &mut Rng,
+        (count, processes): (u64, u64),
+        make: impl Fn(&mut Rng, &O::State, u64) -> O::Operation,
+    ) -> Vec<Call<O::Operation>> {
+        let mut state = O::initial();
+        let moments = (0..count).map(|number| {
+            let operation = make(rng, &state, number);
+            let unknown = rng.u64(..8) == 0 && !O::is_pure(&operation);
+            // What has no result may not have happened.
+            if !unknown || rng.bool() {
+                state = O::apply(&state, &operation).unwrap();
+            }
+            let moment = 100 * (number + processes);
+            let (before, after) = (rng.u64(..100 * processes), rng.u64(..100 * processes));
+            Call { from: moment - before, until: (!unknown).then_some(moment + after), operation }
+        });
+        moments.collect()
+    }
+
+    fn on_register(rng: &mut Rng, state: &Option<String>, number: u64) -> OnRegister {
+        let value = format!("v{number}");
+        match rng.u64(..5) {
+            0 | 1 => OnRegister::Get(state.clone()),
+            2 => OnRegister::Put(value),
+            3 => OnRegister::PutIfAbsent(value, state.is_none()),
+            _ => OnRegister::Delete(state.is_some()),
+        }
+    }
+
+    fn on_claims(rng: &mut Rng, state: &Option<String>, _: u64) -> OnClaims {
+        let id = format!("h{}", rng.u64(..40));
+        let is_of = state.as_ref() == Some(&id);
+        match rng.u64(..3) {
+            0 => OnClaims::Claim(id, is_of || state.is_none()),
+            1 => OnClaims::LookUp(state.clone()),
+            _ if rng.bool() && state.is_some() => OnClaims::Unclaim(state.clone().unwrap(), true),
+            _ => OnClaims::Unclaim(id, is_of),
+        }
+    }
+
+    /// Whether some order of the rest is right, by trying all of them.
+    fn has_order(state: &Option<String>, calls: &[Call<OnRegister>]) -> bool {
+        let first_return = calls.iter().filter_map(|call| call.until).min();
+        let Some(first_return) = first_return else { return true };
+        (0..calls.len()).any(|at| {
+            let mut rest = calls.to_vec();
+            let call = rest.remove(at);
+            let next = Register::apply(state, &call.operation).filter(|_| call.from <= first_return);
+            next.is_some_and(|next| has_order(&next, &rest))
+        })
+    }
+
+    #[test]
+    fn a_long_history_of_many_processes_is_accepted() {
+        for seed in 0..5 {
+            let rng = &mut Rng::with_seed(seed);
+            assert_eq!(judge::<Register>(&drawn::<Register>(rng, (4000, 12), on_register)), Ok(()), "{seed}");
+            assert_eq!(judge::<Claims>(&drawn::<Claims>(rng, (4000, 4), on_claims)), Ok(()), "{seed}");
+        }
+    }
+
+    #[test]
+    fn the_search_finds_what_all_orders_together_find() {
+        let mut right = 0;
+        for seed in 0..2000 {
+            let rng = &mut Rng::with_seed(seed);
+            let mut calls = drawn::<Register>(rng, (6, 3), on_register);
+            let seen: Vec<OnRegister> = calls.iter().map(|call| call.operation.clone()).collect();
+            // Two results are exchanged, which is often wrong.
+            let (one, other) = (rng.u64(..6) as usize, rng.u64(..6) as usize);
+            (calls[one].operation, calls[other].operation) = (seen[other].clone(), seen[one].clone());
+            let has_order = has_order(&None, &calls);
+            assert_eq!(judge::<Register>(&calls).is_ok(), has_order, "{seed}: {calls:?}");
+            right += usize::from(has_order);
+        }
+        assert!((200..1800).contains(&right), "{right} of 2000 are right");
     }
 }

@@ -96,7 +96,9 @@ fn fill(key: &Key, chain: &mut Vec<Step>, open: &mut Vec<Step>, end: Option<&(Ve
                     step.intent.expect.is_none_or(|expect| expect.0 < version.0 && !built_on.contains(&expect));
                 is_next && step.intent.body.as_ref().is_some_and(|body| needs.fits(key, &body.0, version.0))
             };
-            Some((open.iter().position(fits)?, version))
+            // A creation fits only where a removal is missing as well.
+            let replaces = |step: &Step| step.intent.expect.is_some() && fits(step);
+            Some((open.iter().position(replaces).or_else(|| open.iter().position(fits))?, version))
         });
         let Some((at, version)) = explained.next() else { return };
         drop(explained);
