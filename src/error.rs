@@ -3,6 +3,7 @@
 //! "No" is never an error here: busy, not held and stale are [`crate::lock::Outcome`]s.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -21,12 +22,13 @@ pub struct Error {
     cure: String,
     unreadable: Option<Version>,
     is_unreached: bool,
+    is_own: bool,
 }
 
 impl Error {
     /// `what` names the thing and what happened to it, `cure` the next step.
     pub fn new(exit: Exit, what: impl Into<String>, cure: impl Into<String>) -> Error {
-        Error { exit, what: what.into(), cure: cure.into(), unreadable: None, is_unreached: false }
+        Error { exit, what: what.into(), cure: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
     /// A record that cannot be understood.
@@ -48,7 +50,9 @@ impl Error {
         {
             cure = format!("{cure} ({free} bytes are free there)");
         }
-        Error::new(exit, format!("cannot {doing} {}: {}", crate::name::shown_path(path), errno.desc()), cure)
+        let is_own = exit == Exit::Permission && is_own(path);
+        let what = format!("cannot {doing} {}: {}", crate::name::shown_path(path), errno.desc());
+        Error { is_own, ..Error::new(exit, what, cure) }
     }
 
     /// The same, of something that may have happened for all that.
@@ -74,6 +78,11 @@ impl Error {
     /// Whether it concerns one record, and the others may be all right: its contents are unreadable, or not for us.
     pub fn is_of_one_record(&self) -> bool {
         matches!(self.exit, Exit::Corrupt | Exit::Permission)
+    }
+
+    /// Whether access was denied to something that belongs to this user, so that it may hold what this user wrote.
+    pub fn is_own(&self) -> bool {
+        self.is_own
     }
 
     /// The same, of a store whose servers have never answered this process and may soon.
@@ -107,6 +116,11 @@ impl Error {
     pub fn exit(&self) -> Exit {
         self.exit
     }
+}
+
+/// Whether this user owns it.
+fn is_own(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == nix::unistd::geteuid().as_raw())
 }
 
 /// The exit code and the cure for an error number, wherever it comes from.

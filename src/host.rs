@@ -73,6 +73,9 @@ pub trait Host: Send + Sync {
     /// Forgets it.
     fn remove_witness(&self, key: &str);
 
+    /// Forgets all of this user that are as old as this, of whatever store.
+    fn remove_old_witnesses(&self, age: Duration);
+
     /// Random bytes that nobody can guess.
     fn random(&self) -> Result<[u8; 16]>;
 

@@ -179,6 +179,7 @@ fn applicant(world: &World, asked: &Claim, handle: &Handle, id: &[u8]) -> Result
         slots: None,
         refuse_stale: asked.waiting.fail_on_stale,
         tentative: false,
+        confirming: false,
         under: world.under(),
         called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
     })

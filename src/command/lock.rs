@@ -219,6 +219,7 @@ pub(super) fn applicant(
         slots: taking.slots,
         refuse_stale: taking.waiting.fail_on_stale,
         tentative: false,
+        confirming: false,
         under: world.under(),
         called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
     })

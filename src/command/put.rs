@@ -187,6 +187,7 @@ fn applicant(world: &World, asked: &Writing) -> Result<Applicant> {
         slots: None,
         refuse_stale: asked.waiting.fail_on_stale,
         tentative: false,
+        confirming: false,
         under: world.under(),
         called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
     })

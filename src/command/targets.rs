@@ -141,12 +141,13 @@ impl Opened<'_> {
         if let Ok(Some(grants)) = confirmed {
             return Ok(Some(grants));
         }
+        // A lease that is not over was taken by no other process. A lock that is free leaves no trace of its last grant.
+        let lasts = self.lease_ends(&grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
         let given_back = self.give_back(applicant.handle.proof());
         confirmed?;
         let was_given_back = |answer: &Result<Outcome>| match answer {
-            Ok(Outcome::NotHeld(ending) | Outcome::NotOwner(_, ending)) => {
-                ending.as_ref().is_some_and(|ending| ending.how == Ended::Released)
-            }
+            Ok(Outcome::NotHeld(None) | Outcome::NotOwner(_, None)) => lasts,
+            Ok(Outcome::NotHeld(Some(ending)) | Outcome::NotOwner(_, Some(ending))) => ending.how == Ended::Released,
             _ => false,
         };
         if given_back.iter().any(was_given_back) {

@@ -182,7 +182,7 @@ fn everything_held(world: &World, asked: &Unlock) -> Result<(Targets, Exit)> {
 /// Every grant that is the caller's, in each store that can be reached from here: the one of bare names, the one of the
 /// lock that we run under, and those beside the files in the current directory and beside the named ones. Proof is being
 /// the owner, or `--handle`; the locks that the caller was started under are not its own. And how to exit at best: what
-/// makes no sense, or is not for us to read, is nobody's whom we know; but what could not be read just now may be ours.
+/// makes no sense, or is not for us to read, is nobody's whom we know; but what could not be read just now, or is our own, may be ours.
 fn everything_owned(world: &World, asked: &Unlock) -> Result<(Targets, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let (owners, under) = (world.script()?, world.under());
@@ -224,7 +224,7 @@ fn everything_owned(world: &World, asked: &Unlock) -> Result<(Targets, Exit)> {
         })?;
         if let Some(error) = unreadable {
             asked.common.tell(&format!("passed over: {error}"));
-            if !matches!(error.exit(), Exit::Corrupt | Exit::Permission) {
+            if !matches!(error.exit(), Exit::Corrupt | Exit::Permission) || error.is_own() {
                 exit = error.exit();
             }
         }

@@ -30,6 +30,8 @@ pub struct Applicant {
     pub refuse_stale: bool,
     /// What is granted depends on the waiting process until it is asked for again without this.
     pub tentative: bool,
+    /// Take nothing that is not granted already.
+    pub confirming: bool,
     /// The grants that do not end before this wait does: those that the applicant works under, and its own where it
     /// takes several names one after the other.
     pub under: Vec<Proof>,
@@ -52,6 +54,7 @@ impl Applicant {
             slots: None,
             refuse_stale: false,
             tentative: false,
+            confirming: false,
             under: Vec::new(),
             called: None,
         }
@@ -89,6 +92,7 @@ impl Engine {
             queue: !patience.is_none(),
             refuse_stale: applicant.refuse_stale,
             tentative: applicant.tentative,
+            confirming: applicant.confirming,
             place: None,
             full: None,
         }

@@ -1,10 +1,16 @@
 //! What the killed left beside the records: pages that were fetched, notes of waits that are no more, and decisions that are
 //! carried out. Nobody is misled by them; `gc` clears them away.
 
+use std::time::Duration;
+
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Decision, Fate, Page, Proof};
-use crate::store::{Keep, Swept, Version};
+use crate::store::{Keep, Reach, Swept, Version};
+
+/// A witness is removed by the host that left it; where another host removed its entry, or the store is gone, it stays. So
+/// old ones go. Should the entry be as old, then its lease alone decides when its owner has died.
+const OLD_WITNESS: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Engine {
     /// Removes them. A leftover that depends on an unreadable record stays, for that record may still need it.
@@ -26,6 +32,9 @@ impl Engine {
                 Ok(removed) => swept.removed += u64::from(removed),
                 Err(error) => swept.pass_over(error)?,
             }
+        }
+        if !dry_run && self.store.reach() == Reach::ManyHosts {
+            self.host.remove_old_witnesses(OLD_WITNESS);
         }
         Ok(swept)
     }

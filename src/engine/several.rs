@@ -215,7 +215,8 @@ impl<'a, 'b> Several<'a, 'b> {
     fn take_together(&mut self, tentative: bool) -> Result<Option<Not>> {
         let names: Vec<&[u8]> = self.wishes.iter().map(|wish| wish.name).collect();
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
-        let applicant = Applicant { tentative, called: self.called_to_try(), ..self.keeping.clone() };
+        let confirming = self.until_confirmed && !tentative;
+        let applicant = Applicant { tentative, confirming, called: self.called_to_try(), ..self.keeping.clone() };
         let late_at = self.until.saturating_add(TO_LEAVE);
         let engine = self.wishes[0].engine;
         let limit = self.patience.limit.map(|_| self.until.saturating_sub(engine.host().boottime()));

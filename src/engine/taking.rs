@@ -98,7 +98,8 @@ impl Engine {
     ///
     /// When the store cannot be asked or told.
     pub fn confirm(&self, name: &[u8], applicant: &Applicant) -> Result<Option<Grant>> {
-        let for_good = Applicant { tentative: false, refuse_stale: false, called: None, ..applicant.clone() };
+        let for_good =
+            Applicant { tentative: false, confirming: true, refuse_stale: false, called: None, ..applicant.clone() };
         match self.take(name, &for_good, &Patience::NONE, None, &mut |_| None)? {
             Taken::Answer(Outcome::Granted(grant, _)) => Ok(Some(grant)),
             _ => Ok(None),

@@ -166,3 +166,14 @@ fn who_confirmed_and_ended_since_the_record_was_read_is_not_taken_for_dead() {
     let step = engine.decide(&as_it_was, &Ask::Release(stranger), None).unwrap();
     assert!(matches!(step, Step::Done(Outcome::NotOwner(..))), "{step:?}");
 }
+
+#[test]
+fn what_was_told_and_given_back_is_not_taken_anew_by_confirming_it() {
+    let (engine, _) = engine();
+    let told = Applicant { tentative: true, outlived: true, ..applicant(&engine, 2, Tenure::OwnerLives) };
+    assert!(matches!(take(&engine, &told, Patience::NONE), Outcome::Granted(..)));
+    let by_handle = engine.claimant(Some(told.handle.proof()), Vec::new()).unwrap();
+    assert!(matches!(engine.settle(b"x", &Ask::Release(by_handle)).unwrap(), Outcome::Released(_)));
+    assert!(engine.confirm(b"x", &told).unwrap().is_none());
+    assert_eq!(engine.sight(b"x").unwrap().record, Record::free(b"x"));
+}

@@ -147,6 +147,8 @@ impl Host for Fake {
 
     fn remove_witness(&self, _key: &str) {}
 
+    fn remove_old_witnesses(&self, _age: Duration) {}
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut state = self.state();
         state.draws += 1;

@@ -1,8 +1,8 @@
 //! Who the owner of `csalock lock` is: the shell that runs the script, also from inside `$( )`, a pipeline or `( )`.
 //!
 //! We follow the parents upward. Programs that only start another one are stepped over, because they end together with us:
-//! those known by name (`sudo`, `timeout`, ...), and those whose command line contains ours (`su -c 'csalock lock x'`,
-//! `tini -- csalock lock x`), unless they are shells, which may go on. Then come the shell's own forks: as long as parent and child are one program image forked
+//! those known by name (`sudo`, `timeout`, ...), and those whose arguments say that they start this call and nothing else
+//! (`su -c 'csalock lock x'`, `tini -- csalock lock x`). Then come the shell's own forks: as long as parent and child are one program image forked
 //! without an exec (the kernel says so of the child, and stacks and arguments begin at the same addresses) both are
 //! the script, and are kept, innermost first. The *effective owner* is the first of them that still lives: for
 //! `h=$(csalock lock x)` the inner one is gone a moment later and the script itself owns the lock, while two `( ... )
@@ -40,6 +40,9 @@ const MOST_SCRIPTS: usize = 8;
 /// How far up we look for forks of one image.
 const MOST_FORKS: usize = 16;
 
+/// Init of a container is csalock itself, or was told to start it.
+const ALONE: &str = "csalock was called only by programs that end with it, so no process would own the lock";
+
 /// How far up we look at all.
 const MOST_PARENTS: usize = 64;
 
@@ -68,7 +71,10 @@ pub struct Called {
 /// A usage error when the caller has ended, and a system error when /proc cannot be read.
 pub fn caller(pid: i32) -> Result<Caller> {
     let us = look(pid)?.ok_or_else(orphan)?;
-    let ours = command_of(pid);
+    if us.parent == 0 {
+        return Err(no_owner(ALONE));
+    }
+    let ours = arguments_of(pid);
     let (mut at, mut stat) = (us.parent, parent_of(&us)?);
     for _ in 0..MOST_PARENTS {
         if !is_starter(at, &stat) && !is_wrapper(at, &stat, &ours) {
@@ -212,12 +218,15 @@ fn ignores(pid: i32, signal: Signal) -> bool {
 
 /// A process's command line, its arguments separated by spaces.
 pub fn command_of(pid: i32) -> Vec<u8> {
+    arguments_of(pid).join(&b' ')
+}
+
+fn arguments_of(pid: i32) -> Vec<Vec<u8>> {
     let mut command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     while command.last() == Some(&0) {
         command.pop();
     }
-    command.iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = b' ');
-    command
+    command.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
 }
 
 fn look(pid: i32) -> Result<Option<ProcStat>> {
@@ -263,18 +272,34 @@ fn is_starter(pid: i32, stat: &ProcStat) -> bool {
     applet.is_none_or(is)
 }
 
-/// Whether this process was told to start the program whose command line is `ours`: two adjacent words of its own command
-/// line, or of a string in it, are that program and its first argument. The string of a shell may have more commands, so a
-/// shell is a wrapper only where the string is our command line; a script of a shell never is.
-fn is_wrapper(pid: i32, stat: &ProcStat, ours: &[u8]) -> bool {
-    let ours: Vec<&[u8]> = ours.split(|byte| *byte == b' ').collect();
-    let [program, argument, ..] = ours[..] else { return false };
-    let command = command_of(pid);
-    let words: Vec<&[u8]> = command.split(u8::is_ascii_whitespace).collect();
-    if is_name_of_shell(&stat.program) || words.first().is_some_and(|word| is_name_of_shell(word)) {
-        return matches!(words[..], [_, b"-c", ref string @ ..] if string == ours);
+/// Whether this process was told to start the program with the arguments `ours`, and does nothing else. Two adjacent
+/// arguments of its own are that program and its first argument; or one of them is a string for a shell that begins so and
+/// is one command. Code of other languages (`system("csalock lock x")`) does not begin so, and may go on. A shell may go on
+/// as well after what it was called with, unless that is such a string.
+fn is_wrapper(pid: i32, stat: &ProcStat, ours: &[Vec<u8>]) -> bool {
+    let [program, argument, ..] = ours else { return false };
+    let is_call = |first: &[u8], second: &[u8]| base_name(first) == base_name(program) && second == argument;
+    let is_string = |string: &[u8]| {
+        let is_quote = |byte: &u8| matches!(byte, b'"' | b'\'');
+        let words: Vec<u8> = string.iter().copied().filter(|byte| !is_quote(byte)).collect();
+        let mut words = words.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty() && *word != b"exec");
+        is_one_command(string) && is_call(words.next().unwrap_or_default(), words.next().unwrap_or_default())
+    };
+    let arguments = arguments_of(pid);
+    if is_name_of_shell(&stat.program) || arguments.first().is_some_and(|shell| is_name_of_shell(shell)) {
+        return matches!(&arguments[..], [_, option, string] if option == b"-c" && is_string(string));
     }
-    words.windows(2).any(|pair| base_name(pair[0]) == base_name(program) && pair[1] == argument)
+    arguments.windows(2).any(|pair| is_call(&pair[0], &pair[1])) || arguments.iter().any(|one| is_string(one))
+}
+
+/// Whether a string for a shell is one command, perhaps with redirections (`2>&1`): then the shell ends with it.
+fn is_one_command(string: &[u8]) -> bool {
+    let duplicates = |at: usize| at > 0 && matches!(string[at - 1], b'<' | b'>');
+    string.iter().enumerate().all(|(at, byte)| match byte {
+        b'&' => duplicates(at),
+        b';' | b'|' | b'(' | b')' | b'`' | b'$' | b'\n' => false,
+        _ => true,
+    })
 }
 
 fn orphan() -> Error {

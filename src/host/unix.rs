@@ -134,6 +134,21 @@ impl Host for Unix {
         let _ = fs::remove_file(witness(key));
     }
 
+    fn remove_old_witnesses(&self, age: Duration) {
+        use std::os::unix::fs::MetadataExt;
+        let is_old = |found: &fs::Metadata| {
+            let written = found.modified().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+            written.is_some_and(|written| written + age < self.wall())
+        };
+        for entry in fs::read_dir(MEMORY).into_iter().flatten().flatten() {
+            let is_witness = entry.file_name().to_str().is_some_and(|name| name.starts_with(WITNESS));
+            let is_ours = |found: &fs::Metadata| found.is_file() && found.uid() == self.uid() && is_old(found);
+            if is_witness && entry.metadata().is_ok_and(|found| is_ours(&found)) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)
@@ -153,9 +168,14 @@ impl Host for Unix {
     }
 }
 
-/// A file in memory that every user may write to: shm_overview(7).
+/// The directory in memory that every user may write to: shm_overview(7).
+const MEMORY: &str = "/dev/shm";
+
+/// How the names of witnesses begin there.
+const WITNESS: &str = "csalock-";
+
 fn witness(key: &str) -> String {
-    format!("/dev/shm/csalock-{key}")
+    format!("{MEMORY}/{WITNESS}{key}")
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]

@@ -59,6 +59,8 @@ pub struct Application {
     pub refuse_stale: bool,
     /// Not for good yet: what is granted depends on the waiting process, until it asks again without this.
     pub tentative: bool,
+    /// Take nothing that is not granted already: it was told, and may have been given back since.
+    pub confirming: bool,
     /// Where in the pages the entry stands.
     pub place: Option<Place>,
     /// This page takes no more.

@@ -169,6 +169,10 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
     if let Some(claimed) = claimed(record, application, facts)? {
         return Ok(Step::Done(claimed));
     }
+    if application.confirming {
+        let mine = record.endings.iter().find(|ending| ending.grant.proof == me);
+        return Ok(Step::Done(Outcome::NotHeld(mine.cloned())));
+    }
     let mut next = record.clone();
     let ended = evict(&mut next, facts)?;
     let evicted: Vec<Ending> = ended.iter().filter(|ending| ending.how != Ended::Released).cloned().collect();

@@ -55,6 +55,19 @@ on_every_kind_of_store! {
         assert_eq!(waiter.wait().stdout, "ran\n");
     }
 
+    fn old_witnesses_are_removed_where_hosts_share_the_store(sandbox: &Sandbox) {
+        if !sandbox.is_shared() {
+            return;
+        }
+        // Another test may remove the old one, too.
+        let [old, young] = ["old", "young"].map(|age| format!("/dev/shm/csalock-{age}-{:?}", sandbox.kind()));
+        sandbox.call("touch", ["-d", "31 days ago", &old]).run();
+        sandbox.call("touch", [&young]).run();
+        sandbox.csalock(["gc"]).run();
+        assert_eq!([old, young.clone()].map(|path| std::path::Path::new(&path).exists()), [false, true]);
+        std::fs::remove_file(young).unwrap();
+    }
+
     fn its_json_lists_what_was_removed(sandbox: &Sandbox) {
         sandbox.csalock(["gc", "--json"]).stdout("[]\n").run();
         sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();

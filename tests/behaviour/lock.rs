@@ -166,9 +166,9 @@ on_every_kind_of_store! {
         owner.lines(1);
         wait_until("it is granted", || sandbox.state("x") == "held");
         owner.tell("now");
-        owner.lines(1);
+        assert_eq!(owner.lines(2)[1], "killed");
         if !sandbox.is_shared() {
-            wait_until("it is free", || sandbox.state("x") == "free");
+            assert_eq!(sandbox.state("x"), "free");
         }
         sandbox.csalock(["lock", "-w", "60s", "--fail-on-stale", "x"]).stdout("HANDLE\n").run();
         owner.kill();

@@ -80,7 +80,9 @@ on_every_store! {
     fn programs_that_were_told_to_call_csalock_are_stepped_over(sandbox: &Sandbox) {
         for wrapper in ["tini -s -- csalock lock x", "dumb-init csalock lock x", "parallel --will-cite csalock lock ::: x",
                         "bwrap --dev-bind / / csalock lock x", "gosu root csalock lock x",
-                        "su root -s /bin/sh -c \"exec $(command -v csalock) lock x\""] {
+                        "su root -s /bin/sh -c \"exec $(command -v csalock) lock x\"",
+                        "su root -s /bin/bash -c \"$(command -v csalock) lock x 2>&1\"", "dash -c 'csalock lock x > /dev/null'",
+                        "parallel --will-cite 'csalock lock {} > /dev/null' ::: x"] {
             let program = wrapper.split(' ').next().unwrap();
             if !has(program) || (["bwrap", "gosu", "su"].contains(&program) && !is_root(program)) {
                 continue;
@@ -89,9 +91,12 @@ on_every_store! {
         }
     }
 
-    fn a_shell_that_was_told_to_call_csalock_is_the_caller(sandbox: &Sandbox) {
+    fn a_program_that_may_go_on_is_the_caller(sandbox: &Sandbox) {
         sandbox.program("files/wrapper", "#!/bin/bash\n\"$@\"\n:\n");
-        for caller in ["bash -c 'csalock lock x; :'", "./wrapper csalock lock x"] {
+        let system = "import os; os.system('$(command -v csalock) lock x')";
+        for caller in ["bash -c 'csalock lock x; :'", "bash -c 'csalock lock x && :'", "./wrapper csalock lock x",
+                       &format!("python3 -c \"{system}\""), "perl -e 'system qw( csalock lock x )'",
+                       "busybox sh -c 'csalock lock x\n:'"] {
             sandbox.script("dash", &format!("{caller} >/dev/null; :")).run();
             assert_eq!(sandbox.state("x"), "abandoned", "{caller}");
             sandbox.csalock(["run", "-q", "x", "true"]).run();
@@ -102,8 +107,10 @@ on_every_store! {
         if !has("tini") || !is_root("a pid namespace") {
             return;
         }
-        let words = ["-pf", "--mount-proc", "tini", "--", "csalock", "lock", "x"];
-        sandbox.call("unshare", words).status(64).stderr(NO_OWNER).run();
+        for words in [&["tini", "--", "csalock", "lock", "x"][..], &["csalock", "lock", "x"]] {
+            let words = [&["-pf", "--mount-proc"], words].concat();
+            sandbox.call("unshare", words).status(64).stderr(NO_OWNER).run();
+        }
         assert_eq!(sandbox.state("x"), "free");
     }
 

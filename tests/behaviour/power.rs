@@ -257,6 +257,10 @@ impl Host for Rebooted {
         self.unix.remove_witness(key);
     }
 
+    fn remove_old_witnesses(&self, age: Duration) {
+        self.unix.remove_old_witnesses(age);
+    }
+
     fn random(&self) -> Result<[u8; 16]> {
         self.unix.random()
     }

@@ -252,6 +252,7 @@ impl World {
             queue,
             refuse_stale: script.refuses_stale,
             tentative: false,
+            confirming: false,
             place: None,
             full: None,
         }

@@ -31,6 +31,7 @@ pub(crate) enum Seen {
     Alive,
     Dead,
     Unknown,
+    Missing,
 }
 
 /// A lease by its number.
@@ -46,6 +47,7 @@ impl Known {
                 let where_it_is = (0..8).find(|known| home(*known) == *at).unwrap();
                 let seen = match state.is_dead(process) {
                     _ if where_it_is != host && world.planted == Some(Planted::UnknownIsDead) => Seen::Dead,
+                    _ if where_it_is != host && world.copies => Seen::Missing,
                     _ if where_it_is != host => Seen::Unknown,
                     _ if world.planted == Some(Planted::DeathUnseen) => Seen::Alive,
                     true => Seen::Dead,
@@ -74,6 +76,7 @@ impl Known {
                     Seen::Alive => Fate::Alive,
                     Seen::Dead => Fate::Dead,
                     Seen::Unknown => Fate::Unknown,
+                    Seen::Missing => Fate::Missing,
                 };
                 facts.learn_fate(home(host), Process { pid, start: 1 }, fate);
             }

@@ -182,6 +182,7 @@ fn is_free_for_all(world: &World, state: &State) -> bool {
             queue: false,
             refuse_stale: false,
             tentative: false,
+            confirming: false,
             place: None,
             full: None,
         });

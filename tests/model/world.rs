@@ -15,6 +15,8 @@ pub(crate) struct World {
     pub(crate) slots: u32,
     /// Whether a waiter looks although nothing prompted it, as it does after a bounded time.
     pub(crate) bounded_looks: bool,
+    /// Whether the hosts are copies of one machine: a process that is not on one of them may run on another.
+    pub(crate) copies: bool,
     /// What is wrong on purpose.
     pub(crate) planted: Option<Planted>,
 }
@@ -176,7 +178,7 @@ pub(crate) fn shares(name: usize, share: Share) -> Script {
 impl World {
     /// A world of these actors in which nothing goes wrong.
     pub(crate) fn of(names: usize, actors: Vec<Script>) -> World {
-        World { names, actors, faults: Faults::default(), slots: 2, bounded_looks: true, planted: None }
+        World { names, actors, faults: Faults::default(), slots: 2, bounded_looks: true, copies: false, planted: None }
     }
 
     /// Whether the store counts how often a name came to be, as one must whose requests may come twice.

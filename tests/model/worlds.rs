@@ -119,6 +119,14 @@ fn shells_whose_locks_are_taken_for_them() {
 }
 
 #[test]
+fn hosts_that_are_copies_of_one_machine() {
+    let renewing = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host);
+    let mut world = World { copies: true, ..World::of(1, vec![renewing(0), renewing(1)]) };
+    world.faults = Faults { crashes: 1, stale_reads: 1, leases: 3, ..NOTHING };
+    every_promise_is_kept("two copies", world);
+}
+
+#[test]
 fn hosts_that_cannot_see_each_others_processes() {
     let renewing = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host);
     explore(

@@ -428,6 +428,7 @@ fn take_ask(stage: &Stage) -> Ask {
         queue: false,
         refuse_stale: false,
         tentative: false,
+        confirming: false,
         place: None,
         full: None,
     })

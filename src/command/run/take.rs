@@ -170,6 +170,7 @@ impl Take<'_> {
             slots: taking.slots,
             refuse_stale: taking.waiting.fail_on_stale,
             tentative: false,
+            confirming: false,
             under: self.world.under(),
             called: Some(Called {
                 pid: self.guardian.unwrap_or(process).pid,

@@ -49,6 +49,7 @@ fn wants(pid: i32, share: Share) -> Application {
         queue: true,
         refuse_stale: false,
         tentative: false,
+        confirming: false,
         place: None,
         full: None,
     }

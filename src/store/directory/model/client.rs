@@ -180,6 +180,8 @@ impl Host for Clockwork {
         false
     }
 
+    fn remove_old_witnesses(&self, _age: Duration) {}
+
     fn remove_witness(&self, _key: &str) {}
 
     fn random(&self) -> Result<[u8; 16]> {
