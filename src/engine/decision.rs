@@ -88,6 +88,7 @@ impl Engine {
         let body = lock::encode_decision(&key, &Decision { made: true, names: names_of });
         self.commit_beside(&key, None, Some(&body), keep)?;
         for name in names {
+            self.leave_witness(name, &doubt.proof);
             // Those before are confirmed again by whoever writes them next, once we are gone.
             if !matches!(self.settle(name, &Ask::Doubt(of_id()?, doubt.clone()))?, Outcome::Renewed(_)) {
                 return Ok(false);
