@@ -120,7 +120,9 @@ type Known = Option<(Lease, Duration)>;
 /// Leaves a keeper behind for whoever holds these grants, where only that can say that the owner died: on stores that other
 /// hosts may share, unless the owner's life does not count.
 pub(super) fn leave_behind(keeping: &Keeping<'_>, opened: &Opened<'_>, grants: &[Grant]) -> Result<()> {
-    if !opened.are_shared() || grants.iter().all(|grant| grant.tenure.lease().is_none()) {
+    // Without an owner its end ends nothing.
+    let has_lease = grants.iter().any(|grant| grant.tenure.lease().is_some());
+    if !opened.are_shared() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
     }
     opened.begin_leases(grants, keeping.lease_end);

@@ -227,6 +227,9 @@ on_every_store! {
             wait_until("csalock has spoken", || sandbox.read("files/said").ends_with('\n'));
             assert_eq!(sandbox.plain(&sandbox.read("files/said")), wanted, "{options}");
             assert_eq!(sandbox.state("x"), if options.is_empty() { "free" } else { "held" });
+            // It lasts, although no owner lives.
+            let code = sandbox.csalock(["run", "-q", "-w", "1s", "x", "true"]).capture().code;
+            assert_eq!(code, Some(if options.is_empty() { 0 } else { 75 }), "{options}");
             sandbox.csalock(["unlock", "--force", "x"]).capture();
             std::fs::remove_file(sandbox.path("files/said")).unwrap();
         }
