@@ -100,7 +100,7 @@ fn answer(
 /// Says so where the lock may end with this very call, which the caller will hardly have meant.
 pub(super) fn warn_of_owner(common: &Common, pid: Option<i32>, targets: &Targets, applicant: &Applicant) {
     let (process, party) = (applicant.process, &applicant.party);
-    let Some(owner) = party.owners.first().filter(|_| pid.is_none() && applicant.tenure == Tenure::OwnerLives) else {
+    let Some(owner) = party.owners.last().filter(|_| pid.is_none() && applicant.tenure == Tenure::OwnerLives) else {
         return;
     };
     if may_end_with_call(process.pid, owner) {

@@ -1,12 +1,13 @@
 //! Who the owner of `csalock lock` is: the shell that runs the script, also from inside `$( )`, a pipeline or `( )`.
 //!
-//! We follow the parents upward. Programs that only start another one are stepped over, because they end together with us:
-//! those known by name (`sudo`, `timeout`, ...), and those whose arguments say that they start this call and nothing else
-//! (`su -c 'csalock lock x'`, `tini -- csalock lock x`). Then come the shell's own forks: as long as parent and child are one program image forked
-//! without an exec (the kernel says so of the child, and stacks and arguments begin at the same addresses) both are
-//! the script, and are kept, innermost first. The *effective owner* is the first of them that still lives: for
-//! `h=$(csalock lock x)` the inner one is gone a moment later and the script itself owns the lock, while two `( ... )
-//! &` of one script are two owners.
+//! We follow the parents upward. Programs that are known to only start another one (`sudo`, `timeout`, ...) are stepped
+//! over: they end together with us. Wrappers are programs whose arguments say that they start this call (`su -c 'csalock
+//! lock x'`, `tini -- csalock lock x`). Most of them end with us as well, but some go on, so they are kept as owners. Then
+//! come the shell's own forks: as long as parent and child are one program image forked without an exec (the kernel says so
+//! of the child, and stacks and arguments begin at the same addresses) both are the script, and are kept, innermost first.
+//! (Other programs fork processes with work of their own: servers, cron.) The *effective owner* is the first of all these
+//! that still lives: for `h=$(csalock lock x)` the inner one is gone a moment later and the script itself owns the lock,
+//! while two `( ... ) &` of one script are two owners.
 //!
 //! Limits: a caller that has ended already, so that we were handed to init or to another process that adopts orphans,
 //! owns nothing; that is an error and not a lock that would live as long as the machine. Where init is itself a script,
@@ -31,14 +32,45 @@ const STARTERS: [&str; 28] = [
 ];
 
 /// Programs that wait for what they call, unless it is a job in the background.
-const SHELLS: [&str; 13] =
-    ["ash", "bash", "busybox", "dash", "fish", "ksh", "lksh", "mksh", "oksh", "rbash", "sh", "yash", "zsh"];
+const SHELLS: [&str; 27] = [
+    "ash",
+    "bash",
+    "bash-static",
+    "busybox",
+    "csh",
+    "dash",
+    "elvish",
+    "es",
+    "fish",
+    "hush",
+    "ksh",
+    "lksh",
+    "mksh",
+    "mrsh",
+    "nu",
+    "oksh",
+    "osh",
+    "posh",
+    "pwsh",
+    "rbash",
+    "rc",
+    "sash",
+    "sh",
+    "tcsh",
+    "toybox",
+    "yash",
+    "zsh",
+];
 
 /// So many scripts that called one another are looked at.
 const MOST_SCRIPTS: usize = 8;
 
 /// How far up we look for forks of one image.
 const MOST_FORKS: usize = 16;
+
+/// A program that only starts another one, in a process group of its own, has init as its parent.
+const CALLED_OR_ADOPTED: &str = "the first process called the program that started csalock, or adopted it, so the owner of the \
+                                 lock is unclear";
 
 /// Init of a container is csalock itself, or was told to start it.
 const ALONE: &str = "csalock was called only by programs that end with it, so no process would own the lock";
@@ -76,24 +108,27 @@ pub fn caller(pid: i32) -> Result<Caller> {
     }
     let ours = arguments_of(pid);
     let (mut at, mut stat) = (us.parent, parent_of(&us)?);
+    let mut owners = Vec::new();
     for _ in 0..MOST_PARENTS {
-        if !is_starter(at, &stat) && !is_wrapper(at, &stat, &ours) {
-            break;
+        if !is_starter(at, &stat) {
+            if !is_wrapper(at, &stat, &ours) {
+                break;
+            }
+            owners.push(Process { pid: at, start: stat.start });
         }
         // Init of a container, or a process whose parent is outside of one.
         if stat.parent == 0 {
-            return Err(no_owner(
-                "csalock was called only by programs that end with it, so no process would own the lock",
-            ));
+            return Err(no_owner(ALONE));
         }
         (at, stat) = (stat.parent, parent_of(&stat)?);
     }
     if stat.program == b"systemd" || (at == 1 && !is_called_by_init(&us, &stat)) {
-        return Err(orphan());
+        return Err(if at == us.parent { orphan() } else { no_owner(CALLED_OR_ADOPTED) });
     }
     let command = command_of(at);
-    let mut owners = vec![Process { pid: at, start: stat.start }];
-    while owners.len() < MOST_FORKS && stat.is_fork && stat.image != (0, 0) && stat.parent > 0 {
+    owners.push(Process { pid: at, start: stat.start });
+    let is_shell = is_called_shell(at, &stat);
+    while owners.len() < MOST_FORKS && is_shell && stat.is_fork && stat.image != (0, 0) && stat.parent > 0 {
         let Some(parent) = look(stat.parent)?.filter(|parent| parent.image == stat.image) else { break };
         owners.push(Process { pid: stat.parent, start: parent.start });
         stat = parent;
@@ -118,7 +153,7 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
         let Ok(Caller { owners, .. }) = caller(from) else { break };
         // Other programs than shells may call something and go on. The one that called us is taken to wait.
-        let is_script = owners.first().is_some_and(is_shell);
+        let is_script = owners.last().is_some_and(is_shell);
         if from != called.pid && !is_script {
             break;
         }
@@ -272,6 +307,11 @@ fn is_starter(pid: i32, stat: &ProcStat) -> bool {
     applet.is_none_or(is)
 }
 
+/// Whether a process is called like a shell, or is a script of one. (Which program it is can be hidden from us.)
+fn is_called_shell(pid: i32, stat: &ProcStat) -> bool {
+    is_name_of_shell(&stat.program) || arguments_of(pid).first().is_some_and(|shell| is_name_of_shell(shell))
+}
+
 /// Whether this process was told to start the program with the arguments `ours`, and does nothing else. Two adjacent
 /// arguments of its own are that program and its first argument; or one of them is a string for a shell that begins so and
 /// is one command. Code of other languages (`system("csalock lock x")`) does not begin so, and may go on. A shell may go on
@@ -282,11 +322,12 @@ fn is_wrapper(pid: i32, stat: &ProcStat, ours: &[Vec<u8>]) -> bool {
     let is_string = |string: &[u8]| {
         let is_quote = |byte: &u8| matches!(byte, b'"' | b'\'');
         let words: Vec<u8> = string.iter().copied().filter(|byte| !is_quote(byte)).collect();
-        let mut words = words.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty() && *word != b"exec");
+        let words = words.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let mut words = words.skip_while(|word| *word == b"exec" || word.contains(&b'='));
         is_one_command(string) && is_call(words.next().unwrap_or_default(), words.next().unwrap_or_default())
     };
     let arguments = arguments_of(pid);
-    if is_name_of_shell(&stat.program) || arguments.first().is_some_and(|shell| is_name_of_shell(shell)) {
+    if is_called_shell(pid, stat) {
         return matches!(&arguments[..], [_, option, string] if option == b"-c" && is_string(string));
     }
     arguments.windows(2).any(|pair| is_call(&pair[0], &pair[1])) || arguments.iter().any(|one| is_string(one))

@@ -82,6 +82,7 @@ on_every_store! {
                         "bwrap --dev-bind / / csalock lock x", "gosu root csalock lock x",
                         "su root -s /bin/sh -c \"exec $(command -v csalock) lock x\"",
                         "su root -s /bin/bash -c \"$(command -v csalock) lock x 2>&1\"", "dash -c 'csalock lock x > /dev/null'",
+                        "su root -s /bin/dash -c \"A=1 $(command -v csalock) lock x\"",
                         "parallel --will-cite 'csalock lock {} > /dev/null' ::: x"] {
             let program = wrapper.split(' ').next().unwrap();
             if !has(program) || (["bwrap", "gosu", "su"].contains(&program) && !is_root(program)) {
@@ -89,6 +90,22 @@ on_every_store! {
             }
             sandbox.script("dash", &format!("{wrapper} >/dev/null; {HELD_AND_MINE}")).stdout("0\n0\n").run();
         }
+    }
+
+    fn a_wrapper_that_goes_on_is_the_owner_as_long_as_it_lives(sandbox: &Sandbox) {
+        let wrapper = "import subprocess, sys; subprocess.call(sys.argv[1:]); sys.stdin.read()";
+        let begin = format!("mkfifo end; python3 -c '{wrapper}' csalock lock x < end > handle & exec 9> end");
+        let end = "csalock unlock -q x; echo $?; exec 9>&-; wait; csalock unlock x; echo $?";
+        let script = format!("{begin}; while [ ! -s handle ]; do :; done; {end}");
+        sandbox.script("dash", &script).stdout("82\n0\n").run();
+    }
+
+    fn a_fork_of_another_program_than_a_shell_is_an_owner_of_its_own(sandbox: &Sandbox) {
+        // As a server does that has workers, and cron(8).
+        let server = "import os, subprocess\nif os.fork() == 0:\n    subprocess.call(['csalock', 'lock', 'x'])\n    os._exit(0)\n\
+                      os.wait()\nsubprocess.call(['csalock', 'status', '--json', 'x'])\n";
+        let done = sandbox.call("python3", ["-c", server]).capture();
+        assert!(done.stdout.contains("\"state\":\"abandoned\""), "{done:?}");
     }
 
     fn a_program_that_may_go_on_is_the_caller(sandbox: &Sandbox) {

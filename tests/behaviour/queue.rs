@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use crate::etcd::fair::fair;
 use crate::sandbox::{Job, Sandbox, proc, wait_until};
 
 /// So many hand-overs are looked at; and from kill -9 of a holder to the next command running, in milliseconds: less than
-/// who only looks now and then would need, however busy the machine is. What it really takes is for `benches`.
+/// who only looks now and then would need on an idle machine; on a loaded one as many times more. What it really takes is for `benches`.
 const TAKE_OVERS: (usize, u128) = (25, 100);
 
 /// The same where each takes some answers of a server.
@@ -39,7 +40,8 @@ fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&m
     }
     spans.sort_unstable();
     println!("median {} ms of {spans:?}", spans[take_overs / 2]);
-    assert!(spans[take_overs / 2] <= millis, "{spans:?}");
+    let most = fair(Duration::from_millis(millis as u64)).as_millis();
+    assert!(spans[take_overs / 2] <= most, "{most} {spans:?}");
 }
 
 on_every_store! {
@@ -128,7 +130,7 @@ on_every_store! {
 
     fn who_gives_up_does_not_stand_in_the_way_of_those_behind(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
-        let first = sandbox.csalock(["run", "-w", "200ms", "x", "touch", "ran"]).spawn();
+        let first = sandbox.csalock(["run", "-w", "3s", "x", "touch", "ran"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         let second = sandbox.waiter("x", "echo ran");
         assert_eq!(first.wait().code, Some(75));

@@ -492,7 +492,10 @@ fn what_is_found_when_a_cluster_is_examined() {
     let worst = |findings: &[Finding], topic: &str| {
         findings.iter().filter(|finding| finding.topic == topic).map(|finding| finding.verdict).max()
     };
-    let findings = open(&cluster.url("p")).examine();
+    // On a loaded machine a server that has just begun may not answer in time.
+    let examined = || open(&cluster.url("p")).examine();
+    let all_answer = |findings: &Vec<Finding>| worst(findings, "server") == Some(Verdict::Good);
+    let findings = (0..10).map(|_| examined()).find(all_answer).unwrap_or_else(examined);
     for topic in ["server", "reading", "members", "transport"] {
         assert_eq!(worst(&findings, topic), Some(Verdict::Good), "{findings:#?}");
     }
