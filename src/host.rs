@@ -7,6 +7,7 @@ mod fake;
 mod inherited;
 mod owner;
 pub(crate) mod proc_stat;
+mod programs;
 mod unix;
 mod vigil;
 
@@ -15,7 +16,8 @@ use std::time::Duration;
 
 pub use fake::Fake;
 pub use inherited::Inherited;
-pub use owner::{Called, Caller, caller, command_of, may_end_with_call};
+pub use owner::{Called, Caller, caller, may_end_with_call};
+pub use programs::command_of;
 pub use unix::{Unix, is_at_work};
 pub use vigil::{Bell, Listener};
 

@@ -1,0 +1,102 @@
+//! Programs that start others, by their names and arguments: those that are known to only do that, wrappers, and shells.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
+use super::proc_stat::ProcStat;
+use crate::lock::Process;
+
+/// Programs that run another program and end with it.
+const STARTERS: [&str; 28] = [
+    "busybox", "chpst", "chroot", "chrt", "csalock", "doas", "env", "faketime", "find", "flock", "ionice", "ltrace",
+    "nice", "nohup", "nsenter", "prlimit", "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace",
+    "sudo", "taskset", "time", "timeout", "xargs",
+];
+
+/// Programs that wait for what they call, unless it is a job in the background.
+const SHELLS: [&str; 26] = [
+    "ash", "bash", "busybox", "csh", "dash", "elvish", "es", "fish", "hush", "ksh", "lksh", "mksh", "mrsh", "nu",
+    "oksh", "osh", "posh", "pwsh", "rbash", "rc", "sash", "sh", "tcsh", "toybox", "yash", "zsh",
+];
+
+/// Whether a process is a program that is known to only start another one.
+pub(super) fn is_starter(pid: i32, stat: &ProcStat) -> bool {
+    let is = |program: &[u8]| STARTERS.iter().any(|starter| starter.as_bytes() == program);
+    if !is(&stat.program) {
+        return false;
+    }
+    // A script that is called like one of them has its interpreter as first argument, where a program has itself. Busybox
+    // is one program with many names: which one it is may stand in the next.
+    let command = command_of(pid);
+    let mut words = command.split(|byte| *byte == b' ').map(|word| word.rsplit(|byte| *byte == b'/').next());
+    let applet = words.find(|word| *word != Some(&b"busybox"[..])).flatten();
+    applet.is_none_or(is)
+}
+
+/// Whether a process is called like a shell, or is a script of one. (Which program it is can be hidden from us.)
+pub(super) fn is_called_shell(pid: i32, stat: &ProcStat) -> bool {
+    is_name_of_shell(&stat.program) || arguments_of(pid).first().is_some_and(|shell| is_name_of_shell(shell))
+}
+
+/// Whether this process was told to start the program with the arguments `ours`, and does nothing else. Two adjacent
+/// arguments of its own are that program and its first argument; or one of them is a string for a shell that begins so and
+/// is one command. Code of other languages (`system("csalock lock x")`) does not begin so, and may go on. A shell may go on
+/// as well after what it was called with, unless that is such a string.
+pub(super) fn is_wrapper(pid: i32, stat: &ProcStat, ours: &[Vec<u8>]) -> bool {
+    let [program, argument, ..] = ours else { return false };
+    let is_call = |first: &[u8], second: &[u8]| base_name(first) == base_name(program) && second == argument;
+    let is_string = |string: &[u8]| {
+        let is_quote = |byte: &u8| matches!(byte, b'"' | b'\'');
+        let words: Vec<u8> = string.iter().copied().filter(|byte| !is_quote(byte)).collect();
+        let words = words.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let mut words = words.skip_while(|word| *word == b"exec" || word.contains(&b'='));
+        is_one_command(string) && is_call(words.next().unwrap_or_default(), words.next().unwrap_or_default())
+    };
+    let arguments = arguments_of(pid);
+    if is_called_shell(pid, stat) {
+        return matches!(&arguments[..], [_, option, string] if option == b"-c" && is_string(string));
+    }
+    arguments.windows(2).any(|pair| is_call(&pair[0], &pair[1])) || arguments.iter().any(|one| is_string(one))
+}
+
+/// Whether a string for a shell is one command, perhaps with redirections (`2>&1`): then the shell ends with it.
+fn is_one_command(string: &[u8]) -> bool {
+    let duplicates = |at: usize| at > 0 && matches!(string[at - 1], b'<' | b'>');
+    string.iter().enumerate().all(|(at, byte)| match byte {
+        b'&' => duplicates(at),
+        b';' | b'|' | b'(' | b')' | b'`' | b'$' | b'\n' => false,
+        _ => true,
+    })
+}
+
+/// Whether a program is one that waits for what it calls, unless it says that it does not.
+pub(super) fn is_shell(process: &Process) -> bool {
+    let program = fs::read_link(format!("/proc/{}/exe", process.pid));
+    program.is_ok_and(|program| is_name_of_shell(program.as_os_str().as_bytes()))
+}
+
+/// Whether this is what a shell is called, perhaps with a version.
+pub(super) fn is_name_of_shell(path: &[u8]) -> bool {
+    let name = std::str::from_utf8(base_name(path)).unwrap_or_default();
+    // `-bash`, `bash5`, `ksh93`, `zsh-5.9`
+    let name = name.trim_start_matches('-');
+    SHELLS.contains(&name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '.' || last == '-'))
+}
+
+fn base_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+/// A process's command line, its arguments separated by spaces.
+pub fn command_of(pid: i32) -> Vec<u8> {
+    arguments_of(pid).join(&b' ')
+}
+
+/// A process's arguments.
+pub(super) fn arguments_of(pid: i32) -> Vec<Vec<u8>> {
+    let mut command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    while command.last() == Some(&0) {
+        command.pop();
+    }
+    command.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
+}
