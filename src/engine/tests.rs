@@ -177,3 +177,15 @@ fn what_was_told_and_given_back_is_not_taken_anew_by_confirming_it() {
     assert!(engine.confirm(b"x", &told).unwrap().is_none());
     assert_eq!(engine.sight(b"x").unwrap().record, Record::free(b"x"));
 }
+
+#[test]
+fn who_gave_back_and_ended_since_the_record_was_read_is_not_shown_as_dead() {
+    let (engine, host) = engine();
+    let holds = applicant(&engine, 2, Tenure::OwnerLives);
+    assert!(matches!(take(&engine, &holds, Patience::NONE), Outcome::Granted(..)));
+    let (_, as_it_was) = engine.read(b"x").unwrap();
+    let by_handle = engine.claimant(Some(holds.handle.proof()), Vec::new()).unwrap();
+    assert!(matches!(engine.settle(b"x", &Ask::Release(by_handle)).unwrap(), Outcome::Released(_)));
+    host.set_fate(2, Fate::Dead);
+    assert_eq!(engine.see(as_it_was).unwrap().record, Record::free(b"x"));
+}

@@ -59,7 +59,10 @@ pub(super) fn remaining(
         }
         // Another host began it for this one's grant.
         LeaseClock::FileSystem(begun) => {
-            Ok(Duration::from_millis(lease.ends).saturating_sub(file_system_time()?).min(span_of(begun)))
+            // The end was rounded up, and the time may have been rounded down.
+            let now = file_system_time()?;
+            let latest = now.saturating_add(tick(now) * 2);
+            Ok(Duration::from_millis(lease.ends).saturating_sub(latest).min(span_of(begun)))
         }
         // Another store's lease is over, as any is that nobody knows.
         LeaseClock::Etcd(_) => Ok(Duration::ZERO),
@@ -241,6 +244,14 @@ mod tests {
             assert_eq!(left(&seen, &here, &lease, &sightings, store), 60 * SECOND);
             assert_eq!(seen.to_note(&here, &[&lease], &sightings, || Ok(store)).unwrap().len(), 1);
         }
+    }
+
+    #[test]
+    fn a_holder_never_believes_in_a_lease_for_longer_than_it_lasts() {
+        // Begun late in a second, and looked at late in another.
+        let (here, lease) = (host("here"), lease(&host("there"), HOUR));
+        let left = remaining(&here, &lease, || Ok(HOUR + 10 * SECOND)).unwrap();
+        assert!(left <= 60 * SECOND - 10 * SECOND - COARSE_TICK, "{left:?}");
     }
 
     #[test]
