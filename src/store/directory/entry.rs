@@ -34,7 +34,7 @@ const OPENINGS: usize = 1000;
 
 /// What an NFS client calls a file that was removed while somebody had it open. It goes away when it is closed, but not
 /// if that client dies.
-const REMOVED_WHILE_OPEN: &[u8] = b".nfs";
+pub(super) const REMOVED_WHILE_OPEN: &[u8] = b".nfs";
 
 /// Where the record of one name is, or would be.
 pub(super) struct Entry<'a> {
@@ -264,8 +264,11 @@ impl Entry<'_> {
             return Err(errno);
         }
         let now = || sys::fresh_time(drafts, root.file_mode);
-        let now = (is_refused && root.reach == Reach::ThisHost).then_some(now);
-        match lodging::find(&root.directory, &self.file_name, now)? {
+        let a_while = match root.reach {
+            Reach::ThisHost => lodging::A_WHILE,
+            Reach::ManyHosts => lodging::A_WHILE_OF_SERVERS,
+        };
+        match lodging::find(&root.directory, &self.file_name, is_refused.then_some(now), a_while)? {
             There::Record => Err(Errno::EEXIST),
             There::Nothing => Err(errno),
             There::Lodging(outer) => {
@@ -489,12 +492,13 @@ impl Look<'_> {
     }
 
     /// Whether the store's directory lets us remove this one: with the sticky bit only its owner may. A tombstone then
-    /// stays, so that the next one can revive it.
+    /// stays, so that the next one can revive it. So does one in a directory that it lodges in, where it takes long to find out
+    /// that nothing else is there.
     pub(super) fn may_remove_directory(&self) -> bool {
         let root = self.entry.root;
         let user = nix::unistd::geteuid();
         !root.sticky
-            || self.outer.is_some()
+            || (self.outer.is_some() && root.reach == Reach::ThisHost)
             || user.is_root()
             || root.owner == user.as_raw()
             || fstat(&self.directory).is_ok_and(|found| found.st_uid == user.as_raw())

@@ -7,15 +7,16 @@
 //!
 //! It must not happen to a directory with a pointer in it, and a listing that a rename overtakes may miss one. Who lists a
 //! directory that did not change for a while, neither before nor meanwhile, has missed nothing; and where no pointer is
-//! none can ever come. That takes a local file system: elsewhere listings and times may be old, and the owner has to come.
+//! none can ever come. Where hosts share the store, the times are asked of the server each time, and the while is longer than
+//! any answer takes: a listing that another process asked for may still be under way.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::stat::fstat;
 
+use super::entry::REMOVED_WHILE_OPEN;
 use super::pointer::Name;
 use super::sys;
 
@@ -23,7 +24,10 @@ use super::sys;
 pub(super) const NAME: &str = "inner";
 
 /// Longer than a tick of the clock that file systems take their times from.
-const A_WHILE: Duration = Duration::from_millis(50);
+pub(super) const A_WHILE: Duration = Duration::from_millis(50);
+
+/// The same for servers, some of which keep times in whole seconds, and whose answers take time.
+pub(super) const A_WHILE_OF_SERVERS: Duration = Duration::from_secs(5);
 
 /// What stands where a draft could not be put.
 pub(super) enum There {
@@ -35,26 +39,28 @@ pub(super) enum There {
     Nothing,
 }
 
-/// Looks what stands there. `now`: the time of a file system whose listings can be relied upon.
+/// Looks what stands there. `now`: the file system's time, if the directory is not ours to remove. `a_while`: how long it must
+/// not have changed.
 pub(super) fn find<T: Fn() -> Result<Duration, Errno>>(
     store: &OwnedFd,
     file_name: &OsStr,
     now: Option<T>,
+    a_while: Duration,
 ) -> Result<There, Errno> {
     let outer = match sys::open_directory(store, file_name) {
         Err(Errno::ENOENT) => return Ok(There::Record),
         opened => opened?,
     };
-    let before = sys::changed(&fstat(&outer)?);
-    let is_local = now.is_some();
+    let before = sys::changed_now(&outer)?;
+    let is_foreign = now.is_some();
     let time = now.map_or(Ok(before), |now| now())?;
     let found = list(&outer)?;
     if found.has_pointer {
         return Ok(There::Record);
     }
-    let is_certain = time.saturating_sub(before) > A_WHILE && sys::changed(&fstat(&outer)?) == before;
+    let is_certain = time.saturating_sub(before) > a_while && sys::changed_now(&outer)? == before;
     let may_lodge = found.is_lodging || (is_certain && !found.has_stranger);
-    match (may_lodge, is_local && !found.has_stranger) {
+    match (may_lodge, is_foreign && !found.has_stranger) {
         (true, _) => {
             for record in found.records {
                 let _ = sys::remove_file(&outer, sys::os(&record));
@@ -90,6 +96,7 @@ fn list(outer: &OwnedFd) -> Result<Found, Errno> {
             Some(Name::Pointer(_)) => found.has_pointer = true,
             Some(Name::Record(_)) => found.records.push(name.to_vec()),
             None if name == NAME.as_bytes() => found.is_lodging = true,
+            None if name.starts_with(REMOVED_WHILE_OPEN) => {}
             None => found.has_stranger = true,
         }
         Ok(())

@@ -245,6 +245,17 @@ pub(super) fn changed(found: &FileStat) -> Duration {
     Duration::new(found.st_ctime.max(0) as u64, found.st_ctime_nsec.max(0) as u32)
 }
 
+/// The same of an open directory, as the file system knows it at this moment: NFS clients keep times for a while.
+pub(super) fn changed_now(directory: &OwnedFd) -> Result<Duration, Errno> {
+    let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_FORCE_SYNC;
+    match answered(rustix::fs::statx(directory, "", flags, rustix::fs::StatxFlags::CTIME)) {
+        Ok(found) => Ok(Duration::new(found.stx_ctime.tv_sec.max(0) as u64, found.stx_ctime.tv_nsec)),
+        // Kernels before 4.11 do not have it.
+        Err(rustix::io::Errno::NOSYS) => Ok(changed(&fstat(directory)?)),
+        Err(errno) => Err(Errno::from_raw(errno.raw_os_error())),
+    }
+}
+
 /// When what has this name was last changed, since 1970; or when its owner says that it was, if that is earlier.
 pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
     let found = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;

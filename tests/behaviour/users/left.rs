@@ -109,6 +109,29 @@ fn a_directory_that_only_a_dead_user_may_remove_keeps_nobody_from_its_name() {
 }
 
 #[test]
+fn where_hosts_share_the_store_such_a_directory_keeps_nobody_from_its_name_for_long() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    place(&sandbox, "shared", (0, 0, 0o1777));
+    let store = format!("{}?shared=1", sandbox.store_at("shared"));
+    assert_eq!(Anne.code(&sandbox, &store, &["run", "other", "true"]), 0);
+    place(&sandbox, "shared/x", (4101, 0, 0o777));
+    // Until it is certain that there is no record it is as good as busy.
+    let tried = Bert.csalock(&sandbox, &store, &["run", "-q", "-n", "x", "true"]).capture();
+    assert_eq!((tried.code, tried.stderr.as_str()), (Some(75), ""));
+    for person in [Bert, Anne, Bert] {
+        assert_eq!(person.code(&sandbox, &store, &["run", "-w", "60s", "x", "true"]), 0, "{person:?}");
+    }
+    let holder = Bert.holder(&sandbox, &store, "x");
+    for person in [Anne, Root, Bert] {
+        assert_eq!(person.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75, "{person:?}");
+    }
+    drop(holder);
+}
+
+#[test]
 fn many_users_are_born_into_one_sticky_store_at_once() {
     if !is_root("users") || !has("setpriv") {
         return;
