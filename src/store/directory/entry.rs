@@ -497,11 +497,12 @@ impl Look<'_> {
     pub(super) fn may_remove_directory(&self) -> bool {
         let root = self.entry.root;
         let user = nix::unistd::geteuid();
+        let record = self.outer.as_ref().filter(|_| root.reach == Reach::ManyHosts).unwrap_or(&self.directory);
         !root.sticky
             || (self.outer.is_some() && root.reach == Reach::ThisHost)
             || user.is_root()
             || root.owner == user.as_raw()
-            || fstat(&self.directory).is_ok_and(|found| found.st_uid == user.as_raw())
+            || fstat(record).is_ok_and(|found| found.st_uid == user.as_raw())
     }
 }
 
