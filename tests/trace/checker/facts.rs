@@ -87,8 +87,8 @@ fn may_be(step: &Step, lease: &Lease, is_over: bool, decided: &Decided, over: &O
         return Err(format!("a lease is taken for over {} ms early", begun.at / 1000 + begun.span - decided.until));
     }
     // A step that reads, after its facts, that the lease is no longer in the record counts it as standing: it is late, and
-    // its commit conflicts.
-    if step.known == Known::Conflict {
+    // its commit conflicts, or its result is never known.
+    if step.known != Known::Stored {
         return Ok(());
     }
     match over.get(&of_boot(step, lease)) {
