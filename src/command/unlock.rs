@@ -181,8 +181,9 @@ fn everything_held(world: &World, asked: &Unlock) -> Result<(Targets, Exit)> {
 
 /// Every grant that is the caller's, in each store that can be reached from here: the one of bare names, the one of the
 /// lock that we run under, and those beside the files in the current directory and beside the named ones. Proof is being
-/// the owner, or `--handle`; the locks that the caller was started under are not its own. And how to exit at best: what
-/// makes no sense, or is not for us to read, is nobody's whom we know; but what could not be read just now, or is our own, may be ours.
+/// the owner, or `--handle`; the locks that the caller was started under are not its own. And how to exit at best: a record
+/// that makes no sense, or that belongs to another user and cannot be read, is not the caller's. Any other record that cannot
+/// be read may be.
 fn everything_owned(world: &World, asked: &Unlock) -> Result<(Targets, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let (owners, under) = (world.script()?, world.under());

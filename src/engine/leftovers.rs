@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::lock::{self, Decision, Fate, Page, Proof};
 use crate::store::{Keep, Reach, Swept, Version};
 
-/// A witness is removed by the host that left it; where another host removed its entry, or the store is gone, it stays. So
-/// old ones go. Should the entry be as old, then its lease alone decides when its owner has died.
+/// The host that left a witness removes it with the entry. The witness stays where another host removed the entry, or the
+/// store is gone, so `gc` removes old ones. If an entry is as old, its lease alone decides when its owner has died.
 const OLD_WITNESS: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Engine {

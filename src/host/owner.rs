@@ -19,7 +19,7 @@ use std::fs;
 use nix::sys::signal::Signal;
 
 use super::proc_stat::{self, ProcStat};
-use super::programs::{arguments_of, command_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
+use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::Process;
@@ -70,10 +70,11 @@ pub fn caller(pid: i32) -> Result<Caller> {
     }
     let ours = arguments_of(pid);
     let (mut at, mut stat) = (us.parent, parent_of(&us)?);
+    let mut arguments = arguments_of(at);
     let mut owners = Vec::new();
     for _ in 0..MOST_PARENTS {
-        if !is_starter(at, &stat) {
-            if !is_wrapper(at, &stat, &ours) {
+        if !is_starter(&stat, &arguments) {
+            if !is_wrapper(&stat, &arguments, &ours) {
                 break;
             }
             owners.push(Process { pid: at, start: stat.start });
@@ -83,19 +84,19 @@ pub fn caller(pid: i32) -> Result<Caller> {
             return Err(no_owner(ALONE));
         }
         (at, stat) = (stat.parent, parent_of(&stat)?);
+        arguments = arguments_of(at);
     }
     if stat.program == b"systemd" || (at == 1 && !is_called_by_init(&us, &stat)) {
         return Err(if at == us.parent { orphan() } else { no_owner(CALLED_OR_ADOPTED) });
     }
-    let command = command_of(at);
     owners.push(Process { pid: at, start: stat.start });
-    let is_shell = is_called_shell(at, &stat);
+    let is_shell = is_called_shell(&stat, &arguments);
     while owners.len() < MOST_FORKS && is_shell && stat.is_fork && stat.image != (0, 0) && stat.parent > 0 {
         let Some(parent) = look(stat.parent)?.filter(|parent| parent.image == stat.image) else { break };
         owners.push(Process { pid: stat.parent, start: parent.start });
         stat = parent;
     }
-    Ok(Caller { owners, command })
+    Ok(Caller { owners, command: arguments.join(&b' ') })
 }
 
 /// The processes of the script that called this process, and of the scripts that called that one, as far as they go on only

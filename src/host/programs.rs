@@ -19,30 +19,27 @@ const SHELLS: [&str; 26] = [
     "oksh", "osh", "posh", "pwsh", "rbash", "rc", "sash", "sh", "tcsh", "toybox", "yash", "zsh",
 ];
 
-/// Whether a process is a program that is known to only start another one.
-pub(super) fn is_starter(pid: i32, stat: &ProcStat) -> bool {
+/// Whether a process with these arguments is a program that is known to only start another one.
+pub(super) fn is_starter(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
     let is = |program: &[u8]| STARTERS.iter().any(|starter| starter.as_bytes() == program);
     if !is(&stat.program) {
         return false;
     }
     // A script that is called like one of them has its interpreter as first argument, where a program has itself. Busybox
     // is one program with many names: which one it is may stand in the next.
-    let command = command_of(pid);
-    let mut words = command.split(|byte| *byte == b' ').map(|word| word.rsplit(|byte| *byte == b'/').next());
-    let applet = words.find(|word| *word != Some(&b"busybox"[..])).flatten();
-    applet.is_none_or(is)
+    arguments.iter().map(|argument| base_name(argument)).find(|name| name != b"busybox").is_none_or(is)
 }
 
 /// Whether a process is called like a shell, or is a script of one. (Which program it is can be hidden from us.)
-pub(super) fn is_called_shell(pid: i32, stat: &ProcStat) -> bool {
-    is_name_of_shell(&stat.program) || arguments_of(pid).first().is_some_and(|shell| is_name_of_shell(shell))
+pub(super) fn is_called_shell(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
+    is_name_of_shell(&stat.program) || arguments.first().is_some_and(|shell| is_name_of_shell(shell))
 }
 
 /// Whether this process was told to start the program with the arguments `ours`, and does nothing else. Two adjacent
 /// arguments of its own are that program and its first argument; or one of them is a string for a shell that begins so and
 /// is one command. Code of other languages (`system("csalock lock x")`) does not begin so, and may go on. A shell may go on
 /// as well after what it was called with, unless that is such a string.
-pub(super) fn is_wrapper(pid: i32, stat: &ProcStat, ours: &[Vec<u8>]) -> bool {
+pub(super) fn is_wrapper(stat: &ProcStat, arguments: &[Vec<u8>], ours: &[Vec<u8>]) -> bool {
     let [program, argument, ..] = ours else { return false };
     let is_call = |first: &[u8], second: &[u8]| base_name(first) == base_name(program) && second == argument;
     let is_string = |string: &[u8]| {
@@ -52,9 +49,8 @@ pub(super) fn is_wrapper(pid: i32, stat: &ProcStat, ours: &[Vec<u8>]) -> bool {
         let mut words = words.skip_while(|word| *word == b"exec" || word.contains(&b'='));
         is_one_command(string) && is_call(words.next().unwrap_or_default(), words.next().unwrap_or_default())
     };
-    let arguments = arguments_of(pid);
-    if is_called_shell(pid, stat) {
-        return matches!(&arguments[..], [_, option, string] if option == b"-c" && is_string(string));
+    if is_called_shell(stat, arguments) {
+        return matches!(arguments, [_, option, string] if option == b"-c" && is_string(string));
     }
     arguments.windows(2).any(|pair| is_call(&pair[0], &pair[1])) || arguments.iter().any(|one| is_string(one))
 }

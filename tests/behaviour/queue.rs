@@ -7,8 +7,8 @@ use nix::sys::signal::Signal;
 use crate::etcd::fair::fair;
 use crate::sandbox::{Job, Sandbox, proc, wait_until};
 
-/// So many hand-overs are looked at; and from kill -9 of a holder to the next command running, in milliseconds: less than
-/// who only looks now and then would need on an idle machine; on a loaded one as many times more. What it really takes is for `benches`.
+/// The number of hand-overs, and the time in milliseconds from kill -9 of a holder to the next command. On an idle machine
+/// a waiter that only polls needs more; on a loaded one the time is scaled with the load. `benches` measures the real time.
 const TAKE_OVERS: (usize, u128) = (25, 100);
 
 /// The same where each takes some answers of a server.

@@ -21,12 +21,12 @@ pub(crate) trait Object: Sized {
     /// Whether it leaves every state as it is.
     fn is_pure(operation: &Self::Operation) -> bool;
 
-    /// What this operation can only see in one state, which comes but once.
+    /// The thing that this operation sees, if only one state shows it, and that state comes once.
     fn sees(_operation: &Self::Operation) -> Option<&str> {
         None
     }
 
-    /// What is to be seen in this state and never again.
+    /// The thing that this state shows and no later one does.
     fn shows(_state: &Self::State) -> Option<&str> {
         None
     }

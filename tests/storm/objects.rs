@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// What an object does, of so many calls: each happens at a moment of its own, and some results stay unknown.
+    /// A history of an object with this number of calls. Each call happens at a moment of its own; some results are unknown.
     fn drawn<O: Object>(
         rng: &mut Rng,
         (count, processes): (u64, u64),

@@ -38,7 +38,7 @@ static LIBRARY: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
     found
 });
 
-/// What lets a call see the wall clock an hour later, and the times of files as they are.
+/// The environment in which a call sees the wall clock an hour later, and the times of files as they are.
 pub(crate) fn an_hour_later() -> Option<Vec<(&'static str, String)>> {
     let clock = other_times("+3600")?;
     Some(clock.into_iter().chain([("NO_FAKE_STAT", "1".to_string())]).collect())

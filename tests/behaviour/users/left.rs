@@ -118,7 +118,7 @@ fn where_hosts_share_the_store_such_a_directory_keeps_nobody_from_its_name_for_l
     let store = format!("{}?shared=1", sandbox.store_at("shared"));
     assert_eq!(Anne.code(&sandbox, &store, &["run", "other", "true"]), 0);
     place(&sandbox, "shared/x", (4101, 0, 0o777));
-    // Until it is certain that there is no record it is as good as busy.
+    // The name is busy until csalock knows for certain that the directory has no record.
     let tried = Bert.csalock(&sandbox, &store, &["run", "-q", "-n", "x", "true"]).capture();
     assert_eq!((tried.code, tried.stderr.as_str()), (Some(75), ""));
     assert_eq!(Bert.code(&sandbox, &store, &["run", "-w", "60s", "x", "true"]), 0);
