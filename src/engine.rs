@@ -254,7 +254,7 @@ impl Engine {
     fn see(&self, mut record: Record) -> Result<Sight> {
         loop {
             let whole = self.whole(record.clone())?;
-            let sight = Sight::of(whole, |facts, wanted| self.learn(&record, facts, wanted, None))?;
+            let sight = Sight::of(whole.clone(), |facts, wanted| self.learn(&whole, facts, wanted, None))?;
             if sight.holders.iter().all(std::result::Result::is_ok) {
                 return Ok(sight);
             }
@@ -319,7 +319,7 @@ impl Engine {
             Wanted::Lent(span) => facts.learn_lent(span, self.store.lend(Duration::from_millis(span))?),
             Wanted::Page(number) => facts.learn_page(number, self.seal(&record.name, number)?),
             Wanted::Fate(home, process) => {
-                let fate = self.fate(record, &home, &process);
+                let fate = self.fate_in(record, facts, &home, &process);
                 let is_released = || {
                     let supervisor = record.supervisor_of(&home, &process);
                     supervisor.is_some_and(|supervisor| self.host.is_released_by(&supervisor, &home, &process))

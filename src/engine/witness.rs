@@ -5,14 +5,19 @@
 use sha2::{Digest, Sha256};
 
 use super::Engine;
-use crate::lock::{Fate, Home, Party, Process, Proof, Record};
+use crate::lock::{Facts, Fate, Home, Party, Process, Proof, Record, Waiter};
 use crate::store::Reach;
 
 impl Engine {
     /// What is known of a process that has entries in this record.
     pub(super) fn fate(&self, record: &Record, home: &Home, process: &Process) -> Fate {
+        self.fate_in(record, &Facts::default(), home, process)
+    }
+
+    /// What is known of a process that has entries in this record, or among the waiters that were fetched from its pages.
+    pub(super) fn fate_in(&self, record: &Record, fetched: &Facts, home: &Home, process: &Process) -> Fate {
         match self.host.fate(home, process, self.store.reach()) {
-            Fate::Missing if self.is_witnessed(record, home, process) => Fate::Dead,
+            Fate::Missing if self.is_witnessed(record, fetched, home, process) => Fate::Dead,
             fate => fate,
         }
     }
@@ -64,20 +69,29 @@ impl Engine {
     }
 
     /// Whether all entries that depend on this process were written from here.
-    fn is_witnessed(&self, record: &Record, home: &Home, process: &Process) -> bool {
+    fn is_witnessed(&self, record: &Record, fetched: &Facts, home: &Home, process: &Process) -> bool {
         let of_it = |at: &Home, processes: &[Process]| at == home && processes.contains(process);
-        let mut all = entries(record).filter(|(_, at, _, processes)| of_it(at, processes)).peekable();
+        let all = entries(record).chain(fetched.waiters_on_pages().map(of_waiter));
+        let mut all = all.filter(|(_, at, _, processes)| of_it(at, processes)).peekable();
         all.peek().is_some() && all.all(|(proof, _, uid, _)| self.host.has_witness(&key(&record.name, &proof), uid))
     }
 }
 
-/// Holders and waiters: proof, home, user, and the processes that the entry depends on.
-fn entries(record: &Record) -> impl Iterator<Item = (Proof, &Home, u32, Vec<Process>)> {
-    let holders = record.holders.iter().map(|grant| (grant.proof, &grant.party, grant.unconfirmed));
-    let waiters = record.waiters.iter().map(|waiter| (waiter.proof, &waiter.party, Some(waiter.process)));
-    holders.chain(waiters).map(|(proof, party, process)| {
-        (proof, &party.home, party.uid, party.owners.iter().copied().chain(process).collect())
-    })
+/// Proof, home, user, and the processes that an entry depends on.
+type Entry<'a> = (Proof, &'a Home, u32, Vec<Process>);
+
+/// Holders and waiters.
+fn entries(record: &Record) -> impl Iterator<Item = Entry<'_>> {
+    let holders = record.holders.iter().map(|grant| entry(grant.proof, &grant.party, grant.unconfirmed));
+    holders.chain(record.waiters.iter().map(of_waiter))
+}
+
+fn of_waiter(waiter: &Waiter) -> Entry<'_> {
+    entry(waiter.proof, &waiter.party, Some(waiter.process))
+}
+
+fn entry(proof: Proof, party: &Party, process: Option<Process>) -> Entry<'_> {
+    (proof, &party.home, party.uid, party.owners.iter().copied().chain(process).collect())
 }
 
 /// The name of an entry's witness. A user who cannot read the record cannot guess it.

@@ -97,6 +97,11 @@ impl Facts {
         self.pages.insert(number, waiters);
     }
 
+    /// The waiters on all pages that were written down.
+    pub fn waiters_on_pages(&self) -> impl Iterator<Item = &Waiter> {
+        self.pages.values().flatten()
+    }
+
     pub(crate) fn page(&self, number: u64) -> Result<&[Waiter], Wanted> {
         self.pages.get(&number).map(Vec::as_slice).ok_or(Wanted::Page(number))
     }

@@ -113,6 +113,24 @@ on_every_store! {
         assert_eq!(order(sandbox), [48, 49]);
     }
 
+    fn a_dead_waiter_is_known_to_be_dead_wherever_it_stands(sandbox: &Sandbox) {
+        let _holder = sandbox.holder("x");
+        let wait = |number: usize| {
+            let job = sandbox.csalock(["run", "-F", "-w", "inf", "x", "true"]).spawn();
+            wait_until("it waits", || sandbox.waiting("x") == number + 1);
+            job
+        };
+        let mut waiters: Vec<Job> = (0..20).map(wait).collect();
+        // In the record, and on a page.
+        for dead in [5, 18] {
+            waiters[dead].kill();
+            wait_until("it is dead", || waiters[dead].has_ended());
+            let sight = sandbox.sight("x");
+            assert_eq!(sight["waiters"][dead]["alive"], "no", "{sight}");
+        }
+        waiters.iter_mut().filter_map(|job| (!job.has_ended()).then_some(job)).for_each(Job::kill);
+    }
+
     fn who_stands_behind_the_dead_sleeps(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         let mut waiters: Vec<Job> = Vec::new();

@@ -234,9 +234,24 @@ pub(super) fn each_name<E: From<Errno>>(
     Ok(())
 }
 
-/// Whether a directory that is open was removed.
+/// Whether a directory that is open was removed, or replaced by another of its name. What an NFS client remembers of it says
+/// that it is there for some seconds more.
 pub(super) fn is_removed(directory: impl AsFd) -> bool {
-    fstat(directory).map_or(true, |found| found.st_nlink == 0)
+    match attributes_now(&directory, rustix::fs::StatxFlags::NLINK) {
+        Ok(Some(found)) => found.stx_nlink == 0,
+        Ok(None) => fstat(directory).map_or(true, |found| found.st_nlink == 0),
+        Err(_) => true,
+    }
+}
+
+/// What the file system knows of an open directory at this moment. `None`: kernels before 4.11 cannot be asked that.
+fn attributes_now(directory: impl AsFd, wanted: rustix::fs::StatxFlags) -> Result<Option<rustix::fs::Statx>, Errno> {
+    let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_FORCE_SYNC;
+    match answered(rustix::fs::statx(directory, "", flags, wanted)) {
+        Ok(found) => Ok(Some(found)),
+        Err(rustix::io::Errno::NOSYS) => Ok(None),
+        Err(errno) => Err(Errno::from_raw(errno.raw_os_error())),
+    }
 }
 
 /// When something was last changed, since 1970. Only the time of the last change of status is always the server's: an NFS
@@ -247,12 +262,9 @@ pub(super) fn changed(found: &FileStat) -> Duration {
 
 /// The same of an open directory, as the file system knows it at this moment: NFS clients keep times for a while.
 pub(super) fn changed_now(directory: &OwnedFd) -> Result<Duration, Errno> {
-    let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_FORCE_SYNC;
-    match answered(rustix::fs::statx(directory, "", flags, rustix::fs::StatxFlags::CTIME)) {
-        Ok(found) => Ok(Duration::new(found.stx_ctime.tv_sec.max(0) as u64, found.stx_ctime.tv_nsec)),
-        // Kernels before 4.11 do not have it.
-        Err(rustix::io::Errno::NOSYS) => Ok(changed(&fstat(directory)?)),
-        Err(errno) => Err(Errno::from_raw(errno.raw_os_error())),
+    match attributes_now(directory, rustix::fs::StatxFlags::CTIME)? {
+        Some(found) => Ok(Duration::new(found.stx_ctime.tv_sec.max(0) as u64, found.stx_ctime.tv_nsec)),
+        None => Ok(changed(&fstat(directory)?)),
     }
 }
 
