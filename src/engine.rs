@@ -423,6 +423,10 @@ impl Engine {
             now.waiters.iter().any(|other| other.proof == waiter.proof)
                 || now.holders.iter().any(|grant| grant.proof == waiter.proof)
         };
+        fetched
+            .iter()
+            .filter(|waiter| !is_there(waiter))
+            .for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
         let gone = before.waiters.iter().chain(&fetched).filter(|waiter| !is_there(waiter));
         gone.into_iter().try_for_each(|waiter| {
             self.store.silence(&waiter.proof.bell());

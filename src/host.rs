@@ -17,6 +17,7 @@ use std::time::Duration;
 pub use fake::Fake;
 pub use inherited::Inherited;
 pub use owner::{Called, Caller, caller, may_end_with_call};
+pub use proc_stat::start_of;
 pub use programs::command_of;
 pub use unix::{Unix, is_at_work};
 pub use vigil::{Bell, Listener};

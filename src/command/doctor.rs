@@ -72,7 +72,7 @@ fn examine(world: &World, location: &Location, signals: &Signals) -> Vec<Finding
     let mut findings = engine.store().examine();
     findings.push(hosts(&engine));
     findings.extend(host(&engine));
-    findings.extend(inside::findings(world, &engine));
+    findings.extend(inside::findings(world, location, &engine));
     drop(engine);
     // What cannot even be read need not be waited for again.
     let is_readable = findings.iter().all(|finding| finding.topic != "records" || finding.verdict != Verdict::Bad);

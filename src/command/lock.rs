@@ -197,12 +197,12 @@ pub(super) fn applicant(
 ) -> anyhow::Result<Applicant> {
     let process = world.host.this_process()?;
     let tenure = taking.tenure();
-    let Caller { owners, command } = match pid {
+    let Caller { owners, command, .. } = match pid {
         Some(pid) => owner_with_pid(world, pid)?,
         None => match caller(process.pid) {
             // Nobody's life is needed where the lock ends otherwise.
             Err(error) if error.exit() == Exit::Usage && tenure != Tenure::OwnerLives => {
-                Caller { owners: Vec::new(), command: b"?".to_vec() }
+                Caller { command: b"?".to_vec(), ..Caller::default() }
             }
             found => found?,
         },
@@ -229,5 +229,5 @@ fn owner_with_pid(world: &World, pid: i32) -> anyhow::Result<Caller> {
     let process = world.host.process(pid)?.ok_or_else(|| {
         Error::new(Exit::Usage, format!("there is no process {pid}"), "--pid names the process that owns the lock")
     })?;
-    Ok(Caller { owners: vec![process], command: crate::host::command_of(pid) })
+    Ok(Caller { owners: vec![process], command: crate::host::command_of(pid), ..Caller::default() })
 }

@@ -148,8 +148,8 @@ fn force(engine: &Engine, asked: &Unlock, target: &Target, by: Option<&Party>) -
 /// Who breaks it, for those who look at the history: the calling script, or whoever it can be said to be.
 fn breaker(world: &World) -> Option<Party> {
     let this = world.host.this_process().ok()?;
-    let nobody = || Caller { owners: vec![this], command: crate::host::command_of(this.pid) };
-    let Caller { owners, command } = caller(this.pid).unwrap_or_else(|_| nobody());
+    let nobody = || Caller { owners: vec![this], command: crate::host::command_of(this.pid), ..Caller::default() };
+    let Caller { owners, command, .. } = caller(this.pid).unwrap_or_else(|_| nobody());
     world.party(owners, command, None).ok()
 }
 

@@ -288,7 +288,7 @@ pub(super) fn refusal(outcome: &Outcome, target: &Target, reporter: &Reporter<'_
         Outcome::Stale(endings) => (
             format!(
                 "lock {name} is stale: it was left by {}; take it over without --fail-on-stale, or remove it with \
-                 `csalock gc`",
+                 `csalock unlock --force {typed}`",
                 endings.iter().map(|ending| reporter.ending(ending)).collect::<Vec<_>>().join("; and ")
             ),
             Exit::Stale,

@@ -339,6 +339,7 @@ impl<'a> Attempt<'a> {
         if let Some(page) = page
             && engine.leave(self.name, page, &me)?
         {
+            engine.remove_witness(self.name, &me);
             return Ok(Outcome::Withdrawn);
         }
         let ask = Ask::Withdraw(me, page);

@@ -41,10 +41,12 @@ const ALONE: &str = "csalock was called only by programs that end with it, so no
 const MOST_PARENTS: usize = 64;
 
 /// The script that called us.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
     /// Its processes, innermost first.
     pub owners: Vec<Process>,
+    /// The programs between it and us that only started the next one, and wait for its end.
+    pub starters: Vec<Process>,
     /// Its command line, the arguments separated by spaces.
     pub command: Vec<u8>,
 }
@@ -71,13 +73,15 @@ pub fn caller(pid: i32) -> Result<Caller> {
     let ours = arguments_of(pid);
     let (mut at, mut stat) = (us.parent, parent_of(&us)?);
     let mut arguments = arguments_of(at);
-    let mut owners = Vec::new();
+    let (mut owners, mut starters) = (Vec::new(), Vec::new());
     for _ in 0..MOST_PARENTS {
-        if !is_starter(&stat, &arguments) {
-            if !is_wrapper(&stat, &arguments, &ours) {
-                break;
-            }
-            owners.push(Process { pid: at, start: stat.start });
+        let process = Process { pid: at, start: stat.start };
+        if is_starter(&stat, &arguments) {
+            starters.push(process);
+        } else if is_wrapper(&stat, &arguments, &ours) {
+            owners.push(process);
+        } else {
+            break;
         }
         // Init of a container, or a process whose parent is outside of one.
         if stat.parent == 0 {
@@ -96,7 +100,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
         owners.push(Process { pid: stat.parent, start: parent.start });
         stat = parent;
     }
-    Ok(Caller { owners, command: arguments.join(&b' ') })
+    Ok(Caller { owners, starters, command: arguments.join(&b' ') })
 }
 
 /// The processes of the script that called this process, and of the scripts that called that one, as far as they go on only
@@ -114,7 +118,8 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
     let (mut from, mut ignored_below) = (called.pid, called.ignores_interrupt);
     // Who does not wait at all is told that it is busy, also by those whom his script was called by.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
-        let Ok(Caller { owners, .. }) = caller(from) else { break };
+        let Ok(Caller { owners, starters, .. }) = caller(from) else { break };
+        waiting.extend(starters);
         // Other programs than shells may call something and go on. The one that called us is taken to wait.
         let is_script = owners.last().is_some_and(is_shell);
         if from != called.pid && !is_script {

@@ -36,6 +36,11 @@ pub(crate) struct ProcStat {
     pub(super) image: (u64, u64),
 }
 
+/// When a process began, in clock ticks after boot. `None`: it cannot be seen.
+pub fn start_of(pid: i32) -> Option<u64> {
+    Some(read(pid).ok()??.start)
+}
+
 impl ProcStat {
     /// Whether it has ended and is only not yet waited for. (A first thread may end before the others.)
     pub(crate) fn is_zombie(&self) -> bool {

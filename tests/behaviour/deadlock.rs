@@ -46,6 +46,15 @@ fn one_gives_up(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> St
 }
 
 on_every_store! {
+    fn a_script_under_a_program_that_holds_the_lock_and_only_starts_others(sandbox: &Sandbox) {
+        sandbox.file("files/wants", "csalock lock -w inf x; echo $?");
+        let clean = "env - PATH=\"$PATH\" CSALOCK_STORE=\"$CSALOCK_STORE\"";
+        for command in ["timeout 60 dash ./wants", "timeout 60 nice dash ./wants", "timeout 60 csalock lock -w inf x || echo $?"] {
+            let done = sandbox.script("dash", &format!("csalock run x {clean} {command}")).capture();
+            assert_eq!(done.stdout, "84\n", "{command}: {done:?}");
+        }
+    }
+
     fn two_scripts_that_want_each_others_lock(sandbox: &Sandbox) {
         for (hold, want) in [(LOCK, LOCK), (LOCK, RUN)] {
             let said = one_gives_up(sandbox, &["a", "b"], hold, want);

@@ -86,7 +86,7 @@ on_every_kind_of_store! {
         let (_job, _) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
         let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 50ms x; echo; cat; :, who let its time run out; take it over without \
-                    --fail-on-stale, or remove it with `csalock gc`\n";
+                    --fail-on-stale, or remove it with `csalock unlock --force x`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
     }
 

@@ -96,7 +96,7 @@ on_every_kind_of_store! {
         sandbox.await_abandoned("x");
         let before = sandbox.stored();
         let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, who died without giving it back; take it over without \
-                    --fail-on-stale, or remove it with `csalock gc`\n";
+                    --fail-on-stale, or remove it with `csalock unlock --force x`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
         sandbox.csalock(["run", "--fail-on-stale", "x", "true"]).status(80).stderr(said).run();
         assert_eq!(sandbox.stored(), before);

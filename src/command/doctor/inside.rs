@@ -7,8 +7,8 @@ use crate::duration::shown as span;
 use crate::engine::{Engine, Sight};
 use crate::error::{Error, Result};
 use crate::lock::{Ended, Fate};
-use crate::name::shown;
-use crate::store::Finding;
+use crate::name::{quoted, shown};
+use crate::store::{Finding, Location};
 
 /// What was counted.
 #[derive(Default)]
@@ -22,7 +22,7 @@ struct Count {
     oldest: Option<(u64, Vec<u8>)>,
 }
 
-pub(super) fn findings(world: &World, engine: &Engine) -> Vec<Finding> {
+pub(super) fn findings(world: &World, location: &Location, engine: &Engine) -> Vec<Finding> {
     let mut count = Count::default();
     let scanned = engine.each_sight(&mut |sight| {
         count.add(sight);
@@ -30,7 +30,7 @@ pub(super) fn findings(world: &World, engine: &Engine) -> Vec<Finding> {
     });
     let mut findings = match scanned {
         Err(error) => vec![Finding::failed("records", &error)],
-        Ok(()) => count.findings(engine),
+        Ok(()) => count.findings(location, engine),
     };
     findings.push(history(world, engine));
     findings
@@ -58,7 +58,7 @@ impl Count {
         }
     }
 
-    fn findings(&self, engine: &Engine) -> Vec<Finding> {
+    fn findings(&self, location: &Location, engine: &Engine) -> Vec<Finding> {
         let mut text = format!("{} held, {} waiting", self.held, self.waiting);
         if let Some((since, name)) = &self.oldest {
             let age = engine.host().wall().saturating_sub(Duration::from_millis(*since));
@@ -70,11 +70,11 @@ impl Count {
             let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
             findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.what()), cure));
         }
-        findings.extend(self.leftovers(engine));
+        findings.extend(self.leftovers(location, engine));
         findings
     }
 
-    fn leftovers(&self, engine: &Engine) -> Vec<Finding> {
+    fn leftovers(&self, location: &Location, engine: &Engine) -> Vec<Finding> {
         let swept = match engine.sweep(true) {
             Err(error) => return vec![Finding::failed("leftovers", &error)],
             Ok(swept) => swept,
@@ -84,7 +84,10 @@ impl Count {
             removed => Finding::doubtful(
                 "leftovers",
                 format!("locks left by the dead: {}; other leftovers: {removed}", self.abandoned),
-                "nobody has to wait for them; `csalock gc` removes them",
+                format!(
+                    "they delay no command; `csalock gc --store {}` removes them",
+                    quoted(location.url().as_encoded_bytes())
+                ),
             ),
         }];
         let passed_over = swept.passed_over.iter().find(|error| !self.unreadable.contains(error));

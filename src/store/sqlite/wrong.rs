@@ -10,7 +10,7 @@ use super::ground;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::flock::posix_holders;
-use crate::host::command_of;
+use crate::host::{command_of, start_of};
 use crate::name::{quoted, shown, shown_path};
 
 /// The longest path that SQLite takes, less what it appends for the journal.
@@ -60,9 +60,11 @@ pub(super) fn is_busy(cause: &Cause) -> bool {
 /// Our error for that. The lock is busy for callers with a deadline; for others the store is out of reach.
 pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     let exit = if has_deadline { Exit::Busy } else { Exit::Unreachable };
-    let (by, cure) = match posix_holders(path).first() {
+    // Other calls of csalock have it for an instant each. The one that keeps it was there before this call.
+    let oldest = posix_holders(path).into_iter().min_by_key(|pid| start_of(*pid));
+    let (by, cure) = match oldest {
         Some(pid) => {
-            let command = command_of(*pid);
+            let command = command_of(pid);
             let command = shown(&command[..command.len().min(MOST_OF_COMMAND)]);
             (format!("pid {pid} ({command})"), "end that process or its transaction, then try again".to_string())
         }
