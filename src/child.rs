@@ -1,21 +1,21 @@
 //! The command of `run-with-lock`: a fork that takes the lock for itself and then becomes the command, and a guardian
 //! that stays behind, waits for its end and gives the lock back.
 //!
-//! 1. [`Plan::at_once`] tries without a full fork: a child that shares our memory, while we stand still, takes the lock if
+//! 1. [`CommandLine::spawn_vfork`] tries without a full fork: a child that shares our memory, while we stand still, takes the lock if
 //!    it is free and becomes the command. That is nearly always so, and saves a third of the time.
-//! 2. Else [`Plan::fork`] forks, before the lock is taken, so that what the record names is the job itself, by the process id
+//! 2. Else [`CommandLine::fork`] forks, before the lock is taken, so that what the record names is the job itself, by the process id
 //!    that it will keep; a job whose guardian was killed keeps its lock until it ends.
 //! 3. The child takes the lock, waiting for it if need be. While it waits it dies with its guardian. Then it tells
 //!    [`Report::Granted`] and executes the command: with no descriptor of ours, and with signals as they were when we
 //!    were started. If it gets no lock it tells [`Report::Exit`].
 //!    Where the lock has a lease it needs leave: its guardian first starts who renews it and looks to its end, so that no
 //!    command ever runs without.
-//! 4. The guardian [watches](Running::watch): it forwards signals, ends the command when its time is over, and sees how
+//! 4. The guardian [watches](Running::supervise): it forwards signals, ends the command when its time is over, and sees how
 //!    it ended.
 
 #![expect(unsafe_code, reason = "fork")]
 
-mod aside;
+mod helper;
 mod running;
 
 use std::convert::Infallible;
@@ -36,42 +36,42 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
-pub use aside::Aside;
-pub use running::{Ended, Limits, News, Running, Stop};
+pub use helper::Helper;
+pub use running::{Deadline, EventSource, ExitReport, Running, StopReason};
 
-use crate::background;
+use crate::detach;
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::Inherited;
-use crate::signals::{Signals, die_of};
+use crate::host::StartupState;
+use crate::signals::{Signals, reraise};
 
 /// Room for the stack of a child that shares our memory; what it does not touch costs nothing.
 const CHILDS_STACK: NonZeroUsize = NonZeroUsize::new(512 * 1024).unwrap();
 
 /// A command that is to be run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct CommandLine {
     words: Vec<CString>,
 }
 
 /// Who we are after the fork.
 #[derive(Debug)]
-pub enum Forked {
+pub enum Fork {
     /// The one who stays behind.
-    Guardian(Running),
+    Parent(Running),
     /// The one who is to become the command.
-    Command(Becoming),
+    Child(ChildSide),
 }
 
 /// How far a child came that shares our memory. Atomic, for the compiler cannot know that what is written before an exec
 /// is read by somebody else after it.
 #[derive(Debug, Default)]
-pub struct Progress(AtomicU16);
+pub struct VforkStatus(AtomicU16);
 
 /// What became of a child that shares our memory.
 #[derive(Debug)]
-pub enum AtOnce {
+pub enum VforkOutcome {
     /// It took the lock, and is now the command.
     Running(Running),
     /// It did nothing, for the lock is not to be had at once, or something is wrong. Do it the long way.
@@ -80,28 +80,28 @@ pub enum AtOnce {
     Failed(Exit),
 }
 
-impl Progress {
+impl VforkStatus {
     const GRANTED: u16 = 1;
     const FAILED: u16 = 2;
 
     /// The lock is taken; the command comes next.
     pub fn granted(&self) {
-        self.0.store(Progress::GRANTED, Ordering::SeqCst);
+        self.0.store(VforkStatus::GRANTED, Ordering::SeqCst);
     }
 
     /// The command could not be run, and the lock was given back.
     pub fn failed(&self, exit: Exit) {
-        self.0.store(Progress::FAILED | u16::from(exit.code()) << 8, Ordering::SeqCst);
+        self.0.store(VforkStatus::FAILED | u16::from(exit.code()) << 8, Ordering::SeqCst);
     }
 }
 
 /// The process that is to become the command.
 #[derive(Debug)]
-pub struct Becoming {
+pub struct ChildSide {
     tell: OwnedFd,
-    guardian: Pid,
+    supervisor: Pid,
     /// Where leave comes to become the command, if it needs one.
-    ask: Option<OwnedFd>,
+    go: Option<OwnedFd>,
 }
 
 /// What the child has to tell its guardian before it becomes the command, or ends without.
@@ -113,12 +113,12 @@ pub enum Report {
     Exit(u8),
 }
 
-impl Plan {
+impl CommandLine {
     /// `words` are the program and its arguments, at least one.
-    pub fn new(words: impl IntoIterator<Item = OsString>) -> Plan {
+    pub fn new(words: impl IntoIterator<Item = OsString>) -> CommandLine {
         // Words that came from a command line cannot contain NUL.
         let words = words.into_iter().filter_map(|word| CString::new(word.into_vec()).ok()).collect();
-        Plan { words }
+        CommandLine { words }
     }
 
     /// The command line, its words separated by spaces.
@@ -131,9 +131,9 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// As [`Plan::fork`].
-    pub fn at_once(&self, take: &dyn Fn(&Progress)) -> Result<AtOnce> {
-        let progress = Progress::default();
+    /// As [`CommandLine::fork`].
+    pub fn spawn_vfork(&self, take: &dyn Fn(&VforkStatus)) -> Result<VforkOutcome> {
+        let progress = VforkStatus::default();
         let failed = |errno: Errno| Error::os(errno, "start", self.shown());
         // SAFETY: a fresh mapping of nobody else's, all zeros, that is never unmapped before the process ends. (A vector
         // would have every page of it touched.)
@@ -152,33 +152,33 @@ impl Plan {
         let started = unsafe { clone(child, stack, flags, Some(Signal::SIGCHLD as i32)) };
         let pid = started.map_err(failed)?;
         let came = progress.0.load(Ordering::SeqCst);
-        if came == Progress::GRANTED {
-            return Ok(AtOnce::Running(Running::new(pid, None, None)));
+        if came == VforkStatus::GRANTED {
+            return Ok(VforkOutcome::Running(Running::new(pid, None, None)));
         }
         let ended = nix::sys::wait::waitpid(pid, None);
         Ok(match ended {
-            _ if came != 0 => AtOnce::Failed(Exit::Chosen((came >> 8) as u8)),
+            _ if came != 0 => VforkOutcome::Failed(Exit::Code((came >> 8) as u8)),
             // The job itself, though not yet the command. What it left half-done in our memory is not to be trusted: whoever
             // tidies that up may wait for ever for a mutex that it held.
-            Ok(WaitStatus::Signaled(_, signal, _)) => background::leave_with(Exit::signalled(signal as i32).code()),
-            _ => AtOnce::No,
+            Ok(WaitStatus::Signaled(_, signal, _)) => detach::exit_now(Exit::signalled(signal as i32).code()),
+            _ => VforkOutcome::No,
         })
     }
 
-    /// Forks the child that is to become the command; with `leave` only after [`Running::give_leave`].
+    /// Forks the child that is to become the command; with `leave` only after [`Running::send_go`].
     ///
     /// # Errors
     ///
     /// When the system has no processes or descriptors left.
-    pub fn fork(&self, leave: bool) -> Result<Forked> {
+    pub fn fork(&self, leave: bool) -> Result<Fork> {
         let failed = |errno: Errno| Error::os(errno, "start", self.shown());
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
         let (ask, give) = leave.then(|| pipe2(OFlag::O_CLOEXEC)).transpose().map_err(failed)?.unzip();
-        let guardian = nix::unistd::Pid::this();
+        let supervisor = nix::unistd::Pid::this();
         // SAFETY: this process has one thread, so the child may do whatever we may.
         match unsafe { fork() }.map_err(failed)? {
-            ForkResult::Parent { child } => Ok(Forked::Guardian(Running::new(child, Some(hear), give))),
-            ForkResult::Child => Ok(Forked::Command(Becoming { tell, guardian, ask })),
+            ForkResult::Parent { child } => Ok(Fork::Parent(Running::new(child, Some(hear), give))),
+            ForkResult::Child => Ok(Fork::Child(ChildSide { tell, supervisor, go: ask })),
         }
     }
 
@@ -187,13 +187,13 @@ impl Plan {
         &self,
         variables: &[(&str, OsString)],
         signals: &Signals,
-        inherited: Inherited,
+        inherited: StartupState,
         killed_with: Option<Pid>,
     ) -> Error {
         let _ = set_pdeathsig(killed_with.map(|_| Signal::SIGKILL));
-        if killed_with.is_some_and(|guardian| getppid() != guardian) {
+        if killed_with.is_some_and(|supervisor| getppid() != supervisor) {
             // It was gone before we asked to be told.
-            die_of(Signal::SIGKILL);
+            reraise(Signal::SIGKILL);
         }
         signals.restore(inherited);
         close_again(inherited);
@@ -224,25 +224,25 @@ impl Plan {
     }
 
     fn shown(&self) -> String {
-        crate::name::shown(self.words[0].as_bytes())
+        crate::name::escape(self.words[0].as_bytes())
     }
 }
 
-impl Becoming {
+impl ChildSide {
     /// From now on, until it becomes the command, the process ends when its guardian does.
-    pub fn depend_on_guardian(&self, inherited: Inherited) {
+    pub fn depend_on_guardian(&self, inherited: StartupState) {
         // By SIGTERM we leave the queue in good order. Where that is ignored, whoever serves the queue passes the dead over.
         let gentle = !inherited.ignored(Signal::SIGTERM);
         let _ = set_pdeathsig(if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
-        if getppid() != self.guardian {
+        if getppid() != self.supervisor {
             // It was gone before we asked to be told.
-            die_of(Signal::SIGKILL);
+            reraise(Signal::SIGKILL);
         }
     }
 
     /// Waits for leave to become the command, at most so long. Whether it came.
-    pub fn has_leave(&self, at_most: Duration) -> bool {
-        let Some(ask) = &self.ask else { return true };
+    pub fn wait_for_go(&self, at_most: Duration) -> bool {
+        let Some(ask) = &self.go else { return true };
         let at_most = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
         let came = in_spite_of_signals(|| poll(&mut [PollFd::new(ask.as_fd(), PollFlags::POLLIN)], at_most));
         came.is_ok_and(|ready| ready > 0) && in_spite_of_signals(|| nix::unistd::read(ask, &mut [0; 1])) == Ok(1)
@@ -261,10 +261,10 @@ impl Becoming {
     /// Ends the process without having become the command.
     #[expect(clippy::disallowed_methods, reason = "this is another process than the one whose main alone exits")]
     pub fn leave(self, exit: Exit) -> ! {
-        if let Exit::Raised(signal) = exit
+        if let Exit::Signal(signal) = exit
             && let Ok(signal) = signal.try_into()
         {
-            die_of(signal);
+            reraise(signal);
         }
         self.tell(Report::Exit(exit.code()));
         std::process::exit(exit.code().into())
@@ -281,7 +281,7 @@ fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Resu
 }
 
 /// Descriptors that were closed when we were started are /dev/null in here; the command finds them closed again.
-fn close_again(inherited: Inherited) {
+fn close_again(inherited: StartupState) {
     for descriptor in (0..3).filter(|descriptor| inherited.closed(*descriptor)) {
         // SAFETY: nothing of ours uses the descriptor any more, and closing a number touches no memory.
         unsafe { nix::libc::close(descriptor as i32) };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::duration::{parse_backoff, parse_limit, parse_span};
+use crate::duration::{parse_backoff, parse_duration, parse_timeout};
 use crate::engine::Backoff;
 
 /// Locks for shell scripts: who holds it, since when and why
@@ -95,7 +95,7 @@ pub struct Waiting {
     /// Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf waits for ever
     #[arg(
         short = 'w', long, alias = "wait", value_name = "DURATION", default_value = "30s",
-        value_parser = parse_limit, overrides_with = "nonblock"
+        value_parser = parse_timeout, overrides_with = "nonblock"
     )]
     pub timeout: Limit,
     /// Do not wait: the same as -w 0
@@ -137,7 +137,7 @@ pub struct Taking {
     )]
     pub slots: Option<u32>,
     /// Hold it at most this long
-    #[arg(long, value_name = "DURATION", value_parser = parse_span)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub ttl: Option<Duration>,
     /// Hold it until it is given back, whatever becomes of the owner
     #[arg(long, conflicts_with = "ttl")]
@@ -221,10 +221,10 @@ pub struct RunWithLock {
     #[arg(short = 'c', long = "command", value_name = "STRING")]
     pub shell: Option<OsString>,
     /// End the command after this time: exit 124, or 137 if it had to be killed
-    #[arg(long, value_name = "DURATION", value_parser = parse_span)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub max_hold: Option<Duration>,
     /// Kill a command that was asked to end and did not, after this time
-    #[arg(long, value_name = "DURATION", value_parser = parse_span, default_value = "10s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub kill_after: Duration,
     /// What to do with the command when --ttl is about to be over, or a lease that could not be renewed
     #[arg(long, value_name = "WHAT", value_enum, default_value = "kill")]
@@ -262,7 +262,7 @@ pub struct Status {
     #[arg(short = 'W', long, conflicts_with_all = ["json", "names_only"])]
     pub watch: bool,
     /// How often --watch looks again
-    #[arg(long, value_name = "DURATION", value_parser = parse_span, default_value = "1s", requires = "watch")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s", requires = "watch")]
     pub interval: Duration,
     /// Names, paths, or patterns with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
@@ -280,7 +280,7 @@ pub struct History {
     #[command(flatten)]
     pub common: Common,
     /// Show only what ended within this time: 12h, 7d
-    #[arg(long, value_name = "DURATION", value_parser = parse_span)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub since: Option<Duration>,
     /// Show the last N; without it 50, or all with --json
     #[arg(short = 'n', long, value_name = "N", value_parser = whole(1, u32::MAX))]
@@ -302,7 +302,7 @@ pub struct Renew {
     #[arg(long, value_name = "HANDLE")]
     pub handle: Option<String>,
     /// Hold it at most this long from now on
-    #[arg(long, value_name = "DURATION", required = true, value_parser = parse_span)]
+    #[arg(long, value_name = "DURATION", required = true, value_parser = parse_duration)]
     pub ttl: Duration,
     /// The locks
     #[arg(value_name = "NAME", required = true)]

@@ -1,23 +1,23 @@
 //! From what was typed to an exit code: one file per command, and what they share.
 
 mod claim;
+mod context;
 mod csa;
 mod doctor;
 mod gc;
 mod get;
 mod history;
-mod keep;
+mod keepalive;
 mod lock;
+mod lock_set;
 mod lookup;
-mod onlooker;
 mod put;
 mod renew;
 mod run;
 mod status;
-mod targets;
 mod unlock;
 mod usage;
-mod world;
+mod wait_progress;
 
 use std::ffi::OsString;
 
@@ -27,35 +27,35 @@ use crate::cli::{self, Cli, Command, Waiting};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::signals;
-use world::World;
+use context::Context;
 
 /// Runs the program: reads the arguments, does what they say, prints the result.
 pub fn run() -> Exit {
     signals::ignore_file_size_signal();
     if let Some(csa) = csa::called_as(std::env::args_os().next()) {
-        return end(csa::run(&World::of_this_process(), csa, std::env::args_os().skip(1).collect()));
+        return end(csa::run(&Context::of_this_process(), csa, std::env::args_os().skip(1).collect()));
     }
     let plain = cli::plain::read(std::env::args_os());
     let cli = match plain.map_or_else(|| Cli::try_parse_from(help_last(std::env::args_os().collect())), Ok) {
         Ok(cli) => cli,
         Err(error) => return usage::tell(error),
     };
-    let world = World::of_this_process();
+    let context = Context::of_this_process();
     let done = match &cli.command {
-        Command::Lock(asked) => lock::run(&world, asked),
-        Command::Unlock(asked) => unlock::run(&world, asked),
-        Command::RunWithLock(asked) => run::run(&world, asked),
-        Command::Status(asked) => status::run(&world, asked).or_else(end_with_reader),
-        Command::History(asked) => history::run(&world, asked).or_else(end_with_reader),
-        Command::Renew(asked) => renew::run(&world, asked),
-        Command::Get(asked) => get::run(&world, asked).or_else(end_with_reader),
-        Command::Put(asked) => put::put(&world, asked),
-        Command::Del(asked) => put::del(&world, asked),
-        Command::Claim(asked) => claim::claim(&world, asked),
-        Command::Unclaim(asked) => claim::unclaim(&world, asked),
-        Command::Lookup(asked) => lookup::run(&world, asked).or_else(end_with_reader),
-        Command::Gc(asked) => gc::run(&world, asked),
-        Command::Doctor(asked) => doctor::run(&world, asked),
+        Command::Lock(asked) => lock::run(&context, asked),
+        Command::Unlock(asked) => unlock::run(&context, asked),
+        Command::RunWithLock(asked) => run::run(&context, asked),
+        Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
+        Command::History(asked) => history::run(&context, asked).or_else(end_with_reader),
+        Command::Renew(asked) => renew::run(&context, asked),
+        Command::Get(asked) => get::run(&context, asked).or_else(end_with_reader),
+        Command::Put(asked) => put::put(&context, asked),
+        Command::Del(asked) => put::del(&context, asked),
+        Command::Claim(asked) => claim::claim(&context, asked),
+        Command::Unclaim(asked) => claim::unclaim(&context, asked),
+        Command::Lookup(asked) => lookup::run(&context, asked).or_else(end_with_reader),
+        Command::Gc(asked) => gc::run(&context, asked),
+        Command::Doctor(asked) => doctor::run(&context, asked),
     };
     end(done.or_else(|error| match waiting(&cli.command) {
         Some(waiting) => waiting.end(error),
@@ -79,13 +79,13 @@ fn waiting(command: &Command) -> Option<&Waiting> {
 /// Tells what failed, and ends as a signal would have ended us.
 fn end(done: anyhow::Result<Exit>) -> Exit {
     let exit = done.unwrap_or_else(|error| {
-        world::say(&format!("{error:#}"));
+        context::eprint_line(&format!("{error:#}"));
         exit_of(&error)
     });
-    if let Exit::Raised(signal) = exit
+    if let Exit::Signal(signal) = exit
         && let Ok(signal) = signal.try_into()
     {
-        signals::die_of(signal);
+        signals::reraise(signal);
     }
     exit
 }
@@ -103,7 +103,7 @@ fn help_last(mut words: Vec<OsString>) -> Vec<OsString> {
 fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     let is_broken_pipe = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::BrokenPipe;
     match error.root_cause().downcast_ref().is_some_and(is_broken_pipe) {
-        true => Ok(Exit::Raised(nix::libc::SIGPIPE)),
+        true => Ok(Exit::Signal(nix::libc::SIGPIPE)),
         false => Err(error),
     }
 }

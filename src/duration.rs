@@ -13,7 +13,7 @@ const LONGEST: Duration = Duration::from_secs(10_000_000_000);
 /// # Errors
 ///
 /// Says what is wrong with anything else; nothing is silently changed.
-pub fn parse_span(text: &str) -> Result<Duration, String> {
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse(text)? {
         Duration::ZERO => Err("must be more than 0".to_string()),
         span if span < Duration::from_millis(1) => Err("must be at least 1ms".to_string()),
@@ -21,12 +21,12 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// As [`parse_span`], or `0` to try once, or `inf` to wait for ever.
+/// As [`parse_duration`], or `0` to try once, or `inf` to wait for ever.
 ///
 /// # Errors
 ///
-/// As [`parse_span`].
-pub fn parse_limit(text: &str) -> Result<Limit, String> {
+/// As [`parse_duration`].
+pub fn parse_timeout(text: &str) -> Result<Limit, String> {
     match text {
         "inf" => Ok(Limit(None)),
         _ => {
@@ -39,10 +39,10 @@ pub fn parse_limit(text: &str) -> Result<Limit, String> {
 ///
 /// # Errors
 ///
-/// As [`parse_span`], and when `MAX` is below `MIN`.
+/// As [`parse_duration`], and when `MAX` is below `MIN`.
 pub fn parse_backoff(text: &str) -> Result<Backoff, String> {
     let (min, max) = text.split_once("..").ok_or("say MIN..MAX, for example 50ms..2s")?;
-    let (min, max) = (parse_span(min)?, parse_span(max)?);
+    let (min, max) = (parse_duration(min)?, parse_duration(max)?);
     if max < min {
         return Err("MAX is below MIN".to_string());
     }
@@ -95,22 +95,22 @@ mod tests {
     #[test]
     fn what_is_a_duration() {
         for (text, millis) in [("250ms", 250), ("10s", 10_000), ("1h30m", 5_400_000), ("1.5", 1500), (".25", 250)] {
-            assert_eq!(parse_span(text), Ok(Duration::from_millis(millis)), "{text}");
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
     }
 
     #[test]
     fn what_is_not() {
         for text in ["", "0", "-1", "1x", "abc", "1e3", "nan", "inf", "1 s", ".", "99999999999", "0s", "+1", "1s-"] {
-            assert!(parse_span(text).is_err(), "{text}");
+            assert!(parse_duration(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_limit_may_be_none_and_may_be_zero() {
-        assert_eq!(parse_limit("inf"), Ok(Limit(None)));
-        assert_eq!(parse_limit("0"), Ok(Limit(Some(Duration::ZERO))));
-        assert!(parse_limit("-1").is_err());
+        assert_eq!(parse_timeout("inf"), Ok(Limit(None)));
+        assert_eq!(parse_timeout("0"), Ok(Limit(Some(Duration::ZERO))));
+        assert!(parse_timeout("-1").is_err());
     }
 
     #[test]

@@ -3,52 +3,52 @@
 //! Nothing above the engine touches a store, nothing below it knows what a lock is. It decides nothing itself: all
 //! rules are in [`crate::lock::decide`].
 
-mod applicant;
+mod acquire;
+mod acquire_all;
+mod batch;
+mod blocked_callers;
 mod breaking;
-mod circle;
 mod commit;
-mod crowd;
-mod decision;
-mod held_up;
+mod commit_record;
+mod contention;
+mod deadlock;
+mod gc;
 mod history;
+mod inspect;
 mod leases;
-mod leftovers;
 mod outage;
-mod pages;
-mod patience;
-mod race;
-mod several;
-mod sight;
-mod taking;
-mod together;
+mod overflow_queue;
+mod prefetch;
+mod request;
 mod values;
+mod wait_policy;
 mod witness;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::crowd::learn_crowd;
-use self::leases::Lent;
-use self::race::Race;
+use self::contention::CasRetry;
+use self::leases::IssuedLease;
+use self::prefetch::prefetch_liveness;
 
-pub use applicant::Applicant;
+pub use acquire::{AcquireResult, Waiting};
+pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confirm_all};
+pub use inspect::LockStatus;
 pub use leases::LEASE;
-pub use outage::OUTAGE;
-pub use patience::{Backoff, Patience};
-pub use several::{AllTaken, Onlooker, Wish, confirm_all, take_all};
-pub use sight::Sight;
-pub use taking::{Taken, Waiting};
-pub use values::Wanted as WantedValue;
+pub use outage::RETRY_INTERVAL;
+pub use request::AcquireRequest;
+pub use values::ValueWrite as WantedValue;
+pub use wait_policy::{Backoff, WaitPolicy};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
-use crate::host::{Host, Listener};
+use crate::host::{Host, WakeAddress};
 use crate::lock::{
-    self, Ask, Claimant, Ended, Ending, Facts, Fate, Grant, Handle, Home, Lease, Outcome, Party, Process, Proof,
-    Record, Step, Tenure, Value, Waiter, Wanted, Writing, decide,
+    self, Credentials, EndReason, EndedGrant, Facts, Grant, Handle, HandleHash, Lease, Lifetime, Liveness, Owner,
+    PidDomain, ProcessId, Query, Record, Request, Response, Transition, Value, Waiter, Writing, decide,
 };
-use crate::store::{Change, Durability, Keep, Store, Stored, Swap, Version};
+use crate::store::{CommitResult, Durability, Store, Version, Versioned, Write, WriteOptions};
 
 /// A store and the host it is used from.
 pub struct Engine {
@@ -57,23 +57,23 @@ pub struct Engine {
     remembers: Limits,
     /// How long leases are that are renewed.
     lease: Duration,
-    lent: Mutex<Vec<Lent>>,
+    lent: Mutex<Vec<IssuedLease>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
 }
 
 /// One record that is to take another one's place.
-struct Swapped<'a> {
+struct RecordUpdate<'a> {
     expect: Option<Version>,
     before: &'a Record,
     record: &'a Record,
-    wake: &'a [Proof],
+    wake: &'a [HandleHash],
     /// Leases whose end justifies this.
     over: &'a [Lease],
 }
 
 /// One look at a record.
-type Current = (Option<Version>, Record);
+type VersionedRecord = (Option<Version>, Record);
 
 impl Engine {
     /// An engine for this store.
@@ -123,70 +123,71 @@ impl Engine {
     /// # Errors
     ///
     /// When the store cannot be asked or told.
-    pub fn settle(&self, name: &[u8], ask: &Ask) -> Result<Outcome> {
-        self.settle_for(name, ask, None)
+    pub fn apply(&self, name: &[u8], ask: &Request) -> Result<Response> {
+        self.apply_as(name, ask, None)
     }
 
-    fn settle_for(&self, name: &[u8], ask: &Ask, by: Option<&Party>) -> Result<Outcome> {
+    fn apply_as(&self, name: &[u8], ask: &Request, by: Option<&Owner>) -> Result<Response> {
         loop {
-            if let Some(outcome) = self.settle_in(self.race_for(name, ask), ask, by)? {
-                return Ok(outcome);
+            if let Some(response) = self.try_apply(self.race_for(name, ask), ask, by)? {
+                return Ok(response);
             }
         }
     }
 
     /// The same, unless others are faster as long as this race goes on.
-    fn settle_in(&self, mut race: Race<'_>, ask: &Ask, by: Option<&Party>) -> Result<Option<Outcome>> {
+    fn try_apply(&self, mut race: CasRetry<'_>, ask: &Request, by: Option<&Owner>) -> Result<Option<Response>> {
         let name = race.key;
         let mut ask = ask.clone();
         // The answer, if the record knows nothing of it.
-        let mut removed: Option<Outcome> = None;
+        let mut removed: Option<Response> = None;
         loop {
             let (version, record) = self.read(name)?;
-            let is_known = |outcome: &Outcome| match outcome {
-                Outcome::Released(grant) => record.knows(&grant.proof),
-                Outcome::Broken(endings) => endings.iter().any(|ending| record.knows(&ending.grant.proof)),
+            let is_known = |response: &Response| match response {
+                Response::Released(grant) => record.knows(&grant.proof),
+                Response::Broken(endings) => endings.iter().any(|ending| record.knows(&ending.grant.proof)),
                 _ => true,
             };
             if let Some(outcome) = removed.take().filter(|outcome| !is_known(outcome)) {
-                if let Outcome::Released(grant) = &outcome {
+                if let Response::Released(grant) = &outcome {
                     self.tell_supervisor(&grant.proof);
                 }
                 return Ok(Some(outcome));
             }
             match self.decide(&record, &ask, None)? {
-                Step::Done(outcome) => return Ok(Some(outcome)),
-                Step::Write { record: next, outcome, wake, over } => {
-                    let swapped = Swapped { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    let stored = self.swap_with(&[swapped], &[], by)?;
+                Transition::Done(outcome) => return Ok(Some(outcome)),
+                Transition::Write { record: next, response: outcome, wake, over } => {
+                    let swapped =
+                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+                    let stored = self.commit_update(&[swapped], &[], by)?;
                     // What stood there just now left a trace if another process ended it. So if there is none, our own write
                     // was stored, and the reply was lost.
-                    let leaves_no_trace = |outcome: &Outcome| match outcome {
-                        Outcome::Released(_) => true,
-                        _ => next.is_vacant(),
+                    let leaves_no_trace = |outcome: &Response| match outcome {
+                        Response::Released(_) => true,
+                        _ => next.is_removable(),
                     };
                     removed = outcome.clone().filter(|outcome| stored.is_none() && leaves_no_trace(outcome));
                     if let (Some(version), Some(outcome)) = (stored, outcome) {
                         match &outcome {
                             // Whoever renews on and on knows.
-                            Outcome::Renewed(Grant { tenure: Tenure::Renewed(_), .. }) => {}
-                            Outcome::Renewed(grant) => self.tell_supervisor(&grant.proof),
+                            Response::Renewed(Grant { lifetime: Lifetime::Keepalive(_), .. }) => {}
+                            Response::Renewed(grant) => self.tell_supervisor(&grant.proof),
                             _ => {}
                         }
                         return Ok(Some(with_token(outcome, &version)));
                     }
-                    if let Ask::Release(claimant)
-                    | Ask::Renew(claimant, _)
-                    | Ask::Mourn(claimant)
-                    | Ask::Write(Writing { claimant, .. }) = &mut ask
+                    if let Request::Release(credentials)
+                    | Request::Renew(credentials, _)
+                    | Request::OwnerDied(credentials)
+                    | Request::Write(Writing { credentials, .. }) = &mut ask
                     {
-                        claimant.repeated = true;
+                        credentials.repeated = true;
                     }
-                    if !race.lost()? {
+                    if !race.backoff()? {
                         return Ok(None);
                     }
                 }
-                Step::Join(_) | Step::Wait { .. } => return Ok(Some(Outcome::Busy(record.holders))),
+                Transition::Enqueue(_) | Transition::Wait { .. } => return Ok(Some(Response::Busy(record.holders))),
             }
         }
     }
@@ -196,17 +197,17 @@ impl Engine {
     /// # Errors
     ///
     /// When this host cannot be told from others.
-    pub fn claimant(&self, proof: Option<Proof>, owners: Vec<Process>) -> Result<Claimant> {
-        Ok(Claimant { proof, owners, claim: None, home: self.host.home()?, supervises: false, repeated: false })
+    pub fn credentials(&self, proof: Option<HandleHash>, owners: Vec<ProcessId>) -> Result<Credentials> {
+        Ok(Credentials { proof, owners, claim: None, domain: self.host.domain()?, supervises: false, repeated: false })
     }
 
     /// The process on this host that took the grant with this proof for itself, or that supervises it.
     ///
     /// # Errors
     ///
-    /// As [`Engine::claimant`].
-    pub fn supervisor(&self, proof: Proof) -> Result<Claimant> {
-        Ok(Claimant { supervises: true, ..self.claimant(Some(proof), Vec::new())? })
+    /// As [`Engine::credentials`].
+    pub fn supervisor(&self, proof: HandleHash) -> Result<Credentials> {
+        Ok(Credentials { supervises: true, ..self.credentials(Some(proof), Vec::new())? })
     }
 
     /// Everything about one name, for people; `None` when it is free and was never heard of.
@@ -214,8 +215,8 @@ impl Engine {
     /// # Errors
     ///
     /// When the store cannot be asked.
-    pub fn sight(&self, name: &[u8]) -> Result<Sight> {
-        self.see(self.read(name)?.1)
+    pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
+        self.inspect_record(self.read(name)?.1)
     }
 
     /// Everything about every name, one after the other. `visit` gets an `Err` for a record that is unreadable.
@@ -223,27 +224,27 @@ impl Engine {
     /// # Errors
     ///
     /// When the store cannot be asked, and what `visit` returns.
-    pub fn each_sight(&self, visit: &mut dyn FnMut(Result<Sight>) -> Result<()>) -> Result<()> {
+    pub fn for_each_lock(&self, visit: &mut dyn FnMut(Result<LockStatus>) -> Result<()>) -> Result<()> {
         self.store.scan(&mut |place, stored| {
-            if stored.as_ref().is_ok_and(|stored| self.is_beside(stored, place)) {
+            if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
                 return Ok(());
             }
             let record =
-                stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.in_place(record, place));
-            visit(record.and_then(|record| self.see(record)))
+                stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.check_location(record, place));
+            visit(record.and_then(|record| self.inspect_record(record)))
         })
     }
 
     /// Whether something is kept beside records, and under its own name. What only looks like that is in a record's place.
-    fn is_beside(&self, stored: &Stored, place: &str) -> bool {
+    fn is_auxiliary(&self, stored: &Versioned, place: &str) -> bool {
         let key =
-            Some(&stored.body).filter(|body| lock::is_internal(body)).and_then(|body| lock::name_of_internal(body));
-        key.is_some_and(|key| key.contains(&0) && self.store.place(&key) == place)
+            Some(&stored.body).filter(|body| lock::is_auxiliary(body)).and_then(|body| lock::name_of_internal(body));
+        key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
     }
 
     /// A record, if it is in the place of its name. (One that a power cut tore has none.)
-    fn in_place(&self, record: Record, place: &str) -> Result<Record> {
-        if record.name.is_empty() || self.store.place(&record.name) == place {
+    fn check_location(&self, record: Record, place: &str) -> Result<Record> {
+        if record.name.is_empty() || self.store.describe(&record.name) == place {
             return Ok(record);
         }
         Err(of_another_name(place, &record.name))
@@ -251,50 +252,50 @@ impl Engine {
 
     /// An owner that ends while its record is read may have confirmed or released the grant before, so the record is read
     /// again before a grant is shown as ended.
-    fn see(&self, mut record: Record) -> Result<Sight> {
+    fn inspect_record(&self, mut record: Record) -> Result<LockStatus> {
         loop {
             let whole = self.whole(record.clone())?;
-            let sight = Sight::of(whole.clone(), |facts, wanted| self.learn(&whole, facts, wanted, None))?;
-            if sight.holders.iter().all(std::result::Result::is_ok) {
-                return Ok(sight);
+            let status = LockStatus::of(whole.clone(), |facts, query| self.learn(&whole, facts, query, None))?;
+            if status.holders.iter().all(std::result::Result::is_ok) {
+                return Ok(status);
             }
             let now = self.read(&record.name)?.1;
             if now == record {
-                return Ok(sight);
+                return Ok(status);
             }
             record = now;
         }
     }
 
     /// Removes what is kept beside the records under this name, if it is there.
-    fn remove_beside(&self, key: &[u8], durability: Durability) -> Result<()> {
-        let keep = Keep { durability, mode: None };
+    fn remove_auxiliary(&self, key: &[u8], durability: Durability) -> Result<()> {
+        let keep = WriteOptions { durability, mode: None };
         while let Some(version) = self.store.version(key)? {
-            if let Swap::Stored(_) = self.commit_beside(key, Some(&version), None, keep)? {
+            if let CommitResult::Done(_) = self.commit_beside(key, Some(&version), None, keep)? {
                 break;
             }
         }
         Ok(())
     }
 
-    fn read(&self, name: &[u8]) -> Result<Current> {
+    fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
         let Some(stored) = self.store.read(name)? else { return Ok((None, Record::free(name))) };
-        let record = decode(&stored, &self.store.place(name))?;
+        let record = decode(&stored, &self.store.describe(name))?;
         if record.name.is_empty() {
             return Ok((Some(stored.version), Record::free(name)));
         }
         if record.name != name {
-            return Err(of_another_name(&self.store.place(name), &record.name).in_version(stored.version));
+            return Err(of_another_name(&self.store.describe(name), &record.name).in_version(stored.version));
         }
         Ok((Some(stored.version), record))
     }
 
     /// Decides for somebody who is willing to wait so long.
-    fn decide(&self, record: &Record, ask: &Ask, patience: Option<Duration>) -> Result<Step> {
+    fn decide(&self, record: &Record, ask: &Request, policy: Option<Duration>) -> Result<Transition> {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
-        learn_crowd(record, &mut facts, &mut |facts, wanted| self.learn(record, facts, wanted, patience))?;
+        prefetch_liveness(record, &mut facts, &mut |facts, query| self.learn(record, facts, query, policy))?;
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => {
@@ -302,35 +303,35 @@ impl Engine {
                     self.trace.decided(self.host.as_ref(), from, record, ask, &facts);
                     return Ok(step);
                 }
-                Err(Wanted::Decided(proof)) => facts.learn_decided(proof, self.has_decided_for_good(&proof)?),
-                Err(wanted) => self.learn(record, &mut facts, wanted, patience)?,
+                Err(Query::Committed(proof)) => facts.insert_committed(proof, self.has_committed_finally(&proof)?),
+                Err(wanted) => self.learn(record, &mut facts, wanted, policy)?,
             }
         }
     }
 
     /// Finds out what must be known to decide about this record, as we read it.
-    fn learn(&self, record: &Record, facts: &mut Facts, wanted: Wanted, patience: Option<Duration>) -> Result<()> {
-        match wanted {
-            Wanted::Outlasts(lease) => {
-                let left = self.store.until_over(&lease, &record.sightings)?;
-                facts.learn_outlasts(lease, patience.is_some_and(|patience| left > patience));
+    fn learn(&self, record: &Record, facts: &mut Facts, query: Query, policy: Option<Duration>) -> Result<()> {
+        match query {
+            Query::Outlasts(lease) => {
+                let left = self.store.time_to_expiry(&lease, &record.sightings)?;
+                facts.insert_outlasts(lease, policy.is_some_and(|patience| left > patience));
             }
-            Wanted::Decided(proof) => facts.learn_decided(proof, self.has_decided(&proof)?),
-            Wanted::Lent(span) => facts.learn_lent(span, self.store.lend(Duration::from_millis(span))?),
-            Wanted::Page(number) => facts.learn_page(number, self.seal(&record.name, number)?),
-            Wanted::Fate(home, process) => {
-                let fate = self.fate_in(record, facts, &home, &process);
+            Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
+            Query::NewLease(span) => facts.insert_new_lease(span, self.store.grant_lease(Duration::from_millis(span))?),
+            Query::Page(number) => facts.insert_page(number, self.seal(&record.name, number)?),
+            Query::Liveness(domain, process) => {
+                let liveness = self.fate_in(record, facts, &domain, &process);
                 let is_released = || {
-                    let supervisor = record.supervisor_of(&home, &process);
-                    supervisor.is_some_and(|supervisor| self.host.is_released_by(&supervisor, &home, &process))
+                    let supervisor = record.supervisor_of(&domain, &process);
+                    supervisor.is_some_and(|supervisor| self.host.is_released_by(&supervisor, &domain, &process))
                 };
-                let lived =
-                    fate == Fate::Dead && (is_released() || self.was_confirmed_since(record, &home, &process)?);
-                facts.learn_fate(home, process, if lived { Fate::Alive } else { fate });
+                let lived = liveness == Liveness::Dead
+                    && (is_released() || self.was_confirmed_since(record, &domain, &process)?);
+                facts.insert_liveness(domain, process, if lived { Liveness::Alive } else { liveness });
             }
-            Wanted::Over(lease) => {
-                let over = self.is_over(record, &lease)?;
-                facts.learn_over(lease, over);
+            Query::LeaseExpired(lease) => {
+                let over = self.lease_expired(record, &lease)?;
+                facts.insert_expired(lease, over);
             }
         }
         Ok(())
@@ -338,9 +339,9 @@ impl Engine {
 
     /// Whether a grant of this record depended on this process when we read it, and does not any more: then it confirmed that
     /// grant before it ended, and its end says nothing.
-    fn was_confirmed_since(&self, record: &Record, home: &Home, process: &Process) -> Result<bool> {
-        let depend = |record: &Record| -> Vec<Proof> {
-            let on_it = |grant: &&Grant| grant.unconfirmed.as_ref() == Some(process) && grant.party.home == *home;
+    fn was_confirmed_since(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Result<bool> {
+        let depend = |record: &Record| -> Vec<HandleHash> {
+            let on_it = |grant: &&Grant| grant.provisional.as_ref() == Some(process) && grant.owner.domain == *domain;
             record.holders.iter().filter(on_it).map(|grant| grant.proof).collect()
         };
         let before = depend(record);
@@ -349,29 +350,34 @@ impl Engine {
 
     /// Stores records, and what is kept beside them, as one change; wakes those it concerns, and writes down what ended;
     /// what was broken, by whom. `None`: somebody was faster.
-    fn swap_with(&self, records: &[Swapped<'_>], beside: &[Change<'_>], by: Option<&Party>) -> Result<Option<Version>> {
-        let body = |swapped: &Swapped<'_>| (!swapped.record.is_vacant()).then(|| lock::encode(swapped.record));
+    fn commit_update(
+        &self,
+        records: &[RecordUpdate<'_>],
+        beside: &[Write<'_>],
+        by: Option<&Owner>,
+    ) -> Result<Option<Version>> {
+        let body = |swapped: &RecordUpdate<'_>| (!swapped.record.is_removable()).then(|| lock::encode(swapped.record));
         let bodies: Vec<_> = records.iter().map(body).collect();
         for (swapped, body) in records.iter().zip(&bodies) {
             self.check_size(&swapped.record.name, body.as_deref())?;
         }
         let mut changes = beside.to_vec();
-        for (Swapped { expect, before, record, over, .. }, body) in records.iter().zip(&bodies) {
-            let keep = Keep { durability: values::durability(before, record), mode: None };
-            changes.push(Change { name: &record.name, expect: *expect, body: body.as_deref(), keep, over });
+        for (RecordUpdate { expect, before, record, over, .. }, body) in records.iter().zip(&bodies) {
+            let keep = WriteOptions { durability: values::durability(before, record), mode: None };
+            changes.push(Write { name: &record.name, expect: *expect, body: body.as_deref(), options: keep, over });
         }
         let before: Vec<&Record> = records.iter().map(|swapped| swapped.before).collect();
-        let Swap::Stored(version) = self.commit(&changes, &before)? else { return Ok(None) };
-        for Swapped { before, record, wake, .. } in records {
+        let CommitResult::Done(version) = self.commit(&changes, &before)? else { return Ok(None) };
+        for RecordUpdate { before, record, wake, .. } in records {
             self.wake(before, wake);
             self.tell_supervisors(before, record);
             self.end_leases(before, record);
             self.remove_witnesses(before, record);
             // What is left behind if this fails misleads nobody, and the record is as it is.
-            let _ = self.tidy_up(before, record);
-            self.remember(before, record, by);
+            let _ = self.remove_leftovers(before, record);
+            self.log_endings(before, record, by);
         }
-        self.store.settle();
+        self.store.flush();
         Ok(Some(version))
     }
 
@@ -380,24 +386,24 @@ impl Engine {
         if body.is_none_or(|body| body.len() <= lock::MOST_BYTES) {
             return Ok(());
         }
-        let what = format!("{} has no room for so many holders", self.store.place(name));
+        let what = format!("{} has no room for so many holders", self.store.describe(name));
         Err(Error::new(Exit::System, what, "nothing was changed; try again when some of them are gone"))
     }
 
     /// Tells those who watch a command that its grant has changed.
-    fn tell_supervisor(&self, proof: &Proof) {
-        self.host.ring(Listener::Guardian(proof));
+    fn tell_supervisor(&self, proof: &HandleHash) {
+        self.host.wake(WakeAddress::Supervisor(proof));
     }
 
     /// Tells those who watch a command whose grant ended. A supervisor knows what it released, and sees its command die.
     fn tell_supervisors(&self, before: &Record, after: &Record) {
         let is_over = |grant: &&Grant| after.holders.iter().all(|other| other.proof != grant.proof);
         for grant in before.holders.iter().filter(is_over) {
-            let ending = after.endings.iter().rev().find(|ending| ending.grant.proof == grant.proof);
-            let is_known = |ending: &Ending| match ending.how {
-                Ended::Died => true,
-                Ended::Released => ending.grant.party.supervisor != grant.party.supervisor,
-                Ended::Expired | Ended::Broken => false,
+            let ending = after.ended_grants.iter().rev().find(|ending| ending.grant.proof == grant.proof);
+            let is_known = |ending: &EndedGrant| match ending.reason {
+                EndReason::Died => true,
+                EndReason::Released => ending.grant.owner.supervisor != grant.owner.supervisor,
+                EndReason::Expired | EndReason::Broken => false,
             };
             if !ending.is_some_and(is_known) {
                 self.tell_supervisor(&grant.proof);
@@ -405,17 +411,17 @@ impl Engine {
         }
     }
 
-    fn wake(&self, before: &Record, wake: &[Proof]) {
+    fn wake(&self, before: &Record, wake: &[HandleHash]) {
         for proof in wake {
             let waiter = before.waiters.iter().find(|waiter| waiter.proof == *proof);
-            if !self.host.ring(Listener::Waiter(proof)) {
-                self.store.ring(&proof.bell(), waiter.and_then(|waiter| waiter.lease.as_ref()));
+            if !self.host.wake(WakeAddress::Waiter(proof)) {
+                self.store.notify(&proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref()));
             }
         }
     }
 
     /// Removes what was kept beside a record for waiters who wait no more.
-    fn tidy_up(&self, before: &Record, now: &Record) -> Result<()> {
+    fn remove_leftovers(&self, before: &Record, now: &Record) -> Result<()> {
         let fetched = self.remove_pages(before, now)?;
         self.remove_old_value(before, now)?;
         // Who was granted what he waited for takes his notes away himself.
@@ -429,18 +435,18 @@ impl Engine {
             .for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
         let gone = before.waiters.iter().chain(&fetched).filter(|waiter| !is_there(waiter));
         gone.into_iter().try_for_each(|waiter| {
-            self.store.silence(&waiter.proof.bell());
-            self.forget(&now.name, waiter)
+            self.store.remove_channel(&waiter.proof.channel());
+            self.retract(&now.name, waiter)
         })
     }
 }
 
 fn of_another_name(place: &str, other: &[u8]) -> Error {
-    Error::corrupt(format!("{place} is the record of another name, {}", crate::name::shown(other)))
+    Error::corrupt(format!("{place} is the record of another name, {}", crate::name::escape(other)))
 }
 
 /// Reads a record. One that a power cut may have torn, and that is torn, is as good as none: its name is empty then.
-fn decode(stored: &Stored, place: &str) -> Result<Record> {
+fn decode(stored: &Versioned, place: &str) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
         Err(error) => Err(Error::new(error.exit(), format!("{place}: {error}"), "").in_version(stored.version)),
@@ -449,15 +455,15 @@ fn decode(stored: &Stored, place: &str) -> Result<Record> {
 }
 
 /// The token of what was granted just now is the version that it was stored as.
-fn with_token(outcome: Outcome, version: &Version) -> Outcome {
+fn with_token(response: Response, version: &Version) -> Response {
     let numbered = |grant: Grant| Grant { token: grant.token.or(Some(version.number)), ..grant };
-    match outcome {
-        Outcome::Granted(grant, before) => Outcome::Granted(numbered(grant), before),
-        Outcome::Busy(grants) => Outcome::Busy(grants.into_iter().map(numbered).collect()),
-        Outcome::Written(Some(value), stale) => {
+    match response {
+        Response::Granted(grant, before) => Response::Granted(numbered(grant), before),
+        Response::Busy(grants) => Response::Busy(grants.into_iter().map(numbered).collect()),
+        Response::Written(Some(value), stale) => {
             let or_this = |known: Option<u64>| known.or(Some(version.number));
             let value = Value { version: or_this(value.version), token: or_this(value.token), ..value };
-            Outcome::Written(Some(value), stale)
+            Response::Written(Some(value), stale)
         }
         other => other,
     }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use nix::unistd::{Uid, User};
 
-use crate::duration::parse_span;
+use crate::duration::parse_duration;
 use crate::engine::LEASE;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::{Limits, parse_size};
-use crate::name::shown;
+use crate::name::escape;
 use crate::store::{Access, Layout, Location};
 
 /// No lease that is renewed is shorter.
@@ -65,7 +65,8 @@ impl Environment {
         } else {
             // cron may leave HOME unset; the user database knows it then.
             let known = || User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir);
-            absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").or_else(known).map(|home| home.join(".local/state")))
+            absolute("XDG_STATE_HOME")
+                .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(".local/state")))
         };
         Environment {
             store: set("CSALOCK_STORE"),
@@ -83,9 +84,9 @@ impl Environment {
 
     /// The store of files' locks, if somebody chose one. A command under `run-with-lock` finds the store of its own lock in
     /// `CSALOCK_STORE`; but others who lock the same file do not, so that is no choice.
-    pub fn store_of_files(&self) -> Option<&OsString> {
+    pub fn store_for_files(&self) -> Option<&OsString> {
         match &self.store {
-            Some(store) if Location::is_given(store) => self.outer_store.as_ref(),
+            Some(store) if Location::is_inherited(store) => self.outer_store.as_ref(),
             store => store.as_ref(),
         }
     }
@@ -93,7 +94,7 @@ impl Environment {
     /// The same of this file, given by its absolute path.
     pub fn store_of_file(&self, path: &[u8]) -> Option<&OsString> {
         let is_own = self.name.as_ref().is_some_and(|name| name.as_bytes() == path);
-        if is_own { self.store.as_ref() } else { self.store_of_files() }
+        if is_own { self.store.as_ref() } else { self.store_for_files() }
     }
 
     /// How an etcd cluster is to be accessed.
@@ -145,10 +146,10 @@ impl Environment {
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };
         let wrong = |why: &str| {
-            let what = format!("CSALOCK_LEASE is \"{}\", which {why}", shown(text.as_bytes()));
+            let what = format!("CSALOCK_LEASE is \"{}\", which {why}", escape(text.as_bytes()));
             Error::new(Exit::Usage, what, "set it to a duration such as 60s, or unset it")
         };
-        let span = parse_span(&text.to_string_lossy()).map_err(|why| wrong(&why))?;
+        let span = parse_duration(&text.to_string_lossy()).map_err(|why| wrong(&why))?;
         // A third of it must be enough to ask a server that is slow today, and etcd counts whole seconds.
         if span < SHORTEST_LEASE { Err(wrong("is less than three seconds")) } else { Ok(span) }
     }
@@ -162,7 +163,7 @@ impl Environment {
         let [kept, size, age] = &self.history;
         let mut limits = Limits::default();
         let wrong = |name: &str, text: &OsString, why: String| {
-            let what = format!("{name} is \"{}\", which {why}", shown(text.as_bytes()));
+            let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
             Error::new(Exit::Usage, what, "set it right, or unset it")
         };
         if let Some(text) = size {
@@ -170,7 +171,7 @@ impl Environment {
             limits.size = parsed.map_err(|why| wrong("CSALOCK_HISTORY_SIZE", text, why))?;
         }
         if let Some(text) = age {
-            let parsed = parse_span(&text.to_string_lossy());
+            let parsed = parse_duration(&text.to_string_lossy());
             limits.age = parsed.map_err(|why| wrong("CSALOCK_HISTORY_AGE", text, why))?;
         }
         Ok(if kept.as_ref().is_some_and(|kept| kept == "0") { limits.off() } else { limits })

@@ -1,6 +1,6 @@
 //! What went wrong when we could not find out: one error type with its exit code and its cure.
 //!
-//! "No" is never an error here: busy, not held and stale are [`crate::lock::Outcome`]s.
+//! "No" is never an error here: busy, not held and stale are [`crate::lock::Response`]s.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -18,8 +18,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     exit: Exit,
-    what: String,
-    cure: String,
+    message: String,
+    hint: String,
     unreadable: Option<Version>,
     is_unreached: bool,
     is_own: bool,
@@ -28,7 +28,7 @@ pub struct Error {
 impl Error {
     /// `what` names the thing and what happened to it, `cure` the next step.
     pub fn new(exit: Exit, what: impl Into<String>, cure: impl Into<String>) -> Error {
-        Error { exit, what: what.into(), cure: cure.into(), unreadable: None, is_unreached: false, is_own: false }
+        Error { exit, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
     /// A record that cannot be understood.
@@ -51,16 +51,16 @@ impl Error {
             cure = format!("{cure} ({free} bytes are free there)");
         }
         let is_own = exit == Exit::Permission && is_own(path);
-        let what = format!("cannot {doing} {}: {}", crate::name::shown_path(path), errno.desc());
+        let what = format!("cannot {doing} {}: {}", crate::name::escape_path(path), errno.desc());
         Error { is_own, ..Error::new(exit, what, cure) }
     }
 
     /// The same, of something that may have happened for all that.
     #[must_use]
-    pub fn perhaps_done(self) -> Error {
+    pub fn outcome_unknown(self) -> Error {
         let cure =
             "it may be stored all the same, so look before you try again; see the kernel log and that file system";
-        Error { cure: cure.to_string(), ..self }
+        Error { hint: cure.to_string(), ..self }
     }
 
     /// The same, of a record whose contents are unreadable in this version.
@@ -98,13 +98,13 @@ impl Error {
     }
 
     /// What happened to which thing.
-    pub fn what(&self) -> &str {
-        &self.what
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     /// What to do about it; empty where nobody knows.
-    pub fn cure(&self) -> &str {
-        &self.cure
+    pub fn hint(&self) -> &str {
+        &self.hint
     }
 
     /// Whether a change was refused for a reason that often passes: the store is full, read-only or fails just now.
@@ -147,9 +147,9 @@ fn classify(errno: Errno) -> (Exit, &'static str) {
 
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}", self.what)?;
-        if !self.cure.is_empty() {
-            write!(out, "; {}", self.cure)?;
+        write!(out, "{}", self.message)?;
+        if !self.hint.is_empty() {
+            write!(out, "; {}", self.hint)?;
         }
         Ok(())
     }

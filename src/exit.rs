@@ -47,9 +47,9 @@ pub enum Exit {
     /// The command was not found.
     NotFound,
     /// The command's own status, or the number that `-E` chose for busy.
-    Chosen(u8),
+    Code(u8),
     /// By this signal, which ended what we were doing.
-    Raised(i32),
+    Signal(i32),
 }
 
 impl Exit {
@@ -98,14 +98,14 @@ impl Exit {
             Exit::MaxHold => 124,
             Exit::CannotExecute => 126,
             Exit::NotFound => 127,
-            Exit::Chosen(code) => code,
-            Exit::Raised(signal) => 128u8.wrapping_add(signal as u8),
+            Exit::Code(code) => code,
+            Exit::Signal(signal) => 128u8.wrapping_add(signal as u8),
         }
     }
 
     /// The status of a command that a signal ended, as the shell counts it: 128 + N.
     pub fn signalled(signal: i32) -> Exit {
-        Exit::Chosen(128u8.wrapping_add(signal as u8))
+        Exit::Code(128u8.wrapping_add(signal as u8))
     }
 }
 

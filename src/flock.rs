@@ -7,7 +7,7 @@
 
 #![expect(unsafe_code, reason = "fork")]
 
-mod handover;
+mod fd_passing;
 mod holders;
 
 use std::cell::Cell;
@@ -27,14 +27,14 @@ use nix::sys::time::TimeSpec;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 
-pub use handover::Handover;
+pub use fd_passing::FdChannel;
 pub use holders::{holders, posix_holders};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Host;
-use crate::lock::Share;
-use crate::name::shown_path;
+use crate::lock::Mode as LockMode;
+use crate::name::escape_path;
 use crate::signals::{FORWARDED, Signals};
 
 /// How often a file may be replaced under our hands before we give up.
@@ -63,7 +63,7 @@ pub enum Flocked {
 }
 
 /// A wait, for those who are willing to.
-pub struct Wait<'a> {
+pub struct FlockWait<'a> {
     /// Whose clock counts.
     pub host: &'a dyn Host,
     /// What else may come.
@@ -72,29 +72,29 @@ pub struct Wait<'a> {
     pub until: Option<Duration>,
     /// Is called when the wait begins and goes on; says when it wants to be called again at the latest. Its error ends the
     /// wait.
-    pub look: &'a mut dyn FnMut() -> Result<Option<Duration>>,
+    pub on_tick: &'a mut dyn FnMut() -> Result<Option<Duration>>,
 }
 
 impl Flock {
-    /// Locks a file, which is made if it is missing. Without `wait` it is tried once. Alone, or with others who share.
+    /// Locks a file, which is made if it is missing. Without `wait` it is tried once. Alone, or with others who share it.
     ///
     /// # Errors
     ///
     /// When the file cannot be opened, or its file system knows no such locks.
-    pub fn take(path: &Path, share: Share, mut wait: Option<&mut Wait<'_>>) -> Result<Flocked> {
+    pub fn take(path: &Path, mode: LockMode, mut wait: Option<&mut FlockWait<'_>>) -> Result<Flocked> {
         let mut access = OFlag::O_RDONLY;
         for _ in 0..MOST_REPLACED {
             let file = open(path, access)?;
-            match attempt(&file, share) {
+            match attempt(&file, mode) {
                 Ok(()) => {}
                 // On NFS it is a lock for writing, and wants a file that may be written.
-                Err(Errno::EBADF | Errno::EIO) if access == OFlag::O_RDONLY && share == Share::Exclusive => {
+                Err(Errno::EBADF | Errno::EIO) if access == OFlag::O_RDONLY && mode == LockMode::Exclusive => {
                     access = OFlag::O_RDWR;
                     continue;
                 }
                 Err(Errno::EWOULDBLOCK) => match &mut wait {
                     None => return Ok(Flocked::Busy),
-                    Some(wait) => match wait.begin(path, &file, share)? {
+                    Some(wait) => match wait.begin(path, &file, mode)? {
                         Waited::Locked => {}
                         Waited::TimeOver => return Ok(Flocked::Busy),
                         Waited::Interrupted(signal) => return Ok(Flocked::Interrupted(signal)),
@@ -106,7 +106,7 @@ impl Flock {
                 return Ok(Flocked::Held(Flock { file, path: path.to_path_buf() }));
             }
         }
-        let what = format!("file {} was replaced whenever it was locked", shown_path(path));
+        let what = format!("file {} was replaced whenever it was locked", escape_path(path));
         Err(Error::new(Exit::System, what, "lock a file that stays, beside it"))
     }
 
@@ -151,22 +151,22 @@ fn open(path: &Path, access: OFlag) -> Result<File> {
             Errno::EROFS => "it is not there and its file system is mounted read-only; name another file",
             _ => return error,
         };
-        Error::new(error.exit(), format!("cannot open {}: {}", shown_path(path), errno.desc()), cure)
+        Error::new(error.exit(), format!("cannot open {}: {}", escape_path(path), errno.desc()), cure)
     })
 }
 
-fn attempt(file: &File, share: Share) -> nix::Result<()> {
-    let tried = match share {
-        Share::Exclusive => fs2::FileExt::try_lock_exclusive(file),
+fn attempt(file: &File, mode: LockMode) -> nix::Result<()> {
+    let tried = match mode {
+        LockMode::Exclusive => fs2::FileExt::try_lock_exclusive(file),
         _ => fs2::FileExt::try_lock_shared(file),
     };
     tried.map_err(|error| errno_of(&error))
 }
 
-fn block(file: &File, share: Share) -> nix::Result<()> {
+fn block(file: &File, mode: LockMode) -> nix::Result<()> {
     loop {
-        let locked = match share {
-            Share::Exclusive => fs2::FileExt::lock_exclusive(file),
+        let locked = match mode {
+            LockMode::Exclusive => fs2::FileExt::lock_exclusive(file),
             _ => fs2::FileExt::lock_shared(file),
         };
         match locked.map_err(|error| errno_of(&error)) {
@@ -198,16 +198,16 @@ enum Waited {
     Interrupted(Signal),
 }
 
-impl Wait<'_> {
-    fn begin(&mut self, path: &Path, file: &File, share: Share) -> Result<Waited> {
+impl FlockWait<'_> {
+    fn begin(&mut self, path: &Path, file: &File, mode: LockMode) -> Result<Waited> {
         let failed = |errno| Error::os(errno, "lock", path);
-        let mut helper = Helper::start(file, share).map_err(failed)?;
+        let mut helper = Helper::start(file, mode).map_err(failed)?;
         // Also when it is over at once: whoever waited has to look after what he held meanwhile.
         let mut look_at = self.look_again_at()?;
         loop {
             match helper.ended() {
                 None => {}
-                Some(Err(Errno::EINTR)) => helper = Helper::start(file, share).map_err(failed)?,
+                Some(Err(Errno::EINTR)) => helper = Helper::start(file, mode).map_err(failed)?,
                 Some(locked) => return locked.map(|()| Waited::Locked).map_err(failed),
             }
             // The end of children is a signal as well: the helper's is seen above, and others are not ours.
@@ -230,7 +230,7 @@ impl Wait<'_> {
 
     fn look_again_at(&mut self) -> Result<Option<Duration>> {
         let now = self.host.boottime();
-        Ok((self.look)()?.map(|span| now.saturating_add(span)))
+        Ok((self.on_tick)()?.map(|span| now.saturating_add(span)))
     }
 
     /// Until a signal comes, the helper's end among them, or the time is over.
@@ -253,7 +253,7 @@ struct Helper {
 }
 
 impl Helper {
-    fn start(file: &File, share: Share) -> nix::Result<Helper> {
+    fn start(file: &File, mode: LockMode) -> nix::Result<Helper> {
         let parent = Pid::this();
         // SAFETY: the child makes system calls and nothing else; it takes no lock and allocates nothing.
         match unsafe { fork() }? {
@@ -261,7 +261,7 @@ impl Helper {
             ForkResult::Child => {
                 // The signals that end a wait are blocked here as they are there, so it ends when we say so.
                 let locked = set_pdeathsig(Signal::SIGKILL).and_then(|()| match getppid() == parent {
-                    true => block(file, share),
+                    true => block(file, mode),
                     false => Err(Errno::ESRCH),
                 });
                 // SAFETY: ends the process at once; nothing that our parent began is finished here a second time.
@@ -311,25 +311,25 @@ mod tests {
     fn some_share_it_and_one_has_it_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
-        let take = |share| match Flock::take(&path, share, None) {
+        let take = |mode| match Flock::take(&path, mode, None) {
             Ok(Flocked::Held(flock)) => Some(flock),
             Ok(Flocked::Busy) => None,
             other => panic!("{other:?}"),
         };
-        let (one, two) = (take(Share::Shared).unwrap(), take(Share::Slot).unwrap());
-        assert!(take(Share::Exclusive).is_none());
+        let (one, two) = (take(LockMode::Shared).unwrap(), take(LockMode::Slot).unwrap());
+        assert!(take(LockMode::Exclusive).is_none());
         drop((one, two));
-        let alone = take(Share::Exclusive).unwrap();
-        assert!(take(Share::Shared).is_none());
+        let alone = take(LockMode::Exclusive).unwrap();
+        assert!(take(LockMode::Shared).is_none());
         drop(alone);
-        assert!(take(Share::Exclusive).is_some());
+        assert!(take(LockMode::Exclusive).is_some());
     }
 
     #[test]
     fn two_names_of_one_file_are_known_for_it() {
         let dir = tempfile::tempdir().unwrap();
         let [path, other, none] = ["file", "other", "none"].map(|name| dir.path().join(name));
-        let Ok(Flocked::Held(flock)) = Flock::take(&path, Share::Exclusive, None) else { panic!() };
+        let Ok(Flocked::Held(flock)) = Flock::take(&path, LockMode::Exclusive, None) else { panic!() };
         fs::hard_link(&path, &other).unwrap();
         assert!(flock.is_of(&path) && flock.is_of(&other) && !flock.is_of(&none));
         fs::remove_file(&path).unwrap();
@@ -340,7 +340,7 @@ mod tests {
     fn what_cannot_be_opened_is_told_with_its_exit_code() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
-        let exit = |name: &str| match Flock::take(&dir.path().join(name), Share::Exclusive, None) {
+        let exit = |name: &str| match Flock::take(&dir.path().join(name), LockMode::Exclusive, None) {
             Err(error) => error.exit(),
             other => panic!("{name}: {other:?}"),
         };

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use crate::engine::{Applicant, Engine, Patience, Taken};
+use crate::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::{Host, Unix};
-use crate::lock::{Ask, Grant, Handle, Outcome, Party, Proof, Tenure};
+use crate::lock::{Grant, Handle, HandleHash, Lifetime, Owner, Request, Response};
 use crate::name;
-use crate::store::{self, Location, Reach};
+use crate::store::{self, Location, Scope};
 
 /// What is never sent.
 enum Never {}
@@ -30,7 +30,7 @@ pub struct Locks {
 /// A lock that this process holds. Dropping it gives it back; should the process die, the lock is free all the same.
 ///
 /// Where other hosts may share the store, a thread renews its lease as long as the guard is there. Should that not be
-/// possible for the length of a lease, the lock is lost: [`Guard::give_back`] says so.
+/// possible for the length of a lease, the lock is lost: [`Guard::release`] says so.
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct Guard<'a> {
     engine: &'a Arc<Engine>,
@@ -75,31 +75,31 @@ impl Locks {
     ///
     /// When we could not find out: the store cannot be asked or told, or the name is none. And
     /// [`Exit::Deadlock`] when this process holds it already.
-    pub fn take(&self, name: &str, at_most: Duration) -> Result<Option<Guard<'_>>> {
+    pub fn lock(&self, name: &str, at_most: Duration) -> Result<Option<Guard<'_>>> {
         let name = self.name_here(name)?;
         let host = self.engine.host();
         let process = host.this_process()?;
-        let party = Party {
-            home: host.home()?,
-            owners: vec![process],
+        let owner = Owner {
+            domain: host.domain()?,
+            processes: vec![process],
             supervisor: None,
             host: host.name(),
             uid: host.uid(),
             command: crate::host::command_of(process.pid),
             label: None,
         };
-        let applicant = Applicant::for_itself(self.engine.new_handle()?, party, process);
-        let patience = Patience { limit: Some(at_most), attempts: None, backoff: None };
-        match self.engine.take(&name, &applicant, &patience, None, &mut |_| None)? {
-            Taken::Answer(Outcome::Granted(Grant { token, tenure, .. }, _)) => Ok(Some(Guard {
+        let request = AcquireRequest::for_itself(self.engine.new_handle()?, owner, process);
+        let policy = WaitPolicy { limit: Some(at_most), attempts: None, backoff: None };
+        match self.engine.acquire(&name, &request, &policy, None, &mut |_| None)? {
+            AcquireResult::Answer(Response::Granted(Grant { token, lifetime, .. }, _)) => Ok(Some(Guard {
                 engine: &self.engine,
-                renewer: matches!(tenure, Tenure::Renewed(_)).then(|| self.renew(&name, &applicant.handle)),
+                renewer: matches!(lifetime, Lifetime::Keepalive(_)).then(|| self.renew(&name, &request.handle)),
                 name,
-                handle: applicant.handle,
+                handle: request.handle,
                 token: token.unwrap_or_default(),
             })),
-            Taken::Answer(Outcome::Deadlock(_)) => {
-                let what = format!("this process holds lock {} already", name::shown(&name));
+            AcquireResult::Answer(Response::Deadlock(_)) => {
+                let what = format!("this process holds lock {} already", name::escape(&name));
                 Err(Error::new(Exit::Deadlock, what, "give it back first"))
             }
             _ => Ok(None),
@@ -112,16 +112,16 @@ impl Locks {
     fn renew(&self, name: &[u8], handle: &Handle) -> Sender<Never> {
         let (stop, stopped) = channel::<Never>();
         let (engine, name, proof) = (self.engine.clone(), name.to_vec(), handle.proof());
-        let renew = move || -> Result<Outcome> {
-            let tenure = engine.begin(&Tenure::Renewing(engine.lease().as_millis() as u64))?;
-            engine.settle(&name, &Ask::Renew(engine.claimant(Some(proof), Vec::new())?, tenure))
+        let renew = move || -> Result<Response> {
+            let lifetime = engine.start(&Lifetime::KeepalivePending(engine.lease().as_millis() as u64))?;
+            engine.apply(&name, &Request::Renew(engine.credentials(Some(proof), Vec::new())?, lifetime))
         };
         let (often, seldom) = (self.engine.lease() / 30, self.engine.lease() / 3);
         std::thread::spawn(move || {
             let mut pause = seldom;
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
                 pause = match renew() {
-                    Ok(Outcome::Renewed(_)) => seldom,
+                    Ok(Response::Renewed(_)) => seldom,
                     Ok(_) => break,
                     Err(_) => often,
                 };
@@ -143,26 +143,26 @@ impl Guard<'_> {
     /// # Errors
     ///
     /// When the store cannot be told. The lock is free all the same when this process ends.
-    pub fn give_back(mut self) -> Result<bool> {
-        let outcome = release(self.engine, &self.name, self.handle.proof());
+    pub fn release(mut self) -> Result<bool> {
+        let response = release(self.engine, &self.name, self.handle.proof());
         drop(self.renewer.take());
         std::mem::forget(self);
-        outcome.map(|outcome| matches!(outcome, Outcome::Released(_)))
+        response.map(|outcome| matches!(outcome, Response::Released(_)))
     }
 }
 
-fn release(engine: &Engine, name: &[u8], proof: Proof) -> Result<Outcome> {
-    engine.settle(name, &Ask::Release(engine.claimant(Some(proof), Vec::new())?))
+fn release(engine: &Engine, name: &[u8], proof: HandleHash) -> Result<Response> {
+    engine.apply(name, &Request::Release(engine.credentials(Some(proof), Vec::new())?))
 }
 
 impl Drop for Guard<'_> {
-    /// Releases the lock; [`Guard::give_back`] also says whether it was still held.
+    /// Releases the lock; [`Guard::release`] also says whether it was still held.
     ///
     /// A dead NFS server holds up its callers until it is back. So where other hosts may share the store, a thread
     /// releases the lock, and the caller waits for it for at most five seconds. Without that release the lease ends the lock.
     fn drop(&mut self) {
         let proof = self.handle.proof();
-        if self.engine.store().reach() == Reach::ThisHost {
+        if self.engine.store().scope() == Scope::Local {
             let _ = release(self.engine, &self.name, proof);
             return;
         }
@@ -180,6 +180,6 @@ impl Drop for Guard<'_> {
 
 impl fmt::Debug for Guard<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Guard({}, token {})", crate::name::shown(&self.name), self.token)
+        write!(out, "Guard({}, token {})", crate::name::escape(&self.name), self.token)
     }
 }

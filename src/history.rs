@@ -9,7 +9,7 @@ mod line;
 
 pub use limits::{Limits, parse_size};
 
-use crate::lock::{Ended, Ending, Grant, Party, Share};
+use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
 
 /// A grant, from its beginning to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,8 +19,8 @@ pub struct Past {
     /// The fencing number.
     pub token: Option<u64>,
     /// How much of it.
-    pub share: Share,
-    /// Which place, for [`Share::Slot`].
+    pub share: Mode,
+    /// Which place, for [`Mode::Slot`].
     pub slot: u32,
     /// By whom.
     pub holder: Who,
@@ -31,7 +31,7 @@ pub struct Past {
     /// How long it was waited for, in milliseconds.
     pub waited: u64,
     /// How it ended. `None`: it is held.
-    pub how: Option<Ended>,
+    pub how: Option<EndReason>,
     /// Who broke it.
     pub broken_by: Option<Who>,
 }
@@ -53,8 +53,8 @@ pub struct Who {
 
 impl Who {
     /// A party, and which of its processes counts.
-    pub fn new(party: &Party, pid: Option<i32>) -> Who {
-        let Party { host, uid, command, label, .. } = party.clone();
+    pub fn new(owner: &Owner, pid: Option<i32>) -> Who {
+        let Owner { host, uid, command, label, .. } = owner.clone();
         Who { pid, host, uid, command, label }
     }
 }
@@ -65,9 +65,9 @@ impl Past {
         Past {
             name: name.to_vec(),
             token: grant.token,
-            share: grant.share,
+            share: grant.mode,
             slot: grant.slot,
-            holder: Who::new(&grant.party, pid),
+            holder: Who::new(&grant.owner, pid),
             from: grant.since,
             to: None,
             waited: grant.waited,
@@ -77,13 +77,13 @@ impl Past {
     }
 
     /// A grant that is over, as was found at this time.
-    pub fn ended(name: &[u8], ending: &Ending, pid: Option<i32>, now: u64) -> Past {
-        let to = match (ending.grant.tenure.lease(), ending.how) {
+    pub fn ended(name: &[u8], ending: &EndedGrant, pid: Option<i32>, now: u64) -> Past {
+        let to = match (ending.grant.lifetime.lease(), ending.reason) {
             // Whenever that was noticed.
-            (Some(lease), Ended::Expired) => lease.wall.min(now),
+            (Some(lease), EndReason::Expired) => lease.wall.min(now),
             _ => now,
         };
-        Past { to: Some(to), how: Some(ending.how), ..Past::held(name, &ending.grant, pid) }
+        Past { to: Some(to), how: Some(ending.reason), ..Past::held(name, &ending.grant, pid) }
     }
 
     /// Whether both are of one grant.

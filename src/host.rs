@@ -4,27 +4,27 @@
 
 pub mod boot_lease;
 mod fake;
-mod inherited;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
+mod startup_state;
 mod unix;
-mod vigil;
+mod wait_set;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use fake::Fake;
-pub use inherited::Inherited;
-pub use owner::{Called, Caller, caller, may_end_with_call};
+pub use owner::{Caller, Invocation, caller, may_end_with_call};
 pub use proc_stat::start_of;
 pub use programs::command_of;
+pub use startup_state::StartupState;
 pub use unix::{Unix, is_at_work};
-pub use vigil::{Bell, Listener};
+pub use wait_set::{WakeAddress, WakeSocket};
 
 use crate::error::Result;
-use crate::lock::{Fate, Home, Process, Proof};
-use crate::store::{Hearing, Reach};
+use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
+use crate::store::{Scope, Subscription};
 
 /// Clock, identity and fate of processes, and waiting.
 pub trait Host: Send + Sync {
@@ -35,7 +35,7 @@ pub trait Host: Send + Sync {
     fn wall(&self) -> Duration;
 
     /// Where this process lives.
-    fn home(&self) -> Result<Home>;
+    fn domain(&self) -> Result<PidDomain>;
 
     /// The host's name, to be shown.
     fn name(&self) -> String;
@@ -44,21 +44,21 @@ pub trait Host: Send + Sync {
     fn uid(&self) -> u32;
 
     /// This process.
-    fn this_process(&self) -> Result<Process>;
+    fn this_process(&self) -> Result<ProcessId>;
 
     /// The process with this pid, or `None` if there is none.
-    fn process(&self, pid: i32) -> Result<Option<Process>>;
+    fn process(&self, pid: i32) -> Result<Option<ProcessId>>;
 
     /// The processes that may hold something and go on only when this one ends, innermost first, as far as that can be seen:
     /// `some_time_later` it can be seen better.
-    fn held_up_by(&self, called: &Called, some_time_later: bool) -> Vec<Process>;
+    fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId>;
 
     /// What is known of a process that lived at `home`, for a store that reaches so far.
-    fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate;
+    fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness;
 
     /// Whether a process that lived at `home` has ended, and this parent of it has not yet waited for it and is at work: then
     /// the parent is about to release what the process held.
-    fn is_released_by(&self, supervisor: &Process, home: &Home, process: &Process) -> bool;
+    fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
 
     /// Does nothing for this long.
     fn sleep(&self, span: Duration);
@@ -82,38 +82,38 @@ pub trait Host: Send + Sync {
     /// Random bytes that nobody can guess.
     fn random(&self) -> Result<[u8; 16]>;
 
-    /// Begins to wait: from now on [`Host::ring`] with this proof reaches the vigil. `interrupt` ends its waits when it
+    /// Begins to wait: from now on [`Host::wake`] with this proof reaches the vigil. `interrupt` ends its waits when it
     /// becomes readable.
-    fn vigil<'a>(&self, proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>>;
+    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>>;
 
     /// Wakes whoever listens there, if it is in reach, and says whether anybody does. Nobody may rely on it: a ring can be
     /// lost.
-    fn ring(&self, listener: Listener<'_>) -> bool;
+    fn wake(&self, listener: WakeAddress<'_>) -> bool;
 }
 
 /// One waiter's ears. What happened before a wait, but after the vigil began, ends that wait at once.
-pub trait Vigil {
+pub trait WaitSet {
     /// Waits until one of the signs, the interrupt, or `at_most` is over.
-    fn wait(&mut self, signs: &mut Signs<'_>, at_most: Duration) -> Result<Woken>;
+    fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason>;
 
-    /// From now on, a ring for [`Listener::OnBehalf`] of one of these keys ends a wait as well. `false`: somebody else
+    /// From now on, a ring for [`WakeAddress::OnBehalf`] of one of these keys ends a wait as well. `false`: somebody else
     /// hears those for one of them.
     fn answer(&mut self, keys: &[Vec<u8>]) -> bool;
 }
 
 /// What a waiter looks out for, beside its own bell.
-pub struct Signs<'a> {
+pub struct WaitSources<'a> {
     /// One of these processes ends.
-    pub processes: &'a [Process],
+    pub processes: &'a [ProcessId],
     /// The parents that release when one of these processes ends.
-    pub supervisors: &'a [Process],
+    pub supervisors: &'a [ProcessId],
     /// Its bell in the store rings. What has rung is heard no longer.
-    pub hearing: &'a mut Option<Box<dyn Hearing>>,
+    pub subscription: &'a mut Option<Box<dyn Subscription>>,
 }
 
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Woken {
+pub enum WakeReason {
     /// There may be something new to see.
     LookAgain,
     /// The interrupt came.
@@ -131,6 +131,6 @@ pub enum Woken {
 /// When the system cannot wait.
 pub fn pause(host: &dyn Host, span: Duration) -> Result<()> {
     let nobodys = crate::lock::Handle::new(host.random()?).proof();
-    let mut signs = Signs { processes: &[], supervisors: &[], hearing: &mut None };
-    host.vigil(&nobodys, None)?.wait(&mut signs, span).map(drop)
+    let mut signs = WaitSources { processes: &[], supervisors: &[], subscription: &mut None };
+    host.wait_set(&nobodys, None)?.wait(&mut signs, span).map(drop)
 }

@@ -28,11 +28,11 @@
 //! what the program does, [`report`] everything that it says, [`exit`] how it ends.
 #![deny(missing_docs)]
 
-pub mod background;
-pub mod boot_timer;
+pub mod boottime_timer;
 pub mod child;
 pub mod cli;
 pub mod command;
+pub mod detach;
 pub mod duration;
 pub mod engine;
 pub mod environment;
@@ -43,17 +43,17 @@ pub mod glob;
 mod guard;
 pub mod history;
 pub mod host;
-pub mod lease_end;
 pub mod lock;
 pub mod name;
 pub mod report;
+pub mod shared_deadline;
 pub mod signals;
 pub mod store;
-#[cfg(any(test, fuzzing))]
-#[doc(hidden)]
-pub mod strangers;
 pub mod terminal;
 #[cfg(debug_assertions)]
 pub mod trace;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod untrusted;
 
 pub use guard::{Guard, Locks};

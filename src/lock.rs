@@ -17,25 +17,26 @@ mod sighting;
 mod value;
 mod waits;
 
-pub use ask::{Application, Ask, Claimant, Doubt, Link, Outcome, Place, Step};
-pub use codec::beside::is_internal;
+pub use ask::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
+pub use codec::beside::is_auxiliary;
 pub(crate) use codec::beside::{
     decode_decision, decode_page, decode_value, decode_waits, encode_decision, encode_page, encode_value, encode_waits,
     name_of_internal,
 };
 pub(crate) use codec::{MOST_BYTES, number};
 pub use codec::{decode, encode};
-pub use cycle::{Circle, Wait, circle};
-pub use decision::Decision;
+pub use cycle::{Cycle, WaitNode, find_cycle};
+pub use decision::CommitRecord;
 #[cfg(debug_assertions)]
 pub use facts::trace::Answers;
-pub use facts::{Facts, Fate, Wanted};
-pub use handle::{Handle, Proof};
-pub use page::{Joined, Page};
-pub use protocol::{decide, standing};
+pub use facts::{Facts, Liveness, Query};
+pub use handle::{Handle, HandleHash};
+pub use page::{Enqueued, Page};
+pub use protocol::{decide, grant_status};
 pub use record::{
-    Begun, Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter,
+    Begun, EndReason, EndedGrant, Grant, Lease, LeaseClock, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Record,
+    Waiter,
 };
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
-pub use value::{MOST_VALUE, OnlyIf, Value, Writing};
-pub use waits::Waits;
+pub use value::{MOST_VALUE, Precondition, Value, Writing};
+pub use waits::WaitEdges;

@@ -27,7 +27,7 @@ pub fn check(name: &[u8]) -> Result<()> {
     match name {
         [] => wrong("the empty name is no lock's name".to_string()),
         _ if name.len() > LONGEST => wrong(format!("a name of {} bytes is too long", name.len())),
-        _ if name.contains(&0) => wrong(format!("name {} contains NUL", shown(name))),
+        _ if name.contains(&0) => wrong(format!("name {} contains NUL", escape(name))),
         _ => Ok(()),
     }
 }
@@ -45,7 +45,7 @@ pub fn is_path(name: &[u8]) -> bool {
 pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
     let path = current.join(path);
     if !path.is_absolute() {
-        let what = format!("{} is in the current directory, which was removed", shown_path(&path));
+        let what = format!("{} is in the current directory, which was removed", escape_path(&path));
         return Err(Error::new(Exit::Unreachable, what, "cd to one that exists"));
     }
     Ok(path)
@@ -92,7 +92,7 @@ fn cannot_find(error: &io::Error, path: &Path) -> Error {
 }
 
 /// A name, label or command as it is shown: printable text as it is, everything else escaped as in C.
-pub fn shown(bytes: &[u8]) -> String {
+pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for char in chunk.valid().chars() {
@@ -108,7 +108,7 @@ pub fn shown(bytes: &[u8]) -> String {
 }
 
 /// Whether a terminal would obey some of it.
-pub(crate) fn is_harmful(bytes: &[u8]) -> bool {
+pub(crate) fn needs_escaping(bytes: &[u8]) -> bool {
     bytes.utf8_chunks().any(|chunk| chunk.valid().contains(is_invisible) || !chunk.invalid().is_empty())
 }
 
@@ -120,10 +120,10 @@ pub(crate) fn is_invisible(char: char) -> bool {
 }
 
 /// A name as one would type it in a shell.
-pub fn quoted(bytes: &[u8]) -> String {
+pub fn shell_quote(bytes: &[u8]) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_./-+=@%:,".contains(byte);
     if !bytes.is_empty() && bytes.iter().all(plain) {
-        return shown(bytes);
+        return escape(bytes);
     }
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(is_invisible) => format!("'{}'", text.replace('\'', "'\\''")),
@@ -154,8 +154,8 @@ fn in_ansi_c(bytes: &[u8]) -> String {
 }
 
 /// A path as it is shown.
-pub fn shown_path(path: &Path) -> String {
-    shown(path.as_os_str().as_bytes())
+pub fn escape_path(path: &Path) -> String {
+    escape(path.as_os_str().as_bytes())
 }
 
 #[cfg(test)]
@@ -198,14 +198,14 @@ mod tests {
 
     #[test]
     fn quoted_as_a_shell_wants_it() {
-        assert_eq!(quoted(b"a/b.c"), "a/b.c");
-        assert_eq!(quoted(b"it's two"), "'it'\\''s two'");
-        assert_eq!(quoted(b"a\n'"), "$'a\\n\\''");
+        assert_eq!(shell_quote(b"a/b.c"), "a/b.c");
+        assert_eq!(shell_quote(b"it's two"), "'it'\\''s two'");
+        assert_eq!(shell_quote(b"a\n'"), "$'a\\n\\''");
     }
 
     #[test]
     fn control_characters_are_shown_escaped() {
-        assert_eq!(shown(b"a\x1b[2J\n\\\xff\xc3\xa9"), "a\\u{1b}[2J\\n\\\\\\xffé");
-        assert_eq!(shown("a\u{202e}b".as_bytes()), "a\\u{202e}b");
+        assert_eq!(escape(b"a\x1b[2J\n\\\xff\xc3\xa9"), "a\\u{1b}[2J\\n\\\\\\xffé");
+        assert_eq!(escape("a\u{202e}b".as_bytes()), "a\\u{202e}b");
     }
 }

@@ -18,7 +18,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::Inherited;
+use crate::host::StartupState;
 
 /// The signals that end a wait, and that a command gets instead of us.
 pub const FORWARDED: [Signal; 6] =
@@ -29,7 +29,7 @@ static QUEUED: AtomicU64 = AtomicU64::new(0);
 
 /// A signal that came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Came {
+pub struct ReceivedSignal {
     /// Which one.
     pub signal: Signal,
     /// It came from the terminal, which sends it to our whole process group, the command included. (SIGHUP it may send to
@@ -50,7 +50,7 @@ impl Signals {
     /// # Errors
     ///
     /// When the system has no descriptors left.
-    pub fn listen(inherited: Inherited) -> Result<Signals> {
+    pub fn listen(inherited: StartupState) -> Result<Signals> {
         let signals = Signals::listen_also(inherited, &[Signal::SIGCHLD])?;
         // A child that stops is none of our business; and were SIGCHLD ignored, no child could be waited for.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
@@ -64,7 +64,7 @@ impl Signals {
     /// # Errors
     ///
     /// As [`Signals::listen`].
-    pub fn listen_also(inherited: Inherited, others: &[Signal]) -> Result<Signals> {
+    pub fn listen_also(inherited: StartupState, others: &[Signal]) -> Result<Signals> {
         let mut ending = SigSet::empty();
         FORWARDED.into_iter().filter(|signal| !inherited.ignored(*signal)).for_each(|signal| ending.add(signal));
         let mut mask = ending;
@@ -84,16 +84,16 @@ impl Signals {
 
     /// How to exit when a wait was interrupted: by the signal that did.
     pub fn exit(&self) -> Exit {
-        self.interrupted_by().map_or(Exit::System, |signal| Exit::Raised(signal as i32))
+        self.interrupted_by().map_or(Exit::System, |signal| Exit::Signal(signal as i32))
     }
 
     /// Whether one came that ends a wait. It can still be asked for by [`Signals::exit`].
-    pub fn came(&self) -> bool {
-        !self.quiet_for(Duration::ZERO)
+    pub fn pending(&self) -> bool {
+        !self.no_signal_within(Duration::ZERO)
     }
 
     /// Waits that long for one that ends a wait. Whether none came.
-    pub fn quiet_for(&self, span: Duration) -> bool {
+    pub fn no_signal_within(&self, span: Duration) -> bool {
         let mut polled = [PollFd::new(self.interrupt(), PollFlags::POLLIN)];
         !matches!(poll(&mut polled, PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX)), Ok(1))
     }
@@ -104,15 +104,15 @@ impl Signals {
     }
 
     /// The next one that came, if any did.
-    pub fn next(&self) -> Option<Came> {
+    pub fn next(&self) -> Option<ReceivedSignal> {
         let info = self.descriptor.read_signal().ok().flatten()?;
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
         let from_terminal = info.ssi_code == libc::SI_KERNEL && signal != Signal::SIGHUP;
-        Some(Came { signal, from_terminal })
+        Some(ReceivedSignal { signal, from_terminal })
     }
 
     /// Gives back to what is about to be executed the mask and dispositions that we were started with.
-    pub fn restore(&self, inherited: Inherited) {
+    pub fn restore(&self, inherited: StartupState) {
         for signal in [Signal::SIGPIPE, Signal::SIGCHLD, Signal::SIGXFSZ] {
             let handler = if inherited.ignored(signal) { SigHandler::SigIgn } else { SigHandler::SigDfl };
             // SAFETY: neither disposition runs code of ours.
@@ -153,21 +153,21 @@ fn failed(errno: Errno) -> Error {
 
 /// While it lives, this is called when Ctrl-Z is typed; to stop is then its business, by [`stop`].
 #[derive(Debug)]
-pub struct BeforeStop(SigAction);
+pub struct SigtstpHandler(SigAction);
 
-impl BeforeStop {
+impl SigtstpHandler {
     /// `None` where Ctrl-Z is ignored. What is called may do only what signal-safety(7) allows.
-    pub fn call(handler: extern "C" fn(libc::c_int)) -> Option<BeforeStop> {
+    pub fn call(handler: extern "C" fn(libc::c_int)) -> Option<SigtstpHandler> {
         let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
         // SAFETY: the handler promises to be one.
         let before = unsafe { sigaction(Signal::SIGTSTP, &action) }.ok()?;
         let ignored = matches!(before.handler(), SigHandler::SigIgn);
-        let caught = BeforeStop(before);
+        let caught = SigtstpHandler(before);
         (!ignored).then_some(caught)
     }
 }
 
-impl Drop for BeforeStop {
+impl Drop for SigtstpHandler {
     fn drop(&mut self) {
         // SAFETY: what was there before is as good as it was.
         let _ = unsafe { sigaction(Signal::SIGTSTP, &self.0) };
@@ -198,7 +198,7 @@ pub fn ignore_file_size_signal() {
 }
 
 /// Ends this process by a signal, so that whoever waits for it sees what happened. Returns if the signal does not do so.
-pub fn die_of(signal: Signal) {
+pub fn reraise(signal: Signal) {
     let mut mask = SigSet::empty();
     mask.add(signal);
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());

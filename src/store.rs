@@ -3,24 +3,24 @@
 //! The whole of what a back end must be able to do is [`Store`], and `tests/stores.rs` is one suite that every
 //! back end passes. What they promise alike:
 //!
-//! - [`Store::swap`] is an atomic compare-and-swap, also between hosts where the store has several.
+//! - [`Store::commit`] is an atomic compare-and-swap, also between hosts where the store has several.
 //! - A version's number is a fencing token: under one name it only grows, also after the record was removed and
 //!   came back. (No two versions are equal, so there is no ABA.)
 //! - A process that dies at any instruction leaves either the old record or the new one.
 //! - Nothing but `swap`, `sweep` and `note` changes anything. Asking a store that does not exist yet finds nothing in it.
 
 mod answers;
-mod chronicle;
 pub(crate) mod directory;
 pub(crate) mod etcd;
 mod file_system;
 mod finding;
+mod history_file;
 mod identity;
 mod memory;
 mod mount;
+mod path_checks;
 mod scratch;
 mod sqlite;
-mod surroundings;
 mod url;
 
 use std::os::fd::BorrowedFd;
@@ -33,9 +33,9 @@ pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
+pub use path_checks::surroundings;
 pub use scratch::Scratch;
 pub use sqlite::Sqlite;
-pub use surroundings::surroundings;
 pub use url::{Cluster, Layout, Location};
 
 use crate::environment::Environment;
@@ -56,7 +56,7 @@ pub struct Version {
 
 /// A record as a store has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stored {
+pub struct Versioned {
     /// Which version.
     pub version: Version,
     /// The record's bytes.
@@ -67,9 +67,9 @@ pub struct Stored {
 
 /// What became of a swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Swap {
+pub enum CommitResult {
     /// It is stored, as this version. After a removal the version names nothing.
-    Stored(Version),
+    Done(Version),
     /// Somebody was faster, or the reply to our own success was lost: read again, and look for your own step in the
     /// record before you take it for somebody else's.
     Conflict,
@@ -80,25 +80,25 @@ pub enum Swap {
 pub enum Durability {
     /// Anything: undo it, or tear the record. It dies with the boot anyway.
     #[default]
-    Boot,
+    Volatile,
     /// Undo it. Either the old record is there, whole, or the new one.
-    Whole,
+    Atomic,
     /// Nothing, once the swap has returned.
-    Lasting,
+    Durable,
 }
 
 /// How a swap is to be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Keep {
+pub struct WriteOptions {
     /// What it outlasts.
     pub durability: Durability,
     /// Who may read it: the permission bits of a file, at most. `None`: whoever may read the store.
     pub mode: Option<u32>,
 }
 
-/// One of several swaps that are one: see [`Store::swap_kept`].
+/// One of several swaps that are one: see [`Store::commit_with`].
 #[derive(Debug, Clone, Copy)]
-pub struct Change<'a> {
+pub struct Write<'a> {
     /// Under which name.
     pub name: &'a [u8],
     /// What must be there.
@@ -106,18 +106,18 @@ pub struct Change<'a> {
     /// What comes in its place.
     pub body: Option<&'a [u8]>,
     /// How it is to be stored.
-    pub keep: Keep,
+    pub options: WriteOptions,
     /// Leases that must be over.
     pub over: &'a [Lease],
 }
 
 /// How far a store reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum Scope {
     /// Every process that uses it runs under this kernel, or ran under it before a reboot.
-    ThisHost,
+    Local,
     /// Other hosts may use it.
-    ManyHosts,
+    Shared,
 }
 
 /// What a sweep did, or would do.
@@ -145,13 +145,13 @@ impl Swept {
 }
 
 /// What to do with one record of a scan. It gets where the record is, and the record if it could be read.
-pub type Visit<'a> = dyn FnMut(&str, Result<Stored>) -> Result<()> + 'a;
+pub type Visit<'a> = dyn FnMut(&str, Result<Versioned>) -> Result<()> + 'a;
 
 /// Named, versioned bytes, and leases on a clock that all users of the store share.
 pub trait Store: Send + Sync {
     /// The record under `name`, or `None` where there is none. If there is one whose bytes cannot be had, the error bears
     /// its version ([`Error::version`]), wherever the store knows it.
-    fn read(&self, name: &[u8]) -> Result<Option<Stored>>;
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>>;
 
     /// Which version stands under `name`, also where it cannot be read.
     fn version(&self, name: &[u8]) -> Result<Option<Version>> {
@@ -160,30 +160,36 @@ pub trait Store: Send + Sync {
 
     /// Replaces the record under `name` by `body`, or removes it if that is `None`, provided that its version is still
     /// `expect` (`None`: that there is none).
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap>;
+    fn commit_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        keep: WriteOptions,
+    ) -> Result<CommitResult>;
 
     /// The same for what need not outlive the boot.
-    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<Swap> {
-        self.swap_kept(name, expect, body, Keep::default())
+    fn commit(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
+        self.commit_with(name, expect, body, WriteOptions::default())
     }
 
-    /// How many changes [`Store::swap_all`] makes as one.
-    fn most_at_once(&self) -> usize {
+    /// How many changes [`Store::commit_batch`] makes as one.
+    fn max_batch(&self) -> usize {
         1
     }
 
     /// Makes all of these changes, each under a name of its own, or none. The version is that of all of them. It is a
     /// conflict, too, if one of their leases lasts. A store whose leases end by a clock looks at it here: that clock only
     /// goes forward, so a lease that is over before the swap is over during it. Any other store must look during the swap.
-    fn swap_all(&self, changes: &[Change<'_>]) -> Result<Swap> {
+    fn commit_batch(&self, changes: &[Write<'_>]) -> Result<CommitResult> {
         match changes {
             [one] => {
                 for lease in one.over {
-                    if !self.is_over(lease)? {
-                        return Ok(Swap::Conflict);
+                    if !self.lease_expired(lease)? {
+                        return Ok(CommitResult::Conflict);
                     }
                 }
-                self.swap_kept(one.name, one.expect.as_ref(), one.body, one.keep)
+                self.commit_with(one.name, one.expect.as_ref(), one.body, one.options)
             }
             _ => Err(Error::new(Exit::Bug, "this store makes one change at a time", "")),
         }
@@ -193,20 +199,20 @@ pub trait Store: Send + Sync {
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
 
     /// A lease that ends `span` from now.
-    fn lend(&self, span: Duration) -> Result<Lease>;
+    fn grant_lease(&self, span: Duration) -> Result<Lease>;
 
     /// How long a lease has left at least, for its holder; zero when it is over. What is over stays over.
-    fn remaining(&self, lease: &Lease) -> Result<Duration>;
+    fn lease_ttl(&self, lease: &Lease) -> Result<Duration>;
 
-    /// Whether a lease is over: as [`Store::remaining`], for less.
-    fn is_over(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.remaining(lease)?.is_zero())
+    /// Whether a lease is over: as [`Store::lease_ttl`], for less.
+    fn lease_expired(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.lease_ttl(lease)?.is_zero())
     }
 
     /// How long until this host takes a lease for over that it found in a record with these sightings. If the store's clock
     /// may be set, that is later than its holder does.
-    fn until_over(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
-        self.remaining(lease)
+    fn time_to_expiry(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
+        self.lease_ttl(lease)
     }
 
     /// Sightings of these leases that the next caller on this host needs, beside those that were seen already.
@@ -215,45 +221,45 @@ pub trait Store: Send + Sync {
     }
 
     /// Takes note that nobody needs a lease any more. Nobody relies on it.
-    fn end(&self, _lease: &Lease) {}
+    fn revoke_lease(&self, _lease: &Lease) {}
 
     /// Until then, on CLOCK_BOOTTIME, and less than a second longer, calls that come now may try to get an answer; `None`: as
     /// long as the store thinks right. A store that cannot be kept waiting for one need not care.
-    fn bound(&self, _until: Option<Duration>) {}
+    fn set_deadline(&self, _until: Option<Duration>) {}
 
     /// Who may be using it.
-    fn reach(&self) -> Reach;
+    fn scope(&self) -> Scope;
 
     /// Where `name`'s record is, for messages.
-    fn place(&self, name: &[u8]) -> String;
+    fn describe(&self, name: &[u8]) -> String;
 
-    /// Whether [`Store::ring`] reaches waiters on other hosts.
-    fn rings(&self) -> bool {
+    /// Whether [`Store::notify`] reaches waiters on other hosts.
+    fn can_notify(&self) -> bool {
         false
     }
 
     /// Wakes the waiter that hears this bell; what that leaves in the store goes away with the lease. Nobody relies on it.
-    fn ring(&self, _bell: &[u8], _lease: Option<&Lease>) {}
+    fn notify(&self, _bell: &[u8], _lease: Option<&Lease>) {}
 
     /// Sees to it that what was noted, rung and remembered so far reaches the store, if it can within a moment.
-    fn settle(&self) {}
+    fn flush(&self) {}
 
-    /// Begins to listen for a bell: for all that rang after this version was stored if [`Store::rings`], else for all that
+    /// Begins to listen for a bell: for all that rang after this version was stored if [`Store::can_notify`], else for all that
     /// rings from now on.
-    fn hear(&self, _bell: &[u8], _since: &Version) -> Option<Box<dyn Hearing>> {
+    fn subscribe(&self, _bell: &[u8], _since: &Version) -> Option<Box<dyn Subscription>> {
         None
     }
 
     /// Removes what a waiter that is gone may have left in the store to be rung by.
-    fn silence(&self, _bell: &[u8]) {}
+    fn remove_channel(&self, _bell: &[u8]) {}
 
     /// Begins to listen for changes of the record under `name` that come from now on, where a store tells of them.
-    fn hear_changes(&self, _name: &[u8]) -> Option<Box<dyn Hearing>> {
+    fn subscribe_changes(&self, _name: &[u8]) -> Option<Box<dyn Subscription>> {
         None
     }
 
     /// What there is to say about its health: what it is, who shares it, its clock, its server.
-    fn examine(&self) -> Vec<Finding>;
+    fn diagnose(&self) -> Vec<Finding>;
 
     /// Removes leftovers of processes that died half-way. There are none where they go with leases.
     fn sweep(&self, _dry_run: bool) -> Result<Swept> {
@@ -261,19 +267,19 @@ pub trait Store: Send + Sync {
     }
 
     /// Keeps a line of history, its newline included, as far as the limits allow. It may be lost, and nothing is waited for.
-    fn remember(&self, line: &[u8], limits: &Limits);
+    fn append_history(&self, line: &[u8], limits: &Limits);
 
     /// Visits the lines of history, in the order in which they came. `false`: this store keeps none.
-    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
 }
 
 /// Somebody who listens for a bell in the store.
-pub trait Hearing {
+pub trait Subscription {
     /// Becomes readable when the bell may have rung.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
     /// Whether it rang, or nothing more can be heard: then somebody has to look, and to listen anew. Does not wait.
-    fn rang(&mut self) -> bool;
+    fn is_notified(&mut self) -> bool;
 }
 
 /// Opens the store at a location. Creates nothing: the first swap does.

@@ -22,29 +22,29 @@ pub fn size(terminal: impl AsFd) -> (usize, usize) {
 }
 
 /// Whether this is the terminal that controls us, and we are in its foreground.
-pub fn is_in_front(terminal: impl AsFd) -> bool {
+pub fn is_foreground(terminal: impl AsFd) -> bool {
     tcgetpgrp(terminal).is_ok_and(|front| front == getpgrp())
 }
 
 /// Whether to write there would stop us: we are in the background, and `stty tostop` holds.
-pub fn would_stop_us(terminal: impl AsFd) -> bool {
+pub fn would_get_sigttou(terminal: impl AsFd) -> bool {
     tcgetpgrp(&terminal).is_ok_and(|front| front != getpgrp())
         && tcgetattr(&terminal).is_ok_and(|modes| modes.local_modes.contains(LocalModes::TOSTOP))
 }
 
 /// Whether it takes more at once: not after Ctrl-S, nor when nobody reads what a lost connection would carry.
-pub fn takes_more(terminal: impl AsFd) -> bool {
-    takes_more_within(terminal, Duration::ZERO)
+pub fn is_writable(terminal: impl AsFd) -> bool {
+    is_writable_within(terminal, Duration::ZERO)
 }
 
 /// The same, of whatever is written to, with so much time: of a pipe, whether it takes [`PIPE_BUF`] bytes.
-pub fn takes_more_within(whatever: impl AsFd, span: Duration) -> bool {
+pub fn is_writable_within(whatever: impl AsFd, span: Duration) -> bool {
     let span = span.try_into().ok();
     poll(&mut [PollFd::new(&whatever, PollFlags::OUT)], span.as_ref()) == Ok(1)
 }
 
 /// Opens the terminal that controls us anew, to write what need not arrive: no write waits. Safe in a signal handler.
-pub fn open_ours() -> Option<OwnedFd> {
+pub fn open_controlling_tty() -> Option<OwnedFd> {
     let mode = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     rustix::fs::open(OURS, mode, Mode::empty()).ok()
 }

@@ -6,7 +6,7 @@
 //! facts. `tests/trace` holds the checker.
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -17,16 +17,16 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Host;
-use crate::lock::{self, Ask, Decision, Facts, Home, Page, Process, Record};
-use crate::store::{Change, Store, Swap, Version};
+use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
+use crate::store::{CommitResult, Store, Version, Write};
 
 /// One line of a trace.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
     /// The process. No other object in a line begins with this field, so a reader finds the start of a line.
-    pub process: Process,
+    pub process: ProcessId,
     /// Where the process runs.
-    pub home: Home,
+    pub domain: PidDomain,
     /// Which commit of the process: when it began, in nanoseconds on CLOCK_BOOTTIME. A count would begin anew after exec(2).
     pub step: u64,
     /// When the line was made, in milliseconds on CLOCK_BOOTTIME.
@@ -69,7 +69,7 @@ pub struct Intent {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Decided {
     /// The request.
-    pub ask: Ask,
+    pub ask: Request,
     /// What was known.
     pub facts: Facts,
     /// When the engine began to find that out, in milliseconds on CLOCK_BOOTTIME.
@@ -102,7 +102,7 @@ type Of = (ThreadId, Vec<u8>);
 pub(crate) struct Trace {
     path: Option<PathBuf>,
     /// This process, so that it is not looked up for each line.
-    process: Mutex<Option<Process>>,
+    process: Mutex<Option<ProcessId>>,
     /// The last decision of each thread about each name.
     decided: Mutex<Vec<(Of, Decided)>>,
 }
@@ -118,7 +118,7 @@ impl Trace {
     }
 
     /// Keeps a decision for the commit that carries it out.
-    pub(crate) fn decided(&self, host: &dyn Host, from: Option<u64>, record: &Record, ask: &Ask, facts: &Facts) {
+    pub(crate) fn decided(&self, host: &dyn Host, from: Option<u64>, record: &Record, ask: &Request, facts: &Facts) {
         let (Some(from), Some(until)) = (from, self.now(host)) else { return };
         let decided = Decided { ask: ask.clone(), facts: facts.clone(), from, until };
         let mut known = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,19 +132,19 @@ impl Trace {
         &self,
         store: &dyn Store,
         host: &dyn Host,
-        changes: &[Change<'_>],
+        changes: &[Write<'_>],
         before: &[&Record],
-    ) -> Result<Swap> {
+    ) -> Result<CommitResult> {
         if self.path.is_none() {
-            return store.swap_all(changes);
+            return store.commit_batch(changes);
         }
         let step = new_step(host);
         let intents = changes.iter().map(|change| self.intent(store, change, before)).collect();
         self.log(host, step, Event::Intent(intents))?;
-        let swap = store.swap_all(changes);
+        let swap = store.commit_batch(changes);
         let event = match &swap {
-            Ok(Swap::Stored(Version { number, mark })) => Event::Stored(*number, *mark),
-            Ok(Swap::Conflict) => Event::Conflict,
+            Ok(CommitResult::Done(Version { number, mark })) => Event::Stored(*number, *mark),
+            Ok(CommitResult::Conflict) => Event::Conflict,
             Err(error) => Event::Unknown(error.to_string()),
         };
         // Without this line the checker takes the intent for one that may have happened.
@@ -152,13 +152,13 @@ impl Trace {
         swap
     }
 
-    fn intent(&self, store: &dyn Store, change: &Change<'_>, before: &[&Record]) -> Intent {
+    fn intent(&self, store: &dyn Store, change: &Write<'_>, before: &[&Record]) -> Intent {
         let before = before.iter().find(|record| record.name == change.name);
         let known = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
         let is_mine = |((thread, name), _): &&(Of, Decided)| *thread == current().id() && name == change.name;
         let decided = before.and_then(|_| known.iter().find(is_mine));
         Intent {
-            place: store.place(change.name),
+            place: store.describe(change.name),
             name: Bytes(change.name.to_vec()),
             expect: change.expect.map(|Version { number, mark }| (number, mark)),
             before: before.map(|record| Bytes(lock::encode(record))),
@@ -169,7 +169,7 @@ impl Trace {
 
     /// This process, which may be a fork of the one that made the engine.
     #[expect(clippy::disallowed_methods, reason = "only to see whether the process is still the same")]
-    fn process(&self, host: &dyn Host) -> Result<Process> {
+    fn process(&self, host: &dyn Host) -> Result<ProcessId> {
         let mut known = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         match *known {
             Some(process) if process.pid == std::process::id() as i32 => Ok(process),
@@ -180,7 +180,7 @@ impl Trace {
     fn log(&self, host: &dyn Host, step: u64, event: Event) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         let at = host.boottime().as_millis() as u64;
-        let line = Line { home: host.home()?, process: self.process(host)?, step, at, event };
+        let line = Line { domain: host.domain()?, process: self.process(host)?, step, at, event };
         let failed = |why: String| Error::new(Exit::InputOutput, format!("{}: {why}", path.display()), "");
         let mut text = serde_json::to_vec(&line).map_err(|error| failed(error.to_string()))?;
         text.push(b'\n');
@@ -204,6 +204,6 @@ pub fn page(body: &[u8]) -> Option<Page> {
 }
 
 /// Reads a decision about several names; `None` for anything else.
-pub fn decision(body: &[u8]) -> Option<Decision> {
+pub fn decision(body: &[u8]) -> Option<CommitRecord> {
     lock::decode_decision(body)
 }

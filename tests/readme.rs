@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::print_stderr, reason = "tests")]
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -171,33 +170,6 @@ fn the_table_looks_as_it_is_shown() {
     let shown = blocks("text").concat();
     let real = Home::new().script("sh", "csalock lock nightly > /dev/null; csalock status");
     assert_eq!(shown.lines().next(), real.lines().next());
-}
-
-#[test]
-fn the_map_is_complete() {
-    let project = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text = fs::read_to_string(project.join("ARCHITECTURE.md")).unwrap();
-    let mapped: BTreeSet<String> =
-        text.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split('`').next()?.to_string())).collect();
-    let mut there = BTreeSet::new();
-    let mut folders = vec![project.join("src")];
-    while let Some(folder) = folders.pop() {
-        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
-            if path.is_dir() {
-                folders.push(path);
-            } else if !path.ends_with("tests.rs") {
-                there.insert(path.strip_prefix(project.join("src")).unwrap().display().to_string());
-            }
-        }
-    }
-    let wrong: Vec<&String> = mapped.symmetric_difference(&there).collect();
-    assert!(wrong.is_empty(), "ARCHITECTURE.md lists every file of src/ and no other: {wrong:?}");
-    let manifest = fs::read_to_string(project.join("Cargo.toml")).unwrap();
-    let dependencies =
-        manifest.split("dependencies]").skip(1).flat_map(|part| part.split("\n[").next().unwrap().lines());
-    for name in dependencies.filter_map(|line| line.split_once(" = ")).map(|(name, _)| name) {
-        assert!(text.contains(name), "ARCHITECTURE.md says why there is {name}");
-    }
 }
 
 #[test]

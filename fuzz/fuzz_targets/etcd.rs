@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| csalock::strangers::try_on("etcd", bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| csalock::untrusted::try_on("etcd", bytes));

@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
 use super::{Report, in_spite_of_signals};
-use crate::boot_timer::BootTimer;
+use crate::boottime_timer::BoottimeTimer;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Bell, Host};
+use crate::host::{Host, WakeSocket};
 use crate::signals::{FORWARDED, Signals};
 
 /// The command, in a process of its own.
@@ -25,47 +25,47 @@ pub struct Running {
     /// Where it tells how far it got; `None` if that is known: the lock is taken, the command runs.
     hear: Option<OwnedFd>,
     /// Where it waits for leave to become the command.
-    give: RefCell<Option<OwnedFd>>,
+    go: RefCell<Option<OwnedFd>>,
 }
 
 /// What may change the limits of a command.
-pub trait News {
+pub trait EventSource {
     /// Becomes readable when there is some.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
     /// Whether there was some since it was last asked.
-    fn came(&self) -> bool;
+    fn drain(&self) -> bool;
 
-    /// A child of ours that [`News::came`] waits for.
+    /// A child of ours that [`EventSource::drain`] waits for.
     fn process(&self) -> Option<Pid> {
         None
     }
 }
 
-impl News for Option<Bell> {
+impl EventSource for Option<WakeSocket> {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.as_ref().map(AsFd::as_fd)
     }
 
-    fn came(&self) -> bool {
-        self.as_ref().is_some_and(Bell::rang)
+    fn drain(&self) -> bool {
+        self.as_ref().is_some_and(WakeSocket::was_woken)
     }
 }
 
 /// When a command is to be ended, on CLOCK_BOOTTIME.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct Deadline {
     /// When it gets SIGTERM, and SIGCONT so that it hears it.
     pub term: Duration,
     /// When it gets SIGKILL.
     pub kill: Duration,
     /// What for.
-    pub why: Stop,
+    pub why: StopReason,
 }
 
 /// What a command is ended for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// `--max-hold` is over.
     MaxHold,
     /// Its lock's lease is about to be over.
@@ -74,7 +74,7 @@ pub enum Stop {
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended {
+pub struct ExitReport {
     /// What it told last before it became the command; `None` if it died before it could.
     pub told: Option<Report>,
     /// Its status as the shell counts it.
@@ -82,19 +82,19 @@ pub struct Ended {
     /// The signal that ended it, if it came from the terminal, to us as well.
     pub of_terminal: Option<Signal>,
     /// If we ended it: what for, and whether it had to be killed.
-    pub stopped: Option<(Stop, bool)>,
+    pub stopped: Option<(StopReason, bool)>,
     /// If it was to be ended and we may not: it is another user's by now.
     pub out_of_reach: bool,
 }
 
 impl Running {
     pub(super) fn new(pid: Pid, hear: Option<OwnedFd>, give: Option<OwnedFd>) -> Running {
-        Running { pid, hear, give: RefCell::new(give) }
+        Running { pid, hear, go: RefCell::new(give) }
     }
 
     /// Lets it become the command; or not, and then it gives back.
-    pub fn give_leave(&self, leave: bool) {
-        if let Some(give) = self.give.take().filter(|_| leave) {
+    pub fn send_go(&self, leave: bool) {
+        if let Some(give) = self.go.take().filter(|_| leave) {
             let _ = in_spite_of_signals(|| nix::unistd::write(&give, b"!"));
         }
     }
@@ -111,16 +111,16 @@ impl Running {
     /// # Errors
     ///
     /// When the system cannot wait.
-    pub fn watch(
+    pub fn supervise(
         &self,
         signals: &Signals,
         limited: bool,
-        ask: &dyn Fn() -> Vec<Limits>,
-        news: &dyn News,
+        ask: &dyn Fn() -> Vec<Deadline>,
+        news: &dyn EventSource,
         host: &dyn Host,
-    ) -> Result<Ended> {
-        let timer = BootTimer::new()?;
-        let mut limits: Vec<Limits> = Vec::new();
+    ) -> Result<ExitReport> {
+        let timer = BoottimeTimer::new()?;
+        let mut limits: Vec<Deadline> = Vec::new();
         let mut told = None;
         let (mut stopped, mut out_of_reach) = (None, false);
         let mut of_terminal = None;
@@ -134,14 +134,14 @@ impl Running {
                     .or(of_terminal)
                     .filter(|came| status.terminating_signal() == Some(*came as i32));
                 let told = self.told().or(told);
-                return Ok(Ended { told, exit: exit_of(&status), of_terminal, stopped, out_of_reach });
+                return Ok(ExitReport { told, exit: exit_of(&status), of_terminal, stopped, out_of_reach });
             }
             if limited && told.is_none() {
                 told = self.told();
                 limits = if told.is_some() { ask() } else { Vec::new() };
             }
             let mut now = host.boottime();
-            let rang = news.came();
+            let rang = news.drain();
             if std::mem::take(&mut child_ended) {
                 self.reap_others(news.process());
             }
@@ -247,7 +247,7 @@ fn wait(heard: [Option<BorrowedFd<'_>>; 4]) -> Result<()> {
 
 fn exit_of(status: &WaitIdStatus) -> Exit {
     match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Exit::Chosen(code as u8),
+        (Some(code), _) => Exit::Code(code as u8),
         (None, Some(signal)) => Exit::signalled(signal),
         (None, None) => Exit::Bug,
     }

@@ -5,102 +5,102 @@ use std::os::unix::ffi::OsStrExt;
 
 use nix::sys::signal::Signal;
 
+use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json, refusal};
+use super::lock_set::{LockSet, OpenLockSet};
 use super::lookup::names_of;
-use super::onlooker::Teller;
-use super::targets::{Opened, Targets};
-use super::world::{Target, World, json_line, print_json, print_until, refusal, say};
+use super::wait_progress::WaitProgress;
 use crate::cli::{Claim, Unclaim};
-use crate::engine::{AllTaken, Applicant, Sight};
+use crate::engine::{AcquireAllResult, AcquireRequest, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Called, caller, command_of};
-use crate::lock::{Grant, Handle, Outcome, Share, Tenure};
-use crate::name::{quoted, shown};
+use crate::host::{Invocation, caller, command_of};
+use crate::lock::{Grant, Handle, Lifetime, Mode, Response};
+use crate::name::{escape, shell_quote};
 use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
 use crate::signals::Signals;
 
 /// An id has no more bytes.
 const LONGEST_ID: usize = 255;
 
-pub(super) fn claim(world: &World, asked: &Claim) -> anyhow::Result<Exit> {
-    let targets = Targets::new(world, &asked.common, &asked.names)?;
-    let id = asked.id.as_deref().map_or_else(|| fresh_id(world), given_id)?;
-    if world.inherited.closed(1) {
+pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
+    let targets = LockSet::new(context, &asked.common, &asked.names)?;
+    let id = asked.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
+    if context.inherited.closed(1) {
         let what = "stdout is closed, so nobody would get the id";
         return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
     }
-    let opened = targets.open(world)?;
-    let patience = asked.waiting.patience();
-    let until = world.end_of(&patience);
-    opened.each().for_each(|(_, engine)| engine.bound_by(&patience));
+    let opened = targets.open(context)?;
+    let policy = asked.waiting.wait_policy();
+    let until = context.deadline(&policy);
+    opened.each().for_each(|(_, engine)| engine.bound_by(&policy));
     let taken = match taken(&opened, &id) {
         // To take them is to wait for the store as well, and finds out the same.
-        Err(error) if error.is_unreached() && !patience.is_none() => Vec::new(),
+        Err(error) if error.is_unreached() && !policy.is_none() => Vec::new(),
         taken => taken?,
     };
     if !taken.is_empty() {
         return not_unique(asked, &taken);
     }
-    let handle = Handle::new(world.host.random()?);
-    let applicant = applicant(world, asked, &handle, &id)?;
-    let signals = Signals::listen(world.inherited)?;
-    let mut teller = Teller::new(&asked.common);
-    let done = opened.take(&applicant, &patience, Some(signals.interrupt()), &mut |at, waiting| {
-        teller.look(&targets.all[at], &opened.reporter(at), waiting)
+    let handle = Handle::new(context.host.random()?);
+    let request = request(context, asked, &handle, &id)?;
+    let signals = Signals::listen(context.inherited)?;
+    let mut teller = WaitProgress::new(&asked.common);
+    let done = opened.acquire(&request, &policy, Some(signals.interrupt()), &mut |at, waiting| {
+        teller.update(&targets.all[at], &opened.reporter(at), waiting)
     })?;
     drop(teller);
     match done {
-        AllTaken::Interrupted => Ok(signals.exit()),
-        AllTaken::Granted(grants, _) => {
-            let known_as: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
+        AcquireAllResult::Interrupted => Ok(signals.exit()),
+        AcquireAllResult::Granted(grants, _) => {
+            let display_name: Vec<&[u8]> = targets.all.iter().map(|target| target.display_name.as_slice()).collect();
             let text = match asked.common.json {
-                true => json_line(&ClaimJson::new(&known_as, &id, &grants))?,
+                true => json_line(&ClaimJson::new(&display_name, &id, &grants))?,
                 false => format!("{}\n", String::from_utf8_lossy(&id)),
             };
             // An id that nobody gets is of use to nobody. What was claimed under it before has other handles.
-            if let Err(error) = print_until(world, until, &text) {
-                opened.give_back(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
+            if let Err(error) = print_before(context, until, &text) {
+                opened.release(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
                 return Err(error.context("nothing was claimed"));
             }
             Ok(Exit::Done)
         }
-        AllTaken::Refused(at, Outcome::Claimed(grant)) => {
+        AcquireAllResult::Refused(at, Response::Claimed(grant)) => {
             let mut taken = self::taken(&opened, &id)?;
             if taken.is_empty() {
                 // It was given up this moment.
-                taken.push((targets.all[at].known_as.clone(), grant));
+                taken.push((targets.all[at].display_name.clone(), grant));
             }
             not_unique(asked, &taken)
         }
-        AllTaken::Refused(at, outcome) => {
+        AcquireAllResult::Refused(at, response) => {
             let busy = asked.waiting.conflict_exit_code;
-            let (text, exit) = refusal(&outcome, &targets.all[at], &opened.reporter(at), busy);
-            asked.common.tell(&text);
+            let (text, exit) = refusal(&response, &targets.all[at], &opened.reporter(at), busy);
+            asked.common.note(&text);
             Ok(exit)
         }
     }
 }
 
-pub(super) fn unclaim(world: &World, asked: &Unclaim) -> anyhow::Result<Exit> {
+pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit> {
     let id = given_id(&asked.id)?;
     let targets = match asked.all {
-        true => Targets::of_store(&world.store(&asked.common)?, names_of(world, &asked.common, &id)?.0),
-        false => Targets::new(world, &asked.common, &asked.names)?,
+        true => LockSet::of_store(&context.store(&asked.common)?, names_of(context, &asked.common, &id)?.0),
+        false => LockSet::new(context, &asked.common, &asked.names)?,
     };
     if targets.all.is_empty() {
-        asked.common.tell(&format!("nothing is claimed under id {}", shown(&id)));
+        asked.common.note(&format!("nothing is claimed under id {}", escape(&id)));
         return Ok(Exit::NotHeld);
     }
-    let opened = targets.open(world)?;
+    let opened = targets.open(context)?;
     // All or none: what the id does not have is found out before anything is given up.
     let mut exit = Exit::Done;
     let mut grants = Vec::new();
     for (at, (target, engine)) in opened.each().enumerate() {
-        let sight = engine.sight(&target.name)?;
-        let claim = engine.claim_in(&sight).filter(|grant| grant.claim.as_ref() == Some(&id));
+        let status = engine.inspect(&target.name)?;
+        let claim = engine.claim_in(&status).filter(|grant| grant.claim.as_ref() == Some(&id));
         if claim.is_none() {
-            let (text, refused) = not_claimed(&target.known_as, &id, &sight, &opened.reporter(at));
-            asked.common.tell(&text);
+            let (text, refused) = not_claimed(&target.display_name, &id, &status, &opened.reporter(at));
+            asked.common.note(&text);
             exit = if exit == Exit::Done { refused } else { exit };
         }
         grants.push(claim.into_iter().collect::<Vec<_>>());
@@ -116,11 +116,14 @@ pub(super) fn unclaim(world: &World, asked: &Unclaim) -> anyhow::Result<Exit> {
         }
     }
     if asked.common.verbose {
-        targets.all.iter().for_each(|target| say(&format!("the claim on {} is given up", shown(&target.known_as))));
+        targets
+            .all
+            .iter()
+            .for_each(|target| eprint_line(&format!("the claim on {} is given up", escape(&target.display_name))));
     }
     if asked.common.json {
-        let document = |(at, target): (usize, &Target)| {
-            UnlockJson::new(&target.known_as, "released", &grants[at], &opened.reporter(at))
+        let document = |(at, target): (usize, &LockRef)| {
+            UnlockJson::new(&target.display_name, "released", &grants[at], &opened.reporter(at))
         };
         print_json(&targets.all.iter().enumerate().map(document).collect::<Vec<_>>())?;
     }
@@ -128,25 +131,25 @@ pub(super) fn unclaim(world: &World, asked: &Unclaim) -> anyhow::Result<Exit> {
 }
 
 /// Why there is nothing to be given up.
-fn not_claimed(name: &[u8], id: &[u8], sight: &Sight, reporter: &Reporter<'_>) -> (String, Exit) {
-    let name = shown(name);
-    let held = sight.record.holders.iter().zip(&sight.holders).filter(|(_, standing)| standing.is_ok());
+fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> (String, Exit) {
+    let name = escape(name);
+    let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
     let held: Vec<String> = held.map(|(grant, _)| reporter.holding(grant)).collect();
     match held.is_empty() {
         true => (format!("{name} is not claimed; nothing was given up"), Exit::NotHeld),
         false => (
-            format!("{name} is not claimed under id {}: {}; nothing was given up", shown(id), held.join("; and ")),
+            format!("{name} is not claimed under id {}: {}; nothing was given up", escape(id), held.join("; and ")),
             Exit::NotOwner,
         ),
     }
 }
 
 /// Those of the names that are claimed under another id, with that claim.
-fn taken(opened: &Opened<'_>, id: &[u8]) -> Result<Vec<(Vec<u8>, Grant)>> {
+fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(Vec<u8>, Grant)>> {
     let mut taken = Vec::new();
     for (target, engine) in opened.each() {
         let claim = engine.claim_of(&target.name)?.filter(|grant| grant.claim.as_deref() != Some(id));
-        taken.extend(claim.map(|grant| (target.known_as.clone(), grant)));
+        taken.extend(claim.map(|grant| (target.display_name.clone(), grant)));
     }
     Ok(taken)
 }
@@ -157,31 +160,31 @@ fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> anyhow::Result<Exit>
         print_json(&TakenJson::new(taken))?;
     }
     for (name, grant) in taken {
-        let id = shown(grant.claim.as_deref().unwrap_or_default());
-        asked.common.tell(&format!("{} is claimed under id {id}; nothing was claimed", shown(name)));
+        let id = escape(grant.claim.as_deref().unwrap_or_default());
+        asked.common.note(&format!("{} is claimed under id {id}; nothing was claimed", escape(name)));
     }
     Ok(Exit::NotUnique)
 }
 
-fn applicant(world: &World, asked: &Claim, handle: &Handle, id: &[u8]) -> Result<Applicant> {
-    let process = world.host.this_process()?;
+fn request(context: &Context, asked: &Claim, handle: &Handle, id: &[u8]) -> Result<AcquireRequest> {
+    let process = context.host.this_process()?;
     let command = caller(process.pid).map_or_else(|_| command_of(process.pid), |caller| caller.command);
     let label: Option<&OsString> = asked.waiting.label.as_ref();
-    Ok(Applicant {
+    Ok(AcquireRequest {
         handle: handle.clone(),
-        share: Share::Exclusive,
-        party: world.party(Vec::new(), command, label)?,
+        mode: Mode::Exclusive,
+        owner: context.owner(Vec::new(), command, label)?,
         process,
-        outlived: true,
-        yields: false,
+        owner_outlives_process: true,
+        release_on_exit: false,
         claim: Some(id.to_vec()),
-        tenure: Tenure::Forever,
+        lifetime: Lifetime::UntilReleased,
         slots: None,
         refuse_stale: asked.waiting.fail_on_stale,
-        tentative: false,
+        provisional: false,
         confirming: false,
-        under: world.under(),
-        called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
+        enclosing_grants: context.enclosing_grants(),
+        invocation: Some(Invocation { pid: process.pid, ignores_interrupt: context.inherited.ignored(Signal::SIGINT) }),
     })
 }
 
@@ -193,15 +196,15 @@ pub(super) fn given_id(id: &OsStr) -> Result<Vec<u8>> {
         [] => Err(wrong("an id must not be empty".to_string())),
         _ if id.len() > LONGEST_ID => Err(wrong(format!("the id has {} bytes", id.len()))),
         _ if id.iter().any(u8::is_ascii_control) => {
-            Err(wrong(format!("the id {} is not one line of text", quoted(id))))
+            Err(wrong(format!("the id {} is not one line of text", shell_quote(id))))
         }
         _ => Ok(id.to_vec()),
     }
 }
 
 /// A random UUID, version 4 (RFC 9562).
-fn fresh_id(world: &World) -> Result<Vec<u8>> {
-    let mut random = world.host.random()?;
+fn fresh_id(context: &Context) -> Result<Vec<u8>> {
+    let mut random = context.host.random()?;
     random[6] = random[6] & 0x0f | 0x40;
     random[8] = random[8] & 0x3f | 0x80;
     let mut id = String::new();

@@ -8,12 +8,12 @@ use std::path::Path;
 
 use clap::Parser;
 
-use super::world::World;
+use super::context::Context;
 use super::{lock, unlock};
 use crate::cli::{Cli, Command};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::name::quoted;
+use crate::name::shell_quote;
 
 /// Which of CSA's functions the program was called as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,23 +32,23 @@ pub(super) fn called_as(program: Option<OsString>) -> Option<Csa> {
     }
 }
 
-pub(super) fn run(world: &World, csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
+pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
     let files = paths(csa, files)?;
     let words: &[&OsStr] = match csa {
         Csa::Lock => &["csalock", "lock", "-w"].map(OsStr::new),
         Csa::Unlock => &["csalock", "unlock"].map(OsStr::new),
     };
-    let timeout = world.environment.timeout.clone().unwrap_or_else(|| "30s".into());
+    let timeout = context.environment.timeout.clone().unwrap_or_else(|| "30s".into());
     let timeout = (csa == Csa::Lock).then_some(timeout);
     let dashes = OsString::from("--");
     let all = words.iter().map(|word| word.to_os_string()).chain(timeout.clone()).chain([dashes]).chain(files);
     let Ok(Cli { command }) = Cli::try_parse_from(all) else {
-        let what = format!("CSALOCK_TIMEOUT is {}", quoted(timeout.unwrap_or_default().as_bytes()));
+        let what = format!("CSALOCK_TIMEOUT is {}", shell_quote(timeout.unwrap_or_default().as_bytes()));
         return Err(Error::new(Exit::Usage, what, "say how long to try: 10s, 5m, 250ms, seconds, 0 or inf").into());
     };
     match command {
-        Command::Lock(asked) => lock::run_silently(world, &asked),
-        Command::Unlock(asked) => unlock::run(world, &asked),
+        Command::Lock(asked) => lock::run_silently(context, &asked),
+        Command::Unlock(asked) => unlock::run(context, &asked),
         _ => unreachable!("it was one of the two"),
     }
 }
@@ -59,7 +59,7 @@ fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
     if files.first().is_some_and(|first| first == "--") {
         files.remove(0);
     } else if let Some(option) = files.iter().find(|file| file.as_bytes().starts_with(b"-")) {
-        let what = format!("{name} has no options, and {} looks like one", quoted(option.as_bytes()));
+        let what = format!("{name} has no options, and {} looks like one", shell_quote(option.as_bytes()));
         return Err(Error::new(Exit::Usage, what, "say -- before files that begin with a dash; see csalock(1)"));
     }
     if files.is_empty() {

@@ -2,22 +2,22 @@
 
 use std::collections::BTreeSet;
 
-use super::world::{World, print, print_json};
+use super::context::{Context, print, print_json};
 use crate::cli::{Common, Gc};
-use crate::engine::{Engine, Sight};
+use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::lock::{Ask, Ending, Fate, Grant, Outcome};
-use crate::name::shown;
+use crate::lock::{EndedGrant, Grant, Liveness, Request, Response};
+use crate::name::escape;
 use crate::report::{Reporter, UnlockJson};
 
-pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
-    let engine = world.engine(&world.store(&asked.common)?)?;
-    let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
+pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
+    let engine = context.engine(&context.store(&asked.common)?)?;
+    let reporter = Reporter { host: engine.host(), scope: engine.store().scope() };
     let mut passed_over = PassedOver { common: &asked.common, told: BTreeSet::new(), exit: Exit::Done };
     let mut removed: Vec<Removed> = Vec::new();
-    let scanned = engine.each_sight(&mut |sight| {
-        let cleared = match sight {
+    let scanned = engine.for_each_lock(&mut |status| {
+        let cleared = match status {
             Err(error) => Err(error),
             Ok(sight) => match clear(&engine, sight, asked.dry_run) {
                 Err(error) if !error.is_of_one_record() => return Err(error),
@@ -34,16 +34,16 @@ pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
     let swept = scanned.and_then(|()| engine.sweep(asked.dry_run));
     // What is gone is told even if the rest failed.
     if asked.common.json {
-        let grants = |endings: &[Ending]| endings.iter().map(|ending| ending.grant.clone()).collect::<Vec<Grant>>();
+        let grants = |endings: &[EndedGrant]| endings.iter().map(|ending| ending.grant.clone()).collect::<Vec<Grant>>();
         let document = |(name, endings): &Removed| UnlockJson::new(name, "removed", &grants(endings), &reporter);
         print_json(&removed.iter().map(document).collect::<Vec<_>>())?;
     } else {
         for (name, endings) in &removed {
             match endings.as_slice() {
-                [] => print(&format!("{}: waiters that died\n", shown(name)))?,
+                [] => print(&format!("{}: waiters that died\n", escape(name)))?,
                 endings => {
                     for ending in endings {
-                        print(&format!("{}: held by {}\n", shown(name), reporter.ending(ending)))?;
+                        print(&format!("{}: held by {}\n", escape(name), reporter.ending(ending)))?;
                     }
                 }
             }
@@ -51,14 +51,14 @@ pub(super) fn run(world: &World, asked: &Gc) -> anyhow::Result<Exit> {
     }
     let swept = swept?;
     if swept.removed > 0 && asked.common.verbose {
-        asked.common.tell(&format!("{} leftovers of processes that died half-way", swept.removed));
+        asked.common.note(&format!("{} leftovers of processes that died half-way", swept.removed));
     }
     swept.passed_over.iter().for_each(|error| passed_over.tell(error));
     Ok(passed_over.exit)
 }
 
 /// A name, and its grants that ended; without any, only its waiters died.
-type Removed = (Vec<u8>, Vec<Ending>);
+type Removed = (Vec<u8>, Vec<EndedGrant>);
 
 /// Records that were left as they are.
 struct PassedOver<'a> {
@@ -74,42 +74,43 @@ impl PassedOver<'_> {
         self.exit = error.exit();
         let text = error.to_string();
         if !self.told.contains(&text) {
-            self.common.tell(&text);
+            self.common.note(&text);
             self.told.insert(text);
         }
     }
 }
 
 /// Removes what the dead left in one record, or says what that would be.
-fn clear(engine: &Engine, sight: Sight, dry_run: bool) -> Result<Option<Removed>> {
-    let all_well = sight.holders.iter().all(std::result::Result::is_ok)
-        && sight.waiters.iter().all(|fate| *fate != Fate::Dead)
-        && !sight.record.is_free();
+fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Removed>> {
+    let all_well = status.holders.iter().all(std::result::Result::is_ok)
+        && status.waiters.iter().all(|liveness| *liveness != Liveness::Dead)
+        && !status.record.is_free();
     let (endings, waiters_died) = match (all_well, dry_run) {
         (true, true) => return Ok(None),
         (true, false) => {
-            engine.note_leases(&sight.record);
+            engine.note_leases(&status.record);
             return Ok(None);
         }
-        (false, true) => would_end(&sight),
-        (false, false) => collect(engine, &sight.record.name)?,
+        (false, true) => would_end(&status),
+        (false, false) => collect(engine, &status.record.name)?,
     };
     // Where nobody is any more, only the memory of a broken grant may have been left, or somebody was faster.
-    Ok((!endings.is_empty() || waiters_died).then_some((sight.record.name, endings)))
+    Ok((!endings.is_empty() || waiters_died).then_some((status.record.name, endings)))
 }
 
 /// The grants that ended, and whether there were waiters that died.
-type Found = (Vec<Ending>, bool);
+type Found = (Vec<EndedGrant>, bool);
 
-fn would_end(sight: &Sight) -> Found {
-    let ended = sight.record.holders.iter().zip(&sight.holders);
-    let endings = ended.filter_map(|(grant, standing)| standing.err().map(|how| Ending { grant: grant.clone(), how }));
-    (endings.collect(), sight.waiters.contains(&Fate::Dead))
+fn would_end(status: &LockStatus) -> Found {
+    let ended = status.record.holders.iter().zip(&status.holders);
+    let endings = ended
+        .filter_map(|(grant, standing)| standing.err().map(|how| EndedGrant { grant: grant.clone(), reason: how }));
+    (endings.collect(), status.waiters.contains(&Liveness::Dead))
 }
 
 fn collect(engine: &Engine, name: &[u8]) -> Result<Found> {
-    match engine.settle(name, &Ask::Collect)? {
-        Outcome::Collected(endings, dropped) => Ok((endings, !dropped.is_empty())),
+    match engine.apply(name, &Request::Gc)? {
+        Response::Collected(endings, dropped) => Ok((endings, !dropped.is_empty())),
         _ => Ok((Vec::new(), false)),
     }
 }

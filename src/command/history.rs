@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use super::world::{World, print, print_json};
+use super::context::{Context, print, print_json};
 use crate::cli::History;
-use crate::engine::{Engine, Sight};
+use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::glob;
 use crate::history::Past;
-use crate::lock::Ended;
-use crate::name::shown;
+use crate::lock::EndReason;
+use crate::name::escape;
 use crate::report::{PastJson, timeline};
 use crate::store::{Layout, Location};
 
@@ -24,27 +24,27 @@ struct Wanted {
     patterns: Vec<Vec<u8>>,
 }
 
-pub(super) fn run(world: &World, asked: &History) -> anyhow::Result<Exit> {
-    let limits = world.environment.history()?;
-    let location = world.store(&asked.common)?;
-    let wanted = Wanted::of(world, asked)?;
-    let engine = world.engine(&location)?;
+pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
+    let limits = context.environment.history()?;
+    let location = context.store(&asked.common)?;
+    let wanted = Wanted::of(context, asked)?;
+    let engine = context.engine(&location)?;
     let mut unreadable: Option<Error> = None;
     // Looked at first: what ends while we look stands in both, never in neither.
     let held = wanted.held(&engine, &mut |error| {
-        asked.common.tell(&error.to_string());
+        asked.common.note(&error.to_string());
         unreadable = Some(error);
     })?;
     let mut found = Vec::new();
     if !engine.each_past(&limits, &mut |past| found.push(past))? {
-        return Err(none_beside_files(&format!("store {}", shown(location.url().as_encoded_bytes()))).into());
+        return Err(none_beside_files(&format!("store {}", escape(location.url().as_encoded_bytes()))).into());
     }
     for past in held {
         if !found.iter().any(|ended| past.is_same_grant(ended)) {
             found.push(past);
         }
     }
-    let now = world.host.wall();
+    let now = context.host.wall();
     let begin = asked.since.map_or(0, |span| now.saturating_sub(span).as_millis() as u64);
     let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(|pattern| is_a_name(pattern, &found)).collect();
     found.retain(|past| past.to.is_none_or(|to| to >= begin) && wanted.has(&past.name, &exact));
@@ -54,19 +54,19 @@ pub(super) fn run(world: &World, asked: &History) -> anyhow::Result<Exit> {
     let left_out = found.len().saturating_sub(most);
     found.drain(..left_out);
     if left_out > 0 && asked.lines.is_none() {
-        asked.common.tell(&format!("{left_out} earlier ones are left out; say -n or --since to see them"));
+        asked.common.note(&format!("{left_out} earlier ones are left out; say -n or --since to see them"));
     }
     if asked.common.json {
         print_json(&found.iter().map(PastJson::new).collect::<Vec<_>>())?;
     } else {
         let colour = super::status::colour();
-        print(&timeline(&found, Duration::from_millis(begin), now, &world.host.name(), colour))?;
+        print(&timeline(&found, Duration::from_millis(begin), now, &context.host.name(), colour))?;
     }
     Ok(unreadable.map_or(Exit::Done, |error| error.exit()))
 }
 
 impl Wanted {
-    fn of(world: &World, asked: &History) -> Result<Wanted> {
+    fn of(context: &Context, asked: &History) -> Result<Wanted> {
         let mut wanted = Wanted::default();
         for typed in &asked.names {
             let bytes = typed.as_encoded_bytes();
@@ -74,9 +74,9 @@ impl Wanted {
                 wanted.patterns.push(bytes.to_vec());
                 continue;
             }
-            let target = world.target(&asked.common, typed)?;
+            let target = context.target(&asked.common, typed)?;
             if matches!(target.location, Location::Directory { layout: Layout::Beside, .. }) {
-                return Err(none_beside_files(&format!("lock {}", shown(&target.known_as))));
+                return Err(none_beside_files(&format!("lock {}", escape(&target.display_name))));
             }
             wanted.names.push(target.name);
         }
@@ -97,8 +97,8 @@ impl Wanted {
     fn held(&self, engine: &Engine, unreadable: &mut dyn FnMut(Error)) -> Result<Vec<Past>> {
         let mut held = Vec::new();
         if self.is_everything() || !self.patterns.is_empty() {
-            engine.each_sight(&mut |sight| {
-                match sight {
+            engine.for_each_lock(&mut |status| {
+                match status {
                     Ok(sight) => held.extend(standing(engine, &sight)),
                     Err(error) => unreadable(error),
                 }
@@ -107,7 +107,7 @@ impl Wanted {
             return Ok(held);
         }
         for name in &self.names {
-            match engine.sight(name) {
+            match engine.inspect(name) {
                 Ok(sight) => held.extend(standing(engine, &sight)),
                 Err(error) if error.exit() == Exit::Corrupt => unreadable(error),
                 Err(error) => return Err(error),
@@ -117,12 +117,12 @@ impl Wanted {
     }
 }
 
-fn standing(engine: &Engine, sight: &Sight) -> Vec<Past> {
-    let grants = sight.record.holders.iter().zip(&sight.holders);
-    let past = |(grant, standing): (&crate::lock::Grant, &std::result::Result<_, Ended>)| {
-        let past = Past::held(&sight.record.name, grant, engine.pid(&grant.party));
-        let to = match (grant.tenure.lease(), standing) {
-            (Some(lease), Err(Ended::Expired)) => Some(lease.wall),
+fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
+    let grants = status.record.holders.iter().zip(&status.holders);
+    let past = |(grant, standing): (&crate::lock::Grant, &std::result::Result<_, EndReason>)| {
+        let past = Past::held(&status.record.name, grant, engine.pid(&grant.owner));
+        let to = match (grant.lifetime.lease(), standing) {
+            (Some(lease), Err(EndReason::Expired)) => Some(lease.wall),
             _ => None,
         };
         Past { how: standing.err(), to, ..past }

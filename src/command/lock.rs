@@ -4,72 +4,73 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use super::keep::{Keeping, leave_behind};
-use super::onlooker::Teller;
-use super::targets::{Opened, Targets};
-use super::world::{World, json_line, print_until, refusal};
+use super::context::{Context, json_line, print_before, refusal};
+use super::keepalive::{KeeperConfig, spawn_detached};
+use super::lock_set::{LockSet, OpenLockSet};
+use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Lock, Taking};
-use crate::engine::{AllTaken, Applicant, OUTAGE};
+use crate::engine::{AcquireAllResult, AcquireRequest, RETRY_INTERVAL};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::{Called, Caller, caller, may_end_with_call};
-use crate::lease_end::LeaseEnd;
-use crate::lock::{Ending, Grant, Handle, Tenure};
-use crate::name::shown;
+use crate::host::{Caller, Invocation, caller, may_end_with_call};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime};
+use crate::name::escape;
 use crate::report::LockJson;
+use crate::shared_deadline::SharedDeadline;
 use crate::signals::Signals;
 
-pub(super) fn run(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
-    take(world, asked, true)
+pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
+    take(context, asked, true)
 }
 
 /// The same, silent unless it fails.
-pub(super) fn run_silently(world: &World, asked: &Lock) -> anyhow::Result<Exit> {
-    take(world, asked, false)
+pub(super) fn run_silently(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
+    take(context, asked, false)
 }
 
-fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
-    let targets = Targets::new(world, &asked.common, &asked.names)?;
-    if prints && world.inherited.closed(1) {
+fn take(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
+    let targets = LockSet::new(context, &asked.common, &asked.names)?;
+    if prints && context.inherited.closed(1) {
         let what = "stdout is closed, so nobody would get the handle";
         return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
     }
-    let handle = Handle::new(world.host.random()?);
+    let handle = Handle::new(context.host.random()?);
     // Should we be killed, or fail, before the handle is printed, then nobody was told of the lock: it is held only afterwards.
-    let applicant = Applicant { tentative: true, ..applicant(world, &asked.taking, asked.pid, &handle)? };
-    let opened = targets.open(world)?;
-    let signals = Signals::listen(world.inherited)?;
-    let mut teller = Teller::new(&asked.common);
-    let patience = asked.taking.waiting.patience();
-    let until = world.end_of(&patience);
-    let taken = opened.take(&applicant, &patience, Some(signals.interrupt()), &mut |at, waiting| {
-        teller.look(&targets.all[at], &opened.reporter(at), waiting)
+    let request = AcquireRequest { provisional: true, ..acquire_request(context, &asked.taking, asked.pid, &handle)? };
+    let opened = targets.open(context)?;
+    let signals = Signals::listen(context.inherited)?;
+    let mut teller = WaitProgress::new(&asked.common);
+    let policy = asked.taking.waiting.wait_policy();
+    let until = context.deadline(&policy);
+    let taken = opened.acquire(&request, &policy, Some(signals.interrupt()), &mut |at, waiting| {
+        teller.update(&targets.all[at], &opened.reporter(at), waiting)
     })?;
     drop(teller);
     match taken {
-        AllTaken::Interrupted => Ok(signals.exit()),
-        AllTaken::Granted(grants, evicted) => {
-            warn_of_owner(&asked.common, asked.pid, &targets, &applicant);
+        AcquireAllResult::Interrupted => Ok(signals.exit()),
+        AcquireAllResult::Granted(grants, evicted) => {
+            warn_of_owner(&asked.common, asked.pid, &targets, &request);
             let printed = match prints {
-                true => answer(world, asked, &targets, &opened, &handle, &grants, evicted.as_ref())
-                    .and_then(|text| print_until(world, until, &text)),
+                true => answer(context, asked, &targets, &opened, &handle, &grants, evicted.as_ref())
+                    .and_then(|text| print_before(context, until, &text)),
                 false => Ok(()),
             };
             // A handle that cannot be printed is of use to nobody.
             if let Err(error) = printed {
-                opened.give_back(handle.proof()).into_iter().collect::<Result<Vec<_>>>()?;
-                let names = targets.all.iter().map(|target| shown(&target.known_as)).collect::<Vec<_>>().join(", ");
+                opened.release(handle.proof()).into_iter().collect::<Result<Vec<_>>>()?;
+                let names =
+                    targets.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ");
                 return Err(error.context(format!("lock {names} was given back")));
             }
-            let go_on = || signals.quiet_for(OUTAGE) && world.host.boottime() < until;
-            confirm_and_keep(world, &targets, &opened, &applicant, grants, &go_on)?;
+            let go_on = || signals.no_signal_within(RETRY_INTERVAL) && context.host.boottime() < until;
+            confirm_and_keep(context, &targets, &opened, &request, grants, &go_on)?;
             Ok(Exit::Done)
         }
-        AllTaken::Refused(at, outcome) => {
+        AcquireAllResult::Refused(at, response) => {
             let busy = asked.taking.waiting.conflict_exit_code;
-            let (text, exit) = refusal(&outcome, &targets.all[at], &opened.reporter(at), busy);
+            let (text, exit) = refusal(&response, &targets.all[at], &opened.reporter(at), busy);
             // Of options nobody has heard who calls us by CSA's names.
-            asked.common.tell(&if prints { text } else { text.replace("with -w,", "with CSALOCK_TIMEOUT,") });
+            asked.common.note(&if prints { text } else { text.replace("with -w,", "with CSALOCK_TIMEOUT,") });
             Ok(exit)
         }
     }
@@ -77,49 +78,50 @@ fn take(world: &World, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
 
 /// What is to be printed: the handle.
 fn answer(
-    world: &World,
+    context: &Context,
     asked: &Lock,
-    targets: &Targets,
-    opened: &Opened<'_>,
+    targets: &LockSet,
+    opened: &OpenLockSet<'_>,
     handle: &Handle,
     grants: &[Grant],
-    evicted: Option<&(usize, Ending)>,
+    evicted: Option<&(usize, EndedGrant)>,
 ) -> anyhow::Result<String> {
-    told(&asked.common, targets, opened, grants, evicted);
+    report_taken(&asked.common, targets, opened, grants, evicted);
     if !asked.common.json {
         return Ok(format!("{handle}\n"));
     }
-    let names: Vec<&[u8]> = targets.all.iter().map(|target| target.known_as.as_slice()).collect();
+    let names: Vec<&[u8]> = targets.all.iter().map(|target| target.display_name.as_slice()).collect();
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
     // Its time begins when it is confirmed.
-    let expires = asked.taking.ttl.map(|span| world.host.wall().saturating_add(span));
+    let expires = asked.taking.ttl.map(|span| context.host.wall().saturating_add(span));
     let document = LockJson::new(&names, handle, grants, ending, expires, &opened.reporter(at));
     json_line(&document)
 }
 
 /// Says so where the lock may end with this very call, which the caller will hardly have meant.
-pub(super) fn warn_of_owner(common: &Common, pid: Option<i32>, targets: &Targets, applicant: &Applicant) {
-    let (process, party) = (applicant.process, &applicant.party);
-    let Some(owner) = party.owners.last().filter(|_| pid.is_none() && applicant.tenure == Tenure::OwnerLives) else {
+pub(super) fn warn_of_owner(common: &Common, pid: Option<i32>, targets: &LockSet, request: &AcquireRequest) {
+    let (process, party) = (request.process, &request.owner);
+    let Some(owner) = party.processes.last().filter(|_| pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives)
+    else {
         return;
     };
     if may_end_with_call(process.pid, owner) {
-        common.tell(&format!(
+        common.note(&format!(
             "lock {} ends with process {} ({}), maybe right after this call; name another owner with --pid PID, or keep the \
              lock until it is given back with --forever",
-            shown(&targets.all[0].known_as),
+            escape(&targets.all[0].display_name),
             owner.pid,
-            shown(&party.command)
+            escape(&party.command)
         ));
     }
 }
 
 /// Takes for good what has been told, unless it was given back since, and sees that it lasts.
 pub(super) fn confirm_and_keep(
-    world: &World,
-    targets: &Targets,
-    opened: &Opened<'_>,
-    applicant: &Applicant,
+    world: &Context,
+    targets: &LockSet,
+    opened: &OpenLockSet<'_>,
+    applicant: &AcquireRequest,
     grants: Vec<Grant>,
     go_on: &dyn Fn() -> bool,
 ) -> Result<()> {
@@ -131,101 +133,101 @@ pub(super) fn confirm_and_keep(
 
 /// Leaves somebody behind who renews, where that is needed; else gives back.
 fn keep_for(
-    world: &World,
-    targets: &Targets,
-    opened: &Opened<'_>,
-    applicant: &Applicant,
+    world: &Context,
+    targets: &LockSet,
+    opened: &OpenLockSet<'_>,
+    applicant: &AcquireRequest,
     grants: &[Grant],
 ) -> Result<()> {
     if !opened.are_shared() {
         return Ok(());
     }
     let keeping = || {
-        Ok(Keeping {
-            world,
+        Ok(KeeperConfig {
+            context: world,
             targets,
             proof: applicant.handle.proof(),
-            owners: applicant.party.owners.clone(),
-            lease_end: LeaseEnd::new()?,
+            owners: applicant.owner.processes.clone(),
+            shared_deadline: SharedDeadline::new()?,
             kills: false,
             timed: false,
         })
     };
     // Nobody is to renew late what the script is told that it lost.
     // (A time that somebody set is rounded up by a store that counts in seconds.)
-    let is_renewed = grants.iter().any(|grant| matches!(grant.tenure, Tenure::Renewed(_)));
+    let is_renewed = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
     let most = if is_renewed { Duration::ZERO } else { Duration::from_secs(1) };
     let over = opened.lease_ends(grants).is_some_and(|ends| ends + most <= world.host.boottime());
     let kept = if over {
         let what = "the lock was lost before it could be used: its lease was over when the store said that it is taken";
         Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))
     } else {
-        keeping().and_then(|keeping| leave_behind(&keeping, opened, grants))
+        keeping().and_then(|keeping| spawn_detached(&keeping, opened, grants))
     };
     if kept.is_err() {
-        opened.give_back(applicant.handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
+        opened.release(applicant.handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
     }
     kept
 }
 
 /// Says from whom a lock was taken, if that one had not given it back.
-pub(super) fn told(
+pub(super) fn report_taken(
     common: &Common,
-    targets: &Targets,
-    opened: &Opened<'_>,
+    targets: &LockSet,
+    opened: &OpenLockSet<'_>,
     grants: &[Grant],
-    evicted: Option<&(usize, Ending)>,
+    evicted: Option<&(usize, EndedGrant)>,
 ) {
     if let Some((at, ending)) = evicted {
-        let (name, ending) = (shown(&targets.all[*at].known_as), opened.reporter(*at).ending(ending));
-        common.tell(&format!("lock {name} was taken over from {ending}"));
+        let (name, ending) = (escape(&targets.all[*at].display_name), opened.reporter(*at).ending(ending));
+        common.note(&format!("lock {name} was taken over from {ending}"));
     }
     for (at, (target, grant)) in targets.all.iter().zip(grants).enumerate() {
         if common.verbose && evicted.is_none_or(|(evicted, _)| *evicted != at) {
-            let name = shown(&target.known_as);
-            common.tell(&format!("lock {name} is taken, token {}", grant.token.unwrap_or_default()));
+            let name = escape(&target.display_name);
+            common.note(&format!("lock {name} is taken, token {}", grant.token.unwrap_or_default()));
         }
     }
 }
 
 /// Somebody who takes a lock for the calling script, or for the process with that pid.
-pub(super) fn applicant(
-    world: &World,
+pub(super) fn acquire_request(
+    world: &Context,
     taking: &Taking,
     pid: Option<i32>,
     handle: &Handle,
-) -> anyhow::Result<Applicant> {
+) -> anyhow::Result<AcquireRequest> {
     let process = world.host.this_process()?;
-    let tenure = taking.tenure();
+    let tenure = taking.lifetime();
     let Caller { owners, command, .. } = match pid {
         Some(pid) => owner_with_pid(world, pid)?,
         None => match caller(process.pid) {
             // Nobody's life is needed where the lock ends otherwise.
-            Err(error) if error.exit() == Exit::Usage && tenure != Tenure::OwnerLives => {
+            Err(error) if error.exit() == Exit::Usage && tenure != Lifetime::WhileOwnerLives => {
                 Caller { command: b"?".to_vec(), ..Caller::default() }
             }
             found => found?,
         },
     };
-    Ok(Applicant {
+    Ok(AcquireRequest {
         handle: handle.clone(),
-        share: taking.share(),
-        party: world.party(owners, command, taking.waiting.label.as_ref())?,
+        mode: taking.mode(),
+        owner: world.owner(owners, command, taking.waiting.label.as_ref())?,
         process,
-        outlived: true,
-        yields: false,
+        owner_outlives_process: true,
+        release_on_exit: false,
         claim: None,
-        tenure,
+        lifetime: tenure,
         slots: taking.slots,
         refuse_stale: taking.waiting.fail_on_stale,
-        tentative: false,
+        provisional: false,
         confirming: false,
-        under: world.under(),
-        called: Some(Called { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
+        enclosing_grants: world.enclosing_grants(),
+        invocation: Some(Invocation { pid: process.pid, ignores_interrupt: world.inherited.ignored(Signal::SIGINT) }),
     })
 }
 
-fn owner_with_pid(world: &World, pid: i32) -> anyhow::Result<Caller> {
+fn owner_with_pid(world: &Context, pid: i32) -> anyhow::Result<Caller> {
     let process = world.host.process(pid)?.ok_or_else(|| {
         Error::new(Exit::Usage, format!("there is no process {pid}"), "--pid names the process that owns the lock")
     })?;

@@ -1,40 +1,40 @@
 //! `csalock renew`
 
-use super::world::{World, print_json, refusal_of, say};
+use super::context::{Context, eprint_line, print_json, refusal_of};
 use crate::cli::Renew;
 use crate::exit::Exit;
-use crate::lock::{Ask, Outcome, Tenure};
-use crate::name::shown;
+use crate::lock::{Lifetime, Request, Response};
+use crate::name::escape;
 use crate::report::{Reporter, UnlockJson};
 
-pub(super) fn run(world: &World, asked: &Renew) -> anyhow::Result<Exit> {
-    let targets = asked.names.iter().map(|name| world.target(&asked.common, name)).collect::<Result<Vec<_>, _>>()?;
+pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
+    let targets = asked.names.iter().map(|name| context.target(&asked.common, name)).collect::<Result<Vec<_>, _>>()?;
     let mut exit = Exit::Done;
     let mut documents = Vec::new();
     for target in &targets {
-        let engine = world.engine(&target.location)?;
-        let reporter = Reporter { host: engine.host(), reach: engine.store().reach() };
-        let claimant = world.claimant(&engine, asked.handle.as_deref())?;
-        let tenure = engine.begin(&Tenure::AtMost((asked.ttl.as_millis() as u64).max(1)))?;
-        let outcome = engine.settle(&target.name, &Ask::Renew(claimant, tenure))?;
-        let (word, grants) = match &outcome {
-            Outcome::Renewed(grant) => {
+        let engine = context.engine(&target.location)?;
+        let reporter = Reporter { host: engine.host(), scope: engine.store().scope() };
+        let credentials = context.credentials(&engine, asked.handle.as_deref())?;
+        let lifetime = engine.start(&Lifetime::Ttl((asked.ttl.as_millis() as u64).max(1)))?;
+        let response = engine.apply(&target.name, &Request::Renew(credentials, lifetime))?;
+        let (word, grants) = match &response {
+            Response::Renewed(grant) => {
                 if asked.common.verbose {
-                    say(&format!("lock {} lasts: {}", shown(&target.known_as), reporter.holder(grant)));
+                    eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
                 ("renewed", vec![grant.clone()])
             }
             refused => {
                 let (text, code) = refusal_of(asked.handle.as_deref(), refused, target, &reporter);
-                asked.common.tell(&text);
+                asked.common.note(&text);
                 exit = if exit == Exit::Done { code } else { exit };
                 match refused {
-                    Outcome::NotOwner(grants, _) => ("not the owner", grants.clone()),
+                    Response::NotOwner(grants, _) => ("not the owner", grants.clone()),
                     _ => ("not held", Vec::new()),
                 }
             }
         };
-        documents.push(UnlockJson::new(&target.known_as, word, &grants, &reporter));
+        documents.push(UnlockJson::new(&target.display_name, word, &grants, &reporter));
     }
     if asked.common.json {
         print_json(&documents)?;

@@ -1,20 +1,20 @@
 //! `csalock status`
 
 mod screen;
-mod survey;
+mod select;
 mod watch;
 
 use std::io::{IsTerminal, Write};
 
-use anyhow::Context;
+use anyhow::Context as _;
 
-use self::survey::survey;
-use super::world::World;
+use self::select::select;
+use super::context::Context;
 use crate::cli::Status;
-use crate::engine::Sight;
+use crate::engine::LockStatus;
 use crate::exit::Exit;
-use crate::name::shown;
-use crate::report::{HEADER, Paper, Reporter, SightJson, WIDTH, json, table};
+use crate::name::escape;
+use crate::report::{HEADER, OutputStyle, Reporter, SightJson, WIDTH, json, table};
 
 /// Where the locks go as they are found, so that a hundred thousand of them need no memory.
 struct Page<'a> {
@@ -23,15 +23,15 @@ struct Page<'a> {
     shown: usize,
 }
 
-pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
+pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if asked.watch {
-        return watch::run(world, asked);
+        return watch::run(context, asked);
     }
     let mut page = Page { asked, out: std::io::BufWriter::new(std::io::stdout().lock()), shown: 0 };
-    let exit = survey(world, asked, &mut |seen| match seen {
-        Ok((name, sight, reporter)) => page.show(name, sight, reporter),
+    let exit = select(context, asked, &mut |seen| match seen {
+        Ok((name, status, reporter)) => page.show(name, status, reporter),
         Err(unreadable) => {
-            asked.common.tell(&unreadable.to_string());
+            asked.common.note(&unreadable.to_string());
             Ok(())
         }
     })?;
@@ -45,16 +45,16 @@ pub(super) fn colour() -> bool {
 }
 
 impl Page<'_> {
-    fn show(&mut self, name: &[u8], sight: &Sight, reporter: &Reporter<'_>) -> anyhow::Result<()> {
+    fn show(&mut self, name: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> anyhow::Result<()> {
         let text = if self.asked.names_only {
             // A name with a newline in it would be two lines.
-            format!("{}\n", shown(name))
+            format!("{}\n", escape(name))
         } else if self.asked.common.json {
             let comma = if self.shown == 0 { "[" } else { "," };
-            format!("{comma}{}", json(&SightJson::new(name, sight, reporter))?)
+            format!("{comma}{}", json(&SightJson::new(name, status, reporter))?)
         } else {
             let header = if self.shown == 0 { format!("{HEADER}\n") } else { String::new() };
-            header + &table(name, sight, reporter, Paper { colour: colour(), width: WIDTH })
+            header + &table(name, status, reporter, OutputStyle { colour: colour(), width: WIDTH })
         };
         self.shown += 1;
         self.out.write_all(text.as_bytes()).context("cannot write to stdout")

@@ -24,11 +24,11 @@ pub(super) fn tell(error: clap::Error) -> Exit {
 /// What is wrong in the arguments, in which others than the caller may have chosen words, without what a terminal would
 /// obey; `None` where that is nothing.
 fn without_harm() -> Option<clap::Error> {
-    let is_harmful = |word: &OsString| crate::name::is_harmful(word.as_encoded_bytes());
+    let is_harmful = |word: &OsString| crate::name::needs_escaping(word.as_encoded_bytes());
     let words: Vec<_> = std::env::args_os().collect();
     words.iter().any(is_harmful).then_some(())?;
     let shown = words.into_iter().map(|word| match is_harmful(&word) {
-        true => crate::name::shown(word.as_encoded_bytes()).into(),
+        true => crate::name::escape(word.as_encoded_bytes()).into(),
         false => word,
     });
     Some(Cli::try_parse_from(shown).err().unwrap_or_else(|| clap::Error::new(ErrorKind::ValueValidation)))

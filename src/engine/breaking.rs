@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::Engine;
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::lock::{Ask, Grant, Outcome, Party};
-use crate::store::{Keep, Swap};
+use crate::lock::{Grant, Owner, Request, Response};
+use crate::store::{CommitResult, WriteOptions};
 
 /// How long the removal of an unreadable record is tried again, when the store says that it changes all the time.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
@@ -24,8 +24,8 @@ impl Engine {
         &self,
         name: &[u8],
         meant: Option<&dyn Fn(&Grant) -> bool>,
-        by: Option<&Party>,
-    ) -> Result<Outcome> {
+        by: Option<&Owner>,
+    ) -> Result<Response> {
         let mut race = self.race(name).until(self.host.boottime().saturating_add(REMOVAL_LIMIT));
         let mut was_unreadable = false;
         loop {
@@ -33,24 +33,24 @@ impl Engine {
                 Ok((_, record)) if was_unreadable => {
                     return Ok(match record.holders {
                         // Another process removed it, or we did and the reply was lost.
-                        none if none.is_empty() => Outcome::Broken(Vec::new()),
-                        holders => Outcome::NotOwner(holders, None),
+                        none if none.is_empty() => Response::Broken(Vec::new()),
+                        holders => Response::NotOwner(holders, None),
                     });
                 }
                 Ok((_, record)) => {
                     let meant = record.holders.iter().filter(|grant| meant.is_none_or(|meant| meant(grant)));
                     let proofs = meant.map(|grant| grant.proof).collect();
-                    return self.settle_for(name, &Ask::Break(proofs), by);
+                    return self.apply_as(name, &Request::Break(proofs), by);
                 }
                 Err(error) if error.exit() == Exit::Corrupt && meant.is_none() => error,
                 Err(error) => return Err(error),
             };
             let Some(version) = error.version() else { return Err(error) };
-            if let Swap::Stored(_) = self.commit_beside(name, Some(&version), None, Keep::default())? {
-                return Ok(Outcome::Broken(Vec::new()));
+            if let CommitResult::Done(_) = self.commit_beside(name, Some(&version), None, WriteOptions::default())? {
+                return Ok(Response::Broken(Vec::new()));
             }
             was_unreadable = true;
-            if !race.lost()? {
+            if !race.backoff()? {
                 return Err(error);
             }
         }

@@ -3,19 +3,19 @@
 use super::Engine;
 use crate::error::Result;
 use crate::lock::Record;
-use crate::store::{Change, Keep, Swap, Version};
+use crate::store::{CommitResult, Version, Write, WriteOptions};
 
 impl Engine {
     /// Makes these changes as one. `before`: the records that some of them replace; the others are of what is kept beside
     /// records.
     #[cfg(debug_assertions)]
-    pub(super) fn commit(&self, changes: &[Change<'_>], before: &[&Record]) -> Result<Swap> {
+    pub(super) fn commit(&self, changes: &[Write<'_>], before: &[&Record]) -> Result<CommitResult> {
         self.trace.commit(self.store.as_ref(), self.host.as_ref(), changes, before)
     }
 
     /// Makes these changes as one.
     #[cfg(not(debug_assertions))]
-    pub(super) fn commit(&self, changes: &[Change<'_>], _before: &[&Record]) -> Result<Swap> {
+    pub(super) fn commit(&self, changes: &[Write<'_>], _before: &[&Record]) -> Result<CommitResult> {
         self.store.swap_all(changes)
     }
 
@@ -25,9 +25,9 @@ impl Engine {
         name: &[u8],
         expect: Option<&Version>,
         body: Option<&[u8]>,
-        keep: Keep,
-    ) -> Result<Swap> {
-        self.commit(&[Change { name, expect: expect.copied(), body, keep, over: &[] }], &[])
+        keep: WriteOptions,
+    ) -> Result<CommitResult> {
+        self.commit(&[Write { name, expect: expect.copied(), body, options: keep, over: &[] }], &[])
     }
 
     /// Logs the commits to this file.

@@ -4,22 +4,22 @@
 use super::Engine;
 use crate::error::Result;
 use crate::history::{Limits, Past, Who};
-use crate::lock::{Party, Record};
+use crate::lock::{Owner, Record};
 
 impl Engine {
     /// Writes down the grants that stood in `before` and had ended in what took its place; if they were broken, by whom.
-    pub(super) fn remember(&self, before: &Record, after: &Record, by: Option<&Party>) {
+    pub(super) fn log_endings(&self, before: &Record, after: &Record, by: Option<&Owner>) {
         if self.remembers.are_off() || before.holders.is_empty() {
             return;
         }
         let now = self.host.wall().as_millis() as u64;
         let was_held = |proof| before.holders.iter().any(|grant| grant.proof == proof);
-        for ending in after.endings.iter().filter(|ending| was_held(ending.grant.proof)) {
-            let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.party), now);
-            if ending.how == crate::lock::Ended::Broken {
+        for ending in after.ended_grants.iter().filter(|ending| was_held(ending.grant.proof)) {
+            let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.owner), now);
+            if ending.reason == crate::lock::EndReason::Broken {
                 past.broken_by = by.map(|by| Who::new(by, self.pid(by)));
             }
-            self.store.remember(past.line().as_bytes(), &self.remembers);
+            self.store.append_history(past.line().as_bytes(), &self.remembers);
         }
     }
 
@@ -30,7 +30,7 @@ impl Engine {
     /// When the store cannot be asked.
     pub fn each_past(&self, limits: &Limits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let kept_since = self.host.wall().saturating_sub(limits.age).as_millis() as u64;
-        self.store.remembered(&mut |line| {
+        self.store.read_history(&mut |line| {
             if let Some(past) = Past::read(line)
                 && past.to.is_some_and(|to| to >= kept_since)
             {
@@ -40,10 +40,10 @@ impl Engine {
     }
 
     /// The process that counts: the first that is not dead. Where there is but one, nobody needs to be asked.
-    pub fn pid(&self, party: &Party) -> Option<i32> {
-        let lives = |owner: &&crate::lock::Process| {
-            party.owners.len() == 1 || self.host.fate(&party.home, owner, self.store.reach()).may_live_here()
+    pub fn pid(&self, party: &Owner) -> Option<i32> {
+        let lives = |owner: &&crate::lock::ProcessId| {
+            party.processes.len() == 1 || self.host.liveness(&party.domain, owner, self.store.scope()).may_live_here()
         };
-        party.owners.iter().find(lives).or(party.owners.last()).map(|owner| owner.pid)
+        party.processes.iter().find(lives).or(party.processes.last()).map(|owner| owner.pid)
     }
 }

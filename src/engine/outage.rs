@@ -3,15 +3,15 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::patience::Clock;
-use super::taking::Onlooker;
-use super::{Engine, Patience, Waiting};
+use super::acquire::Onlooker;
+use super::wait_policy::WaitClock;
+use super::{Engine, WaitPolicy, Waiting};
 use crate::error::{Error, Result};
-use crate::host::{Signs, Vigil, Woken};
+use crate::host::{WaitSet, WaitSources, WakeReason};
 use crate::lock::Record;
 
 /// The longest pause before a store that does not answer is asked again.
-pub const OUTAGE: Duration = Duration::from_millis(500);
+pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// Does `work` again and again while the store's servers have never answered and may soon. `None`: the interrupt came.
@@ -22,17 +22,17 @@ impl Engine {
     pub(super) fn when_reached<T>(
         &self,
         name: &[u8],
-        patience: &Patience,
+        policy: &WaitPolicy,
         interrupt: Option<BorrowedFd<'_>>,
-        onlooker: &mut Onlooker<'_>,
+        on_wait: &mut Onlooker<'_>,
         work: &mut dyn FnMut() -> Result<T>,
     ) -> Result<Option<T>> {
-        let mut clock = patience.begin(self.host.boottime(), false);
+        let mut clock = policy.begin(self.host.boottime(), false);
         loop {
             match work() {
                 Err(error) if error.is_unreached() => {
-                    let mut vigil = self.host.vigil(&self.new_handle()?.proof(), interrupt)?;
-                    if self.outlast(name, error, &mut clock, &mut *vigil, onlooker)? {
+                    let mut wait_set = self.host.wait_set(&self.new_handle()?.proof(), interrupt)?;
+                    if self.outlast(name, error, &mut clock, &mut *wait_set, on_wait)? {
                         return Ok(None);
                     }
                 }
@@ -50,15 +50,15 @@ impl Engine {
         &self,
         name: &[u8],
         error: Error,
-        clock: &mut Clock,
-        vigil: &mut dyn Vigil,
-        onlooker: &mut Onlooker<'_>,
+        clock: &mut WaitClock,
+        wait_set: &mut dyn WaitSet,
+        on_wait: &mut Onlooker<'_>,
     ) -> Result<bool> {
         let now = self.host.boottime();
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
         let record = Record::free(name);
-        onlooker(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
-        let mut signs = Signs { processes: &[], supervisors: &[], hearing: &mut None };
-        Ok(vigil.wait(&mut signs, pause.min(OUTAGE))? == Woken::Interrupted)
+        on_wait(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
+        let mut signs = WaitSources { processes: &[], supervisors: &[], subscription: &mut None };
+        Ok(wait_set.wait(&mut signs, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
     }
 }

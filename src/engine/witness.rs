@@ -5,63 +5,69 @@
 use sha2::{Digest, Sha256};
 
 use super::Engine;
-use crate::lock::{Facts, Fate, Home, Party, Process, Proof, Record, Waiter};
-use crate::store::Reach;
+use crate::lock::{Facts, HandleHash, Liveness, Owner, PidDomain, ProcessId, Record, Waiter};
+use crate::store::Scope;
 
 impl Engine {
     /// What is known of a process that has entries in this record.
-    pub(super) fn fate(&self, record: &Record, home: &Home, process: &Process) -> Fate {
-        self.fate_in(record, &Facts::default(), home, process)
+    pub(super) fn liveness(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Liveness {
+        self.fate_in(record, &Facts::default(), domain, process)
     }
 
     /// What is known of a process that has entries in this record, or among the waiters that were fetched from its pages.
-    pub(super) fn fate_in(&self, record: &Record, fetched: &Facts, home: &Home, process: &Process) -> Fate {
-        match self.host.fate(home, process, self.store.reach()) {
-            Fate::Missing if self.is_witnessed(record, fetched, home, process) => Fate::Dead,
-            fate => fate,
+    pub(super) fn fate_in(
+        &self,
+        record: &Record,
+        fetched: &Facts,
+        domain: &PidDomain,
+        process: &ProcessId,
+    ) -> Liveness {
+        match self.host.liveness(domain, process, self.store.scope()) {
+            Liveness::Missing if self.is_witnessed(record, fetched, domain, process) => Liveness::Dead,
+            liveness => liveness,
         }
     }
 
     /// Says that an entry under this name is about to be written from here.
-    pub(super) fn leave_witness(&self, name: &[u8], proof: &Proof) {
-        if self.store.reach() == Reach::ManyHosts {
+    pub(super) fn leave_witness(&self, name: &[u8], proof: &HandleHash) {
+        if self.store.scope() == Scope::Shared {
             self.host.leave_witness(&key(name, proof));
         }
     }
 
     /// Removes the witness of an entry that was not written.
-    pub(super) fn remove_witness(&self, name: &[u8], proof: &Proof) {
-        if self.store.reach() == Reach::ManyHosts {
+    pub(super) fn remove_witness(&self, name: &[u8], proof: &HandleHash) {
+        if self.store.scope() == Scope::Shared {
             self.host.remove_witness(&key(name, proof));
         }
     }
 
     /// Says that bytes of a value are about to be written under this key from here.
     pub(super) fn leave_witness_of_value(&self, key: &[u8]) {
-        if self.store.reach() == Reach::ManyHosts {
+        if self.store.scope() == Scope::Shared {
             self.host.leave_witness(&hash(&[key]));
         }
     }
 
     /// Removes the witness of bytes of a value that are gone.
     pub(super) fn remove_witness_of_value(&self, key: &[u8]) {
-        if self.store.reach() == Reach::ManyHosts {
+        if self.store.scope() == Scope::Shared {
             self.host.remove_witness(&hash(&[key]));
         }
     }
 
     /// Whether the writer of these bytes may still make a record name them.
-    pub(super) fn may_be_writing(&self, key: &[u8], writer: &Party) -> bool {
-        writer.owners.iter().any(|owner| match self.host.fate(&writer.home, owner, self.store.reach()) {
-            Fate::Dead => false,
-            Fate::Missing => !self.host.has_witness(&hash(&[key]), writer.uid),
-            Fate::Alive | Fate::Unknown => true,
+    pub(super) fn may_be_writing(&self, key: &[u8], writer: &Owner) -> bool {
+        writer.processes.iter().any(|owner| match self.host.liveness(&writer.domain, owner, self.store.scope()) {
+            Liveness::Dead => false,
+            Liveness::Missing => !self.host.has_witness(&hash(&[key]), writer.uid),
+            Liveness::Alive | Liveness::Unknown => true,
         })
     }
 
     /// Removes the witnesses of the entries that this change ended.
     pub(super) fn remove_witnesses(&self, before: &Record, now: &Record) {
-        if self.store.reach() == Reach::ManyHosts {
+        if self.store.scope() == Scope::Shared {
             let now: Vec<_> = entries(now).map(|entry| entry.0).collect();
             let gone = entries(before).map(|entry| entry.0).filter(|proof| !now.contains(proof));
             gone.for_each(|proof| self.host.remove_witness(&key(&before.name, &proof)));
@@ -69,8 +75,8 @@ impl Engine {
     }
 
     /// Whether all entries that depend on this process were written from here.
-    fn is_witnessed(&self, record: &Record, fetched: &Facts, home: &Home, process: &Process) -> bool {
-        let of_it = |at: &Home, processes: &[Process]| at == home && processes.contains(process);
+    fn is_witnessed(&self, record: &Record, fetched: &Facts, domain: &PidDomain, process: &ProcessId) -> bool {
+        let of_it = |at: &PidDomain, processes: &[ProcessId]| at == domain && processes.contains(process);
         let all = entries(record).chain(fetched.waiters_on_pages().map(of_waiter));
         let mut all = all.filter(|(_, at, _, processes)| of_it(at, processes)).peekable();
         all.peek().is_some() && all.all(|(proof, _, uid, _)| self.host.has_witness(&key(&record.name, &proof), uid))
@@ -78,24 +84,24 @@ impl Engine {
 }
 
 /// Proof, home, user, and the processes that an entry depends on.
-type Entry<'a> = (Proof, &'a Home, u32, Vec<Process>);
+type Entry<'a> = (HandleHash, &'a PidDomain, u32, Vec<ProcessId>);
 
 /// Holders and waiters.
 fn entries(record: &Record) -> impl Iterator<Item = Entry<'_>> {
-    let holders = record.holders.iter().map(|grant| entry(grant.proof, &grant.party, grant.unconfirmed));
+    let holders = record.holders.iter().map(|grant| entry(grant.proof, &grant.owner, grant.provisional));
     holders.chain(record.waiters.iter().map(of_waiter))
 }
 
 fn of_waiter(waiter: &Waiter) -> Entry<'_> {
-    entry(waiter.proof, &waiter.party, Some(waiter.process))
+    entry(waiter.proof, &waiter.owner, Some(waiter.process))
 }
 
-fn entry(proof: Proof, party: &Party, process: Option<Process>) -> Entry<'_> {
-    (proof, &party.home, party.uid, party.owners.iter().copied().chain(process).collect())
+fn entry(proof: HandleHash, owner: &Owner, process: Option<ProcessId>) -> Entry<'_> {
+    (proof, &owner.domain, owner.uid, owner.processes.iter().copied().chain(process).collect())
 }
 
 /// The name of an entry's witness. A user who cannot read the record cannot guess it.
-fn key(name: &[u8], proof: &Proof) -> String {
+fn key(name: &[u8], proof: &HandleHash) -> String {
     hash(&[proof.to_string().as_bytes(), name])
 }
 

@@ -106,7 +106,7 @@ fn read_who(fields: &Fields<'_>, whose: &str) -> Option<Who> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::{Ended, Share};
+    use crate::lock::{EndReason, Mode};
 
     fn full() -> Past {
         let holder = Who {
@@ -120,13 +120,13 @@ mod tests {
         Past {
             name: b"a\nb past:1 ".to_vec(),
             token: Some(7),
-            share: Share::Slot,
+            share: Mode::Slot,
             slot: 2,
             holder,
             from: 8,
             to: Some(9),
             waited: 10,
-            how: Some(Ended::Broken),
+            how: Some(EndReason::Broken),
             broken_by: Some(breaker),
         }
     }

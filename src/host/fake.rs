@@ -5,10 +5,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Called, Host, Listener, Signs, Vigil, Woken};
+use super::{Host, Invocation, WaitSet, WaitSources, WakeAddress, WakeReason};
 use crate::error::Result;
-use crate::lock::{Fate, Home, Process, Proof};
-use crate::store::Reach;
+use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
+use crate::store::Scope;
 
 /// A host for tests. Clones are the same host.
 #[derive(Clone)]
@@ -18,9 +18,9 @@ struct State {
     boottime: Duration,
     wall: Duration,
     boot: String,
-    this: Process,
-    fates: BTreeMap<i32, Fate>,
-    held_up: Vec<Process>,
+    this: ProcessId,
+    fates: BTreeMap<i32, Liveness>,
+    blocked_callers: Vec<ProcessId>,
     interrupted: bool,
     draws: u128,
 }
@@ -28,14 +28,14 @@ struct State {
 impl Fake {
     /// A host on which only the process with this pid lives.
     pub fn new(pid: i32) -> Fake {
-        let this = Process { pid, start: 1 };
+        let this = ProcessId { pid, start: 1 };
         let state = State {
             boottime: Duration::from_secs(1000),
             wall: Duration::from_secs(1_700_000_000),
             boot: "boot-1".to_string(),
             this,
-            fates: BTreeMap::from([(pid, Fate::Alive)]),
-            held_up: Vec::new(),
+            fates: BTreeMap::from([(pid, Liveness::Alive)]),
+            blocked_callers: Vec::new(),
             interrupted: false,
             draws: u128::from(pid as u32) << 64,
         };
@@ -62,13 +62,13 @@ impl Fake {
     }
 
     /// Says what becomes of the process with this pid. Who is not spoken of is dead.
-    pub fn set_fate(&self, pid: i32, fate: Fate) {
-        self.state().fates.insert(pid, fate);
+    pub fn set_liveness(&self, pid: i32, liveness: Liveness) {
+        self.state().fates.insert(pid, liveness);
     }
 
     /// Says who seems to go on only when the process that somebody called ends.
-    pub fn set_held_up(&self, pids: &[i32]) {
-        self.state().held_up = pids.iter().map(|pid| Process { pid: *pid, start: 1 }).collect();
+    pub fn set_blocked_callers(&self, pids: &[i32]) {
+        self.state().blocked_callers = pids.iter().map(|pid| ProcessId { pid: *pid, start: 1 }).collect();
     }
 
     /// Sends a signal that ends waits. Nothing ever hears it.
@@ -90,9 +90,9 @@ impl Host for Fake {
         self.state().wall
     }
 
-    fn home(&self) -> Result<Home> {
+    fn domain(&self) -> Result<PidDomain> {
         let boot = self.state().boot.clone();
-        Ok(Home { machine: "machine".to_string(), boot, pids: "pids".to_string(), net: 1 })
+        Ok(PidDomain { machine: "machine".to_string(), boot, pids: "pids".to_string(), net: 1 })
     }
 
     fn name(&self) -> String {
@@ -103,31 +103,31 @@ impl Host for Fake {
         0
     }
 
-    fn this_process(&self) -> Result<Process> {
+    fn this_process(&self) -> Result<ProcessId> {
         Ok(self.state().this)
     }
 
-    fn process(&self, pid: i32) -> Result<Option<Process>> {
-        let lives = self.state().fates.get(&pid) == Some(&Fate::Alive);
-        Ok(lives.then_some(Process { pid, start: 1 }))
+    fn process(&self, pid: i32) -> Result<Option<ProcessId>> {
+        let lives = self.state().fates.get(&pid) == Some(&Liveness::Alive);
+        Ok(lives.then_some(ProcessId { pid, start: 1 }))
     }
 
-    fn held_up_by(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
-        self.state().held_up.clone()
+    fn blocked_callers(&self, _called: &Invocation, _some_time_later: bool) -> Vec<ProcessId> {
+        self.state().blocked_callers.clone()
     }
 
-    fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {
+    fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
         let state = self.state();
-        let (is_shared, is_here) = (reach == Reach::ManyHosts, home.boot == state.boot);
+        let (is_shared, is_here) = (reach == Scope::Shared, domain.boot == state.boot);
         match state.fates.get(&process.pid).copied().filter(|_| is_here) {
-            Some(fate) if fate != Fate::Dead => fate,
-            _ if is_shared && is_here => Fate::Missing,
-            _ if is_here || (!is_shared && home.machine == "machine") => Fate::Dead,
-            _ => Fate::Unknown,
+            Some(liveness) if liveness != Liveness::Dead => liveness,
+            _ if is_shared && is_here => Liveness::Missing,
+            _ if is_here || (!is_shared && domain.machine == "machine") => Liveness::Dead,
+            _ => Liveness::Unknown,
         }
     }
 
-    fn is_released_by(&self, _supervisor: &Process, _home: &Home, _process: &Process) -> bool {
+    fn is_released_by(&self, _supervisor: &ProcessId, _home: &PidDomain, _process: &ProcessId) -> bool {
         false
     }
 
@@ -155,19 +155,19 @@ impl Host for Fake {
         Ok(state.draws.to_be_bytes())
     }
 
-    fn vigil<'a>(&self, _proof: &Proof, _interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>> {
+    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
         Ok(Box::new(self.clone()))
     }
 
-    fn ring(&self, _listener: Listener<'_>) -> bool {
+    fn wake(&self, _listener: WakeAddress<'_>) -> bool {
         false
     }
 }
 
-impl Vigil for Fake {
-    fn wait(&mut self, _signs: &mut Signs<'_>, at_most: Duration) -> Result<Woken> {
+impl WaitSet for Fake {
+    fn wait(&mut self, _signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason> {
         self.pass(at_most);
-        Ok(Woken::TimeOver)
+        Ok(WakeReason::TimeOver)
     }
 
     fn answer(&mut self, _keys: &[Vec<u8>]) -> bool {

@@ -22,7 +22,7 @@ use super::proc_stat::{self, ProcStat};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::lock::Process;
+use crate::lock::ProcessId;
 
 /// So many scripts that called one another are looked at.
 const MOST_SCRIPTS: usize = 8;
@@ -44,16 +44,16 @@ const MOST_PARENTS: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
     /// Its processes, innermost first.
-    pub owners: Vec<Process>,
+    pub owners: Vec<ProcessId>,
     /// The programs between it and us that only started the next one, and wait for its end.
-    pub starters: Vec<Process>,
+    pub starters: Vec<ProcessId>,
     /// Its command line, the arguments separated by spaces.
     pub command: Vec<u8>,
 }
 
 /// A process that somebody called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Called {
+pub struct Invocation {
     /// Its pid.
     pub pid: i32,
     /// Whether it was made to ignore SIGINT.
@@ -75,7 +75,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
     let mut arguments = arguments_of(at);
     let (mut owners, mut starters) = (Vec::new(), Vec::new());
     for _ in 0..MOST_PARENTS {
-        let process = Process { pid: at, start: stat.start };
+        let process = ProcessId { pid: at, start: stat.start };
         if is_starter(&stat, &arguments) {
             starters.push(process);
         } else if is_wrapper(&stat, &arguments, &ours) {
@@ -93,11 +93,11 @@ pub fn caller(pid: i32) -> Result<Caller> {
     if stat.program == b"systemd" || (at == 1 && !is_called_by_init(&us, &stat)) {
         return Err(if at == us.parent { orphan() } else { no_owner(CALLED_OR_ADOPTED) });
     }
-    owners.push(Process { pid: at, start: stat.start });
+    owners.push(ProcessId { pid: at, start: stat.start });
     let is_shell = is_called_shell(&stat, &arguments);
     while owners.len() < MOST_FORKS && is_shell && stat.is_fork && stat.image != (0, 0) && stat.parent > 0 {
         let Some(parent) = look(stat.parent)?.filter(|parent| parent.image == stat.image) else { break };
-        owners.push(Process { pid: stat.parent, start: parent.start });
+        owners.push(ProcessId { pid: stat.parent, start: parent.start });
         stat = parent;
     }
     Ok(Caller { owners, starters, command: arguments.join(&b' ') })
@@ -111,10 +111,10 @@ pub fn caller(pid: i32) -> Result<Caller> {
 /// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
 /// running in the background. Then nothing tells at once; but `some_time_later` a shell that went on has begun something
 /// else, or is about to.
-pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process> {
+pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
     let Ok(Some(mut below)) = proc_stat::read(called.pid) else { return Vec::new() };
-    let itself = Process { pid: called.pid, start: below.start };
-    let mut waiting: Vec<Process> = below.has_called_others().then_some(itself).into_iter().collect();
+    let itself = ProcessId { pid: called.pid, start: below.start };
+    let mut waiting: Vec<ProcessId> = below.has_called_others().then_some(itself).into_iter().collect();
     let (mut from, mut ignored_below) = (called.pid, called.ignores_interrupt);
     // Who does not wait at all is told that it is busy, also by those whom his script was called by.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
@@ -128,7 +128,7 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
         for owner in &owners {
             let Ok(Some(stat)) = proc_stat::read(owner.pid) else { return waiting };
             let ignores_too = ignores(owner.pid, Signal::SIGINT);
-            let has_gone_on = || has_gone_on(owner, &below);
+            let has_gone_on = || has_moved_on(owner, &below);
             let in_background = if stat.group != below.group && below.foreground > 0 {
                 below.foreground != below.group
             } else if ignored_below && ignores_too {
@@ -152,7 +152,7 @@ pub(super) fn held_up_by(called: &Called, some_time_later: bool) -> Vec<Process>
 
 /// Whether the owner of what process `pid` takes may end with this call: it is not a shell, and began a session for this
 /// process or for the shell that called it, as sshd(8) does for a command.
-pub fn may_end_with_call(pid: i32, owner: &Process) -> bool {
+pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
     let Ok(Some(us)) = proc_stat::read(pid) else { return false };
     let child = child_that_leads_to(owner, &us);
     let is_call = child.pid == us.pid || is_name_of_shell(&child.program);
@@ -160,7 +160,7 @@ pub fn may_end_with_call(pid: i32, owner: &Process) -> bool {
 }
 
 /// Whether a shell has begun something after what leads to this process, and that is not of the same pipeline.
-fn has_gone_on(shell: &Process, below: &ProcStat) -> bool {
+fn has_moved_on(shell: &ProcessId, below: &ProcStat) -> bool {
     let below = &child_that_leads_to(shell, below);
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid)).unwrap_or_default();
     let age = |stat: &ProcStat| (stat.start, stat.pid);
@@ -183,7 +183,7 @@ fn has_gone_on(shell: &Process, below: &ProcStat) -> bool {
 }
 
 /// A process's own child that leads to one below. Between the two may be programs that only start others.
-fn child_that_leads_to(ancestor: &Process, below: &ProcStat) -> ProcStat {
+fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
     let mut child = below.clone();
     for _ in 0..MOST_PARENTS {
         match proc_stat::read(child.parent) {

@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
 use super::proc_stat::ProcStat;
-use crate::lock::Process;
+use crate::lock::ProcessId;
 
 /// Programs that run another program and end with it.
-const STARTERS: [&str; 28] = [
+const WRAPPER_PROGRAMS: [&str; 28] = [
     "busybox", "chpst", "chroot", "chrt", "csalock", "doas", "env", "faketime", "find", "flock", "ionice", "ltrace",
     "nice", "nohup", "nsenter", "prlimit", "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace",
     "sudo", "taskset", "time", "timeout", "xargs",
@@ -21,7 +21,7 @@ const SHELLS: [&str; 26] = [
 
 /// Whether a process with these arguments is a program that is known to only start another one.
 pub(super) fn is_starter(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
-    let is = |program: &[u8]| STARTERS.iter().any(|starter| starter.as_bytes() == program);
+    let is = |program: &[u8]| WRAPPER_PROGRAMS.iter().any(|starter| starter.as_bytes() == program);
     if !is(&stat.program) {
         return false;
     }
@@ -66,7 +66,7 @@ fn is_one_command(string: &[u8]) -> bool {
 }
 
 /// Whether a program is one that waits for what it calls, unless it says that it does not.
-pub(super) fn is_shell(process: &Process) -> bool {
+pub(super) fn is_shell(process: &ProcessId) -> bool {
     let program = fs::read_link(format!("/proc/{}/exe", process.pid));
     program.is_ok_and(|program| is_name_of_shell(program.as_os_str().as_bytes()))
 }

@@ -22,17 +22,17 @@ use nix::unistd::{Pid, Uid};
 use sha2::{Digest, Sha256};
 
 use super::proc_stat::read_once;
-use super::vigil::{self, Ears};
-use super::{Called, Host, Listener, Vigil, owner, proc_stat};
+use super::wait_set::{self, LinuxWaitSet};
+use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::lock::{Fate, Home, Process, Proof};
-use crate::store::Reach;
+use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
+use crate::store::Scope;
 
 /// The machine that this process runs on.
 #[derive(Debug, Default)]
 pub struct Unix {
-    home: OnceLock<Home>,
+    domain: OnceLock<PidDomain>,
 }
 
 impl Unix {
@@ -41,18 +41,18 @@ impl Unix {
         Unix::default()
     }
 
-    fn known_home(&self) -> Result<&Home> {
-        if let Some(home) = self.home.get() {
-            return Ok(home);
+    fn known_home(&self) -> Result<&PidDomain> {
+        if let Some(domain) = self.domain.get() {
+            return Ok(domain);
         }
         let boot = read_short("/proc/sys/kernel/random/boot_id").map_err(|error| no_proc(&error))?;
-        let home = Home {
+        let home = PidDomain {
             machine: machine(&self.name())?,
             boot: String::from_utf8_lossy(boot.trim_ascii()).into_owned(),
             pids: format!("{}.{}", namespace("pid")?, namespace("time")?),
             net: namespace("net")?,
         };
-        Ok(self.home.get_or_init(|| home))
+        Ok(self.domain.get_or_init(|| home))
     }
 }
 
@@ -65,7 +65,7 @@ impl Host for Unix {
         now(ClockId::CLOCK_REALTIME)
     }
 
-    fn home(&self) -> Result<Home> {
+    fn domain(&self) -> Result<PidDomain> {
         self.known_home().cloned()
     }
 
@@ -77,36 +77,36 @@ impl Host for Unix {
         Uid::effective().as_raw()
     }
 
-    fn this_process(&self) -> Result<Process> {
+    fn this_process(&self) -> Result<ProcessId> {
         let own = proc_stat::read_own().map_err(|error| no_proc(&error))?;
-        Ok(Process { pid: own.pid, start: own.start })
+        Ok(ProcessId { pid: own.pid, start: own.start })
     }
 
-    fn process(&self, pid: i32) -> Result<Option<Process>> {
+    fn process(&self, pid: i32) -> Result<Option<ProcessId>> {
         let stat = proc_stat::read(pid).map_err(|error| no_proc(&error))?;
-        Ok(stat.filter(|stat| !stat.is_zombie()).map(|stat| Process { pid, start: stat.start }))
+        Ok(stat.filter(|stat| !stat.is_zombie()).map(|stat| ProcessId { pid, start: stat.start }))
     }
 
-    fn held_up_by(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
-        owner::held_up_by(called, some_time_later)
+    fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
+        owner::blocked_callers(called, some_time_later)
     }
 
-    fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {
-        let Ok(here) = self.known_home() else { return Fate::Unknown };
-        let seen = match here.shares_pids_with(home) {
+    fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
+        let Ok(here) = self.known_home() else { return Liveness::Unknown };
+        let seen = match here.shares_pids_with(domain) {
             true => fate_here(process),
-            false if here.boot != home.boot && is_this_machine(&here.machine, &home.machine) => Fate::Dead,
-            false => Fate::Unknown,
+            false if here.boot != domain.boot && is_this_machine(&here.machine, &domain.machine) => Liveness::Dead,
+            false => Liveness::Unknown,
         };
         match (seen, reach) {
-            (Fate::Dead, Reach::ManyHosts) if here.shares_pids_with(home) => Fate::Missing,
-            (Fate::Dead, Reach::ManyHosts) => Fate::Unknown,
+            (Liveness::Dead, Scope::Shared) if here.shares_pids_with(domain) => Liveness::Missing,
+            (Liveness::Dead, Scope::Shared) => Liveness::Unknown,
             (seen, _) => seen,
         }
     }
 
-    fn is_released_by(&self, supervisor: &Process, home: &Home, process: &Process) -> bool {
-        self.known_home().is_ok_and(|here| here.shares_pids_with(home)) && is_released_by(process, &[*supervisor])
+    fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {
+        self.known_home().is_ok_and(|here| here.shares_pids_with(domain)) && is_released_by(process, &[*supervisor])
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
@@ -159,12 +159,12 @@ impl Host for Unix {
         Ok(bytes)
     }
 
-    fn vigil<'a>(&self, proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>> {
-        Ok(Box::new(Ears::new(proof, interrupt)))
+    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+        Ok(Box::new(LinuxWaitSet::new(proof, interrupt)))
     }
 
-    fn ring(&self, listener: Listener<'_>) -> bool {
-        vigil::ring(listener)
+    fn wake(&self, listener: WakeAddress<'_>) -> bool {
+        wait_set::wake(listener)
     }
 }
 
@@ -183,21 +183,21 @@ fn now(clock: ClockId) -> Duration {
     nix::time::clock_gettime(clock).map(Duration::from).unwrap_or_default()
 }
 
-fn fate_here(process: &Process) -> Fate {
+fn fate_here(process: &ProcessId) -> Liveness {
     if kill(Pid::from_raw(process.pid), None) == Err(Errno::ESRCH) {
-        return Fate::Dead;
+        return Liveness::Dead;
     }
     match proc_stat::read(process.pid) {
-        Ok(Some(stat)) if stat.start != process.start => Fate::Dead,
-        Ok(Some(stat)) if stat.is_zombie() => Fate::Dead,
-        Ok(Some(_)) => Fate::Alive,
-        Ok(None) | Err(_) => Fate::Unknown,
+        Ok(Some(stat)) if stat.start != process.start => Liveness::Dead,
+        Ok(Some(stat)) if stat.is_zombie() => Liveness::Dead,
+        Ok(Some(_)) => Liveness::Alive,
+        Ok(None) | Err(_) => Liveness::Unknown,
     }
 }
 
 /// Whether this process is a zombie whose parent is one of these, and at work: then that saw the process end, and releases
 /// this moment. A parent that is stopped is not waited for.
-pub(super) fn is_released_by(process: &Process, supervisors: &[Process]) -> bool {
+pub(super) fn is_released_by(process: &ProcessId, supervisors: &[ProcessId]) -> bool {
     let stat = |pid| proc_stat::read(pid).ok().flatten();
     let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
     let parent = ended.and_then(|ended| supervisors.iter().find(|supervisor| supervisor.pid == ended.parent));
@@ -283,15 +283,15 @@ mod tests {
     #[test]
     fn a_living_process_another_start_time_and_another_boot() {
         let host = Unix::new();
-        let (home, this) = (host.home().unwrap(), host.this_process().unwrap());
-        let fate = |home: &Home, process: &Process| host.fate(home, process, Reach::ThisHost);
-        assert_eq!(fate(&home, &this), Fate::Alive);
-        assert_eq!(fate(&home, &Process { start: this.start + 1, ..this }), Fate::Dead);
-        assert_eq!(fate(&home, &Process { pid: 4_000_000, start: 1 }), Fate::Dead);
-        assert_eq!(fate(&Home { boot: "other".into(), ..home.clone() }, &this), Fate::Dead);
-        assert_eq!(fate(&Home { pids: "other".into(), ..home.clone() }, &this), Fate::Unknown);
-        let elsewhere = Home { boot: "other".into(), machine: "0@other".into(), ..home.clone() };
-        assert_eq!(fate(&elsewhere, &this), Fate::Unknown);
+        let (domain, this) = (host.domain().unwrap(), host.this_process().unwrap());
+        let liveness = |home: &PidDomain, process: &ProcessId| host.liveness(home, process, Scope::Local);
+        assert_eq!(liveness(&domain, &this), Liveness::Alive);
+        assert_eq!(liveness(&domain, &ProcessId { start: this.start + 1, ..this }), Liveness::Dead);
+        assert_eq!(liveness(&domain, &ProcessId { pid: 4_000_000, start: 1 }), Liveness::Dead);
+        assert_eq!(liveness(&PidDomain { boot: "other".into(), ..domain.clone() }, &this), Liveness::Dead);
+        assert_eq!(liveness(&PidDomain { pids: "other".into(), ..domain.clone() }, &this), Liveness::Unknown);
+        let elsewhere = PidDomain { boot: "other".into(), machine: "0@other".into(), ..domain.clone() };
+        assert_eq!(liveness(&elsewhere, &this), Liveness::Unknown);
     }
 
     #[test]
@@ -306,12 +306,12 @@ mod tests {
     #[test]
     fn on_a_store_of_many_hosts_nobody_is_dead_for_a_copy_of_the_machine_may_run() {
         let host = Unix::new();
-        let (home, this) = (host.home().unwrap(), host.this_process().unwrap());
-        let fate = |home: &Home, process: &Process| host.fate(home, process, Reach::ManyHosts);
-        assert_eq!(fate(&home, &this), Fate::Alive);
-        for gone in [Process { start: this.start + 1, ..this }, Process { pid: 4_000_000, start: 1 }] {
-            assert_eq!(fate(&home, &gone), Fate::Missing);
+        let (domain, this) = (host.domain().unwrap(), host.this_process().unwrap());
+        let liveness = |home: &PidDomain, process: &ProcessId| host.liveness(home, process, Scope::Shared);
+        assert_eq!(liveness(&domain, &this), Liveness::Alive);
+        for gone in [ProcessId { start: this.start + 1, ..this }, ProcessId { pid: 4_000_000, start: 1 }] {
+            assert_eq!(liveness(&domain, &gone), Liveness::Missing);
         }
-        assert_eq!(fate(&Home { boot: "other".into(), ..home.clone() }, &this), Fate::Unknown);
+        assert_eq!(liveness(&PidDomain { boot: "other".into(), ..domain.clone() }, &this), Liveness::Unknown);
     }
 }

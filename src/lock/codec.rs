@@ -23,9 +23,10 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use self::fields::{Fields, escape, unescape};
-use super::handle::Proof;
+use super::handle::HandleHash;
 use super::record::{
-    Begun, Ended, Ending, Grant, Home, Lease, LeaseClock, Pages, Party, Process, Record, Share, Tenure, Waiter,
+    Begun, EndReason, EndedGrant, Grant, Lease, LeaseClock, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Record,
+    Waiter,
 };
 use super::sighting::{MOST_SIGHTINGS, Moment, Sighting};
 use super::value::Value;
@@ -67,8 +68,8 @@ fn text_of(record: &Record) -> String {
     for waiter in &record.waiters {
         write_waiter(&mut text, waiter);
     }
-    for ending in record.remembered() {
-        let _ = write!(text, "ending how={} ", ended_word(ending.how));
+    for ending in record.kept_endings() {
+        let _ = write!(text, "ending how={} ", ended_word(ending.reason));
         write_grant(&mut text, &ending.grant);
     }
     for seen in record.sightings.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease)) {
@@ -101,14 +102,14 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
     for line in lines.lines() {
         read_line(&mut record, line).ok_or_else(|| {
             let start: String = line.chars().take(60).collect();
-            format!("line \"{}\" makes no sense", crate::name::shown(start.as_bytes()))
+            format!("line \"{}\" makes no sense", crate::name::escape(start.as_bytes()))
         })?;
     }
     // One that says nothing would be free; and one that says something twice, or in other words, somebody else wrote.
     if record.name.is_empty() || text_of(&record).strip_prefix(FIRST_LINE) != Some(lines) {
         return Err("it is not as csalock writes them".to_string());
     }
-    if let Some(wrong) = record.wrong() {
+    if let Some(wrong) = record.broken_invariant() {
         return Err(wrong.to_string());
     }
     number(&mut record, version);
@@ -132,7 +133,7 @@ fn body<'a>(bytes: &'a [u8], first_line: &str) -> std::result::Result<&'a str, S
         return Err(match first.strip_prefix("csalock ") {
             Some(format) => format!(
                 "its format is {}, this csalock knows 1; use the csalock that wrote it",
-                crate::name::shown(format.as_bytes())
+                crate::name::escape(format.as_bytes())
             ),
             None if bytes.is_empty() => "it is empty".to_string(),
             None => "it does not begin with \"csalock 1\"".to_string(),
@@ -164,7 +165,7 @@ fn read_line(record: &mut Record, line: &str) -> Option<()> {
         "ending" => {
             let fields = Fields::of(rest)?;
             let how = ended_of(fields.get("how")?)?;
-            record.endings.push(Ending { grant: read_grant(&fields)?, how });
+            record.ended_grants.push(EndedGrant { grant: read_grant(&fields)?, reason: how });
         }
         "seen" if record.sightings.len() < MOST_SIGHTINGS => {
             record.sightings.push(read_sighting(&Fields::of(rest)?)?);
@@ -179,35 +180,35 @@ fn write_grant(text: &mut String, grant: &Grant) {
     if let Some(token) = grant.token {
         let _ = write!(text, "token={token} ");
     }
-    let _ = write!(text, "share={} slot={} since={} ", share_word(grant.share), grant.slot, grant.since);
+    let _ = write!(text, "share={} slot={} since={} ", share_word(grant.mode), grant.slot, grant.since);
     if grant.waited > 0 {
         let _ = write!(text, "waited={} ", grant.waited);
     }
-    write_tenure(text, &grant.tenure);
-    if grant.yields {
+    write_tenure(text, &grant.lifetime);
+    if grant.release_on_exit {
         text.push_str("yields=yes ");
     }
     write_claim(text, grant.claim.as_deref());
-    if let Some(process) = &grant.unconfirmed {
+    if let Some(process) = &grant.provisional {
         text.push_str("unconfirmed=");
         write_process(text, process);
         text.push(' ');
     }
-    write_party(text, &grant.party);
+    write_party(text, &grant.owner);
 }
 
 fn read_grant(fields: &Fields<'_>) -> Option<Grant> {
     Some(Grant {
-        proof: Proof::parse(fields.get("proof")?)?,
+        proof: HandleHash::parse(fields.get("proof")?)?,
         token: fields.optional("token", |word| word.parse().ok())?,
-        share: share_of(fields.get("share")?)?,
+        mode: share_of(fields.get("share")?)?,
         slot: fields.number("slot")?,
-        party: read_party(fields)?,
-        tenure: read_tenure(fields.get("tenure")?)?,
+        owner: read_party(fields)?,
+        lifetime: read_tenure(fields.get("tenure")?)?,
         since: fields.number("since")?,
         waited: fields.optional("waited", |word| word.parse().ok())?.unwrap_or(0),
-        unconfirmed: fields.optional("unconfirmed", read_process)?,
-        yields: fields.flag("yields")?,
+        provisional: fields.optional("unconfirmed", read_process)?,
+        release_on_exit: fields.flag("yields")?,
         claim: fields.optional("claim", unescape)?,
     })
 }
@@ -230,8 +231,8 @@ fn write_value(text: &mut String, value: &Value) {
     if let Some(mode) = value.mode {
         let _ = write!(text, "mode={mode:o} ");
     }
-    let _ = write!(text, "size={} mark={:016x}", value.size, value.mark);
-    if let Some(bytes) = &value.within {
+    let _ = write!(text, "size={} mark={:016x}", value.size, value.write_id);
+    if let Some(bytes) = &value.inline {
         text.push_str(" bytes=");
         escape(text, bytes);
     }
@@ -244,24 +245,24 @@ fn read_value(fields: &Fields<'_>) -> Option<Value> {
         version: fields.optional("version", number)?,
         token: fields.optional("token", number)?,
         size: fields.number("size")?,
-        mark: u64::from_str_radix(fields.get("mark")?, 16).ok()?,
+        write_id: u64::from_str_radix(fields.get("mark")?, 16).ok()?,
         mode: fields.optional("mode", |word| u32::from_str_radix(word, 8).ok())?,
-        within: fields.optional("bytes", unescape)?,
+        inline: fields.optional("bytes", unescape)?,
     };
-    let fits = value.within.as_ref().is_none_or(|bytes| bytes.len() as u64 == value.size);
+    let fits = value.inline.as_ref().is_none_or(|bytes| bytes.len() as u64 == value.size);
     let goes_on = value.version.is_none_or(|version| version < u64::MAX >> 1);
     (fits && goes_on).then_some(value)
 }
 
 fn write_waiter(text: &mut String, waiter: &Waiter) {
-    let _ = write!(text, "waiter proof={} share={} since={} ", waiter.proof, share_word(waiter.share), waiter.since);
-    write_tenure(text, &waiter.tenure);
+    let _ = write!(text, "waiter proof={} share={} since={} ", waiter.proof, share_word(waiter.mode), waiter.since);
+    write_tenure(text, &waiter.lifetime);
     text.push_str("process=");
     write_process(text, &waiter.process);
-    if waiter.confirms {
+    if waiter.needs_confirmation {
         text.push_str(" confirms=yes");
     }
-    if waiter.yields {
+    if waiter.release_on_exit {
         text.push_str(" yields=yes");
     }
     text.push(' ');
@@ -271,39 +272,43 @@ fn write_waiter(text: &mut String, waiter: &Waiter) {
         text.push_str(" lease=");
         write_lease(text, lease);
     }
-    for (at, process) in waiter.within.iter().enumerate() {
+    for (at, process) in waiter.blocked_processes.iter().enumerate() {
         text.push_str(if at == 0 { " within=" } else { "," });
         write_process(text, process);
     }
-    for (at, proof) in waiter.under.iter().enumerate() {
+    for (at, proof) in waiter.enclosing_grants.iter().enumerate() {
         let _ = write!(text, "{}{proof}", if at == 0 { " under=" } else { "," });
     }
     text.push(' ');
-    write_party(text, &waiter.party);
+    write_party(text, &waiter.owner);
 }
 
 fn read_waiter(fields: &Fields<'_>) -> Option<Waiter> {
     Some(Waiter {
-        proof: Proof::parse(fields.get("proof")?)?,
-        share: share_of(fields.get("share")?)?,
-        party: read_party(fields)?,
+        proof: HandleHash::parse(fields.get("proof")?)?,
+        mode: share_of(fields.get("share")?)?,
+        owner: read_party(fields)?,
         process: read_process(fields.get("process")?)?,
-        tenure: read_tenure(fields.get("tenure")?)?,
-        confirms: fields.flag("confirms")?,
-        yields: fields.flag("yields")?,
+        lifetime: read_tenure(fields.get("tenure")?)?,
+        needs_confirmation: fields.flag("confirms")?,
+        release_on_exit: fields.flag("yields")?,
         claim: fields.optional("claim", unescape)?,
-        under: fields.optional("under", |word| word.split(',').map(Proof::parse).collect())?.unwrap_or_default(),
-        within: fields.optional("within", |word| word.split(',').map(read_process).collect())?.unwrap_or_default(),
+        enclosing_grants: fields
+            .optional("under", |word| word.split(',').map(HandleHash::parse).collect())?
+            .unwrap_or_default(),
+        blocked_processes: fields
+            .optional("within", |word| word.split(',').map(read_process).collect())?
+            .unwrap_or_default(),
         lease: fields.optional("lease", read_lease)?,
         since: fields.number("since")?,
     })
 }
 
-fn write_party(text: &mut String, party: &Party) {
+fn write_party(text: &mut String, party: &Owner) {
     for (key, value) in [
-        ("machine", party.home.machine.as_bytes()),
-        (" boot", party.home.boot.as_bytes()),
-        (" pids", party.home.pids.as_bytes()),
+        ("machine", party.domain.machine.as_bytes()),
+        (" boot", party.domain.boot.as_bytes()),
+        (" pids", party.domain.pids.as_bytes()),
         (" host", party.host.as_bytes()),
         (" command", &party.command),
     ] {
@@ -315,8 +320,8 @@ fn write_party(text: &mut String, party: &Party) {
         text.push_str(" label=");
         escape(text, label);
     }
-    let _ = write!(text, " net={} uid={} owners=", party.home.net, party.uid);
-    for (at, owner) in party.owners.iter().enumerate() {
+    let _ = write!(text, " net={} uid={} owners=", party.domain.net, party.uid);
+    for (at, owner) in party.processes.iter().enumerate() {
         if at > 0 {
             text.push(',');
         }
@@ -329,12 +334,17 @@ fn write_party(text: &mut String, party: &Party) {
     text.push('\n');
 }
 
-fn read_party(fields: &Fields<'_>) -> Option<Party> {
+fn read_party(fields: &Fields<'_>) -> Option<Owner> {
     let word = |key| String::from_utf8(unescape(fields.get(key)?)?).ok();
     let owners = fields.get("owners")?;
-    Some(Party {
-        home: Home { machine: word("machine")?, boot: word("boot")?, pids: word("pids")?, net: fields.number("net")? },
-        owners: owners.split(',').filter(|owner| !owner.is_empty()).map(read_process).collect::<Option<_>>()?,
+    Some(Owner {
+        domain: PidDomain {
+            machine: word("machine")?,
+            boot: word("boot")?,
+            pids: word("pids")?,
+            net: fields.number("net")?,
+        },
+        processes: owners.split(',').filter(|owner| !owner.is_empty()).map(read_process).collect::<Option<_>>()?,
         supervisor: fields.optional("supervisor", read_process)?,
         host: word("host")?,
         uid: fields.number("uid")?,
@@ -343,29 +353,29 @@ fn read_party(fields: &Fields<'_>) -> Option<Party> {
     })
 }
 
-fn write_process(text: &mut String, process: &Process) {
+fn write_process(text: &mut String, process: &ProcessId) {
     let _ = write!(text, "{}:{}", process.pid, process.start);
 }
 
-fn read_process(word: &str) -> Option<Process> {
+fn read_process(word: &str) -> Option<ProcessId> {
     let (pid, start) = word.split_once(':')?;
-    Some(Process { pid: pid.parse().ok().filter(|pid| *pid > 0)?, start: start.parse().ok()? })
+    Some(ProcessId { pid: pid.parse().ok().filter(|pid| *pid > 0)?, start: start.parse().ok()? })
 }
 
-fn write_tenure(text: &mut String, tenure: &Tenure) {
+fn write_tenure(text: &mut String, lifetime: &Lifetime) {
     text.push_str("tenure=");
-    match tenure {
-        Tenure::OwnerLives => text.push_str("owner"),
-        Tenure::Forever => text.push_str("forever"),
-        Tenure::OwnerDied => text.push_str("died"),
-        Tenure::AtMost(span) => {
+    match lifetime {
+        Lifetime::WhileOwnerLives => text.push_str("owner"),
+        Lifetime::UntilReleased => text.push_str("forever"),
+        Lifetime::OwnerDied => text.push_str("died"),
+        Lifetime::Ttl(span) => {
             let _ = write!(text, "most:{span}");
         }
-        Tenure::Until(lease) => write_lease(text, lease),
-        Tenure::Renewing(span) => {
+        Lifetime::ExpiresAt(lease) => write_lease(text, lease),
+        Lifetime::KeepalivePending(span) => {
             let _ = write!(text, "renewing:{span}");
         }
-        Tenure::Renewed(lease) => {
+        Lifetime::Keepalive(lease) => {
             text.push_str("renewed:");
             write_lease(text, lease);
         }
@@ -373,16 +383,16 @@ fn write_tenure(text: &mut String, tenure: &Tenure) {
     text.push(' ');
 }
 
-fn read_tenure(word: &str) -> Option<Tenure> {
+fn read_tenure(word: &str) -> Option<Lifetime> {
     Some(match word {
-        "owner" => Tenure::OwnerLives,
-        "forever" => Tenure::Forever,
-        "died" => Tenure::OwnerDied,
+        "owner" => Lifetime::WhileOwnerLives,
+        "forever" => Lifetime::UntilReleased,
+        "died" => Lifetime::OwnerDied,
         _ => match word.split_once(':')? {
-            ("most", span) => Tenure::AtMost(span.parse().ok()?),
-            ("renewing", span) => Tenure::Renewing(span.parse().ok()?),
-            ("renewed", lease) => Tenure::Renewed(read_lease(lease)?),
-            _ => Tenure::Until(read_lease(word)?),
+            ("most", span) => Lifetime::Ttl(span.parse().ok()?),
+            ("renewing", span) => Lifetime::KeepalivePending(span.parse().ok()?),
+            ("renewed", lease) => Lifetime::Keepalive(read_lease(lease)?),
+            _ => Lifetime::ExpiresAt(read_lease(word)?),
         },
     })
 }
@@ -434,29 +444,31 @@ fn read_sighting(fields: &Fields<'_>) -> Option<Sighting> {
     })
 }
 
-pub(crate) fn share_word(share: Share) -> &'static str {
+pub(crate) fn share_word(share: Mode) -> &'static str {
     match share {
-        Share::Exclusive => "exclusive",
-        Share::Shared => "shared",
-        Share::Slot => "slot",
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Slot => "slot",
     }
 }
 
-pub(crate) fn share_of(word: &str) -> Option<Share> {
-    [Share::Exclusive, Share::Shared, Share::Slot].into_iter().find(|share| share_word(*share) == word)
+pub(crate) fn share_of(word: &str) -> Option<Mode> {
+    [Mode::Exclusive, Mode::Shared, Mode::Slot].into_iter().find(|share| share_word(*share) == word)
 }
 
-pub(crate) fn ended_word(how: Ended) -> &'static str {
+pub(crate) fn ended_word(how: EndReason) -> &'static str {
     match how {
-        Ended::Released => "released",
-        Ended::Died => "died",
-        Ended::Expired => "expired",
-        Ended::Broken => "broken",
+        EndReason::Released => "released",
+        EndReason::Died => "died",
+        EndReason::Expired => "expired",
+        EndReason::Broken => "broken",
     }
 }
 
-pub(crate) fn ended_of(word: &str) -> Option<Ended> {
-    [Ended::Released, Ended::Died, Ended::Expired, Ended::Broken].into_iter().find(|how| ended_word(*how) == word)
+pub(crate) fn ended_of(word: &str) -> Option<EndReason> {
+    [EndReason::Released, EndReason::Died, EndReason::Expired, EndReason::Broken]
+        .into_iter()
+        .find(|how| ended_word(*how) == word)
 }
 
 /// The beginning of the SHA-256.

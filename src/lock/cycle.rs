@@ -9,15 +9,15 @@
 //! A stuck wait need not be part of a circle: it may only stand behind one. Of those that are, one has to give up, and
 //! all must choose the same: the one who came last.
 
-use super::ask::Link;
-use super::facts::{Facts, Wanted};
-use super::handle::Proof;
+use super::ask::Edge;
+use super::facts::{Facts, Query};
+use super::handle::HandleHash;
 use super::queue::{effective_owner, free_slot, is_gone};
-use super::record::{Grant, Record, Tenure, Waiter};
+use super::record::{Grant, Lifetime, Record, Waiter};
 
 /// Somebody's wait, and the record of what he waits for.
 #[derive(Debug, Clone)]
-pub struct Wait {
+pub struct WaitNode {
     /// The lock's name.
     pub name: Vec<u8>,
     /// Its record.
@@ -28,16 +28,16 @@ pub struct Wait {
 
 /// A circle, as the first of the waits sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Circle {
+pub struct Cycle {
     /// From the lock that is waited for to the waiter's own.
-    pub links: Vec<Link>,
+    pub edges: Vec<Edge>,
     /// Who is to give up.
-    pub victim: Proof,
+    pub victim: HandleHash,
     /// All who are in it.
-    pub members: Vec<Proof>,
+    pub members: Vec<HandleHash>,
     /// Every stuck wait, with the holders that are in its way. Two looks that agree on this, one wholly after the other,
     /// have seen something that was there all at once.
-    evidence: Vec<(Proof, Vec<Proof>)>,
+    evidence: Vec<(HandleHash, Vec<HandleHash>)>,
 }
 
 /// The circle that the first of these waits is part of, if there is one.
@@ -45,12 +45,13 @@ pub struct Circle {
 /// # Errors
 ///
 /// As [`super::decide`].
-pub fn circle(waits: &[Wait], facts: &Facts) -> Result<Option<Circle>, Wanted> {
-    let held_up = held_up(waits, facts)?;
-    let stuck = stuck(waits, &held_up, facts)?;
+pub fn find_cycle(waits: &[WaitNode], facts: &Facts) -> Result<Option<Cycle>, Query> {
+    let blocked_callers = blockers(waits, facts)?;
+    let stuck = stuck(waits, &blocked_callers, facts)?;
     // From each stuck wait to those that hold it up.
     let next = |at: usize| {
-        let ways = held_up[at].iter().enumerate().flat_map(|(holder, by)| by.iter().map(move |by| (*by, holder)));
+        let ways =
+            blocked_callers[at].iter().enumerate().flat_map(|(holder, by)| by.iter().map(move |by| (*by, holder)));
         ways.filter(|(by, _)| stuck[*by])
     };
     let reach = |from: usize| reach(from, waits.len(), next);
@@ -64,7 +65,7 @@ pub fn circle(waits: &[Wait], facts: &Facts) -> Result<Option<Circle>, Wanted> {
     let mut links = Vec::new();
     let mut at = 0;
     while let Some((from, holder)) = from_me[at] {
-        links.push(Link { name: waits[from].name.clone(), grant: waits[from].record.holders[holder].clone() });
+        links.push(Edge { name: waits[from].name.clone(), grant: waits[from].record.holders[holder].clone() });
         at = from;
         if at == 0 {
             break;
@@ -72,8 +73,8 @@ pub fn circle(waits: &[Wait], facts: &Facts) -> Result<Option<Circle>, Wanted> {
     }
     links.reverse();
     let in_the_way = |at: usize| next(at).map(|(_, holder)| waits[at].record.holders[holder].proof).collect();
-    Ok(Some(Circle {
-        links,
+    Ok(Some(Cycle {
+        edges: links,
         victim,
         members: members.iter().map(|at| waits[*at].waiter.proof).collect(),
         evidence: (0..waits.len()).filter(|at| stuck[*at]).map(|at| (waits[at].waiter.proof, in_the_way(at))).collect(),
@@ -81,7 +82,7 @@ pub fn circle(waits: &[Wait], facts: &Facts) -> Result<Option<Circle>, Wanted> {
 }
 
 /// For each wait, for each holder of what it waits for: the waits that this holder does not outlive.
-fn held_up(waits: &[Wait], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Wanted> {
+fn blockers(waits: &[WaitNode], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Query> {
     let mut all = Vec::new();
     for wait in waits {
         let mut of_wait = Vec::new();
@@ -89,7 +90,7 @@ fn held_up(waits: &[Wait], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Wanted
             let mut by = Vec::new();
             for (at, other) in waits.iter().enumerate() {
                 // A lease that nobody renews ends by itself.
-                if !matches!(grant.tenure, Tenure::Until(_)) && waits_within(&other.waiter, grant, facts)? {
+                if !matches!(grant.lifetime, Lifetime::ExpiresAt(_)) && waits_within(&other.waiter, grant, facts)? {
                     by.push(at);
                 }
             }
@@ -101,20 +102,20 @@ fn held_up(waits: &[Wait], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Wanted
 }
 
 /// Whether a grant does not end before this wait does: the waiter works under it, or its script owns it.
-pub(super) fn waits_within(waiter: &Waiter, grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
-    let of_waiter = |process| waiter.process == process || waiter.within.contains(&process);
-    let is_owned = grant.party.home.shares_pids_with(&waiter.party.home)
-        && grant.party.owners.iter().any(|owner| of_waiter(*owner))
-        && effective_owner(&grant.party, facts)?.is_some_and(|(owner, _)| of_waiter(owner));
-    Ok(is_owned || waiter.under.contains(&grant.proof))
+pub(super) fn waits_within(waiter: &Waiter, grant: &Grant, facts: &Facts) -> Result<bool, Query> {
+    let of_waiter = |process| waiter.process == process || waiter.blocked_processes.contains(&process);
+    let is_owned = grant.owner.domain.shares_pids_with(&waiter.owner.domain)
+        && grant.owner.processes.iter().any(|owner| of_waiter(*owner))
+        && effective_owner(&grant.owner, facts)?.is_some_and(|(owner, _)| of_waiter(owner));
+    Ok(is_owned || waiter.enclosing_grants.contains(&grant.proof))
 }
 
-fn stuck(waits: &[Wait], held_up: &[Vec<Vec<usize>>], facts: &Facts) -> Result<Vec<bool>, Wanted> {
+fn stuck(waits: &[WaitNode], blocked_callers: &[Vec<Vec<usize>>], facts: &Facts) -> Result<Vec<bool>, Query> {
     let mut stuck = vec![true; waits.len()];
     loop {
         let mut changed = false;
         for (at, wait) in waits.iter().enumerate().filter(|(at, _)| stuck[*at]).collect::<Vec<_>>() {
-            let holders = wait.record.holders.iter().zip(&held_up[at]);
+            let holders = wait.record.holders.iter().zip(&blocked_callers[at]);
             let remaining = holders.filter(|(_, by)| by.iter().any(|by| stuck[*by])).map(|(grant, _)| grant);
             if fits_beside(&remaining.collect::<Vec<_>>(), &wait.record, &wait.waiter, facts)? {
                 stuck[at] = false;
@@ -128,8 +129,8 @@ fn stuck(waits: &[Wait], held_up: &[Vec<Vec<usize>>], facts: &Facts) -> Result<V
 }
 
 /// Whether a waiter would be granted the lock in the end if just these holders kept it.
-pub(super) fn fits_beside(holders: &[&Grant], record: &Record, waiter: &Waiter, facts: &Facts) -> Result<bool, Wanted> {
-    let fits = |other: &Waiter| free_slot(holders.iter().copied(), record.slots, other.share).is_some();
+pub(super) fn fits_beside(holders: &[&Grant], record: &Record, waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
+    let fits = |other: &Waiter| free_slot(holders.iter().copied(), record.slots, other.mode).is_some();
     for before in record.waiters.iter().take_while(|before| before.proof != waiter.proof) {
         if !fits(before) && !is_gone(before, facts)? {
             return Ok(false);

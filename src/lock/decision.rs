@@ -13,25 +13,25 @@
 //! that no step of the dead that is still on its way to an NFS server can make it; then there is none, and the grant is over.
 //! If it is made, the grant stands, and is confirmed by whoever writes that record next.
 
-use super::handle::Proof;
+use super::handle::HandleHash;
 
 /// What somebody who takes several names has decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decision {
+pub struct CommitRecord {
     /// Whether their grants stand.
-    pub made: bool,
+    pub committed: bool,
     /// The names.
     pub names: Vec<Vec<u8>>,
 }
 
-impl Decision {
+impl CommitRecord {
     /// The name that it is stored under: no name that anybody could type.
-    pub fn key(proof: &Proof) -> Vec<u8> {
+    pub fn key(proof: &HandleHash) -> Vec<u8> {
         [proof.to_string().as_bytes(), b"\0decision"].concat()
     }
 
     /// Whose decision is stored under this name, if one is.
-    pub fn of_key(key: &[u8]) -> Option<Proof> {
-        Proof::parse(std::str::from_utf8(key.strip_suffix(b"\0decision")?).ok()?)
+    pub fn of_key(key: &[u8]) -> Option<HandleHash> {
+        HandleHash::parse(std::str::from_utf8(key.strip_suffix(b"\0decision")?).ok()?)
     }
 }

@@ -5,13 +5,13 @@ pub(super) mod trace;
 
 use std::collections::BTreeMap;
 
-use super::handle::Proof;
-use super::record::{Home, Lease, Process, Waiter};
+use super::handle::HandleHash;
+use super::record::{Lease, PidDomain, ProcessId, Waiter};
 
 /// What is known of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub enum Fate {
+pub enum Liveness {
     /// It lives.
     Alive,
     /// It is gone for sure.
@@ -23,29 +23,29 @@ pub enum Fate {
     Missing,
 }
 
-impl Fate {
+impl Liveness {
     /// Whether it may live, as far as this machine can tell.
     pub fn may_live_here(self) -> bool {
-        matches!(self, Fate::Alive | Fate::Unknown)
+        matches!(self, Liveness::Alive | Liveness::Unknown)
     }
 }
 
 /// A question that must be answered before the protocol can decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Query {
     /// Does this process live?
-    Fate(Home, Process),
+    Liveness(PidDomain, ProcessId),
     /// Is this lease over?
-    Over(Lease),
+    LeaseExpired(Lease),
     /// Does this lease last longer than the asker is willing to wait?
     Outlasts(Lease),
     /// Which lease of so many milliseconds begins now?
-    Lent(u64),
+    NewLease(u64),
     /// Who waits on this page of the queue? From now on, nobody may enter it.
     Page(u64),
     /// Has whoever was granted several names under this proof, and is dead, decided that the grants stand? If not, he must
     /// not be able to any more.
-    Decided(Proof),
+    Committed(HandleHash),
 }
 
 /// The answers so far. They hold for one look at the record; the next look starts afresh.
@@ -56,12 +56,12 @@ pub struct Facts {
     /// Wall clock, milliseconds since 1970: goes into records to be shown.
     pub wall: u64,
     /// By pid and start, for a record may have thousands of them.
-    fates: BTreeMap<(i32, u64), Vec<(Home, Fate)>>,
+    fates: BTreeMap<(i32, u64), Vec<(PidDomain, Liveness)>>,
     /// By the end.
     over: BTreeMap<u64, Vec<(Lease, bool)>>,
     outlasts: Vec<(Lease, bool)>,
     pages: BTreeMap<u64, Vec<Waiter>>,
-    decided: Vec<(Proof, bool)>,
+    decided: Vec<(HandleHash, bool)>,
     /// By how long they last.
     lent: Vec<(u64, Lease)>,
 }
@@ -73,27 +73,27 @@ impl Facts {
     }
 
     /// Writes down what became of a process.
-    pub fn learn_fate(&mut self, home: Home, process: Process, fate: Fate) {
-        self.fates.entry((process.pid, process.start)).or_default().push((home, fate));
+    pub fn insert_liveness(&mut self, domain: PidDomain, process: ProcessId, liveness: Liveness) {
+        self.fates.entry((process.pid, process.start)).or_default().push((domain, liveness));
     }
 
     /// Writes down whether a lease is over.
-    pub fn learn_over(&mut self, lease: Lease, over: bool) {
+    pub fn insert_expired(&mut self, lease: Lease, over: bool) {
         self.over.entry(lease.ends).or_default().push((lease, over));
     }
 
     /// Writes down whether a lease lasts longer than the asker is willing to wait.
-    pub fn learn_outlasts(&mut self, lease: Lease, outlasts: bool) {
+    pub fn insert_outlasts(&mut self, lease: Lease, outlasts: bool) {
         self.outlasts.push((lease, outlasts));
     }
 
-    pub(crate) fn outlasts(&self, lease: &Lease) -> Result<bool, Wanted> {
+    pub(crate) fn outlasts(&self, lease: &Lease) -> Result<bool, Query> {
         let known = self.outlasts.iter().find(|(known, _)| known == lease);
-        known.map(|(_, outlasts)| *outlasts).ok_or_else(|| Wanted::Outlasts(lease.clone()))
+        known.map(|(_, outlasts)| *outlasts).ok_or_else(|| Query::Outlasts(lease.clone()))
     }
 
     /// Writes down who waits on a page.
-    pub fn learn_page(&mut self, number: u64, waiters: Vec<Waiter>) {
+    pub fn insert_page(&mut self, number: u64, waiters: Vec<Waiter>) {
         self.pages.insert(number, waiters);
     }
 
@@ -102,43 +102,43 @@ impl Facts {
         self.pages.values().flatten()
     }
 
-    pub(crate) fn page(&self, number: u64) -> Result<&[Waiter], Wanted> {
-        self.pages.get(&number).map(Vec::as_slice).ok_or(Wanted::Page(number))
+    pub(crate) fn page(&self, number: u64) -> Result<&[Waiter], Query> {
+        self.pages.get(&number).map(Vec::as_slice).ok_or(Query::Page(number))
     }
 
     /// Writes down whether somebody has decided that his grants stand.
-    pub fn learn_decided(&mut self, proof: Proof, decided: bool) {
+    pub fn insert_committed(&mut self, proof: HandleHash, decided: bool) {
         self.decided.push((proof, decided));
     }
 
-    pub(crate) fn decided(&self, proof: &Proof) -> Result<bool, Wanted> {
+    pub(crate) fn committed(&self, proof: &HandleHash) -> Result<bool, Query> {
         let known = self.decided.iter().find(|(known, _)| known == proof);
-        known.map(|(_, decided)| *decided).ok_or(Wanted::Decided(*proof))
+        known.map(|(_, decided)| *decided).ok_or(Query::Committed(*proof))
     }
 
     /// Writes down a lease of so many milliseconds that begins now.
-    pub fn learn_lent(&mut self, span: u64, lease: Lease) {
+    pub fn insert_new_lease(&mut self, span: u64, lease: Lease) {
         self.lent.push((span, lease));
     }
 
-    pub(crate) fn lent(&self, span: u64) -> Result<&Lease, Wanted> {
+    pub(crate) fn new_lease(&self, span: u64) -> Result<&Lease, Query> {
         let known = self.lent.iter().find(|(known, _)| *known == span);
-        known.map(|(_, lease)| lease).ok_or(Wanted::Lent(span))
+        known.map(|(_, lease)| lease).ok_or(Query::NewLease(span))
     }
 
-    pub(crate) fn fate(&self, home: &Home, process: &Process) -> Result<Fate, Wanted> {
+    pub(crate) fn liveness(&self, domain: &PidDomain, process: &ProcessId) -> Result<Liveness, Query> {
         let known =
-            self.fates.get(&(process.pid, process.start)).and_then(|known| known.iter().find(|(at, _)| at == home));
-        known.map(|(_, fate)| *fate).ok_or_else(|| Wanted::Fate(home.clone(), *process))
+            self.fates.get(&(process.pid, process.start)).and_then(|known| known.iter().find(|(at, _)| at == domain));
+        known.map(|(_, liveness)| *liveness).ok_or_else(|| Query::Liveness(domain.clone(), *process))
     }
 
     /// The leases that are over.
-    pub(crate) fn leases_over(&self) -> impl Iterator<Item = &Lease> {
+    pub(crate) fn expired_leases(&self) -> impl Iterator<Item = &Lease> {
         self.over.values().flatten().filter(|(_, over)| *over).map(|(lease, _)| lease)
     }
 
-    pub(crate) fn over(&self, lease: &Lease) -> Result<bool, Wanted> {
+    pub(crate) fn lease_expired(&self, lease: &Lease) -> Result<bool, Query> {
         let known = self.over.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
-        known.map(|(_, over)| *over).ok_or_else(|| Wanted::Over(lease.clone()))
+        known.map(|(_, over)| *over).ok_or_else(|| Query::LeaseExpired(lease.clone()))
     }
 }

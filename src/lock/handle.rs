@@ -11,7 +11,7 @@ pub struct Handle([u8; 16]);
 /// The SHA-256 of a handle. Everybody may know it; it opens nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct Proof([u8; 32]);
+pub struct HandleHash([u8; 32]);
 
 impl Handle {
     /// A handle of these random bytes.
@@ -25,8 +25,8 @@ impl Handle {
     }
 
     /// What the record keeps of it.
-    pub fn proof(&self) -> Proof {
-        Proof(Sha256::digest(self.0).into())
+    pub fn proof(&self) -> HandleHash {
+        HandleHash(Sha256::digest(self.0).into())
     }
 }
 
@@ -42,27 +42,27 @@ impl fmt::Debug for Handle {
     }
 }
 
-impl Proof {
+impl HandleHash {
     /// Reads what [`Display`](fmt::Display) prints; `None` for anything else.
-    pub fn parse(text: &str) -> Option<Proof> {
-        hex(text).map(Proof).filter(|_| !text.bytes().any(|digit| digit.is_ascii_uppercase()))
+    pub fn parse(text: &str) -> Option<HandleHash> {
+        hex(text).map(HandleHash).filter(|_| !text.bytes().any(|digit| digit.is_ascii_uppercase()))
     }
 }
 
-impl Proof {
+impl HandleHash {
     /// What wakes whoever waits by it, in the store.
-    pub fn bell(&self) -> Vec<u8> {
+    pub fn channel(&self) -> Vec<u8> {
         self.to_string().into_bytes()
     }
 }
 
-impl fmt::Display for Proof {
+impl fmt::Display for HandleHash {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_hex(out, &self.0)
     }
 }
 
-impl fmt::Debug for Proof {
+impl fmt::Debug for HandleHash {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_hex(out, &self.0[..4])
     }

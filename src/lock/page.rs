@@ -11,8 +11,8 @@
 //!   counts for nothing, and he enters the queue anew.
 //! - A page bears no grant. One that is unreadable or missing costs those on it their places, never anybody a lock.
 
-use super::ask::Place;
-use super::handle::Proof;
+use super::ask::QueuePosition;
+use super::handle::HandleHash;
 use super::record::Waiter;
 
 /// How many waiters a page takes.
@@ -29,11 +29,11 @@ pub struct Page {
 
 /// What came of entering a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Joined {
+pub enum Enqueued {
     /// The page is to become this one.
     Change(Page),
     /// It is all done already.
-    Already(Place),
+    Already(QueuePosition),
     /// It takes nobody more.
     Full,
 }
@@ -52,26 +52,26 @@ impl Page {
     }
 
     /// Enters it, as page `number`, or replaces the entry that is already there.
-    pub fn join(&self, number: u64, entry: &Waiter) -> Joined {
+    pub fn enqueue(&self, number: u64, entry: &Waiter) -> Enqueued {
         let Some(at) = self.waiters.iter().position(|waiter| waiter.proof == entry.proof) else {
             if self.sealed || self.waiters.len() >= ROOM {
-                return Joined::Full;
+                return Enqueued::Full;
             }
             let mut next = self.clone();
             next.waiters.push(entry.clone());
-            return Joined::Change(next);
+            return Enqueued::Change(next);
         };
         if !self.sealed && self.waiters[at] != *entry {
             let mut next = self.clone();
             next.waiters[at] = entry.clone();
-            return Joined::Change(next);
+            return Enqueued::Change(next);
         }
         let before = self.waiters[..at].iter().rev().map(Waiter::waits_where).collect();
-        Joined::Already(Place { page: number, ahead: at, before, entry: entry.clone() })
+        Enqueued::Already(QueuePosition { page: number, ahead: at, before, entry: entry.clone() })
     }
 
     /// The page without this waiter; `None` where he is not on it, or is being fetched.
-    pub fn without(&self, proof: &Proof) -> Option<Page> {
+    pub fn without(&self, proof: &HandleHash) -> Option<Page> {
         let mut next = self.clone();
         next.waiters.retain(|waiter| waiter.proof != *proof);
         (!self.sealed && next != *self).then_some(next)

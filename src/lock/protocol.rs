@@ -14,18 +14,20 @@
 //!
 //! **A grant made for somebody else** ([`Grant::unconfirmed`]) lives as long as the waiter it was made for, until
 //! that waiter confirms. Without this a waiter that is killed as it is granted would leave its shell a lock that the
-//! shell knows nothing about. Of several names all are confirmed or none ([`super::Decision`]).
+//! shell knows nothing about. Of several names all are confirmed or none ([`super::CommitRecord`]).
 //!
-//! The function never calls out. When it needs to know something it returns [`Wanted`]; the engine finds out, adds
+//! The function never calls out. When it needs to know something it returns [`Query`]; the engine finds out, adds
 //! it to [`Facts`] and calls again.
 
-use super::ask::{Application, Ask, Claimant, Link, Outcome, Place, Step};
+use super::ask::{Acquire, Credentials, Edge, QueuePosition, Request, Response, Transition};
 use super::cycle::{fits_beside, waits_within};
-use super::facts::{Facts, Fate, Wanted};
-use super::handle::Proof;
+use super::facts::{Facts, Liveness, Query};
+use super::handle::HandleHash;
 use super::page::Page;
-use super::queue::{WINDOW, effective_owner, end, evict, fetch, is_gone, other_slots, serve, serve_as};
-use super::record::{Ended, Ending, Grant, Home, Pages, Process, Record, Tenure, Waiter};
+use super::queue::{
+    INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, is_gone, refill, slot_count_conflict,
+};
+use super::record::{EndReason, EndedGrant, Grant, Lifetime, Pages, PidDomain, ProcessId, Record, Waiter};
 use super::sighting::note;
 use super::value::decide_write;
 
@@ -34,72 +36,72 @@ use super::value::decide_write;
 /// # Errors
 ///
 /// `Err` is a question: answer it in `facts` and call again.
-pub fn decide(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted> {
+pub fn decide(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Query> {
     let mut step = answer(record, ask, facts)?;
-    if let Step::Write { over, .. } = &mut step {
-        over.extend(facts.leases_over().cloned());
+    if let Transition::Write { over, .. } = &mut step {
+        over.extend(facts.expired_leases().cloned());
     }
     Ok(step)
 }
 
-fn answer(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted> {
+fn answer(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Query> {
     match ask {
-        Ask::Take(application) => take(record, application, facts),
-        Ask::Withdraw(proof, page) => withdraw(record, proof, *page, facts),
-        Ask::Release(claimant) => match find(record, claimant, facts)? {
+        Request::Acquire(application) => take(record, application, facts),
+        Request::Cancel(proof, page) => withdraw(record, proof, *page, facts),
+        Request::Release(credentials) => match find(record, credentials, facts)? {
             Found::Mine(at) => {
                 let mut next = record.clone();
-                if claimant.supervises {
-                    next.holders[at].party.supervisor = None;
+                if credentials.supervises {
+                    next.holders[at].owner.supervisor = None;
                 }
-                let grant = end(&mut next, at, Ended::Released);
-                let wake = serve(&mut next, facts)?;
-                Ok(write(next, Outcome::Released(grant), wake))
+                let grant = end(&mut next, at, EndReason::Released);
+                let wake = grant_waiting(&mut next, facts)?;
+                Ok(write(next, Response::Released(grant), wake))
             }
-            Found::Ended(ending) if hears_of(record, claimant, &ending) => hear_of(record, ending, facts),
-            Found::Ended(ending) if claimant.repeated && ending.how == Ended::Released => {
-                Ok(Step::Done(Outcome::Released(ending.grant)))
+            Found::Ended(ending) if hears_of(record, credentials, &ending) => hear_of(record, ending, facts),
+            Found::Ended(ending) if credentials.repeated && ending.reason == EndReason::Released => {
+                Ok(Transition::Done(Response::Released(ending.grant)))
             }
             other => refuse(record, other, facts),
         },
-        Ask::Renew(claimant, tenure @ Tenure::Renewed(_)) => renew_on(record, claimant, tenure, facts),
-        Ask::Renew(claimant, tenure) => match find(record, claimant, facts)? {
+        Request::Renew(claimant, lifetime @ Lifetime::Keepalive(_)) => renew_on(record, claimant, lifetime, facts),
+        Request::Renew(claimant, tenure) => match find(record, claimant, facts)? {
             Found::Mine(at) => {
                 let mut next = record.clone();
-                next.holders[at].tenure = tenure.clone();
+                next.holders[at].lifetime = tenure.clone();
                 let grant = next.holders[at].clone();
                 let wake = next.waiters.first().map(|head| head.proof).into_iter().collect();
-                Ok(write(next, Outcome::Renewed(grant), wake))
+                Ok(write(next, Response::Renewed(grant), wake))
             }
             other => refuse(record, other, facts),
         },
-        Ask::Mourn(claimant) => match find(record, claimant, facts)? {
+        Request::OwnerDied(claimant) => match find(record, claimant, facts)? {
             Found::Mine(at) => {
                 let mut next = record.clone();
-                next.holders[at].tenure = Tenure::OwnerDied;
+                next.holders[at].lifetime = Lifetime::OwnerDied;
                 let grant = next.holders[at].clone();
                 // Where nobody waits it stays, to be seen by whoever comes next.
                 let is_wanted = !next.waiters.is_empty() || next.pages.is_some();
-                let wake = if is_wanted { serve(&mut next, facts)? } else { Vec::new() };
-                Ok(write(next, Outcome::Released(grant), wake))
+                let wake = if is_wanted { grant_waiting(&mut next, facts)? } else { Vec::new() };
+                Ok(write(next, Response::Released(grant), wake))
             }
             other => refuse(record, other, facts),
         },
-        Ask::Doubt(claimant, doubt) => match find(record, claimant, facts)? {
+        Request::Prepare(claimant, doubt) => match find(record, claimant, facts)? {
             Found::Mine(at) => {
                 let mut next = record.clone();
                 let grant = &mut next.holders[at];
-                (grant.proof, grant.unconfirmed) = (doubt.proof, Some(doubt.process));
-                grant.tenure = doubt.tenure.clone();
+                (grant.proof, grant.provisional) = (doubt.proof, Some(doubt.process));
+                grant.lifetime = doubt.lifetime.clone();
                 let doubted = grant.clone();
-                Ok(write(next, Outcome::Renewed(doubted), Vec::new()))
+                Ok(write(next, Response::Renewed(doubted), Vec::new()))
             }
             other => refuse(record, other, facts),
         },
-        Ask::Write(writing) => decide_write(record, writing, facts),
-        Ask::Break(proofs) => break_grants(record, proofs, facts),
-        Ask::Collect => collect(record, facts),
-        Ask::Note(sightings) => Ok(note(record, sightings)),
+        Request::Write(writing) => decide_write(record, writing, facts),
+        Request::Break(proofs) => break_grants(record, proofs, facts),
+        Request::Gc => collect(record, facts),
+        Request::Note(sightings) => Ok(note(record, sightings)),
     }
 }
 
@@ -108,113 +110,114 @@ fn answer(record: &Record, ask: &Ask, facts: &Facts) -> Result<Step, Wanted> {
 /// # Errors
 ///
 /// As [`decide`].
-pub fn standing(grant: &Grant, facts: &Facts) -> Result<Result<Fate, Ended>, Wanted> {
-    let over = is_over(grant, facts)?;
-    if let Some(waiter) = &grant.unconfirmed {
-        let fate = facts.fate(&grant.party.home, waiter)?;
-        if fate != Fate::Dead && !over {
-            return Ok(Ok(fate));
+pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, EndReason>, Query> {
+    let over = lease_expired(grant, facts)?;
+    if let Some(waiter) = &grant.provisional {
+        let liveness = facts.liveness(&grant.owner.domain, waiter)?;
+        if liveness != Liveness::Dead && !over {
+            return Ok(Ok(liveness));
         }
-        if !facts.decided(&grant.proof)? {
+        if !facts.committed(&grant.proof)? {
             // The process died before anyone heard of the grant, so its owner has lost nothing.
-            return Ok(Err(if fate == Fate::Dead { Ended::Released } else { Ended::Expired }));
+            return Ok(Err(if liveness == Liveness::Dead { EndReason::Released } else { EndReason::Expired }));
         }
         if grant.claim.is_some() {
-            return Ok(Ok(Fate::Unknown));
+            return Ok(Ok(Liveness::Unknown));
         }
     }
     if over {
-        return Ok(Err(Ended::Expired));
+        return Ok(Err(EndReason::Expired));
     }
-    let fate = match effective_owner(&grant.party, facts)? {
-        _ if grant.tenure == Tenure::OwnerDied => Fate::Dead,
+    let fate = match effective_owner(&grant.owner, facts)? {
+        _ if grant.lifetime == Lifetime::OwnerDied => Liveness::Dead,
         Some((_, fate)) => fate,
-        None if grant.party.owners.is_empty() => Fate::Unknown,
-        None => Fate::Dead,
+        None if grant.owner.processes.is_empty() => Liveness::Unknown,
+        None => Liveness::Dead,
     };
-    match (fate, &grant.tenure) {
-        (Fate::Dead, Tenure::Forever) => Ok(Ok(Fate::Dead)),
-        (Fate::Dead, _) if grant.yields => Ok(Err(Ended::Released)),
-        (Fate::Dead, _) => Ok(Err(Ended::Died)),
+    match (fate, &grant.lifetime) {
+        (Liveness::Dead, Lifetime::UntilReleased) => Ok(Ok(Liveness::Dead)),
+        (Liveness::Dead, _) if grant.release_on_exit => Ok(Err(EndReason::Released)),
+        (Liveness::Dead, _) => Ok(Err(EndReason::Died)),
         (fate, _) => Ok(Ok(fate)),
     }
 }
 
 /// Whether its lease is over. One that is renewed says that its owner lives to those who cannot see it; who can, believes
 /// his eyes.
-fn is_over(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
-    match &grant.tenure {
-        Tenure::Renewed(lease) => Ok(!is_seen_alive(grant, facts)? && facts.over(lease)?),
-        tenure => tenure.lease().map_or(Ok(false), |lease| facts.over(lease)),
+fn lease_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
+    match &grant.lifetime {
+        Lifetime::Keepalive(lease) => Ok(!is_seen_alive(grant, facts)? && facts.lease_expired(lease)?),
+        lifetime => lifetime.lease().map_or(Ok(false), |lease| facts.lease_expired(lease)),
     }
 }
 
-fn is_seen_alive(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
-    Ok(matches!(effective_owner(&grant.party, facts)?, Some((_, Fate::Alive))))
+fn is_seen_alive(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
+    Ok(matches!(effective_owner(&grant.owner, facts)?, Some((_, Liveness::Alive))))
 }
 
 /// Whether an unconfirmed grant stands whatever becomes of whoever was granted it. Nobody asks for a decision before that
 /// one is dead, or has had his time.
-pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Wanted> {
-    let Some(waiter) = &grant.unconfirmed else { return Ok(false) };
-    let over = grant.claim.is_some() && is_over(grant, facts)?;
-    Ok((over || facts.fate(&grant.party.home, waiter)? == Fate::Dead) && facts.decided(&grant.proof)?)
+pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
+    let Some(waiter) = &grant.provisional else { return Ok(false) };
+    let over = grant.claim.is_some() && lease_expired(grant, facts)?;
+    Ok((over || facts.liveness(&grant.owner.domain, waiter)? == Liveness::Dead) && facts.committed(&grant.proof)?)
 }
 
-fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Step, Wanted> {
+fn take(record: &Record, application: &Acquire, facts: &Facts) -> Result<Transition, Query> {
     let me = application.entry.proof;
     if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
         return already_mine(record, at, application, facts);
     }
     if let Some(claimed) = claimed(record, application, facts)? {
-        return Ok(Step::Done(claimed));
+        return Ok(Transition::Done(claimed));
     }
     if application.confirming {
-        let mine = record.endings.iter().find(|ending| ending.grant.proof == me);
-        return Ok(Step::Done(Outcome::NotHeld(mine.cloned())));
+        let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
+        return Ok(Transition::Done(Response::NotHeld(mine.cloned())));
     }
     let mut next = record.clone();
     let ended = evict(&mut next, facts)?;
-    let evicted: Vec<Ending> = ended.iter().filter(|ending| ending.how != Ended::Released).cloned().collect();
+    let evicted: Vec<EndedGrant> =
+        ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
     if application.refuse_stale && !evicted.is_empty() {
-        return Ok(Step::Done(Outcome::Stale(evicted)));
+        return Ok(Transition::Done(Response::Stale(evicted)));
     }
     let in_record = next.waiters.iter().any(|waiter| waiter.proof == me);
-    let place = application.place.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
+    let place = application.position.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
     let mut wake = Vec::new();
     if !in_record && place.is_none() {
         if next.pages.is_some() {
-            wake = serve_as(&mut next, facts, None)?;
+            wake = grant_waiting_as(&mut next, facts, None)?;
         }
-        if let Some(has) = other_slots(&next, application, facts)? {
-            return Ok(Step::Done(Outcome::OtherSlots(has)));
+        if let Some(has) = slot_count_conflict(&next, application, facts)? {
+            return Ok(Transition::Done(Response::SlotCountConflict(has)));
         }
         next.slots = application.slots.or(next.slots);
-        if next.pages.is_none() && (next.waiters.len() < WINDOW || !application.queue) {
+        if next.pages.is_none() && (next.waiters.len() < INLINE_WAITERS || !application.queue) {
             next.waiters.push(Waiter { since: facts.wall, ..application.entry.clone() });
         }
     }
     if let Some(entry) = next.waiters.iter_mut().find(|waiter| waiter.proof == me) {
         entry.lease.clone_from(&application.entry.lease);
-        entry.within.clone_from(&application.entry.within);
+        entry.blocked_processes.clone_from(&application.entry.blocked_processes);
     }
-    wake.extend(serve_as(&mut next, facts, Some(application))?);
+    wake.extend(grant_waiting_as(&mut next, facts, Some(application))?);
     wake.retain(|proof| *proof != me);
     if let Some(grant) = next.holders.iter().find(|grant| grant.proof == me) {
         let grant = grant.clone();
-        return Ok(write(next, Outcome::Granted(grant, evicted.into_iter().next_back()), wake));
+        return Ok(write(next, Response::Granted(grant, evicted.into_iter().next_back()), wake));
     }
     if let Some(own) = waits_for_itself(&next, &application.entry, facts)? {
-        return Ok(Step::Done(Outcome::Deadlock(vec![Link { name: next.name, grant: own }])));
+        return Ok(Transition::Done(Response::Deadlock(vec![Edge { name: next.name, grant: own }])));
     }
     if !application.queue {
-        let busy = Outcome::Busy(next.holders.clone());
+        let busy = Response::Busy(next.holders.clone());
         next.waiters.retain(|waiter| waiter.proof != me);
         let changed = !ended.is_empty() || !wake.is_empty();
-        return Ok(if changed { write(next, busy, wake) } else { Step::Done(busy) });
+        return Ok(if changed { write(next, busy, wake) } else { Transition::Done(busy) });
     }
     if next != *record {
-        return Ok(Step::Write { record: next, outcome: None, wake, over: Vec::new() });
+        return Ok(Transition::Write { record: next, response: None, wake, over: Vec::new() });
     }
     match place {
         _ if in_record => wait(record, &me, facts),
@@ -224,29 +227,29 @@ fn take(record: &Record, application: &Application, facts: &Facts) -> Result<Ste
 }
 
 /// What there is to say to somebody who wants to claim what is claimed already, for good.
-fn claimed(record: &Record, application: &Application, facts: &Facts) -> Result<Option<Outcome>, Wanted> {
+fn claimed(record: &Record, application: &Acquire, facts: &Facts) -> Result<Option<Response>, Query> {
     let Some(id) = &application.entry.claim else { return Ok(None) };
     let Some(grant) = record.holders.iter().find(|grant| grant.claim.is_some()) else { return Ok(None) };
-    if grant.unconfirmed.is_some() && !is_decided(grant, facts)? {
+    if grant.provisional.is_some() && !is_decided(grant, facts)? {
         return Ok(None);
     }
     let is_mine = grant.claim.as_ref() == Some(id);
-    Ok(Some(if is_mine { Outcome::Granted(grant.clone(), None) } else { Outcome::Claimed(grant.clone()) }))
+    Ok(Some(if is_mine { Response::Granted(grant.clone(), None) } else { Response::Claimed(grant.clone()) }))
 }
 
 /// Where somebody enters a queue that the record has no room for.
-fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Step {
+fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Transition {
     next.pages = match next.pages {
         None => Some(Pages { first: facts.wall, last: facts.wall }),
         Some(pages) if full == Some(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
-        Some(pages) => return Step::Join(pages.last),
+        Some(pages) => return Transition::Enqueue(pages.last),
     };
-    Step::Write { record: next, outcome: None, wake: Vec::new(), over: Vec::new() }
+    Transition::Write { record: next, response: None, wake: Vec::new(), over: Vec::new() }
 }
 
-fn wait_on_page(record: &Record, place: &Place, entry: &Waiter, facts: &Facts) -> Result<Step, Wanted> {
+fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &Facts) -> Result<Transition, Query> {
     if place.entry != *entry {
-        return Ok(Step::Join(place.page));
+        return Ok(Transition::Enqueue(place.page));
     }
     let first = record.pages.map_or(place.page, |pages| pages.first);
     let in_record = record.waiters.iter().rev().map(Waiter::waits_where);
@@ -255,210 +258,221 @@ fn wait_on_page(record: &Record, place: &Place, entry: &Waiter, facts: &Facts) -
 }
 
 /// The record bears my proof: somebody granted it to me, or an earlier try of mine did and its reply was lost.
-fn already_mine(record: &Record, at: usize, application: &Application, facts: &Facts) -> Result<Step, Wanted> {
+fn already_mine(record: &Record, at: usize, application: &Acquire, facts: &Facts) -> Result<Transition, Query> {
     let grant = &record.holders[at];
-    let before = record.endings.last().filter(|ending| ending.how != Ended::Released).cloned();
+    let before = record.ended_grants.last().filter(|ending| ending.reason != EndReason::Released).cloned();
     let mut next = record.clone();
     if let Some(stale) = before.clone().filter(|_| application.refuse_stale) {
         // Whoever served the queue could not know that we refuse it.
-        end(&mut next, at, Ended::Released);
-        let wake = serve(&mut next, facts)?;
-        return Ok(write(next, Outcome::Stale(vec![stale]), wake));
+        end(&mut next, at, EndReason::Released);
+        let wake = grant_waiting(&mut next, facts)?;
+        return Ok(write(next, Response::Stale(vec![stale]), wake));
     }
-    if grant.unconfirmed.is_none() || application.tentative {
-        return Ok(Step::Done(Outcome::Granted(grant.clone(), before)));
+    if grant.provisional.is_none() || application.provisional {
+        return Ok(Transition::Done(Response::Granted(grant.clone(), before)));
     }
-    next.holders[at].unconfirmed = None;
-    next.holders[at].tenure = application.tenure.clone();
+    next.holders[at].provisional = None;
+    next.holders[at].lifetime = application.lifetime.clone();
     let grant = next.holders[at].clone();
     // Who wants to claim it as well need wait no longer.
     let others = next.waiters.iter().filter(|waiter| grant.claim.is_some() && waiter.claim.is_some());
     let wake = others.map(|waiter| waiter.proof).collect();
-    Ok(write(next, Outcome::Granted(grant, before), wake))
+    Ok(write(next, Response::Granted(grant, before), wake))
 }
 
-fn wait(record: &Record, me: &Proof, facts: &Facts) -> Result<Step, Wanted> {
+fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Transition, Query> {
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
-    let Step::Wait { processes, mut leases, ahead } =
+    let Transition::Wait { processes, mut leases, ahead } =
         wait_behind(record, record.waiters[..ahead].iter().rev().map(Waiter::waits_where), ahead, facts)?
     else {
-        return Ok(Step::Wait { processes: Vec::new(), leases: Vec::new(), ahead });
+        return Ok(Transition::Wait { processes: Vec::new(), leases: Vec::new(), ahead });
     };
     leases.extend(ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.clone()));
-    Ok(Step::Wait { processes, leases, ahead })
+    Ok(Transition::Wait { processes, leases, ahead })
 }
 
 /// To wait for the end of the nearest who lives of those before us, or else of those who hold.
 fn wait_behind(
     record: &Record,
-    before: impl Iterator<Item = (Home, Process)>,
+    before: impl Iterator<Item = (PidDomain, ProcessId)>,
     ahead: usize,
     facts: &Facts,
-) -> Result<Step, Wanted> {
-    for (home, process) in before {
-        if facts.fate(&home, &process)?.may_live_here() {
-            return Ok(Step::Wait { processes: vec![(home, process)], leases: Vec::new(), ahead });
+) -> Result<Transition, Query> {
+    for (domain, process) in before {
+        if facts.liveness(&domain, &process)?.may_live_here() {
+            return Ok(Transition::Wait { processes: vec![(domain, process)], leases: Vec::new(), ahead });
         }
     }
     let (mut processes, mut leases) = (Vec::new(), Vec::new());
     for grant in &record.holders {
-        let process = match grant.unconfirmed {
-            Some(process) => Some((process, facts.fate(&grant.party.home, &process)?)),
-            None => effective_owner(&grant.party, facts)?,
+        let process = match grant.provisional {
+            Some(process) => Some((process, facts.liveness(&grant.owner.domain, &process)?)),
+            None => effective_owner(&grant.owner, facts)?,
         };
         // Nobody sees the end of a process that is missing.
         processes.extend(
-            process.filter(|(_, fate)| fate.may_live_here()).map(|(process, _)| (grant.party.home.clone(), process)),
+            process
+                .filter(|(_, liveness)| liveness.may_live_here())
+                .map(|(process, _)| (grant.owner.domain.clone(), process)),
         );
         // Where the owner is seen, his end is what counts.
-        let by_lease = !matches!(grant.tenure, Tenure::Renewed(_)) || !is_seen_alive(grant, facts)?;
-        leases.extend(grant.tenure.lease().filter(|_| by_lease).cloned());
+        let by_lease = !matches!(grant.lifetime, Lifetime::Keepalive(_)) || !is_seen_alive(grant, facts)?;
+        leases.extend(grant.lifetime.lease().filter(|_| by_lease).cloned());
     }
-    Ok(Step::Wait { processes, leases, ahead })
+    Ok(Transition::Wait { processes, leases, ahead })
 }
 
-fn withdraw(record: &Record, me: &Proof, page: Option<u64>, facts: &Facts) -> Result<Step, Wanted> {
+fn withdraw(record: &Record, me: &HandleHash, page: Option<u64>, facts: &Facts) -> Result<Transition, Query> {
     if let Some(grant) = record.holders.iter().find(|grant| grant.proof == *me) {
-        return Ok(Step::Done(Outcome::GrantedMeanwhile(grant.clone())));
+        return Ok(Transition::Done(Response::GrantedMeanwhile(grant.clone())));
     }
     let mut next = record.clone();
     // From a page that is being fetched nobody can be removed: finish that, and remove him here.
     while page.is_some_and(|page| next.pages.is_some_and(|pages| pages.has(page))) {
-        fetch(&mut next, facts)?;
+        refill(&mut next, facts)?;
     }
     if !next.waiters.iter().any(|waiter| waiter.proof == *me) {
-        return Ok(Step::Done(Outcome::Withdrawn));
+        return Ok(Transition::Done(Response::Cancelled));
     }
     next.waiters.retain(|waiter| waiter.proof != *me);
-    let wake = serve(&mut next, facts)?;
-    Ok(write(next, Outcome::Withdrawn, wake))
+    let wake = grant_waiting(&mut next, facts)?;
+    Ok(write(next, Response::Cancelled, wake))
 }
 
 /// Only what was seen is broken: should the reply be lost, whoever got the lock thereby keeps it.
-fn break_grants(record: &Record, proofs: &[Proof], facts: &Facts) -> Result<Step, Wanted> {
+fn break_grants(record: &Record, proofs: &[HandleHash], facts: &Facts) -> Result<Transition, Query> {
     let mut next = record.clone();
-    let is_meant = |ending: &&Ending| ending.how != Ended::Released && proofs.contains(&ending.grant.proof);
+    let is_meant = |ending: &&EndedGrant| ending.reason != EndReason::Released && proofs.contains(&ending.grant.proof);
     // First, so that what is broken now is still there to be written down.
-    let mut broken: Vec<Ending> = evict(&mut next, facts)?.iter().filter(is_meant).cloned().collect();
+    let mut broken: Vec<EndedGrant> = evict(&mut next, facts)?.iter().filter(is_meant).cloned().collect();
     while let Some(at) = next.holders.iter().position(|grant| proofs.contains(&grant.proof)) {
-        broken.push(Ending { grant: end(&mut next, at, Ended::Broken), how: Ended::Broken });
+        broken.push(EndedGrant { grant: end(&mut next, at, EndReason::Broken), reason: EndReason::Broken });
     }
     if !broken.is_empty() {
-        let wake = serve_as(&mut next, facts, None)?;
-        return Ok(write(next, Outcome::Broken(broken), wake));
+        let wake = grant_waiting_as(&mut next, facts, None)?;
+        return Ok(write(next, Response::Broken(broken), wake));
     }
-    let earlier: Vec<Ending> = record.endings.iter().filter(is_meant).cloned().collect();
+    let earlier: Vec<EndedGrant> = record.ended_grants.iter().filter(is_meant).cloned().collect();
     if !earlier.is_empty() {
-        return Ok(Step::Done(Outcome::Broken(earlier)));
+        return Ok(Transition::Done(Response::Broken(earlier)));
     }
     refuse(record, Found::Nothing, facts)
 }
 
-fn collect(record: &Record, facts: &Facts) -> Result<Step, Wanted> {
+fn collect(record: &Record, facts: &Facts) -> Result<Transition, Query> {
     let mut next = record.clone();
     let evicted = evict(&mut next, facts)?;
     let mut dropped = Vec::new();
     for waiter in std::mem::take(&mut next.waiters) {
         if is_gone(&waiter, facts)? { &mut dropped } else { &mut next.waiters }.push(waiter);
     }
-    let wake = serve(&mut next, facts)?;
-    let outcome = Outcome::Collected(evicted, dropped);
-    Ok(if next == *record { Step::Done(outcome) } else { write(next, outcome, wake) })
+    let wake = grant_waiting(&mut next, facts)?;
+    let response = Response::Collected(evicted, dropped);
+    Ok(if next == *record { Transition::Done(response) } else { write(next, response, wake) })
 }
 
 /// Begins a lease that is renewed anew. Should it be over, then nobody has taken the lock yet: what changes the record
 /// first, counts. What somebody set a time for keeps that.
-fn renew_on(record: &Record, claimant: &Claimant, tenure: &Tenure, facts: &Facts) -> Result<Step, Wanted> {
-    let Some(at) = record.holders.iter().position(|grant| claimant.proof == Some(grant.proof)) else {
-        return refuse(record, find(record, claimant, facts)?, facts);
+fn renew_on(
+    record: &Record,
+    credentials: &Credentials,
+    lifetime: &Lifetime,
+    facts: &Facts,
+) -> Result<Transition, Query> {
+    let Some(at) = record.holders.iter().position(|grant| credentials.proof == Some(grant.proof)) else {
+        return refuse(record, find(record, credentials, facts)?, facts);
     };
     let mut next = record.clone();
-    if !matches!(record.holders[at].tenure, Tenure::Renewed(_)) {
-        return Ok(Step::Done(Outcome::Renewed(record.holders[at].clone())));
+    if !matches!(record.holders[at].lifetime, Lifetime::Keepalive(_)) {
+        return Ok(Transition::Done(Response::Renewed(record.holders[at].clone())));
     }
-    next.holders[at].tenure = tenure.clone();
+    next.holders[at].lifetime = lifetime.clone();
     let grant = next.holders[at].clone();
     // Whoever waits for its end looks at the record when the old lease would be over.
-    Ok(write(next, Outcome::Renewed(grant), Vec::new()))
+    Ok(write(next, Response::Renewed(grant), Vec::new()))
 }
 
 /// What a claimant has here.
 pub(super) enum Found {
     Mine(usize),
-    Ended(Ending),
+    Ended(EndedGrant),
     Nothing,
 }
 
-pub(super) fn find(record: &Record, claimant: &Claimant, facts: &Facts) -> Result<Found, Wanted> {
+pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Found, Query> {
     for (at, grant) in record.holders.iter().enumerate() {
-        if !is_mine(grant, claimant, facts)? {
+        if !is_mine(grant, credentials, facts)? {
             continue;
         }
         // Whose life it shares does not matter to who shows the handle, or is that owner: a wrapper gives back for its
         // command that has ended.
-        let over = is_over(grant, facts)?;
-        let late = Ending { grant: grant.clone(), how: Ended::Expired };
+        let over = lease_expired(grant, facts)?;
+        let late = EndedGrant { grant: grant.clone(), reason: EndReason::Expired };
         return Ok(if over { Found::Ended(late) } else { Found::Mine(at) });
     }
     let mine = |grant: &Grant| {
-        claimant.proof == Some(grant.proof)
-            || (grant.party.home.shares_pids_with(&claimant.home)
-                && grant.party.owners.iter().any(|owner| claimant.owners.contains(owner)))
+        credentials.proof == Some(grant.proof)
+            || (grant.owner.domain.shares_pids_with(&credentials.domain)
+                && grant.owner.processes.iter().any(|owner| credentials.owners.contains(owner)))
     };
-    let ending = record.endings.iter().rev().find(|ending| mine(&ending.grant));
+    let ending = record.ended_grants.iter().rev().find(|ending| mine(&ending.grant));
     Ok(ending.cloned().map_or(Found::Nothing, Found::Ended))
 }
 
-fn is_mine(grant: &Grant, claimant: &Claimant, facts: &Facts) -> Result<bool, Wanted> {
-    if claimant.proof == Some(grant.proof) || (claimant.claim.is_some() && claimant.claim == grant.claim) {
+fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bool, Query> {
+    if credentials.proof == Some(grant.proof) || (credentials.claim.is_some() && credentials.claim == grant.claim) {
         return Ok(true);
     }
-    let owner = effective_owner(&grant.party, facts)?;
-    let is_owned = grant.party.home.shares_pids_with(&claimant.home)
-        && owner.is_some_and(|(owner, _)| claimant.owners.contains(&owner));
+    let owner = effective_owner(&grant.owner, facts)?;
+    let is_owned = grant.owner.domain.shares_pids_with(&credentials.domain)
+        && owner.is_some_and(|(owner, _)| credentials.owners.contains(&owner));
     // Of what it was not told that it has it, the owner has nothing.
-    Ok(is_owned && (grant.unconfirmed.is_none() || is_decided(grant, facts)?))
+    Ok(is_owned && (grant.provisional.is_none() || is_decided(grant, facts)?))
 }
 
 /// Whether the claimant is the process that has yet to hear of this ending.
-fn hears_of(record: &Record, claimant: &Claimant, ending: &Ending) -> bool {
-    let is_for_claimant = claimant.supervises || ending.grant.party.supervisor.is_none();
-    is_for_claimant && ending.is_owed() && record.endings.contains(ending)
+fn hears_of(record: &Record, credentials: &Credentials, ending: &EndedGrant) -> bool {
+    let is_for_claimant = credentials.supervises || ending.grant.owner.supervisor.is_none();
+    is_for_claimant && ending.is_owed() && record.ended_grants.contains(ending)
 }
 
 /// Tells how the grant ended, and keeps that no longer.
-fn hear_of(record: &Record, ending: Ending, facts: &Facts) -> Result<Step, Wanted> {
+fn hear_of(record: &Record, ending: EndedGrant, facts: &Facts) -> Result<Transition, Query> {
     let mut next = record.clone();
-    next.endings.retain(|kept| *kept != ending);
+    next.ended_grants.retain(|kept| *kept != ending);
     match refuse(record, Found::Ended(ending), facts)? {
-        Step::Done(outcome) => Ok(write(next, outcome, Vec::new())),
+        Transition::Done(response) => Ok(write(next, response, Vec::new())),
         other => Ok(other),
     }
 }
 
-pub(super) fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Step, Wanted> {
+pub(super) fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Transition, Query> {
     let mut ending = match found {
         Found::Ended(ending) => Some(ending),
         _ => None,
     };
     let mut holders = Vec::new();
     for grant in &record.holders {
-        match standing(grant, facts)? {
+        match grant_status(grant, facts)? {
             Ok(_) => holders.push(grant.clone()),
-            Err(Ended::Released) => {}
-            Err(how) => ending = ending.or_else(|| Some(Ending { grant: grant.clone(), how })),
+            Err(EndReason::Released) => {}
+            Err(how) => ending = ending.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: how })),
         }
     }
-    Ok(Step::Done(if holders.is_empty() { Outcome::NotHeld(ending) } else { Outcome::NotOwner(holders, ending) }))
+    Ok(Transition::Done(if holders.is_empty() {
+        Response::NotHeld(ending)
+    } else {
+        Response::NotOwner(holders, ending)
+    }))
 }
 
 /// The grant of the asker's own for which it would wait, if there is one: the shortest circle.
-fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Wanted> {
+fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Query> {
     let mut own = Vec::new();
     for grant in &record.holders {
         // A lease that nobody renews ends by itself; but who does not wait for that long waits in vain.
         if waits_within(entry, grant, facts)?
-            && !matches!(&grant.tenure, Tenure::Until(lease) if !facts.outlasts(lease)?)
+            && !matches!(&grant.lifetime, Lifetime::ExpiresAt(lease) if !facts.outlasts(lease)?)
         {
             own.push(grant);
         }
@@ -467,8 +481,8 @@ fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Op
     Ok(own.first().filter(|_| endless).map(|grant| (*grant).clone()))
 }
 
-pub(super) fn write(record: Record, outcome: Outcome, wake: Vec<Proof>) -> Step {
-    Step::Write { record, outcome: Some(outcome), wake, over: Vec::new() }
+pub(super) fn write(record: Record, response: Response, wake: Vec<HandleHash>) -> Transition {
+    Transition::Write { record, response: Some(response), wake, over: Vec::new() }
 }
 
 #[cfg(test)]

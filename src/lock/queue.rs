@@ -1,78 +1,82 @@
 //! The queue of a record: who is evicted, who is served, who fits.
 
-use super::ask::Application;
-use super::facts::{Facts, Fate, Wanted};
-use super::handle::Proof;
-use super::protocol::{is_decided, standing};
-use super::record::{Ended, Ending, Grant, Pages, Party, Process, Record, Share, Tenure, Waiter};
+use super::ask::Acquire;
+use super::facts::{Facts, Liveness, Query};
+use super::handle::HandleHash;
+use super::protocol::{grant_status, is_decided};
+use super::record::{EndReason, EndedGrant, Grant, Lifetime, Mode, Owner, Pages, ProcessId, Record, Waiter};
 
 /// How many waiters stand in the record itself before newcomers are sent to a page.
-pub(super) const WINDOW: usize = 16;
+pub(super) const INLINE_WAITERS: usize = 16;
 
 /// With so few left in the record, the next page is fetched.
-const LOW_WATER: usize = 3;
+const REFILL_BELOW: usize = 3;
 
 /// Ends the grants that no longer stand, and forgets the endings whose supervisors and holders will never ask.
-pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<Ending>, Wanted> {
+pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant>, Query> {
     let mut evicted = Vec::new();
     let mut at = 0;
     while at < record.holders.len() {
-        match standing(&record.holders[at], facts)? {
+        match grant_status(&record.holders[at], facts)? {
             Ok(_) => {
                 let grant = &mut record.holders[at];
                 if is_decided(grant, facts)? {
-                    grant.unconfirmed = None;
+                    grant.provisional = None;
                     if grant.claim.is_some() {
-                        grant.tenure = Tenure::Forever;
+                        grant.lifetime = Lifetime::UntilReleased;
                     }
                 }
                 at += 1;
             }
             Err(how) => {
                 let grant = end(record, at, how);
-                evicted.push(Ending { grant, how });
+                evicted.push(EndedGrant { grant, reason: how });
             }
         }
     }
-    for mut ending in std::mem::take(&mut record.endings) {
+    for mut ending in std::mem::take(&mut record.ended_grants) {
         forget_dead_supervisor(&mut ending, facts)?;
-        let is_awaited = ending.grant.party.supervisor.is_some() || ending.how != Ended::Broken;
-        let owner = effective_owner(&ending.grant.party, facts)?;
-        if is_awaited || owner.is_some_and(|(_, fate)| fate.may_live_here()) {
-            record.endings.push(ending);
+        let is_awaited = ending.grant.owner.supervisor.is_some() || ending.reason != EndReason::Broken;
+        let owner = effective_owner(&ending.grant.owner, facts)?;
+        if is_awaited || owner.is_some_and(|(_, liveness)| liveness.may_live_here()) {
+            record.ended_grants.push(ending);
         }
     }
     Ok(evicted)
 }
 
 /// A supervisor that is dead hears of nothing any more.
-fn forget_dead_supervisor(ending: &mut Ending, facts: &Facts) -> Result<(), Wanted> {
-    let party = &mut ending.grant.party;
-    if let Some(supervisor) = &party.supervisor
-        && !facts.fate(&party.home, supervisor)?.may_live_here()
+fn forget_dead_supervisor(ending: &mut EndedGrant, facts: &Facts) -> Result<(), Query> {
+    let owner = &mut ending.grant.owner;
+    if let Some(supervisor) = &owner.supervisor
+        && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
     {
-        party.supervisor = None;
+        owner.supervisor = None;
     }
     Ok(())
 }
 
-pub(super) fn end(record: &mut Record, at: usize, how: Ended) -> Grant {
+pub(super) fn end(record: &mut Record, at: usize, how: EndReason) -> Grant {
     let grant = record.holders.remove(at);
-    record.endings.push(Ending { grant: grant.clone(), how });
+    record.ended_grants.push(EndedGrant { grant: grant.clone(), reason: how });
     grant
 }
 
-pub(super) fn serve(record: &mut Record, facts: &Facts) -> Result<Vec<Proof>, Wanted> {
+pub(super) fn grant_waiting(record: &mut Record, facts: &Facts) -> Result<Vec<HandleHash>, Query> {
     evict(record, facts)?;
-    serve_as(record, facts, None)
+    grant_waiting_as(record, facts, None)
 }
 
 /// Walks the queue in order of arrival and grants to those who fit. Returns who has something new to see.
-pub(super) fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Application>) -> Result<Vec<Proof>, Wanted> {
+pub(super) fn grant_waiting_as(
+    record: &mut Record,
+    facts: &Facts,
+    me: Option<&Acquire>,
+) -> Result<Vec<HandleHash>, Query> {
     let mut wake = Vec::new();
     loop {
-        if record.waiters.len() <= LOW_WATER && record.pages.is_some() {
-            wake.extend(fetch(record, facts)?);
+        if record.waiters.len() <= REFILL_BELOW && record.pages.is_some() {
+            wake.extend(refill(record, facts)?);
             continue;
         }
         let Some(first) = record.waiters.first() else { break };
@@ -83,11 +87,11 @@ pub(super) fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Applicati
             wake.extend(record.waiters.first().map(|next| next.proof));
             continue;
         }
-        let Some(slot) = free_slot(&record.holders, record.slots, first.share) else { break };
+        let Some(slot) = free_slot(&record.holders, record.slots, first.mode) else { break };
         let waiter = record.waiters.remove(0);
         wake.push(waiter.proof);
-        let leased = waiter.lease.is_some() || !matches!(waiter.tenure, Tenure::OwnerLives);
-        record.holders.push(promote(waiter, slot, myself, facts)?);
+        let leased = waiter.lease.is_some() || !matches!(waiter.lifetime, Lifetime::WhileOwnerLives);
+        record.holders.push(grant(waiter, slot, myself, facts)?);
         if leased {
             // The next one watches a process; that this grant may end by a lease it has to be told.
             wake.extend(record.waiters.first().map(|next| next.proof));
@@ -102,10 +106,10 @@ pub(super) fn serve_as(record: &mut Record, facts: &Facts, me: Option<&Applicati
 
 /// Brings the waiters of the first page into the record. Returns the first of them: he could not see who stands before
 /// him until now.
-pub(super) fn fetch(record: &mut Record, facts: &Facts) -> Result<Option<Proof>, Wanted> {
+pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<HandleHash>, Query> {
     let Some(pages) = record.pages else { return Ok(None) };
     // Whoever had already been moved when somebody died half-way, or entered a page twice, stands once.
-    let has = |record: &Record, proof: Proof| {
+    let has = |record: &Record, proof: HandleHash| {
         record.holders.iter().any(|grant| grant.proof == proof)
             || record.waiters.iter().any(|waiter| waiter.proof == proof)
     };
@@ -119,71 +123,83 @@ pub(super) fn fetch(record: &mut Record, facts: &Facts) -> Result<Option<Proof>,
     Ok(record.waiters.get(before).map(|waiter| waiter.proof))
 }
 
-pub(super) fn promote(waiter: Waiter, slot: u32, myself: Option<&Application>, facts: &Facts) -> Result<Grant, Wanted> {
-    let is_tentative = myself.map_or(waiter.confirms, |application| application.tentative);
-    let unconfirmed = is_tentative.then_some(waiter.process);
-    let tenure = match (myself, unconfirmed, (&waiter.lease, &waiter.tenure)) {
-        (Some(application), ..) => application.tenure.clone(),
-        (None, Some(_), (Some(lease), _)) => Tenure::Until(lease.clone()),
+pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: &Facts) -> Result<Grant, Query> {
+    let is_tentative = myself.map_or(waiter.needs_confirmation, |application| application.provisional);
+    let provisional = is_tentative.then_some(waiter.process);
+    let lifetime = match (myself, provisional, (&waiter.lease, &waiter.lifetime)) {
+        (Some(application), ..) => application.lifetime.clone(),
+        (None, Some(_), (Some(lease), _)) => Lifetime::ExpiresAt(lease.clone()),
         // A waiter that is stopped may not confirm it for as long as it likes.
-        (None, Some(_), (None, Tenure::AtMost(span))) => Tenure::Until(facts.lent(*span)?.clone()),
-        _ => waiter.tenure.clone(),
+        (None, Some(_), (None, Lifetime::Ttl(span))) => Lifetime::ExpiresAt(facts.new_lease(*span)?.clone()),
+        _ => waiter.lifetime.clone(),
     };
     let waited = facts.wall.saturating_sub(waiter.since);
-    let Waiter { proof, share, party, yields, claim, .. } = waiter;
-    Ok(Grant { proof, token: None, share, slot, party, tenure, since: facts.wall, waited, unconfirmed, yields, claim })
+    let Waiter { proof, mode: share, owner, release_on_exit, claim, .. } = waiter;
+    Ok(Grant {
+        proof,
+        token: None,
+        mode: share,
+        slot,
+        owner,
+        lifetime,
+        since: facts.wall,
+        waited,
+        provisional,
+        release_on_exit,
+        claim,
+    })
 }
 
 /// The lowest place that `share` would get beside those who hold, or `None` if it does not fit.
 pub(super) fn free_slot<'a>(
     holders: impl IntoIterator<Item = &'a Grant, IntoIter: Clone>,
     slots: Option<u32>,
-    share: Share,
+    share: Mode,
 ) -> Option<u32> {
     let mut holders = holders.into_iter();
-    let alike = holders.clone().all(|grant| grant.share == share);
+    let alike = holders.clone().all(|grant| grant.mode == share);
     match share {
-        Share::Exclusive => holders.next().is_none().then_some(0),
-        Share::Shared => alike.then_some(0),
-        Share::Slot if !alike => None,
-        Share::Slot => (0..slots?).find(|slot| holders.clone().all(|grant| grant.slot != *slot)),
+        Mode::Exclusive => holders.next().is_none().then_some(0),
+        Mode::Shared => alike.then_some(0),
+        Mode::Slot if !alike => None,
+        Mode::Slot => (0..slots?).find(|slot| holders.clone().all(|grant| grant.slot != *slot)),
     }
 }
 
 /// Whether anybody has or wants a place of several, as far as the record tells.
 fn counts(record: &Record) -> bool {
-    record.holders.iter().any(|grant| grant.share == Share::Slot)
-        || record.waiters.iter().any(|waiter| waiter.share == Share::Slot)
+    record.holders.iter().any(|grant| grant.mode == Mode::Slot)
+        || record.waiters.iter().any(|waiter| waiter.mode == Mode::Slot)
         || record.pages.is_some()
 }
 
 /// The number of places that the record has, where another one is asked for and somebody relies on it.
-pub(super) fn other_slots(record: &Record, application: &Application, facts: &Facts) -> Result<Option<u32>, Wanted> {
+pub(super) fn slot_count_conflict(record: &Record, application: &Acquire, facts: &Facts) -> Result<Option<u32>, Query> {
     let (Some(has), Some(wants)) = (record.slots, application.slots) else { return Ok(None) };
     if has == wants {
         return Ok(None);
     }
-    let mut in_use = record.pages.is_some() || record.holders.iter().any(|grant| grant.share == Share::Slot);
-    for waiter in record.waiters.iter().filter(|waiter| waiter.share == Share::Slot) {
+    let mut in_use = record.pages.is_some() || record.holders.iter().any(|grant| grant.mode == Mode::Slot);
+    for waiter in record.waiters.iter().filter(|waiter| waiter.mode == Mode::Slot) {
         in_use = in_use || !is_gone(waiter, facts)?;
     }
     Ok(in_use.then_some(has))
 }
 
-pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Wanted> {
+pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     // To look at a process costs less than to ask for a lease.
-    let is_dead = facts.fate(&waiter.party.home, &waiter.process)? == Fate::Dead;
-    Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.over(lease))?)
+    let is_dead = facts.liveness(&waiter.owner.domain, &waiter.process)? == Liveness::Dead;
+    Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.lease_expired(lease))?)
 }
 
 /// The first owner that may live, or else the last that is missing; and what is known of it. `None`: all are dead for sure.
-pub(super) fn effective_owner(party: &Party, facts: &Facts) -> Result<Option<(Process, Fate)>, Wanted> {
+pub(super) fn effective_owner(party: &Owner, facts: &Facts) -> Result<Option<(ProcessId, Liveness)>, Query> {
     let mut missing = None;
-    for owner in &party.owners {
-        match facts.fate(&party.home, owner)? {
-            Fate::Dead => {}
-            Fate::Missing => missing = Some((*owner, Fate::Missing)),
-            fate => return Ok(Some((*owner, fate))),
+    for owner in &party.processes {
+        match facts.liveness(&party.domain, owner)? {
+            Liveness::Dead => {}
+            Liveness::Missing => missing = Some((*owner, Liveness::Missing)),
+            liveness => return Ok(Some((*owner, liveness))),
         }
     }
     Ok(missing)

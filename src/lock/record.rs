@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use super::handle::Proof;
+use super::handle::HandleHash;
 use super::sighting::Sighting;
 use super::value::Value;
 
@@ -24,7 +24,7 @@ const MOST_ENDINGS: usize = 256;
 pub struct Record {
     /// The name itself, so that two names can never share a record unseen.
     pub name: Vec<u8>,
-    /// How many may hold at once where the holders have [`Share::Slot`]s.
+    /// How many may hold at once where the holders have [`Mode::Slot`]s.
     pub slots: Option<u32>,
     /// Those who hold, in order of granting.
     pub holders: Vec<Grant>,
@@ -35,9 +35,9 @@ pub struct Record {
     /// What the lock guards, where that is kept here.
     pub value: Option<Value>,
     /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told. One that
-    /// [is owed](Ending::is_owed) stays until that process has heard of it, or died. Of a record that was decided about just now they are all that
+    /// [is owed](EndedGrant::is_owed) stays until that process has heard of it, or died. Of a record that was decided about just now they are all that
     /// ended thereby; of these only the last few are written.
-    pub endings: Vec<Ending>,
+    pub ended_grants: Vec<EndedGrant>,
     /// Leases of other hosts that callers of this host or another one saw here. Only those whose lease is still in the
     /// record are written.
     pub sightings: Vec<Sighting>,
@@ -55,7 +55,7 @@ pub struct Pages {
 /// How much of the lock somebody wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub enum Share {
+pub enum Mode {
     /// All of it.
     Exclusive,
     /// Together with any number of other readers.
@@ -68,26 +68,26 @@ pub enum Share {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     /// What its handle hashes to.
-    pub proof: Proof,
+    pub proof: HandleHash,
     /// The fencing number. `None` only in a record on its way to the store: the version that it gets there.
     pub token: Option<u64>,
     /// How much it holds.
-    pub share: Share,
-    /// Which place it has, from 0; 0 unless [`Share::Slot`].
+    pub mode: Mode,
+    /// Which place it has, from 0; 0 unless [`Mode::Slot`].
     pub slot: u32,
     /// Whose it is.
-    pub party: Party,
+    pub owner: Owner,
     /// How long it lasts.
-    pub tenure: Tenure,
+    pub lifetime: Lifetime,
     /// When it was granted: milliseconds since 1970 on the clock of whoever wrote it. To be shown, never compared.
     pub since: u64,
     /// How long it was waited for, in milliseconds, by the same clock. To be shown.
     pub waited: u64,
     /// Granted on behalf of this process, which has not yet said that it knows. Till then its life is the grant's,
-    /// unless it has decided otherwise ([`super::Decision`]).
-    pub unconfirmed: Option<Process>,
+    /// unless it has decided otherwise ([`super::CommitRecord`]).
+    pub provisional: Option<ProcessId>,
     /// Its owner's end gives it back, and is no loss.
-    pub yields: bool,
+    pub release_on_exit: bool,
     /// The id under which the name is claimed, if it is: for good then, and nobody's life counts.
     pub claim: Option<Vec<u8>>,
 }
@@ -97,25 +97,25 @@ pub struct Grant {
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Waiter {
     /// What its handle hashes to; also where it is woken.
-    pub proof: Proof,
+    pub proof: HandleHash,
     /// How much it wants.
-    pub share: Share,
+    pub mode: Mode,
     /// For whom.
-    pub party: Party,
+    pub owner: Owner,
     /// The process that waits. When it is dead, so is the wait.
-    pub process: Process,
+    pub process: ProcessId,
     /// What its grant is to last.
-    pub tenure: Tenure,
+    pub lifetime: Lifetime,
     /// Whether it must confirm a grant before its party is taken for the owner.
-    pub confirms: bool,
-    /// As [`Grant::yields`].
-    pub yields: bool,
+    pub needs_confirmation: bool,
+    /// As [`Grant::release_on_exit`].
+    pub release_on_exit: bool,
     /// As [`Grant::claim`].
     pub claim: Option<Vec<u8>>,
     /// The grants that the waiter already works under, here or under other names: they do not end before this wait does.
-    pub under: Vec<Proof>,
+    pub enclosing_grants: Vec<HandleHash>,
     /// The processes, innermost first, that go on only when this wait is over: the scripts that wait.
-    pub within: Vec<Process>,
+    pub blocked_processes: Vec<ProcessId>,
     /// Where others cannot see its process: until when it is taken for alive.
     pub lease: Option<Lease>,
     /// When it came, as [`Grant::since`].
@@ -124,31 +124,31 @@ pub struct Waiter {
 
 /// A grant that is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ending {
+pub struct EndedGrant {
     /// What it was.
     pub grant: Grant,
     /// How it ended.
-    pub how: Ended,
+    pub reason: EndReason,
 }
 
-impl Ending {
+impl EndedGrant {
     /// Whether a process has yet to hear of it: the supervisor, which takes a grant without a trace for lost; or the owner of
     /// a grant that was broken.
     pub fn is_owed(&self) -> bool {
-        let party = &self.grant.party;
-        match self.how {
-            Ended::Released | Ended::Died => party.supervisor.is_some(),
+        let owner = &self.grant.owner;
+        match self.reason {
+            EndReason::Released | EndReason::Died => owner.supervisor.is_some(),
             // Its supervisor needs no trace of that.
-            Ended::Expired => false,
+            EndReason::Expired => false,
             // A claim has neither, and no process asks after it.
-            Ended::Broken => party.supervisor.is_some() || !party.owners.is_empty(),
+            EndReason::Broken => owner.supervisor.is_some() || !owner.processes.is_empty(),
         }
     }
 }
 
 /// How a grant ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum EndReason {
     /// Given back by its holder.
     Released,
     /// Its owner died.
@@ -162,14 +162,14 @@ pub enum Ended {
 /// Whose a grant is: the processes whose life it shares, and what a person wants to know about them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct Party {
+pub struct Owner {
     /// Where the processes run.
-    pub home: Home,
+    pub domain: PidDomain,
     /// The effective owner is the first that lives. Empty: nobody's life counts.
-    pub owners: Vec<Process>,
+    pub processes: Vec<ProcessId>,
     /// The supervisor: the process that waits for the owner's end, releases the lock then, and reports a lost lock. Only
     /// `run-with-lock` has one.
-    pub supervisor: Option<Process>,
+    pub supervisor: Option<ProcessId>,
     /// The host's name, to be shown.
     pub host: String,
     /// The numeric user.
@@ -183,7 +183,7 @@ pub struct Party {
 /// Where pids mean something: one boot of one kernel, one pid namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct Home {
+pub struct PidDomain {
     /// Which machine, over all its boots: from machine-id(5), or else the host name.
     pub machine: String,
     /// Which boot: /proc/sys/kernel/random/boot_id.
@@ -196,8 +196,8 @@ pub struct Home {
 
 impl Waiter {
     /// The process that waits, and where it runs.
-    pub fn waits_where(&self) -> (Home, Process) {
-        (self.party.home.clone(), self.process)
+    pub fn waits_where(&self) -> (PidDomain, ProcessId) {
+        (self.owner.domain.clone(), self.process)
     }
 }
 
@@ -208,9 +208,9 @@ impl Pages {
     }
 }
 
-impl Home {
+impl PidDomain {
     /// Whether pids and start times there are pids and start times here.
-    pub fn shares_pids_with(&self, other: &Home) -> bool {
+    pub fn shares_pids_with(&self, other: &PidDomain) -> bool {
         self.boot == other.boot && self.pids == other.pids
     }
 }
@@ -218,7 +218,7 @@ impl Home {
 /// A process, so that another one with the same pid is not taken for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct Process {
+pub struct ProcessId {
     /// Its pid.
     pub pid: i32,
     /// When it started: clock ticks since boot, field 22 of proc_pid_stat(5).
@@ -228,21 +228,21 @@ pub struct Process {
 /// How long a grant lasts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub enum Tenure {
+pub enum Lifetime {
     /// While its owner lives.
-    OwnerLives,
+    WhileOwnerLives,
     /// While its owner lives, and at most this long from granting on, in milliseconds: not yet begun.
-    AtMost(u64),
+    Ttl(u64),
     /// While its owner lives, and until the lease is over.
-    Until(Lease),
+    ExpiresAt(Lease),
     /// While its owner lives, by leases of so many milliseconds that are renewed as long as it does: not yet begun.
-    Renewing(u64),
+    KeepalivePending(u64),
     /// While its owner lives, and until the lease is over, which is renewed before.
-    Renewed(Lease),
+    Keepalive(Lease),
     /// It is over: whoever renewed it saw its owner die.
     OwnerDied,
     /// Until it is given back.
-    Forever,
+    UntilReleased,
 }
 
 /// An end, on a clock that all who use the store share.
@@ -283,12 +283,16 @@ pub struct Begun {
     pub span: u64,
 }
 
-impl Tenure {
+impl Lifetime {
     /// The lease that ends it, if one has begun.
     pub fn lease(&self) -> Option<&Lease> {
         match self {
-            Tenure::Until(lease) | Tenure::Renewed(lease) => Some(lease),
-            Tenure::OwnerLives | Tenure::AtMost(_) | Tenure::Renewing(_) | Tenure::OwnerDied | Tenure::Forever => None,
+            Lifetime::ExpiresAt(lease) | Lifetime::Keepalive(lease) => Some(lease),
+            Lifetime::WhileOwnerLives
+            | Lifetime::Ttl(_)
+            | Lifetime::KeepalivePending(_)
+            | Lifetime::OwnerDied
+            | Lifetime::UntilReleased => None,
         }
     }
 }
@@ -300,10 +304,10 @@ impl Record {
     }
 
     /// Who releases for this process when it has ended.
-    pub(crate) fn supervisor_of(&self, home: &Home, process: &Process) -> Option<Process> {
+    pub(crate) fn supervisor_of(&self, domain: &PidDomain, process: &ProcessId) -> Option<ProcessId> {
         let parties =
-            self.holders.iter().map(|grant| &grant.party).chain(self.waiters.iter().map(|waiter| &waiter.party));
-        let mut of_it = parties.filter(|party| party.owners.contains(process) && party.home == *home);
+            self.holders.iter().map(|grant| &grant.owner).chain(self.waiters.iter().map(|waiter| &waiter.owner));
+        let mut of_it = parties.filter(|owner| owner.processes.contains(process) && owner.domain == *domain);
         of_it.find_map(|party| party.supervisor)
     }
 
@@ -314,50 +318,50 @@ impl Record {
 
     /// Which invariant does not hold, of those that can be seen in the record alone. csalock writes no such record, and
     /// nothing that follows from it can be trusted.
-    pub(crate) fn wrong(&self) -> Option<&'static str> {
+    pub(crate) fn broken_invariant(&self) -> Option<&'static str> {
         let mut proofs = HashSet::new();
         let all = self.holders.iter().map(|grant| grant.proof).chain(self.waiters.iter().map(|waiter| waiter.proof));
         if !all.into_iter().all(|proof| proofs.insert(proof)) {
             return Some("a holder or waiter is there twice");
         }
         let [first, others @ ..] = self.holders.as_slice() else { return None };
-        if others.iter().any(|grant| grant.share != first.share) {
+        if others.iter().any(|grant| grant.mode != first.mode) {
             return Some("its holders exclude each other");
         }
         let is_claimed = self.holders.iter().any(|grant| grant.claim.is_some());
-        if !others.is_empty() && (first.share == Share::Exclusive || is_claimed) {
+        if !others.is_empty() && (first.mode == Mode::Exclusive || is_claimed) {
             return Some("it has two exclusive holders");
         }
         let mut places = HashSet::new();
-        let places = self.holders.iter().all(|grant| match grant.share {
-            Share::Slot => self.slots.is_some_and(|slots| grant.slot < slots) && places.insert(grant.slot),
-            Share::Exclusive | Share::Shared => grant.slot == 0,
+        let places = self.holders.iter().all(|grant| match grant.mode {
+            Mode::Slot => self.slots.is_some_and(|slots| grant.slot < slots) && places.insert(grant.slot),
+            Mode::Exclusive | Mode::Shared => grant.slot == 0,
         });
         (!places).then_some("a holder has a slot that it cannot have")
     }
 
     /// The endings that are kept when it is written.
-    pub(super) fn remembered(&self) -> impl Iterator<Item = &Ending> {
-        let [recent, owed] = [ENDINGS_KEPT, MOST_ENDINGS].map(|kept| self.endings.len().saturating_sub(kept));
-        let kept = move |(at, ending): &(usize, &Ending)| *at >= recent || (*at >= owed && ending.is_owed());
-        self.endings.iter().enumerate().filter(kept).map(|(_, ending)| ending)
+    pub(super) fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
+        let [recent, owed] = [ENDINGS_KEPT, MOST_ENDINGS].map(|kept| self.ended_grants.len().saturating_sub(kept));
+        let kept = move |(at, ending): &(usize, &EndedGrant)| *at >= recent || (*at >= owed && ending.is_owed());
+        self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)
     }
 
     /// All leases in it.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
-        let of_holders = self.holders.iter().filter_map(|grant| grant.tenure.lease());
+        let of_holders = self.holders.iter().filter_map(|grant| grant.lifetime.lease());
         let of_waiters = self.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
         of_holders.chain(of_waiters)
     }
 
     /// Whether it bears this grant, or remembers how it ended.
-    pub fn knows(&self, proof: &Proof) -> bool {
-        let mut known = self.holders.iter().chain(self.endings.iter().map(|ending| &ending.grant));
+    pub fn knows(&self, proof: &HandleHash) -> bool {
+        let mut known = self.holders.iter().chain(self.ended_grants.iter().map(|ending| &ending.grant));
         known.any(|grant| grant.proof == *proof)
     }
 
     /// Whether nothing in it needs keeping: it is free and guards no value, and no process has yet to hear how its grant ended.
-    pub fn is_vacant(&self) -> bool {
-        self.is_free() && self.value.is_none() && !self.remembered().any(Ending::is_owed)
+    pub fn is_removable(&self) -> bool {
+        self.is_free() && self.value.is_none() && !self.kept_endings().any(EndedGrant::is_owed)
     }
 }

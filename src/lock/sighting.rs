@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use super::ask::{Outcome, Step};
+use super::ask::{Response, Transition};
 use super::codec::checksum;
 use super::record::{Lease, LeaseClock, Record};
 
@@ -73,14 +73,14 @@ pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &Moment) -> Option<
 }
 
 /// Adds sightings of leases that are still in the record, as long as there is room.
-pub(super) fn note(record: &Record, sightings: &[Sighting]) -> Step {
+pub(super) fn note(record: &Record, sightings: &[Sighting]) -> Transition {
     let room = MOST_SIGHTINGS.saturating_sub(record.sightings.len());
     let still = sightings.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease));
     let new: Vec<Sighting> = still.take(room).cloned().collect();
     if new.is_empty() {
-        return Step::Done(Outcome::Noted);
+        return Transition::Done(Response::SightingsRecorded);
     }
     let mut next = record.clone();
     next.sightings.extend(new);
-    Step::Write { record: next, outcome: Some(Outcome::Noted), wake: Vec::new(), over: Vec::new() }
+    Transition::Write { record: next, response: Some(Response::SightingsRecorded), wake: Vec::new(), over: Vec::new() }
 }

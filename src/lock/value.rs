@@ -11,11 +11,11 @@
 //! **Who may write.** The holder, if nobody holds together with him; and where nobody holds or waits, anybody, in the same
 //! swap. A holder whose grant is over may not. He may say `--even-if-stale`, if nobody has had the lock since.
 
-use super::ask::{Claimant, Outcome, Step};
-use super::facts::{Facts, Wanted};
-use super::protocol::{Found, find, refuse, standing, write};
-use super::queue::{end, evict, serve};
-use super::record::{Ended, Ending, Record};
+use super::ask::{Credentials, Response, Transition};
+use super::facts::{Facts, Query};
+use super::protocol::{Found, find, grant_status, refuse, write};
+use super::queue::{end, evict, grant_waiting};
+use super::record::{EndReason, EndedGrant, Record};
 
 /// The most bytes that a value may have.
 pub const MOST_VALUE: usize = 1 << 20;
@@ -34,11 +34,11 @@ pub struct Value {
     /// How many bytes.
     pub size: u64,
     /// What makes this write unlike any other: random.
-    pub mark: u64,
+    pub write_id: u64,
     /// Who may read it: the permission bits of a file. `None`: whoever may read the store.
     pub mode: Option<u32>,
     /// The bytes, unless they are apart.
-    pub within: Option<Vec<u8>>,
+    pub inline: Option<Vec<u8>>,
 }
 
 /// A wish to write a value, or to delete it.
@@ -46,15 +46,15 @@ pub struct Value {
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Writing {
     /// Who wants that.
-    pub claimant: Claimant,
+    pub credentials: Credentials,
     /// The value, its version and token left out; `None`: there is to be none.
     pub value: Option<Value>,
     /// What must be so.
-    pub only_if: Option<OnlyIf>,
+    pub precondition: Option<Precondition>,
     /// Only as the holder; else also where nobody holds it.
-    pub as_holder: bool,
+    pub require_lock: bool,
     /// And give back the lock, as its holder.
-    pub give_back: bool,
+    pub release: bool,
     /// Also when the grant is over, if nobody has had the lock since.
     pub even_if_stale: bool,
 }
@@ -62,7 +62,7 @@ pub struct Writing {
 /// What must be so for a value to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub enum OnlyIf {
+pub enum Precondition {
     /// There is none.
     Absent,
     /// It has this version.
@@ -73,7 +73,7 @@ impl Value {
     /// These bytes, before they are written.
     pub fn new(bytes: &[u8], mark: u64, mode: Option<u32>) -> Value {
         let within = (bytes.len() <= MOST_WITHIN && mode.is_none()).then(|| bytes.to_vec());
-        Value { version: None, token: None, size: bytes.len() as u64, mark, mode, within }
+        Value { version: None, token: None, size: bytes.len() as u64, write_id: mark, mode, inline: within }
     }
 
     /// The name that one is stored under that is apart: no name that anybody could type.
@@ -91,68 +91,70 @@ impl Value {
 }
 
 /// Decides about a write; see the module's own words.
-pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Wanted> {
+pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Transition, Query> {
     let mut next = record.clone();
     let mut wake = Vec::new();
     let (mut mine, mut stale) = (None, None);
-    match find(record, &writing.claimant, facts)? {
-        Found::Mine(_) if writing.claimant.repeated && !writing.give_back && is_this(record, writing) => {
-            return Ok(Step::Done(Outcome::Written(record.value.clone(), None)));
+    match find(record, &writing.credentials, facts)? {
+        Found::Mine(_) if writing.credentials.repeated && !writing.release && is_this(record, writing) => {
+            return Ok(Transition::Done(Response::Written(record.value.clone(), None)));
         }
         Found::Mine(at) => mine = Some(at),
-        Found::Ended(ending) if ending.how != Ended::Released => {
-            let may = writing.even_if_stale && ending.how != Ended::Broken;
+        Found::Ended(ending) if ending.reason != EndReason::Released => {
+            let may = writing.even_if_stale && ending.reason != EndReason::Broken;
             if !may || !nobody_since(&mut next, &ending, facts)? {
                 // Whoever wants to write believes that he holds it; that nobody else does is no better.
                 return Ok(match refuse(record, Found::Ended(ending), facts)? {
-                    Step::Done(Outcome::NotHeld(ending)) => Step::Done(Outcome::NotOwner(Vec::new(), ending)),
+                    Transition::Done(Response::NotHeld(ending)) => {
+                        Transition::Done(Response::NotOwner(Vec::new(), ending))
+                    }
                     other => other,
                 });
             }
             stale = Some(ending);
         }
         found => {
-            if writing.claimant.repeated && was_written(record, writing, &found) {
-                return Ok(Step::Done(Outcome::Written(record.value.clone(), None)));
+            if writing.credentials.repeated && was_written(record, writing, &found) {
+                return Ok(Transition::Done(Response::Written(record.value.clone(), None)));
             }
-            if writing.as_holder {
+            if writing.require_lock {
                 return refuse(record, found, facts);
             }
-            wake = serve(&mut next, facts)?;
+            wake = grant_waiting(&mut next, facts)?;
         }
     }
-    if !holds(writing.only_if, record.value.as_ref()) {
-        return Ok(Step::Done(Outcome::OtherValue(record.value.clone())));
+    if !holds(writing.precondition, record.value.as_ref()) {
+        return Ok(Transition::Done(Response::VersionMismatch(record.value.clone())));
     }
     let Some(written) = writing.value.clone().or_else(|| record.value.clone()) else {
-        return Ok(Step::Done(Outcome::NoValue));
+        return Ok(Transition::Done(Response::NoValue));
     };
     let mut others = Vec::new();
     for (at, grant) in next.holders.iter().enumerate() {
         // Whoever shares the lock and is gone is in nobody's way.
-        if Some(at) != mine && standing(grant, facts)?.is_ok() {
+        if Some(at) != mine && grant_status(grant, facts)?.is_ok() {
             others.push(grant.clone());
         }
     }
     if !others.is_empty() {
-        return Ok(Step::Done(if mine.is_some() { Outcome::Shared(others) } else { Outcome::Busy(others) }));
+        return Ok(Transition::Done(if mine.is_some() { Response::Shared(others) } else { Response::Busy(others) }));
     }
     let before = record.value.as_ref().and_then(|value| value.version);
     let token = mine.and_then(|at| next.holders[at].token);
     next.value = writing.value.as_ref().map(|_| Value { version: before.map(|it| it + 1), token, ..written.clone() });
-    if let (Some(at), true) = (mine, writing.give_back) {
-        end(&mut next, at, Ended::Released);
-        wake = serve(&mut next, facts)?;
+    if let (Some(at), true) = (mine, writing.release) {
+        end(&mut next, at, EndReason::Released);
+        wake = grant_waiting(&mut next, facts)?;
     }
     let written = next.value.clone().unwrap_or(written);
-    Ok(write(next, Outcome::Written(Some(written), stale), wake))
+    Ok(write(next, Response::Written(Some(written), stale), wake))
 }
 
 /// Whether nobody has had the lock since this grant was over, which is now ended; nor has written for a moment, which
 /// leaves a younger token.
-fn nobody_since(record: &mut Record, ending: &Ending, facts: &Facts) -> Result<bool, Wanted> {
+fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Result<bool, Query> {
     evict(record, facts)?;
-    let last = record.endings.iter().max_by_key(|other| other.grant.token);
+    let last = record.ended_grants.iter().max_by_key(|other| other.grant.token);
     let written_since = record.value.as_ref().is_some_and(|value| value.token > ending.grant.token);
     let is_last = last.is_none_or(|last| last.grant.proof == ending.grant.proof);
     Ok(record.holders.is_empty() && is_last && !written_since)
@@ -160,21 +162,21 @@ fn nobody_since(record: &mut Record, ending: &Ending, facts: &Facts) -> Result<b
 
 /// Whether the store did what it was told, and its reply was lost.
 fn was_written(record: &Record, writing: &Writing, found: &Found) -> bool {
-    is_this(record, writing) || (writing.give_back && matches!(found, Found::Ended(_)))
+    is_this(record, writing) || (writing.release && matches!(found, Found::Ended(_)))
 }
 
 fn is_this(record: &Record, writing: &Writing) -> bool {
     match (&writing.value, &record.value) {
-        (Some(wanted), Some(value)) => wanted.mark == value.mark,
+        (Some(query), Some(value)) => query.write_id == value.write_id,
         (wanted, value) => wanted.is_none() && value.is_none(),
     }
 }
 
-fn holds(only_if: Option<OnlyIf>, value: Option<&Value>) -> bool {
+fn holds(only_if: Option<Precondition>, value: Option<&Value>) -> bool {
     match only_if {
         None => true,
-        Some(OnlyIf::Absent) => value.is_none(),
-        Some(OnlyIf::Version(version)) => value.is_some_and(|value| value.version == Some(version)),
+        Some(Precondition::Absent) => value.is_none(),
+        Some(Precondition::Version(version)) => value.is_some_and(|value| value.version == Some(version)),
     }
 }
 

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::{Reporter, user};
 use crate::duration::rfc3339;
-use crate::engine::Sight;
-use crate::lock::{Ended, Ending, Fate, Grant, Handle, Party, Share, Tenure, Value, Waiter};
+use crate::engine::LockStatus;
+use crate::lock::{EndReason, EndedGrant, Grant, Handle, Lifetime, Liveness, Mode, Owner, Value, Waiter};
 use crate::name::is_invisible;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -131,7 +131,7 @@ pub struct Evicted {
 pub struct UnlockJson {
     name: String,
     /// `released`, `renewed`, `broken`, `removed`, `not held` or `not the owner`
-    outcome: &'static str,
+    response: &'static str,
     holders: Vec<HolderJson>,
 }
 
@@ -160,24 +160,24 @@ pub fn json(document: &impl Serialize) -> serde_json::Result<String> {
 
 impl SightJson {
     /// The document for one lock, under the name that it is to be shown by.
-    pub fn new(name: &[u8], sight: &Sight, reporter: &Reporter<'_>) -> SightJson {
-        let record = &sight.record;
+    pub fn new(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> SightJson {
+        let record = &status.record;
         // Whose end gave the lock back is no holder any more.
-        let all = record.holders.iter().zip(&sight.holders);
-        let held: Vec<_> = all.filter(|(_, standing)| **standing != Err(Ended::Released)).collect();
+        let all = record.holders.iter().zip(&status.holders);
+        let held: Vec<_> = all.filter(|(_, standing)| **standing != Err(EndReason::Released)).collect();
         let holders = held.iter().map(|(grant, standing)| {
             let alive = match standing {
-                Ok(fate) => *fate,
-                Err(Ended::Died) => Fate::Dead,
-                Err(_) => reporter.fate(&grant.party),
+                Ok(liveness) => *liveness,
+                Err(EndReason::Died) => Liveness::Dead,
+                Err(_) => reporter.liveness(&grant.owner),
             };
             HolderJson::of_grant(grant, alive, reporter)
         });
-        let waiters = record.waiters.iter().zip(&sight.waiters);
+        let waiters = record.waiters.iter().zip(&status.waiters);
         SightJson {
             name: text(name),
-            state: state(sight),
-            mode: held.first().map(|(grant, _)| mode(grant.share)),
+            state: state(status),
+            mode: held.first().map(|(grant, _)| mode(grant.mode)),
             slots: record.slots,
             token: held.iter().filter_map(|(grant, _)| grant.token).max(),
             holders: holders.collect(),
@@ -188,47 +188,47 @@ impl SightJson {
 }
 
 /// `free`, `held` or `abandoned`.
-pub(super) fn state(sight: &Sight) -> &'static str {
-    if sight.is_held() {
+pub(super) fn state(status: &LockStatus) -> &'static str {
+    if status.is_held() {
         "held"
-    } else if sight.holders.iter().all(|standing| *standing == Err(Ended::Released)) {
+    } else if status.holders.iter().all(|standing| *standing == Err(EndReason::Released)) {
         "free"
     } else {
         "abandoned"
     }
 }
 
-pub(super) fn mode(share: Share) -> &'static str {
+pub(super) fn mode(share: Mode) -> &'static str {
     match share {
-        Share::Exclusive => "exclusive",
-        Share::Shared => "shared",
-        Share::Slot => "slots",
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Slot => "slots",
     }
 }
 
-fn not_alone(share: Share) -> Option<&'static str> {
-    (share != Share::Exclusive).then(|| mode(share))
+fn not_alone(share: Mode) -> Option<&'static str> {
+    (share != Mode::Exclusive).then(|| mode(share))
 }
 
 impl HolderJson {
     /// One holder.
-    pub fn of_grant(grant: &Grant, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
-        let slot = (grant.share == Share::Slot).then_some(grant.slot);
-        let shown = HolderJson::new(&grant.party, grant.since, &grant.tenure, alive, reporter);
+    pub fn of_grant(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
+        let slot = (grant.mode == Mode::Slot).then_some(grant.slot);
+        let shown = HolderJson::new(&grant.owner, grant.since, &grant.lifetime, alive, reporter);
         let claim = grant.claim.as_deref().map(text);
-        let renewed_until = match &grant.tenure {
-            Tenure::Renewed(lease) => Some(rfc3339(Duration::from_millis(lease.wall))),
+        let renewed_until = match &grant.lifetime {
+            Lifetime::Keepalive(lease) => Some(rfc3339(Duration::from_millis(lease.wall))),
             _ => None,
         };
-        HolderJson { token: grant.token, mode: not_alone(grant.share), slot, claim, renewed_until, ..shown }
+        HolderJson { token: grant.token, mode: not_alone(grant.mode), slot, claim, renewed_until, ..shown }
     }
 
-    fn of_waiter(waiter: &Waiter, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
-        let shown = HolderJson::new(&waiter.party, waiter.since, &Tenure::OwnerLives, alive, reporter);
-        HolderJson { mode: not_alone(waiter.share), ..shown }
+    fn of_waiter(waiter: &Waiter, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
+        let shown = HolderJson::new(&waiter.owner, waiter.since, &Lifetime::WhileOwnerLives, alive, reporter);
+        HolderJson { mode: not_alone(waiter.mode), ..shown }
     }
 
-    fn new(party: &Party, since: u64, tenure: &Tenure, alive: Fate, reporter: &Reporter<'_>) -> HolderJson {
+    fn new(party: &Owner, since: u64, lifetime: &Lifetime, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
         HolderJson {
             pid: reporter.owner(party).map(|owner| owner.pid),
             host: party.host.clone(),
@@ -236,12 +236,12 @@ impl HolderJson {
             command: text(&party.command),
             label: party.label.as_deref().map(text),
             since: rfc3339(Duration::from_millis(since)),
-            expires: expires(tenure),
+            expires: expires(lifetime),
             token: None,
             alive: match alive {
-                Fate::Alive => "yes",
-                Fate::Dead => "no",
-                Fate::Unknown | Fate::Missing => "unknown",
+                Liveness::Alive => "yes",
+                Liveness::Dead => "no",
+                Liveness::Unknown | Liveness::Missing => "unknown",
             },
             mode: None,
             slot: None,
@@ -300,9 +300,9 @@ impl LookupJson {
     }
 }
 
-fn expires(tenure: &Tenure) -> Option<String> {
-    match tenure {
-        Tenure::Until(lease) => Some(rfc3339(Duration::from_millis(lease.wall))),
+fn expires(lifetime: &Lifetime) -> Option<String> {
+    match lifetime {
+        Lifetime::ExpiresAt(lease) => Some(rfc3339(Duration::from_millis(lease.wall))),
         _ => None,
     }
 }
@@ -313,13 +313,13 @@ impl LockJson {
         names: &[&[u8]],
         handle: &Handle,
         grants: &[Grant],
-        evicted: Option<&Ending>,
+        evicted: Option<&EndedGrant>,
         expires: Option<Duration>,
         reporter: &Reporter<'_>,
     ) -> LockJson {
         let mut all = names.iter().map(|name| String::from_utf8_lossy(name).into_owned());
         let several = grants.len() > 1;
-        let slot = grants.first().filter(|grant| grant.share == Share::Slot).map(|grant| grant.slot);
+        let slot = grants.first().filter(|grant| grant.mode == Mode::Slot).map(|grant| grant.slot);
         LockJson {
             name: if several { None } else { all.next() },
             names: several.then(|| all.collect()),
@@ -334,31 +334,31 @@ impl LockJson {
 }
 
 impl Evicted {
-    fn new(ending: &Ending, reporter: &Reporter<'_>) -> Evicted {
-        let how = match ending.how {
-            Ended::Released => "released",
-            Ended::Died => "died",
-            Ended::Expired => "expired",
-            Ended::Broken => "broken",
+    fn new(ending: &EndedGrant, reporter: &Reporter<'_>) -> Evicted {
+        let how = match ending.reason {
+            EndReason::Released => "released",
+            EndReason::Died => "died",
+            EndReason::Expired => "expired",
+            EndReason::Broken => "broken",
         };
-        let died = ending.how == Ended::Died;
-        let alive = if died { Fate::Dead } else { reporter.fate(&ending.grant.party) };
+        let died = ending.reason == EndReason::Died;
+        let alive = if died { Liveness::Dead } else { reporter.liveness(&ending.grant.owner) };
         Evicted { how, holder: HolderJson::of_grant(&ending.grant, alive, reporter) }
     }
 }
 
 impl UnlockJson {
     /// What happened to one lock, and whose it was or is.
-    pub fn new(name: &[u8], outcome: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> UnlockJson {
-        let holder = |grant: &Grant| HolderJson::of_grant(grant, reporter.fate(&grant.party), reporter);
+    pub fn new(name: &[u8], response: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> UnlockJson {
+        let holder = |grant: &Grant| HolderJson::of_grant(grant, reporter.liveness(&grant.owner), reporter);
         let name = String::from_utf8_lossy(name).into_owned();
-        UnlockJson { name, outcome, holders: grants.iter().map(holder).collect() }
+        UnlockJson { name, response, holders: grants.iter().map(holder).collect() }
     }
 }
 
 impl Reporter<'_> {
-    pub(super) fn fate(&self, party: &Party) -> Fate {
+    pub(super) fn liveness(&self, party: &Owner) -> Liveness {
         let owner = self.owner(party);
-        owner.map_or(Fate::Unknown, |owner| self.host.fate(&party.home, &owner, self.reach))
+        owner.map_or(Liveness::Unknown, |owner| self.host.liveness(&party.domain, &owner, self.scope))
     }
 }

@@ -8,13 +8,13 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use super::json::state;
 use super::{Reporter, shown_user};
 use crate::duration::shown as span;
-use crate::engine::Sight;
-use crate::lock::{Ended, Fate, Grant, Party, Share, Tenure};
-use crate::name::shown;
+use crate::engine::LockStatus;
+use crate::lock::{EndReason, Grant, Lifetime, Liveness, Mode, Owner};
+use crate::name::escape;
 
 /// What the table is shown on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Paper {
+pub struct OutputStyle {
     /// Whether it is a terminal that is to see colours: not a file, a pipe, or somebody who set NO_COLOR.
     pub colour: bool,
     /// How many columns it has.
@@ -28,75 +28,75 @@ pub const WIDTH: usize = 80;
 pub const HEADER: &str = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
 
 /// The lines for one lock, each with its newline, in so many columns.
-pub fn table(name: &[u8], sight: &Sight, reporter: &Reporter<'_>, paper: Paper) -> String {
+pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, paper: OutputStyle) -> String {
     let mut text = String::new();
-    let mut shown_name = shown(name);
+    let mut shown_name = escape(name);
     if !fits(&shown_name, 14) {
         let _ = writeln!(text, "{}", clip(&shown_name, paper.width));
         shown_name = String::new();
     }
     // Whose end gave the lock back is no holder any more.
-    let holders = sight.record.holders.iter().zip(&sight.holders);
-    let holders: Vec<_> = holders.filter(|(_, standing)| **standing != Err(Ended::Released)).collect();
+    let holders = status.record.holders.iter().zip(&status.holders);
+    let holders: Vec<_> = holders.filter(|(_, standing)| **standing != Err(EndReason::Released)).collect();
     if holders.is_empty() {
-        line(&mut text, &shown_name, state(sight), paper, ["", "", "", "", "", ""]);
+        line(&mut text, &shown_name, state(status), paper, ["", "", "", "", "", ""]);
         shown_name.clear();
     }
     for (grant, standing) in holders {
         let state = match standing {
-            Ok(fate) => held_as(grant, *fate, sight.record.slots),
-            Err(Ended::Expired) => "expired".to_string(),
+            Ok(liveness) => held_as(grant, *liveness, status.record.slots),
+            Err(EndReason::Expired) => "expired".to_string(),
             Err(_) => "dead".to_string(),
         };
-        let until = match &grant.tenure {
+        let until = match &grant.lifetime {
             _ if standing.is_err() => "over".to_string(),
-            Tenure::OwnerLives | Tenure::Renewing(_) | Tenure::Renewed(_) => "alive".to_string(),
-            Tenure::OwnerDied => "over".to_string(),
-            Tenure::Forever => "forever".to_string(),
-            Tenure::AtMost(most) => span(Duration::from_millis(*most)),
-            Tenure::Until(lease) => span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall())),
+            Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => "alive".to_string(),
+            Lifetime::OwnerDied => "over".to_string(),
+            Lifetime::UntilReleased => "forever".to_string(),
+            Lifetime::Ttl(most) => span(Duration::from_millis(*most)),
+            Lifetime::ExpiresAt(lease) => span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall())),
         };
         let id = grant.claim.as_deref();
-        row(&mut text, &shown_name, &state, paper, &grant.party, id, grant.since, &until, reporter);
+        row(&mut text, &shown_name, &state, paper, &grant.owner, id, grant.since, &until, reporter);
         shown_name.clear();
     }
-    if let Some(slots) = sight.record.slots {
-        let free = (slots as usize).saturating_sub(sight.holders.iter().filter(|standing| standing.is_ok()).count());
+    if let Some(slots) = status.record.slots {
+        let free = (slots as usize).saturating_sub(status.holders.iter().filter(|standing| standing.is_ok()).count());
         if free > 0 {
             let _ = writeln!(text, "{} {free} of {slots} slots free", cell("", 14));
         }
     }
-    if let Some(value) = &sight.record.value {
+    if let Some(value) = &status.record.value {
         let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
         let (size, version) = (value.size, value.version.unwrap_or_default());
         let s = if size == 1 { "" } else { "s" };
         let _ = writeln!(text, "{} value: {size} byte{s}, version {version}{mode}", cell("", 14));
     }
-    for (waiter, fate) in sight.record.waiters.iter().zip(&sight.waiters) {
-        let state = match (fate, waiter.share) {
-            (Fate::Dead, _) => "wait,dead",
-            (_, Share::Exclusive) => "waiting",
-            (_, Share::Shared) => "waiting s",
-            (_, Share::Slot) => "waiting j",
+    for (waiter, fate) in status.record.waiters.iter().zip(&status.waiters) {
+        let state = match (fate, waiter.mode) {
+            (Liveness::Dead, _) => "wait,dead",
+            (_, Mode::Exclusive) => "waiting",
+            (_, Mode::Shared) => "waiting s",
+            (_, Mode::Slot) => "waiting j",
         };
-        row(&mut text, &shown_name, state, paper, &waiter.party, None, waiter.since, "-", reporter);
+        row(&mut text, &shown_name, state, paper, &waiter.owner, None, waiter.since, "-", reporter);
     }
     text
 }
 
 /// How somebody holds it: `held`, `shared`, `slot 0/3`; with a question mark where it cannot be seen whether he lives.
-fn held_as(grant: &Grant, fate: Fate, slots: Option<u32>) -> String {
-    let how = match grant.share {
+fn held_as(grant: &Grant, liveness: Liveness, slots: Option<u32>) -> String {
+    let how = match grant.mode {
         _ if grant.claim.is_some() => return "claimed".to_string(),
-        Share::Exclusive => "held".to_string(),
-        Share::Shared => "shared".to_string(),
-        Share::Slot => format!("slot {}/{}", grant.slot, slots.unwrap_or_default()),
+        Mode::Exclusive => "held".to_string(),
+        Mode::Shared => "shared".to_string(),
+        Mode::Slot => format!("slot {}/{}", grant.slot, slots.unwrap_or_default()),
     };
-    match fate {
-        Fate::Unknown | Fate::Missing => format!("{how}?"),
+    match liveness {
+        Liveness::Unknown | Liveness::Missing => format!("{how}?"),
         // For ever, or it would not hold any more.
-        Fate::Dead => format!("{how},dead"),
-        Fate::Alive => how,
+        Liveness::Dead => format!("{how},dead"),
+        Liveness::Alive => how,
     }
 }
 
@@ -105,8 +105,8 @@ fn row(
     text: &mut String,
     name: &str,
     state: &str,
-    paper: Paper,
-    party: &Party,
+    paper: OutputStyle,
+    party: &Owner,
     id: Option<&[u8]>,
     since: u64,
     until: &str,
@@ -114,17 +114,17 @@ fn row(
 ) {
     let pid = reporter.owner(party).map_or("-".to_string(), |owner| owner.pid.to_string());
     let age = span(reporter.host.wall().saturating_sub(Duration::from_millis(since)));
-    let mut what = shown(&party.command);
+    let mut what = escape(&party.command);
     if let Some(label) = &party.label {
-        what = format!("[{}] {what}", shown(label));
+        what = format!("[{}] {what}", escape(label));
     }
     if let Some(id) = id {
-        what = format!("id {}: {what}", shown(id));
+        what = format!("id {}: {what}", escape(id));
     }
-    line(text, name, state, paper, [&pid, &shown(party.host.as_bytes()), &shown_user(party.uid), &age, until, &what]);
+    line(text, name, state, paper, [&pid, &escape(party.host.as_bytes()), &shown_user(party.uid), &age, until, &what]);
 }
 
-fn line(text: &mut String, name: &str, state: &str, paper: Paper, rest: [&str; 6]) {
+fn line(text: &mut String, name: &str, state: &str, paper: OutputStyle, rest: [&str; 6]) {
     let [pid, host, user, since, until, what] = rest;
     let paint = match (paper.colour, state) {
         (false, _) => "",

@@ -7,9 +7,9 @@ use super::shown_user;
 use super::table::{WIDTH, cell, clip, fits};
 use crate::duration::{rfc3339, shown as span};
 use crate::history::{Past, Who};
-use crate::lock::Ended;
+use crate::lock::EndReason;
 use crate::lock::codec::ended_word;
-use crate::name::shown;
+use crate::name::escape;
 
 /// The header but for the span of time that the bars show.
 const HEADER: &str = "NAME         WHO                  FROM (UTC)  HELD   WAITED END      ";
@@ -50,7 +50,7 @@ impl Past {
 }
 
 fn row(text: &mut String, past: &Past, span_shown: (u64, u64), now: u64, host: &str, colour: bool) {
-    let mut name = shown(&past.name);
+    let mut name = escape(&past.name);
     if !fits(&name, 12) {
         let _ = writeln!(text, "{}", clip(&name, WIDTH));
         name = String::new();
@@ -61,7 +61,7 @@ fn row(text: &mut String, past: &Past, span_shown: (u64, u64), now: u64, host: &
     };
     let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
     let paint = match (colour, past.how) {
-        (false, _) | (_, Some(Ended::Released)) => "",
+        (false, _) | (_, Some(EndReason::Released)) => "",
         (_, Some(_)) => "\x1b[31m",
         (_, None) => "\x1b[1m",
     };
@@ -87,13 +87,13 @@ fn row(text: &mut String, past: &Past, span_shown: (u64, u64), now: u64, host: &
 fn who(who: &Who, host: &str) -> String {
     let mut text = who.pid.map_or("-".to_string(), |pid| pid.to_string());
     if who.host != host {
-        let _ = write!(text, "@{}", shown(who.host.as_bytes()));
+        let _ = write!(text, "@{}", escape(who.host.as_bytes()));
     }
     let _ = write!(text, " {}", shown_user(who.uid));
     if let Some(label) = &who.label {
-        let _ = write!(text, " [{}]", shown(label));
+        let _ = write!(text, " [{}]", escape(label));
     }
-    format!("{text} {}", shown(&who.command))
+    format!("{text} {}", escape(&who.command))
 }
 
 /// `-` while it was waited for, `#` while it was held, `>` where it still is.
@@ -117,17 +117,17 @@ fn bar(past: &Past, (begin, end): (u64, u64), now: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lock::Share;
+    use crate::lock::Mode;
 
     /// 2026-11-21T00:00:00Z
     const MIDNIGHT: u64 = 1_795_219_200_000;
 
-    fn past(name: &str, from: u64, to: Option<u64>, how: Option<Ended>) -> Past {
+    fn past(name: &str, from: u64, to: Option<u64>, how: Option<EndReason>) -> Past {
         let holder = Who { pid: Some(4711), host: "here".into(), uid: 99_999, command: b"job".to_vec(), label: None };
         Past {
             name: name.as_bytes().to_vec(),
             token: Some(1),
-            share: Share::Exclusive,
+            share: Mode::Exclusive,
             slot: 0,
             holder,
             from: MIDNIGHT + 1000 * from,
@@ -144,14 +144,15 @@ mod tests {
 
     #[test]
     fn a_night() {
-        let waited = Past { waited: 2_000_000, ..past("nightly", 5600, Some(9200), Some(Ended::Died)) };
+        let waited = Past { waited: 2_000_000, ..past("nightly", 5600, Some(9200), Some(EndReason::Died)) };
         let by = Who { pid: Some(12), host: "other".into(), uid: 99_998, command: b"sh\n".to_vec(), label: None };
-        let broken = Past { broken_by: Some(by), ..past("a-rather-long-name", 9200, Some(9300), Some(Ended::Broken)) };
+        let broken =
+            Past { broken_by: Some(by), ..past("a-rather-long-name", 9200, Some(9300), Some(EndReason::Broken)) };
         let labelled = Who { pid: None, label: Some(b"why".to_vec()), ..broken.holder.clone() };
         let held = Past { holder: labelled, ..past("x", 9000, None, None) };
-        let lost = past("x", 9100, None, Some(Ended::Died));
+        let lost = past("x", 9100, None, Some(EndReason::Died));
         let text = shown_at(
-            &[past("nightly", 0, Some(3600), Some(Ended::Released)), waited, broken, lost, held],
+            &[past("nightly", 0, Some(3600), Some(EndReason::Released)), waited, broken, lost, held],
             10_800,
             false,
         );
@@ -172,7 +173,7 @@ x            - 99999 [why] job    11-21 02:30 30m    -      held              #>
     #[test]
     fn nothing_has_no_header_and_times_of_strangers_do_no_harm() {
         assert_eq!(shown_at(&[], 0, false), "");
-        let far = Past { from: u64::MAX, to: Some(0), waited: u64::MAX, ..past("x", 0, None, Some(Ended::Died)) };
+        let far = Past { from: u64::MAX, to: Some(0), waited: u64::MAX, ..past("x", 0, None, Some(EndReason::Died)) };
         let long = Past { from: 0, to: Some(u64::MAX), ..far.clone() };
         for grants in [vec![far.clone()], vec![long.clone()], vec![far, long]] {
             assert!(shown_at(&grants, 5, false).lines().all(|line| line.chars().count() <= 80));
@@ -182,6 +183,6 @@ x            - 99999 [why] job    11-21 02:30 30m    -      held              #>
     #[test]
     fn colours_are_for_what_is_held_and_for_what_went_wrong() {
         let painted = |how| shown_at(&[past("x", 1, Some(2), how)], 3, true).matches('\x1b').count();
-        assert_eq!([None, Some(Ended::Released), Some(Ended::Expired)].map(painted), [2, 0, 2]);
+        assert_eq!([None, Some(EndReason::Released), Some(EndReason::Expired)].map(painted), [2, 0, 2]);
     }
 }

@@ -11,7 +11,7 @@
 //! STORE/.work/.new.IDENT/           a record about to be born
 //! STORE/.work/.bell.PROOF            where a waiter is rung from another network namespace ([`doorbell`])
 //! STORE/.work/rest.nightly          the record of "nightly" may rest where it is
-//! STORE/.work/history               how past grants ended ([`super::chronicle`])
+//! STORE/.work/history               how past grants ended ([`super::history_file`])
 //! ```
 //!
 //! **Swap.** Write `rec.NEW`, rename `cur.17.OLD` to `cur.18.NEW`, remove `rec.OLD`. ENOENT: somebody was faster, or the
@@ -40,21 +40,21 @@
 //! **Limits.** A stale directory listing, as NFS clients may have one, costs a retry. Names that differ only in case
 //! need a file system that tells them apart (else the second is refused, for a record bears its name).
 
-mod anchor;
-mod belonging;
 mod doorbell;
 mod entry;
+mod foreign_directory;
 mod health;
+mod high_water_mark;
 mod history;
 mod lease;
-mod lodging;
+mod ownership;
+mod parked;
 pub(crate) mod pointer;
-mod rest;
 mod root;
 mod swap;
+mod sync_parents;
 #[cfg(not(test))]
 mod sys;
-mod tokens;
 
 #[cfg(test)]
 mod model;
@@ -69,19 +69,21 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use self::doorbell::Doorbell;
-use self::entry::{Entry, Look, Seen};
+use self::entry::{CachedListing, Entry, Listing};
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::entry::{file_name, name_of_file};
-use self::pointer::{Ident, Pointer, Stage};
+use self::pointer::{Pointer, Stage, UniqueId};
 use self::root::Root;
-use self::swap::Step;
-use super::{Finding, Hearing, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
+use self::swap::Commit;
+use super::{
+    CommitResult, Finding, Layout, Scope, Store, Subscription, Swept, Version, Versioned, Visit, WriteOptions,
+};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{Lease, LeaseClock, Sighting};
-use crate::name::shown_path;
+use crate::name::escape_path;
 
 /// So often a look at one record may be overtaken by others before we say that something is wrong.
 const MOST_LOOKS: usize = 10_000;
@@ -95,7 +97,7 @@ pub struct Directory {
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
     /// The look of the last read: a change of what was read need not look again.
-    seen: Mutex<Option<Seen>>,
+    seen: Mutex<Option<CachedListing>>,
     /// The leases of a store that several hosts share.
     leases: lease::Seen,
 }
@@ -139,7 +141,7 @@ impl Directory {
         if known.is_none() {
             let mut root = Root::open(&self.path, self.layout)?;
             if let Some(root) = root.as_mut().filter(|_| self.shared) {
-                root.reach = Reach::ManyHosts;
+                root.scope = Scope::Shared;
             }
             *known = root.map(Arc::new);
         }
@@ -171,7 +173,7 @@ impl Directory {
         *self.root.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    fn seen(&self) -> MutexGuard<'_, Option<Seen>> {
+    fn seen(&self) -> MutexGuard<'_, Option<CachedListing>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -185,12 +187,12 @@ impl Directory {
         Entry::new(root, &self.path, entry::file_name(name))
     }
 
-    fn ident(&self) -> Result<Ident> {
+    fn ident(&self) -> Result<UniqueId> {
         let mark = u64::from_be_bytes(self.host.random()?[..8].try_into().unwrap_or_default());
-        Ok(Ident { boot: pointer::boot_tag(&self.host.home()?.boot), mark })
+        Ok(UniqueId { boot: pointer::boot_tag(&self.host.domain()?.boot), mark })
     }
 
-    fn stored<'a>(&self, root: &Root, entry: &'a Entry<'a>) -> Result<Option<(Stored, Look<'a>)>> {
+    fn stored<'a>(&self, root: &Root, entry: &'a Entry<'a>) -> Result<Option<(Versioned, Listing<'a>)>> {
         let mut missing: Option<Pointer> = None;
         for _ in 0..MOST_LOOKS {
             let Some(look) = entry.look()? else { return Ok(None) };
@@ -198,17 +200,17 @@ impl Directory {
             let Some(pointer) = look.pointer.filter(Pointer::is_in_use) else { return Ok(None) };
             let version = pointer.version();
             if let Some(body) = look.body(&pointer).map_err(|error| error.in_version(version))? {
-                let this_boot = pointer::boot_tag(&self.host.home()?.boot) == pointer.ident.boot;
-                let may_be_torn = !this_boot && root.reach == Reach::ThisHost;
-                return Ok(Some((Stored { version, body, may_be_torn }, look)));
+                let this_boot = pointer::boot_tag(&self.host.domain()?.boot) == pointer.ident.boot;
+                let may_be_torn = !this_boot && root.scope == Scope::Local;
+                return Ok(Some((Versioned { version, body, may_be_torn }, look)));
             }
             // A record is removed only after its pointer moved on. A pointer that is still there was left without one.
-            if missing == Some(pointer) && root.reach == Reach::ThisHost {
+            if missing == Some(pointer) && root.scope == Scope::Local {
                 break;
             }
             missing = Some(pointer);
         }
-        let error = Error::corrupt(format!("{} points to a record that is missing", shown_path(&entry.path())));
+        let error = Error::corrupt(format!("{} points to a record that is missing", escape_path(&entry.path())));
         Err(match missing {
             Some(pointer) => error.in_version(pointer.version()),
             None => error,
@@ -217,25 +219,25 @@ impl Directory {
 
     /// Removes what is left of one record, if it is a leftover. `false`: it is not one.
     fn sweep_entry(&self, root: &Root, file_name: &[u8], resting: &[Vec<u8>], dry_run: bool) -> Result<bool> {
-        let step = Step { store: self, root, keep: Keep::default() };
+        let step = Commit { store: self, root, keep: WriteOptions::default() };
         let entry = Entry::new(root, &self.path, file_name.to_vec());
         let Some(look) = entry.look()? else {
             if !dry_run {
                 // Its maker died just before this.
-                lodging::remove_empty(&root.directory, entry::os(file_name));
+                foreign_directory::remove_empty(&root.directory, entry::os(file_name));
             }
             return Ok(false);
         };
         let stage = look.pointer.map(|pointer| pointer.stage);
-        let rests = stage == Some(Stage::End) && resting.iter().any(|name| name == file_name);
-        if rests || matches!(stage, Some(Stage::Born | Stage::Cur)) {
+        let rests = stage == Some(Stage::Tombstone) && resting.iter().any(|name| name == file_name);
+        if rests || matches!(stage, Some(Stage::Inline | Stage::Current)) {
             return Ok(false);
         }
         match look.pointer {
             _ if dry_run => {}
             // Its record can be seen then, and what became of its maker.
-            Some(embryo) if embryo.stage == Stage::Embryo => step.help(&look, &embryo)?,
-            Some(end) => step.bury(&look, &end)?,
+            Some(unnumbered) if unnumbered.stage == Stage::Unnumbered => step.finish_create(&look, &unnumbered)?,
+            Some(end) => step.purge(&look, &end)?,
             None => look.clear()?,
         }
         Ok(true)
@@ -243,7 +245,7 @@ impl Directory {
 }
 
 impl Store for Directory {
-    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
         for _ in 0..MOST_LOOKS {
             let Some(root) = self.existing()? else { return Ok(None) };
             let entry = self.entry(&root, name);
@@ -264,16 +266,22 @@ impl Store for Directory {
         Ok(pointer.filter(Pointer::is_in_use).map(|pointer| pointer.version()))
     }
 
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
+    fn commit_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        keep: WriteOptions,
+    ) -> Result<CommitResult> {
         for _ in 0..MOST_LOOKS {
             let root = match (expect, body) {
                 (None, Some(_)) => self.existing_or_new()?,
                 _ => match self.existing()? {
                     Some(root) => root,
-                    None => return Ok(Swap::Conflict),
+                    None => return Ok(CommitResult::Conflict),
                 },
             };
-            match (Step { store: self, root: &root, keep }).swap(name, expect, body) {
+            match (Commit { store: self, root: &root, keep }).swap(name, expect, body) {
                 Ok(Some(swap)) => return Ok(swap),
                 Err(error) if !root.is_gone() => return Err(error),
                 Ok(None) | Err(_) => self.forget_root(),
@@ -292,18 +300,18 @@ impl Store for Directory {
             let entry = Entry::new(&root, &self.path, file_name.to_vec());
             match self.stored(&root, &entry) {
                 Ok(None) => Ok(()),
-                Ok(Some((stored, _))) => visit(&shown_path(&entry.path()), Ok(stored)),
+                Ok(Some((stored, _))) => visit(&escape_path(&entry.path()), Ok(stored)),
                 // A value that is not for us. Its record says that it is there.
                 Err(error) if error.exit() == Exit::Permission && !entry::is_record(file_name) => Ok(()),
-                Err(error) => visit(&shown_path(&entry.path()), Err(error)),
+                Err(error) => visit(&escape_path(&entry.path()), Err(error)),
             }
         })
     }
 
-    fn lend(&self, span: Duration) -> Result<Lease> {
+    fn grant_lease(&self, span: Duration) -> Result<Lease> {
         for _ in 0..MOST_LOOKS {
             let root = self.existing_or_new()?;
-            match lease::lend(self.host.as_ref(), root.reach, span, || root.file_system_time(&self.path)) {
+            match lease::lend(self.host.as_ref(), root.scope, span, || root.file_system_time(&self.path)) {
                 Err(_) if root.is_gone() => self.forget_root(),
                 lent => return lent,
             }
@@ -311,7 +319,7 @@ impl Store for Directory {
         Err(Error::os(Errno::ENOENT, "open the store", &self.path))
     }
 
-    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
         while let Some(root) = self.existing()? {
             match lease::remaining(self.host.as_ref(), lease, || root.file_system_time(&self.path)) {
                 Err(_) if root.is_gone() => self.forget_root(),
@@ -321,12 +329,12 @@ impl Store for Directory {
         Ok(Duration::ZERO)
     }
 
-    fn is_over(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.until_over(lease, &[])?.is_zero())
+    fn lease_expired(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(lease, &[])?.is_zero())
     }
 
-    fn until_over(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.remaining(lease) };
+    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.lease_ttl(lease) };
         self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.time())
     }
 
@@ -334,38 +342,38 @@ impl Store for Directory {
         self.leases.to_note(self.host.as_ref(), leases, seen, || self.time())
     }
 
-    fn reach(&self) -> Reach {
+    fn scope(&self) -> Scope {
         match self.existing() {
-            Ok(Some(root)) => root.reach,
-            _ if self.shared => Reach::ManyHosts,
+            Ok(Some(root)) => root.scope,
+            _ if self.shared => Scope::Shared,
             _ => root::reach_of(self.path.ancestors()),
         }
     }
 
-    fn place(&self, name: &[u8]) -> String {
-        shown_path(&self.path.join(entry::os(&entry::file_name(name))))
+    fn describe(&self, name: &[u8]) -> String {
+        escape_path(&self.path.join(entry::os(&entry::file_name(name))))
     }
 
-    fn ring(&self, bell: &[u8], _lease: Option<&Lease>) {
+    fn notify(&self, bell: &[u8], _lease: Option<&Lease>) {
         if let Ok(Some(root)) = self.existing() {
             doorbell::ring(&root, bell);
         }
     }
 
-    fn hear(&self, bell: &[u8], _since: &Version) -> Option<Box<dyn Hearing>> {
+    fn subscribe(&self, bell: &[u8], _since: &Version) -> Option<Box<dyn Subscription>> {
         // A FIFO reaches no other host, so there a waiter polls.
-        let root = self.existing_or_new().ok().filter(|root| root.reach == Reach::ThisHost)?;
+        let root = self.existing_or_new().ok().filter(|root| root.scope == Scope::Local)?;
         let doorbell = Doorbell::new(root, self.path.clone(), bell).ok()?;
         Some(Box::new(doorbell))
     }
 
-    fn silence(&self, bell: &[u8]) {
+    fn remove_channel(&self, bell: &[u8]) {
         if let Ok(Some(root)) = self.existing() {
             doorbell::remove(&root, &self.path, bell);
         }
     }
 
-    fn examine(&self) -> Vec<Finding> {
+    fn diagnose(&self) -> Vec<Finding> {
         self.findings()
     }
 
@@ -394,13 +402,13 @@ impl Store for Directory {
         Ok(swept)
     }
 
-    fn remember(&self, line: &[u8], limits: &Limits) {
+    fn append_history(&self, line: &[u8], limits: &Limits) {
         if let Ok(Some(root)) = self.existing() {
             let _ = history::note(&root, line, limits, self.host.wall());
         }
     }
 
-    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         // It would have to go with the last record.
         if self.layout == Layout::Beside {
             return Ok(false);

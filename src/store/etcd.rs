@@ -48,20 +48,20 @@
 //! **Trust.** Whoever may write these keys can take any lock. etcd has no modes for keys, only roles for prefixes, so a
 //! record that fewer people are to read than may read the store is refused.
 
-mod answer;
-mod bell;
-mod connect;
-mod gateway;
+mod api;
+mod auth;
+mod client;
+mod connection;
+mod dial;
+mod errors;
 mod health;
 mod history;
+mod http_framing;
 mod leases;
-mod line;
-mod login;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod strangers;
 mod tls;
-mod wire;
-mod wrong;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod untrusted;
+mod watch;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -71,16 +71,18 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use self::gateway::{Failed, Gateway};
+use self::api::{Anything, Done, Found, Granted, Pair, delete, encoded, end_of, is_at, put, range};
+use self::client::{Client, Failed};
 use self::leases::{Leases, Pending};
-use self::wire::{Anything, Done, Found, Granted, Pair, delete, encoded, end_of, is_at, put, range};
-use super::{Change, Cluster, Finding, Hearing, Keep, Reach, Store, Stored, Swap, Version, Visit};
+use super::{
+    Cluster, CommitResult, Finding, Scope, Store, Subscription, Version, Versioned, Visit, Write, WriteOptions,
+};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{Lease, LeaseClock};
-use crate::name::shown;
+use crate::name::escape;
 
 /// How many changes one transaction makes. Each compares two keys at most and takes two steps.
 const MOST_AT_ONCE: usize = 32;
@@ -121,12 +123,12 @@ pub struct Access {
 }
 
 /// Where the next page begins: behind this one, whose keys must rise, or a list might have no end.
-fn next_page(gateway: &Gateway, from: &[u8], page: &Found) -> Result<Vec<u8>> {
+fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
     let rise = page.kvs.windows(2).all(|two| two[0].key < two[1].key);
     match page.kvs.last() {
         Some(last) if rise && page.kvs[0].key.as_slice() >= from => Ok([&last.key[..], b"\0"].concat()),
         None if !page.more => Ok(from.to_vec()),
-        _ => Err(gateway.nonsense("a list whose keys do not rise")),
+        _ => Err(client.nonsense("a list whose keys do not rise")),
     }
 }
 
@@ -137,7 +139,7 @@ fn grant(lease: &Pending) -> Value {
 
 /// A store in an etcd cluster.
 pub struct Etcd {
-    gateway: Gateway,
+    client: Client,
     host: Arc<dyn Host>,
     prefix: String,
     leases: Leases,
@@ -151,7 +153,7 @@ impl Etcd {
     /// When certificates or a password cannot be read.
     pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
         Ok(Etcd {
-            gateway: Gateway::new(cluster, access, host.clone())?,
+            client: Client::new(cluster, access, host.clone())?,
             host,
             prefix: cluster.prefix.clone(),
             leases: Leases::default(),
@@ -179,9 +181,9 @@ impl Etcd {
     /// What stands at one key.
     fn at(&self, key: &[u8], keys_only: bool) -> Result<Option<Pair>> {
         let question = json!({"key": encoded(key), "keys_only": keys_only});
-        let found = self.gateway.ask::<Found>("/v3/kv/range", &question)?.kvs.pop();
+        let found = self.client.ask::<Found>("/v3/kv/range", &question)?.kvs.pop();
         match found {
-            Some(pair) if pair.key != key => Err(self.gateway.nonsense("an answer about another key")),
+            Some(pair) if pair.key != key => Err(self.client.nonsense("an answer about another key")),
             found => Ok(found),
         }
     }
@@ -189,7 +191,7 @@ impl Etcd {
     /// Makes all these steps if everything is still as it is compared with, and these leases are over. More leases than
     /// one transaction takes are seen to by others before it: what is over stays over, and a key that nothing refers to
     /// misleads nobody.
-    fn transact(&self, compare: Vec<Value>, steps: Vec<Value>, over: &[u64]) -> Result<Swap> {
+    fn transact(&self, compare: Vec<Value>, steps: Vec<Value>, over: &[u64]) -> Result<CommitResult> {
         let pending = self.leases.pending(self.host.boottime());
         let (pending, earlier) = pending.split_at(pending.len().min(MOST_LEASES));
         for pending in earlier.chunks(MOST_LEASES) {
@@ -199,8 +201,8 @@ impl Etcd {
         for over in earlier.chunks(MOST_LEASES) {
             // etcd answers a transaction without any change as it answers a read, which may be stale.
             let nothing = vec![delete(&self.lease_key(over[0]))];
-            if self.transact_once(Vec::new(), nothing, &[], over)? == Swap::Conflict {
-                return Ok(Swap::Conflict);
+            if self.transact_once(Vec::new(), nothing, &[], over)? == CommitResult::Conflict {
+                return Ok(CommitResult::Conflict);
             }
         }
         self.transact_once(compare, steps, pending, over)
@@ -213,33 +215,33 @@ impl Etcd {
         mut steps: Vec<Value>,
         pending: &[Pending],
         over: &[u64],
-    ) -> Result<Swap> {
+    ) -> Result<CommitResult> {
         let keys: Vec<_> = over.iter().map(|id| self.lease_key(*id)).collect();
         compare.extend(keys.iter().map(|key| is_at(key, 0)));
         steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
         let look: Vec<_> = keys.iter().map(|key| range(key)).collect();
         let question = json!({"compare": compare, "success": steps, "failure": look});
-        let mut asked = self.gateway.ask_closely::<Done>("/v3/kv/txn", &question);
+        let mut asked = self.client.call::<Done>("/v3/kv/txn", &question);
         if matches!(&asked, Err(failed) if failed.is_lease_gone()) {
             self.grant_anew(pending)?;
-            asked = self.gateway.ask_closely("/v3/kv/txn", &question);
+            asked = self.client.call("/v3/kv/txn", &question);
         }
         let done = asked.map_err(Failed::error)?;
         if !done.succeeded {
             let until = self.host.boottime().saturating_add(SEEN_LASTING);
             let lasting = over.iter().zip(&done.responses).filter(|(_, response)| response.found_any());
             lasting.for_each(|(id, _)| self.leases.add_lasting(*id, until));
-            return Ok(Swap::Conflict);
+            return Ok(CommitResult::Conflict);
         }
         self.leases.settle(pending);
-        Ok(Swap::Stored(Version { number: done.header.revision, mark: 0 }))
+        Ok(CommitResult::Done(Version { number: done.header.revision, mark: 0 }))
     }
 
     /// Asks again for new leases, of which one did not come about. Nobody has used them, so that they begin anew does no
     /// harm.
     fn grant_anew(&self, pending: &[Pending]) -> Result<()> {
         for lease in pending {
-            match self.gateway.ask_closely::<Anything>("/v3/lease/grant", &grant(lease)) {
+            match self.client.call::<Anything>("/v3/lease/grant", &grant(lease)) {
                 Err(failed) if !failed.is_lease_there() => return Err(failed.error()),
                 _ => {}
             }
@@ -248,13 +250,13 @@ impl Etcd {
     }
 
     fn granted(&self, id: u64) -> Result<Granted> {
-        self.gateway.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
+        self.client.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
     }
 
     /// How one of our changes begins and what it does; `None`: its record cannot be as expected.
-    fn step(&self, change: &Change<'_>) -> Result<Option<(Value, Value)>> {
+    fn step(&self, change: &Write<'_>) -> Result<Option<(Value, Value)>> {
         // A removal shows nobody anything.
-        if let (Some(mode), Some(_)) = (change.keep.mode, change.body) {
+        if let (Some(mode), Some(_)) = (change.options.mode, change.body) {
             self.check_mode(mode)?;
         }
         let revision = match change.expect {
@@ -280,16 +282,16 @@ impl Etcd {
     }
 
     fn url(&self) -> String {
-        shown(self.gateway.cluster.url().as_bytes())
+        escape(self.client.cluster.url().as_bytes())
     }
 
-    fn stored(pair: Pair) -> Stored {
-        Stored { version: Version { number: pair.mod_revision, mark: 0 }, body: pair.value, may_be_torn: false }
+    fn stored(pair: Pair) -> Versioned {
+        Versioned { version: Version { number: pair.mod_revision, mark: 0 }, body: pair.value, may_be_torn: false }
     }
 }
 
 impl Store for Etcd {
-    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
         Ok(self.at(&self.record_key(name), false)?.map(Etcd::stored))
     }
 
@@ -297,18 +299,24 @@ impl Store for Etcd {
         Ok(self.at(&self.record_key(name), true)?.map(|pair| Etcd::stored(pair).version))
     }
 
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
-        self.swap_all(&[Change { name, expect: expect.copied(), body, keep, over: &[] }])
+    fn commit_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        keep: WriteOptions,
+    ) -> Result<CommitResult> {
+        self.commit_batch(&[Write { name, expect: expect.copied(), body, options: keep, over: &[] }])
     }
 
-    fn most_at_once(&self) -> usize {
+    fn max_batch(&self) -> usize {
         MOST_AT_ONCE
     }
 
-    fn swap_all(&self, changes: &[Change<'_>]) -> Result<Swap> {
+    fn commit_batch(&self, changes: &[Write<'_>]) -> Result<CommitResult> {
         let steps: Vec<_> = changes.iter().map(|change| self.step(change)).collect::<Result<_>>()?;
         match steps.into_iter().collect::<Option<Vec<_>>>() {
-            None => Ok(Swap::Conflict),
+            None => Ok(CommitResult::Conflict),
             Some(steps) => {
                 let (mut compare, mut steps): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
                 let born = changes.iter().filter(|change| change.expect.is_none() && change.body.is_some());
@@ -334,7 +342,7 @@ impl Store for Etcd {
         let (mut from, mut limit) = (all.clone(), FIRST_PAGE);
         loop {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
-            let found: Found = match self.gateway.ask_closely("/v3/kv/range", &question) {
+            let found: Found = match self.client.call("/v3/kv/range", &question) {
                 // Long records: then fewer of them.
                 Err(failed) if failed.is_too_long() && limit > 1 => {
                     limit = 1;
@@ -344,9 +352,9 @@ impl Store for Etcd {
             };
             let bytes: usize = found.kvs.iter().map(|pair| pair.value.len()).sum();
             limit = if bytes > PAGE_BYTES { limit / 2 } else { limit * 2 }.clamp(1, LARGEST_PAGE);
-            from = next_page(&self.gateway, &from, &found)?;
+            from = next_page(&self.client, &from, &found)?;
             for pair in found.kvs {
-                let place = self.place(pair.key.get(all.len()..).unwrap_or_default());
+                let place = self.describe(pair.key.get(all.len()..).unwrap_or_default());
                 visit(&place, Ok(Etcd::stored(pair)))?;
             }
             if !found.more {
@@ -355,91 +363,91 @@ impl Store for Etcd {
         }
     }
 
-    fn lend(&self, span: Duration) -> Result<Lease> {
+    fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let begun = self.host.boottime();
         // Above zero, as etcd wants its numbers.
         let id = ((u128::from_ne_bytes(self.host.random()?) >> 65) as u64).max(1);
         let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
         let lease = Pending { id, seconds, ends: begun.saturating_add(span) };
-        self.gateway.tell("/v3/lease/grant", &grant(&lease));
+        self.client.send("/v3/lease/grant", &grant(&lease));
         self.leases.add(lease);
         let wall = self.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
         Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
     }
 
-    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(Duration::ZERO) };
         if let Some(left) = self.left_of_pending(id) {
             return Ok(left);
         }
-        if self.is_over(lease)? {
+        if self.lease_expired(lease)? {
             return Ok(Duration::ZERO);
         }
         let seconds = u64::try_from(self.granted(id)?.ttl).unwrap_or_default();
         Ok(Duration::from_secs(seconds).max(LAST_SECOND))
     }
 
-    fn is_over(&self, lease: &Lease) -> Result<bool> {
+    fn lease_expired(&self, lease: &Lease) -> Result<bool> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
         let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.host.boottime());
         Ok(!is_lasting && self.at(&self.lease_key(id), true)?.is_none())
     }
 
-    fn end(&self, lease: &Lease) {
+    fn revoke_lease(&self, lease: &Lease) {
         if let LeaseClock::Etcd(id) = lease.clock {
             self.leases.forget(id);
-            self.gateway.tell("/v3/lease/revoke", &json!({"ID": id.to_string()}));
+            self.client.send("/v3/lease/revoke", &json!({"ID": id.to_string()}));
         }
     }
 
-    fn bound(&self, until: Option<Duration>) {
-        self.gateway.bound(until);
+    fn set_deadline(&self, until: Option<Duration>) {
+        self.client.set_deadline(until);
     }
 
-    fn reach(&self) -> Reach {
-        Reach::ManyHosts
+    fn scope(&self) -> Scope {
+        Scope::Shared
     }
 
-    fn place(&self, name: &[u8]) -> String {
-        format!("{} (key \"{}\")", self.url(), shown(name))
+    fn describe(&self, name: &[u8]) -> String {
+        format!("{} (key \"{}\")", self.url(), escape(name))
     }
 
-    fn rings(&self) -> bool {
+    fn can_notify(&self) -> bool {
         true
     }
 
-    fn ring(&self, bell: &[u8], lease: Option<&Lease>) {
+    fn notify(&self, bell: &[u8], lease: Option<&Lease>) {
         if let Some(LeaseClock::Etcd(id)) = lease.map(|lease| &lease.clock) {
             let question = json!({
                 "key": encoded(&self.key("bells", bell)), "value": "", "lease": id.to_string()
             });
-            self.gateway.tell("/v3/kv/put", &question);
+            self.client.send("/v3/kv/put", &question);
         }
     }
 
-    fn settle(&self) {
-        self.gateway.settle();
+    fn flush(&self) {
+        self.client.flush();
     }
 
-    fn hear(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Hearing>> {
+    fn subscribe(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Subscription>> {
         let only_puts = json!({"start_revision": (since.number + 1).to_string(), "filters": ["NODELETE"]});
-        bell::hear(&self.gateway, &self.key("bells", bell), only_puts)
+        watch::hear(&self.client, &self.key("bells", bell), only_puts)
     }
 
-    fn hear_changes(&self, name: &[u8]) -> Option<Box<dyn Hearing>> {
-        bell::hear(&self.gateway, &self.record_key(name), json!({}))
+    fn subscribe_changes(&self, name: &[u8]) -> Option<Box<dyn Subscription>> {
+        watch::hear(&self.client, &self.record_key(name), json!({}))
     }
 
-    fn examine(&self) -> Vec<Finding> {
-        health::examine(&self.gateway, &self.record_key(b""))
+    fn diagnose(&self) -> Vec<Finding> {
+        health::examine(&self.client, &self.record_key(b""))
     }
 
-    fn remember(&self, line: &[u8], limits: &Limits) {
-        history::remember(&self.gateway, &self.key("history", b""), line, limits);
+    fn append_history(&self, line: &[u8], limits: &Limits) {
+        history::remember(&self.client, &self.key("history", b""), line, limits);
     }
 
-    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        history::remembered(&self.gateway, &self.key("history", b""), visit).map(|()| true)
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        history::remembered(&self.client, &self.key("history", b""), visit).map(|()| true)
     }
 }
 

@@ -39,7 +39,7 @@ impl Finding {
 
     /// What could not be found out, which is as bad: in the error's own words.
     pub fn failed(topic: &'static str, error: &Error) -> Finding {
-        Finding::bad(topic, error.what(), error.cure())
+        Finding::bad(topic, error.message(), error.hint())
     }
 
     /// What will not do, and what to do about it.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Finding, Keep, Reach, Store, Stored, Swap, Version, Visit};
+use super::{CommitResult, Finding, Scope, Store, Version, Versioned, Visit, WriteOptions};
 use crate::error::Result;
 use crate::history::Limits;
 use crate::host::Host;
@@ -20,7 +20,7 @@ pub struct Memory {
 #[derive(Default)]
 struct Inside {
     versions: u64,
-    records: BTreeMap<Vec<u8>, Stored>,
+    records: BTreeMap<Vec<u8>, Versioned>,
     notes: Vec<Vec<u8>>,
 }
 
@@ -36,52 +36,58 @@ impl Memory {
 }
 
 impl Store for Memory {
-    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
         Ok(self.inside().records.get(name).cloned())
     }
 
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, _keep: Keep) -> Result<Swap> {
+    fn commit_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        _keep: WriteOptions,
+    ) -> Result<CommitResult> {
         let mut inside = self.inside();
         if inside.records.get(name).map(|stored| &stored.version) != expect {
-            return Ok(Swap::Conflict);
+            return Ok(CommitResult::Conflict);
         }
         inside.versions += 1;
         let version = Version { number: inside.versions, mark: 0 };
         match body {
             Some(body) => {
-                inside.records.insert(name.to_vec(), Stored { version, body: body.to_vec(), may_be_torn: false })
+                inside.records.insert(name.to_vec(), Versioned { version, body: body.to_vec(), may_be_torn: false })
             }
             None => inside.records.remove(name),
         };
-        Ok(Swap::Stored(version))
+        Ok(CommitResult::Done(version))
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let records: Vec<Stored> = self.inside().records.values().cloned().collect();
+        let records: Vec<Versioned> = self.inside().records.values().cloned().collect();
         records.into_iter().try_for_each(|stored| visit("memory", Ok(stored)))
     }
 
-    fn lend(&self, span: Duration) -> Result<Lease> {
+    fn grant_lease(&self, span: Duration) -> Result<Lease> {
         boot_lease::lend(self.host.as_ref(), span)
     }
 
-    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
         boot_lease::remaining(self.host.as_ref(), lease)
     }
 
-    fn reach(&self) -> Reach {
-        Reach::ThisHost
+    fn scope(&self) -> Scope {
+        Scope::Local
     }
 
-    fn place(&self, _name: &[u8]) -> String {
+    fn describe(&self, _name: &[u8]) -> String {
         "memory".to_string()
     }
 
-    fn examine(&self) -> Vec<Finding> {
+    fn diagnose(&self) -> Vec<Finding> {
         Vec::new()
     }
 
-    fn remember(&self, line: &[u8], limits: &Limits) {
+    fn append_history(&self, line: &[u8], limits: &Limits) {
         let notes = &mut self.inside().notes;
         notes.push(line.to_vec());
         while notes.iter().map(|line| line.len() as u64).sum::<u64>() > limits.size {
@@ -89,7 +95,7 @@ impl Store for Memory {
         }
     }
 
-    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let notes = self.inside().notes.clone();
         notes.iter().for_each(|line| visit(line));
         Ok(true)

@@ -86,7 +86,7 @@ fn unescaped(text: &str) -> String {
 impl Mount {
     /// What there is to say about it: first what it is.
     pub(super) fn findings(&self) -> Vec<Finding> {
-        let shown = |text: &str| crate::name::shown(text.as_bytes());
+        let shown = |text: &str| crate::name::escape(text.as_bytes());
         let place = format!("{} {} on {}", self.kind, shown(&self.source), shown(&self.point));
         let found = format!("{place}: {}", self.telling_options().join(", "));
         let first = if self.has("ro") {

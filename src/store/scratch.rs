@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::surroundings::first_that_exists;
+use super::path_checks::first_that_exists;
 use super::{Layout, Location};
 
 /// A store to try things out in, removed with all that belongs to it when this is dropped.

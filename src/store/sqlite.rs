@@ -22,11 +22,11 @@
 //! it needs write permission on both, for the journal stands beside the database. So root's cron and www-data share one
 //! like this: a directory of a common group with mode 2770, and umask 002 for the first who comes.
 //!
-//! **Notes** of who waits for what ([`crate::lock::Waits`]) stand in a directory beside the database, `locks.db-waits`,
+//! **Notes** of who waits for what ([`crate::lock::WaitEdges`]) stand in a directory beside the database, `locks.db-waits`,
 //! that is there only while somebody has waited for more than a moment. The bells of waiters that processes in other network
 //! namespaces ring are in there, too.
 //!
-//! **History** is a file beside the database ([`super::chronicle`]): a row would cost a transaction more.
+//! **History** is a file beside the database ([`super::history_file`]): a row would cost a transaction more.
 //!
 //! **Limits.** One host: network file systems are refused, since their POSIX locks and caches are not to be trusted.
 //! Wait for a lock in the queue of its record, never in the database: SQLite's own waiting is unfair ([`busy`]). In a
@@ -36,12 +36,12 @@
 //! table of its own here and says so.
 
 mod busy;
-mod ground;
+mod checks;
+mod errors;
 mod health;
 mod schema;
 #[cfg(test)]
 mod tests;
-mod wrong;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -54,14 +54,17 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
 
 use self::busy::Busy;
-use self::wrong::Cause;
-use super::chronicle::Chronicle;
-use super::{Directory, Durability, Finding, Hearing, Keep, Layout, Reach, Store, Stored, Swap, Swept, Version, Visit};
+use self::errors::Cause;
+use super::history_file::HistoryFile;
+use super::{
+    CommitResult, Directory, Durability, Finding, Layout, Scope, Store, Subscription, Swept, Version, Versioned, Visit,
+    WriteOptions,
+};
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::{Host, boot_lease};
 use crate::lock::Lease;
-use crate::name::{shown, shown_path};
+use crate::name::{escape, escape_path};
 
 // How long a body is, SQLite knows without reading it (4 MiB at most: lock::MOST_BYTES).
 const READ: &str =
@@ -92,7 +95,7 @@ struct Database {
     /// What it was told about waiting for the disk.
     tuned: Option<&'static str>,
     /// The file that it has open.
-    file: Option<ground::FileId>,
+    file: Option<checks::FileId>,
 }
 
 impl Database {
@@ -104,8 +107,8 @@ impl Database {
     /// do: it writes the journal more carefully, but never syncs its removal.
     fn tune(&mut self, durability: Durability) -> rusqlite::Result<()> {
         let wanted = match durability {
-            Durability::Boot | Durability::Whole => "PRAGMA synchronous = NORMAL",
-            Durability::Lasting => "PRAGMA synchronous = EXTRA",
+            Durability::Volatile | Durability::Atomic => "PRAGMA synchronous = NORMAL",
+            Durability::Durable => "PRAGMA synchronous = EXTRA",
         };
         if self.tuned != Some(wanted) {
             self.connection.execute_batch(wanted)?;
@@ -122,7 +125,7 @@ impl Sqlite {
     ///
     /// When its directory is missing, on a network file system, or open to others without the sticky bit.
     pub fn open(path: &Path, host: Arc<dyn Host>) -> Result<Sqlite> {
-        ground::check_directory(path)?;
+        checks::check_directory(path)?;
         let busy = Arc::new(Busy::new(path.to_path_buf(), host.clone()));
         Ok(Sqlite { path: path.to_path_buf(), host, busy, database: Mutex::default() })
     }
@@ -135,11 +138,11 @@ impl Sqlite {
     fn reading<T: Default>(&self, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
         let mut database = self.database();
         // To write a file that was removed fails; to read it tells of grants that no other process knows.
-        database.take_if(|database| database.file != ground::file_id(&self.path));
-        if database.is_none() && !ground::check_file(&self.path)? {
+        database.take_if(|database| database.file != checks::file_id(&self.path));
+        if database.is_none() && !checks::check_file(&self.path)? {
             return Ok(T::default());
         }
-        let done = self.twice(&mut database, |database| {
+        let done = self.retry_once(&mut database, |database| {
             let connection = &database.connection;
             work(connection).or_else(|cause| match schema::is_missing(connection, cause)? {
                 true => Ok(T::default()),
@@ -154,14 +157,14 @@ impl Sqlite {
 
     /// Runs `work` in a write transaction on the database, which is created if there is none. `T::default()` when the
     /// database that we knew is not there any more.
-    fn writing<T: Default>(&self, keep: Keep, work: impl Fn(&Transaction<'_>) -> Done<T>) -> Result<T> {
+    fn writing<T: Default>(&self, keep: WriteOptions, work: impl Fn(&Transaction<'_>) -> Done<T>) -> Result<T> {
         let mut database = self.database();
-        if database.is_none() && !ground::check_file(&self.path)? {
-            ground::create_file(&self.path, keep.mode)?;
+        if database.is_none() && !checks::check_file(&self.path)? {
+            checks::create_file(&self.path, keep.mode)?;
         }
         // After that, since somebody else may have been faster.
-        keep.mode.map_or(Ok(()), |mode| ground::check_mode(&self.path, mode))?;
-        let done = self.twice(&mut database, |database| {
+        keep.mode.map_or(Ok(()), |mode| checks::check_mode(&self.path, mode))?;
+        let done = self.retry_once(&mut database, |database| {
             database.tune(keep.durability)?;
             let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
             let value = work(&transaction).or_else(|cause| {
@@ -177,16 +180,16 @@ impl Sqlite {
         });
         done.or_else(|cause| {
             *database = None;
-            if wrong::was_moved(&cause) { Ok(T::default()) } else { Err(self.explain(cause)) }
+            if errors::was_moved(&cause) { Ok(T::default()) } else { Err(self.explain(cause)) }
         })
     }
 
     /// Our error for a failure of the database, whose connection is closed.
     fn explain(&self, cause: Cause) -> Error {
-        if wrong::is_busy(&cause) {
-            return wrong::locked(&self.path, self.busy.is_bounded());
+        if errors::is_busy(&cause) {
+            return errors::locked(&self.path, self.busy.is_bounded());
         }
-        wrong::explain(cause, &self.path)
+        errors::explain(cause, &self.path)
     }
 
     /// The notes of who waits for what, which are only there while somebody waits and would cost a sync each in the
@@ -197,10 +200,10 @@ impl Sqlite {
     }
 
     /// Does that, and once more if the database looks damaged: SQLite says so as well when the disk did not read it.
-    fn twice<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
+    fn retry_once<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
         self.busy.begin();
         let done = self.opened(database).and_then(&work);
-        if !done.as_ref().is_err_and(wrong::looks_damaged) {
+        if !done.as_ref().is_err_and(errors::looks_damaged) {
             return done;
         }
         *database = None;
@@ -212,7 +215,7 @@ impl Sqlite {
         match database {
             Some(database) => Ok(database),
             None => {
-                let file = ground::file_id(&self.path);
+                let file = checks::file_id(&self.path);
                 Ok(database.insert(Database { connection: self.connect()?, tuned: None, file }))
             }
         }
@@ -223,9 +226,9 @@ impl Sqlite {
         let flags =
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
         let mut opened = Connection::open_with_flags(&self.path, flags);
-        if wrong::is_link(&opened) {
+        if errors::is_link(&opened) {
             // Links on the way to its directory are the user's own business.
-            opened = Connection::open_with_flags(ground::without_links(&self.path), flags);
+            opened = Connection::open_with_flags(checks::without_links(&self.path), flags);
         }
         let mut connection = opened?;
         // Whoever may write the database can put triggers and views in it, which would run in our name, for ever perhaps.
@@ -238,16 +241,16 @@ impl Sqlite {
     }
 
     /// Beside the database, and for the same users.
-    fn chronicle<T>(&self, work: impl FnOnce(&Chronicle<'_>, &Path) -> T) -> T {
+    fn chronicle<T>(&self, work: impl FnOnce(&HistoryFile<'_>, &Path) -> T) -> T {
         let mut path = self.path.clone().into_os_string();
         path.push("-history");
         let path = PathBuf::from(path);
         let like = || nix::sys::stat::lstat(&self.path);
-        work(&Chronicle { at: nix::fcntl::AT_FDCWD, name: path.clone(), like: &like }, &path)
+        work(&HistoryFile { at: nix::fcntl::AT_FDCWD, name: path.clone(), like: &like }, &path)
     }
 
     /// Records behind `after` in the order of names, as many as are good to have in memory at once.
-    fn page(&self, after: &[u8]) -> Result<Vec<(Vec<u8>, Result<Stored>)>> {
+    fn page(&self, after: &[u8]) -> Result<Vec<(Vec<u8>, Result<Versioned>)>> {
         self.reading(|connection| {
             let mut statement = connection.prepare(PAGE)?;
             let mut rows = statement.query([after])?;
@@ -265,15 +268,15 @@ impl Sqlite {
     }
 
     /// A row's version and body, from a statement that selects them first.
-    fn stored(&self, row: &Row<'_>, name: &[u8]) -> Result<Stored> {
-        let error = || Error::corrupt(format!("{} has no version, or no body of 4 MiB at most", self.place(name)));
+    fn stored(&self, row: &Row<'_>, name: &[u8]) -> Result<Versioned> {
+        let error = || Error::corrupt(format!("{} has no version, or no body of 4 MiB at most", self.describe(name)));
         let version = match row.get_ref(0) {
             Ok(ValueRef::Integer(number)) if number >= 0 => Version { number: number.unsigned_abs(), mark: 0 },
             _ => return Err(error()),
         };
         match row.get_ref(1) {
             Ok(ValueRef::Blob(body) | ValueRef::Text(body)) => {
-                Ok(Stored { version, body: body.to_vec(), may_be_torn: false })
+                Ok(Versioned { version, body: body.to_vec(), may_be_torn: false })
             }
             _ => Err(error().in_version(version)),
         }
@@ -281,7 +284,7 @@ impl Sqlite {
 }
 
 impl Store for Sqlite {
-    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
         if is_note(name) {
             return self.notes()?.read(name);
         }
@@ -291,24 +294,30 @@ impl Store for Sqlite {
         found?.transpose()
     }
 
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
+    fn commit_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        keep: WriteOptions,
+    ) -> Result<CommitResult> {
         if is_note(name) {
-            return self.notes()?.swap(name, expect, body);
+            return self.notes()?.commit(name, expect, body);
         }
         // A removal shows nobody anything.
-        let keep = Keep { mode: keep.mode.filter(|_| body.is_some()), ..keep };
+        let keep = WriteOptions { mode: keep.mode.filter(|_| body.is_some()), ..keep };
         let expect = match expect {
             None => None,
             Some(Version { number, mark: 0 }) if *number <= i64::MAX as u64 => Some(*number as i64),
-            Some(_) => return Ok(Swap::Conflict),
+            Some(_) => return Ok(CommitResult::Conflict),
         };
         let swapped = self.writing(keep, |transaction| {
             let state = transaction.query_row(STATE, [name], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-            let (found, last): (Option<i64>, i64) = state.ok_or_else(wrong::without_counter)?;
+            let (found, last): (Option<i64>, i64) = state.ok_or_else(errors::without_counter)?;
             if found != expect {
                 return Ok(None);
             }
-            let number = last.checked_add(1).filter(|number| *number > 0).ok_or_else(wrong::without_counter)?;
+            let number = last.checked_add(1).filter(|number| *number > 0).ok_or_else(errors::without_counter)?;
             transaction.execute(COUNT, [number])?;
             match body {
                 Some(body) => transaction.execute(WRITE, (name, number, body))?,
@@ -317,8 +326,8 @@ impl Store for Sqlite {
             Ok(Some(number))
         });
         Ok(match swapped? {
-            Some(number) => Swap::Stored(Version { number: number.unsigned_abs(), mark: 0 }),
-            None => Swap::Conflict,
+            Some(number) => CommitResult::Done(Version { number: number.unsigned_abs(), mark: 0 }),
+            None => CommitResult::Conflict,
         })
     }
 
@@ -330,37 +339,37 @@ impl Store for Sqlite {
             let Some((last, _)) = page.last() else { return self.notes()?.scan(visit) };
             after.clone_from(last);
             for (name, stored) in page {
-                visit(&self.place(&name), stored)?;
+                visit(&self.describe(&name), stored)?;
             }
         }
     }
 
-    fn lend(&self, span: Duration) -> Result<Lease> {
+    fn grant_lease(&self, span: Duration) -> Result<Lease> {
         boot_lease::lend(self.host.as_ref(), span)
     }
 
-    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
         boot_lease::remaining(self.host.as_ref(), lease)
     }
 
-    fn bound(&self, until: Option<Duration>) {
+    fn set_deadline(&self, until: Option<Duration>) {
         self.busy.bound(until);
     }
 
-    fn reach(&self) -> Reach {
-        Reach::ThisHost
+    fn scope(&self) -> Scope {
+        Scope::Local
     }
 
-    fn place(&self, name: &[u8]) -> String {
+    fn describe(&self, name: &[u8]) -> String {
         if is_note(name)
             && let Ok(notes) = self.notes()
         {
-            return notes.place(name);
+            return notes.describe(name);
         }
-        format!("{} (row {})", shown_path(&self.path), shown(name))
+        format!("{} (row {})", escape_path(&self.path), escape(name))
     }
 
-    fn examine(&self) -> Vec<Finding> {
+    fn diagnose(&self) -> Vec<Finding> {
         self.findings()
     }
 
@@ -368,24 +377,24 @@ impl Store for Sqlite {
         self.notes()?.sweep(dry_run)
     }
 
-    fn ring(&self, bell: &[u8], lease: Option<&Lease>) {
-        let _ = self.notes().map(|notes| notes.ring(bell, lease));
+    fn notify(&self, bell: &[u8], lease: Option<&Lease>) {
+        let _ = self.notes().map(|notes| notes.notify(bell, lease));
     }
 
-    fn hear(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Hearing>> {
-        self.notes().ok()?.hear(bell, since)
+    fn subscribe(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Subscription>> {
+        self.notes().ok()?.subscribe(bell, since)
     }
 
-    fn silence(&self, bell: &[u8]) {
-        let _ = self.notes().map(|notes| notes.silence(bell));
+    fn remove_channel(&self, bell: &[u8]) {
+        let _ = self.notes().map(|notes| notes.remove_channel(bell));
     }
 
-    fn remember(&self, line: &[u8], limits: &Limits) {
-        let _ = self.chronicle(|chronicle, _| chronicle.append(line, limits, self.host.wall()));
+    fn append_history(&self, line: &[u8], limits: &Limits) {
+        let _ = self.chronicle(|history_file, _| history_file.append(line, limits, self.host.wall()));
     }
 
-    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.chronicle(|chronicle, path| chronicle.read(path, visit)).map(|()| true)
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.chronicle(|history_file, path| history_file.read(path, visit)).map(|()| true)
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::name::{absolute, shown};
+use crate::name::{absolute, escape};
 
 /// What a URL ends with if other hosts use the store, although its file system does not look like that.
 const SHARED: &[u8] = b"?shared=1";
@@ -81,7 +81,7 @@ impl Location {
     pub fn parse(url: &OsStr, current: &Path) -> Result<Location> {
         let bytes = url.as_bytes();
         let wrong = |what: &str| {
-            let url = shown(bytes);
+            let url = escape(bytes);
             Error::new(
                 Exit::Usage,
                 format!("store {url}: {what}"),
@@ -125,7 +125,7 @@ impl Location {
     }
 
     /// The URL of this location for a command that is run under a lock in it.
-    pub fn given_url(&self) -> OsString {
+    pub fn inherited_url(&self) -> OsString {
         let mut url = self.url().into_vec();
         let at = path_at(&url);
         url.splice(at..at, GIVEN[..GIVEN.len() - 1].iter().copied());
@@ -133,7 +133,7 @@ impl Location {
     }
 
     /// Whether that is where it comes from.
-    pub fn is_given(url: &OsStr) -> bool {
+    pub fn is_inherited(url: &OsStr) -> bool {
         let (before, path) = url.as_bytes().split_at(path_at(url.as_bytes()));
         // What is given has an absolute path.
         path.starts_with(GIVEN) && (servers_at(before).is_some() || [&b""[..], b"dir:", b"sqlite:"].contains(&before))
@@ -250,8 +250,11 @@ mod tests {
             ("etcds://a:1,[::1]:3/x/y", "etcds://a:1,[::1]:3/./x/y"),
         ] {
             let location = parse(chosen).unwrap();
-            assert_eq!((location.given_url(), parse(given)), (given.into(), Ok(location)));
-            assert!(Location::is_given(OsStr::new(given)) && !Location::is_given(OsStr::new(chosen)), "{chosen}");
+            assert_eq!((location.inherited_url(), parse(given)), (given.into(), Ok(location)));
+            assert!(
+                Location::is_inherited(OsStr::new(given)) && !Location::is_inherited(OsStr::new(chosen)),
+                "{chosen}"
+            );
         }
         for chosen in [
             "",
@@ -268,7 +271,7 @@ mod tests {
             "etcd/./a",
             "etcd.d//a/./b",
         ] {
-            assert!(!Location::is_given(OsStr::new(chosen)), "{chosen}");
+            assert!(!Location::is_inherited(OsStr::new(chosen)), "{chosen}");
         }
     }
 

@@ -241,7 +241,7 @@ on_every_store! {
         sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
         sandbox.edit("a", |record| {
             for grant in &mut record.holders {
-                grant.party.home.boot = "another boot".to_string();
+                grant.owner.domain.boot = "another boot".to_string();
             }
         });
         sandbox.csalock(["gc"]).run();

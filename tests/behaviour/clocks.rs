@@ -30,7 +30,7 @@ fn with_a_clock_to_set() -> Option<Sandbox> {
         assert_eq!(at(sandbox.csalock(["lock", "--ttl", "1h", name]), offset).capture().code, Some(0));
         let stored = sandbox.open().read(name.as_bytes()).unwrap().unwrap();
         let record = csalock::lock::decode(&stored.body, stored.version.number).unwrap();
-        record.holders[0].tenure.lease().unwrap().ends
+        record.holders[0].lifetime.lease().unwrap().ends
     };
     if ends("now", "+0").abs_diff(ends("later", "+1000d")) < 86_400_000 {
         skip("faketime", "it does not reach the times of files");

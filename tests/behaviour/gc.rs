@@ -94,7 +94,7 @@ on_every_kind_of_store! {
         let said = format!(
             "csalock: {}: a lock record is unreadable: it does not begin with \"csalock 1\"; nothing was changed; see who \
              wrote it, then `csalock unlock --force` removes it\n",
-            sandbox.open().place(b"bad")
+            sandbox.open().describe(b"bad")
         );
         let said = sandbox.plain(&said);
         let before = sandbox.stored();

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use csalock::engine::{Applicant, Engine, Patience, Taken};
+use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use csalock::host::{Host, Unix};
-use csalock::lock::{Ask, Outcome, Party};
+use csalock::lock::{Owner, Request, Response};
 
 use crate::sandbox::Sandbox;
 
@@ -33,18 +33,18 @@ on_every_store! {
         let host = Arc::new(Unix::new());
         let engine = Engine::new(sandbox.open(), host.clone());
         let process = host.this_process().unwrap();
-        let party = Party {
-            home: host.home().unwrap(), owners: vec![process], supervisor: None, host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
+        let party = Owner {
+            domain: host.domain().unwrap(), processes: vec![process], supervisor: None, host: host.name(), uid: host.uid(), command: b"test".to_vec(), label: None,
         };
         for round in 0..sandbox.many(10_000) {
             let name = format!("lock {}", round % 100);
             let handle = engine.new_handle().unwrap();
-            let applicant = Applicant::for_itself(handle.clone(), party.clone(), process);
-            let taken = engine.take(name.as_bytes(), &applicant, &Patience::NONE, None, &mut |_| None).unwrap();
-            assert!(matches!(taken, Taken::Answer(Outcome::Granted(..))), "{round} {taken:?}");
-            let claimant = engine.claimant(Some(handle.proof()), Vec::new()).unwrap();
-            let given_back = engine.settle(name.as_bytes(), &Ask::Release(claimant)).unwrap();
-            assert!(matches!(given_back, Outcome::Released(_)), "{round} {given_back:?}");
+            let applicant = AcquireRequest::for_itself(handle.clone(), party.clone(), process);
+            let taken = engine.acquire(name.as_bytes(), &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap();
+            assert!(matches!(taken, AcquireResult::Answer(Response::Granted(..))), "{round} {taken:?}");
+            let claimant = engine.credentials(Some(handle.proof()), Vec::new()).unwrap();
+            let given_back = engine.apply(name.as_bytes(), &Request::Release(claimant)).unwrap();
+            assert!(matches!(given_back, Response::Released(_)), "{round} {given_back:?}");
         }
         assert_eq!(weight(sandbox), before);
         sandbox.csalock(["status"]).run();

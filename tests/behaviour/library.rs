@@ -1,4 +1,4 @@
-//! What Rust programs get: `Locks` and `Guard`.
+//! What Rust programs get: `Locks` and `Supervisor`.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn a_guard_that_is_dropped_does_not_wait_for_a_file_system_that_hangs() {
     let Some(mount) = Mount::ext4(&sandbox, "a frozen file system") else { return };
     let url = sandbox.store_at("files/mount/locks");
     let locks = Locks::open(&url).unwrap();
-    let guard = locks.take("x", Duration::ZERO).unwrap().unwrap();
+    let guard = locks.lock("x", Duration::ZERO).unwrap().unwrap();
     let (done, is_done) = channel();
     std::thread::scope(|scope| {
         let frozen = mount.freeze();

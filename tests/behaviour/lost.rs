@@ -27,7 +27,7 @@ fn others(sandbox: &Sandbox) {
 fn remove_record(sandbox: &Sandbox) {
     let store = sandbox.open();
     let version = store.version(b"x").unwrap();
-    store.swap(b"x", version.as_ref(), None).unwrap();
+    store.commit(b"x", version.as_ref(), None).unwrap();
 }
 
 #[track_caller]

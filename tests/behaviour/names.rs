@@ -98,10 +98,10 @@ on_every_store! {
         let link = sandbox.path("files/link");
         std::os::unix::fs::symlink(&file, &link).unwrap();
         let locks = csalock::Locks::open(&sandbox.store()).unwrap();
-        let guard = locks.take(link.to_str().unwrap(), std::time::Duration::ZERO).unwrap().unwrap();
+        let guard = locks.lock(link.to_str().unwrap(), std::time::Duration::ZERO).unwrap().unwrap();
         let call = |name: &std::path::Path| sandbox.csalock([OsStr::new("status"), OsStr::new("-q"), name.as_os_str()]).capture();
         assert_eq!([call(&file).code, call(&link).code], [Some(0); 2]);
-        assert!(guard.give_back().unwrap());
+        assert!(guard.release().unwrap());
         assert_eq!(call(&file).code, Some(81));
     }
 

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use csalock::engine::{Applicant, Engine, Patience, Taken, WantedValue};
+use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy, WantedValue};
 use csalock::error::Result;
-use csalock::host::{Called, Host, Listener, Unix, Vigil};
-use csalock::lock::{Ask, Fate, Home, Outcome, Party, Process, Proof};
-use csalock::store::{Directory, Layout, Reach, Sqlite, Store, Verdict};
+use csalock::host::{Host, Invocation, Unix, WaitSet, WakeAddress};
+use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Request, Response};
+use csalock::store::{Directory, Layout, Scope, Sqlite, Store, Verdict};
 
 use self::disk::{Disk, Tree};
 use self::trace::Call;
@@ -197,8 +197,8 @@ impl Host for Rebooted {
         self.unix.wall() - self.set_back
     }
 
-    fn home(&self) -> Result<Home> {
-        Ok(Home { boot: "the-next-boot".to_string(), ..self.unix.home()? })
+    fn domain(&self) -> Result<PidDomain> {
+        Ok(PidDomain { boot: "the-next-boot".to_string(), ..self.unix.domain()? })
     }
 
     fn name(&self) -> String {
@@ -209,31 +209,31 @@ impl Host for Rebooted {
         self.unix.uid()
     }
 
-    fn this_process(&self) -> Result<Process> {
+    fn this_process(&self) -> Result<ProcessId> {
         self.unix.this_process()
     }
 
-    fn process(&self, pid: i32) -> Result<Option<Process>> {
+    fn process(&self, pid: i32) -> Result<Option<ProcessId>> {
         self.unix.process(pid)
     }
 
-    fn held_up_by(&self, called: &Called, some_time_later: bool) -> Vec<Process> {
-        self.unix.held_up_by(called, some_time_later)
+    fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
+        self.unix.blocked_callers(called, some_time_later)
     }
 
-    fn fate(&self, home: &Home, process: &Process, reach: Reach) -> Fate {
-        let real = self.unix.home().unwrap();
+    fn liveness(&self, home: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
+        let real = self.unix.domain().unwrap();
         let mine = home.boot == "the-next-boot";
         // What lived in the boot before, the real host would find alive; it lives in another one as far as we know.
         let seen = if mine {
-            Home { boot: real.boot, ..home.clone() }
+            PidDomain { boot: real.boot, ..home.clone() }
         } else {
-            Home { boot: "before".into(), ..home.clone() }
+            PidDomain { boot: "before".into(), ..home.clone() }
         };
-        self.unix.fate(&seen, process, reach)
+        self.unix.liveness(&seen, process, reach)
     }
 
-    fn is_released_by(&self, supervisor: &Process, home: &Home, process: &Process) -> bool {
+    fn is_released_by(&self, supervisor: &ProcessId, home: &PidDomain, process: &ProcessId) -> bool {
         self.unix.is_released_by(supervisor, home, process)
     }
 
@@ -265,12 +265,12 @@ impl Host for Rebooted {
         self.unix.random()
     }
 
-    fn vigil<'a>(&self, proof: &Proof, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>> {
-        self.unix.vigil(proof, interrupt)
+    fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
+        self.unix.wait_set(proof, interrupt)
     }
 
-    fn ring(&self, listener: Listener<'_>) -> bool {
-        self.unix.ring(listener)
+    fn wake(&self, listener: WakeAddress<'_>) -> bool {
+        self.unix.wake(listener)
     }
 }
 
@@ -303,10 +303,10 @@ impl Said {
 fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     let host = Arc::new(Rebooted { unix: Unix::new(), set_back });
     let store = rig.open(host.clone())?;
-    for finding in store.examine() {
+    for finding in store.diagnose() {
         assert_ne!(finding.verdict, Verdict::Bad, "{finding:?}");
     }
-    store.remembered(&mut |_| {})?;
+    store.read_history(&mut |_| {})?;
     let engine = Engine::new(store, host);
     let mut found = Known::default();
     for name in NAMES {
@@ -318,7 +318,7 @@ fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
             let id = grant.claim.unwrap();
             found.claims.insert(name, if id == b"7" { "7" } else { "8" });
         }
-        let sight = engine.sight(&stored)?;
+        let sight = engine.inspect(&stored)?;
         let is_claim = found.claims.contains_key(name);
         assert_eq!(sight.is_held(), is_claim, "{name} is held after the cut: {:?}", sight.record);
     }
@@ -331,7 +331,7 @@ fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     engine.store().sweep(false)?;
     engine.store().scan(&mut |place, stored| {
         let stored = stored?;
-        assert!(csalock::lock::is_internal(&stored.body) || !stored.body.is_empty(), "{place}");
+        assert!(csalock::lock::is_auxiliary(&stored.body) || !stored.body.is_empty(), "{place}");
         Ok(())
     })
 }
@@ -349,13 +349,21 @@ fn go_on(
     let host = engine.host();
     let process = host.this_process()?;
     let (owners, command) = (vec![process], b"after".to_vec());
-    let party = Party { home: host.home()?, owners, supervisor: None, host: host.name(), uid: 0, command, label: None };
-    let applicant = Applicant::for_itself(engine.new_handle()?, party, process);
-    let answer = match engine.take(&stored, &applicant, &Patience::NONE, None, &mut |_| None)? {
-        Taken::Answer(answer) => answer,
-        Taken::Interrupted => panic!(),
+    let party = Owner {
+        domain: host.domain()?,
+        processes: owners,
+        supervisor: None,
+        host: host.name(),
+        uid: 0,
+        command,
+        label: None,
     };
-    let Outcome::Granted(grant, _) = answer else {
+    let applicant = AcquireRequest::for_itself(engine.new_handle()?, party, process);
+    let answer = match engine.acquire(&stored, &applicant, &WaitPolicy::NONE, None, &mut |_| None)? {
+        AcquireResult::Answer(answer) => answer,
+        AcquireResult::Interrupted => panic!(),
+    };
+    let Response::Granted(grant, _) = answer else {
         assert!(claimed.contains(&true), "{name}: {answer:?}");
         return Ok(());
     };
@@ -366,22 +374,22 @@ fn go_on(
     if rig.place != Where::Beside || set_back.is_zero() {
         assert!(grant.token.unwrap() > floor, "{name}: {grant:?} comes after {floor}");
     }
-    let by = engine.claimant(Some(applicant.handle.proof()), Vec::new())?;
+    let by = engine.credentials(Some(applicant.handle.proof()), Vec::new())?;
     let wanted = WantedValue {
         by,
         bytes: Some(b"after"),
         mode: None,
-        only_if: None,
-        as_holder: true,
-        give_back: false,
+        precondition: None,
+        require_lock: true,
+        release: false,
         even_if_stale: false,
     };
-    let written = engine.write(&stored, &wanted, &applicant, &Patience::NONE, None, &mut |_| None)?;
-    assert!(matches!(&written, Taken::Answer(Outcome::Written(..))), "{name}");
+    let written = engine.write(&stored, &wanted, &applicant, &WaitPolicy::NONE, None, &mut |_| None)?;
+    assert!(matches!(&written, AcquireResult::Answer(Response::Written(..))), "{name}");
     assert_eq!(engine.value(&stored)?.unwrap().1, b"after");
     let released =
-        engine.settle(&stored, &Ask::Release(engine.claimant(Some(applicant.handle.proof()), Vec::new())?))?;
-    assert!(matches!(released, Outcome::Released(_)), "{name}: {released:?}");
+        engine.apply(&stored, &Request::Release(engine.credentials(Some(applicant.handle.proof()), Vec::new())?))?;
+    assert!(matches!(released, Response::Released(_)), "{name}: {released:?}");
     Ok(())
 }
 

@@ -81,7 +81,7 @@ on_every_store! {
         sandbox.csalock(["lock", "--forever", "-s", "x"]).stdout("HANDLE\n").run();
         sandbox.csalock(["lock", "--forever", "-s", "x"]).stdout("HANDLE\n").run();
         let mut record = sandbox.record("x").unwrap();
-        record.holders.iter_mut().for_each(|grant| grant.share = csalock::lock::Share::Exclusive);
+        record.holders.iter_mut().for_each(|grant| grant.mode = csalock::lock::Mode::Exclusive);
         is_refused_until_forced(sandbox, &csalock::lock::encode(&record), "it has two exclusive holders");
     }
 

@@ -319,7 +319,7 @@ fn open_files(pid: i32) -> Vec<std::path::PathBuf> {
 #[ignore = "it is a part of another test, in a process of its own"]
 fn holder_by_the_library() {
     let locks = csalock::Locks::open(&std::env::var("CSALOCK_STORE").unwrap()).unwrap();
-    let guard = locks.take("x", std::time::Duration::ZERO).unwrap().unwrap();
+    let guard = locks.lock("x", std::time::Duration::ZERO).unwrap().unwrap();
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).unwrap();
-    assert_eq!(guard.give_back(), Ok(true));
+    assert_eq!(guard.release(), Ok(true));
 }

@@ -92,7 +92,7 @@ on_every_store! {
         // A wait that lasts leaves a note.
         let mut notes = 0;
         wait_until("there is one", || {
-            let mut count = |stored: csalock::store::Stored| notes += usize::from(csalock::lock::is_internal(&stored.body));
+            let mut count = |stored: csalock::store::Versioned| notes += usize::from(csalock::lock::is_auxiliary(&stored.body));
             sandbox.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
             notes > 0
         });

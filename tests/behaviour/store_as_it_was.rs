@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use csalock::Locks;
-use csalock::lock::{Record, Tenure};
+use csalock::lock::{Lifetime, Record};
 
 use crate::sandbox::{Job, Kind, Sandbox, wait_until};
 
@@ -74,7 +74,7 @@ fn used(sandbox: &Sandbox) -> Job {
 /// What is stored of the lock that is held all the while; but not its lease, which may have been renewed meanwhile.
 fn neighbour(sandbox: &Sandbox) -> Record {
     let mut record = sandbox.record("neighbour").unwrap();
-    record.holders.iter_mut().for_each(|grant| grant.tenure = Tenure::OwnerLives);
+    record.holders.iter_mut().for_each(|grant| grant.lifetime = Lifetime::WhileOwnerLives);
     record
 }
 
@@ -84,10 +84,10 @@ fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
     let locks = Locks::open(&sandbox.store()).unwrap();
     let mut last = HashMap::new();
     for round in 0..sandbox.many(ROUNDS) {
-        let guard = locks.take(&name(round), Duration::ZERO).unwrap().unwrap();
+        let guard = locks.lock(&name(round), Duration::ZERO).unwrap().unwrap();
         let before = last.insert(name(round), guard.token()).unwrap_or(0);
         assert!(guard.token() > before, "round {round}: token {} after {before}", guard.token());
-        assert!(guard.give_back().unwrap(), "round {round}");
+        assert!(guard.release().unwrap(), "round {round}");
     }
     drop(locks);
     assert_eq!(makeup(sandbox), before);

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::print_stderr, reason = "tests")]
 
+mod architecture;
 mod completions;
 mod man;
 mod security;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::Share;
+use csalock::lock::Mode;
 
 use super::facts::Known;
 use super::storage::{Bytes, Version};
@@ -38,7 +38,7 @@ pub(crate) struct Actor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Hold {
     pub(crate) is: Holding,
-    pub(crate) share: Option<Mode>,
+    pub(crate) share: Option<HeldMode>,
     pub(crate) slot: u32,
     /// The lease that ends it.
     pub(crate) lease: Option<u64>,
@@ -58,20 +58,20 @@ pub(crate) enum Holding {
     Lost,
 }
 
-/// [`Share`], to be hashed.
+/// [`Mode`], with an implementation of `Hash`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Mode {
+pub(crate) enum HeldMode {
     Exclusive,
     Shared,
     Slot,
 }
 
-impl From<Share> for Mode {
-    fn from(share: Share) -> Mode {
+impl From<Mode> for HeldMode {
+    fn from(share: Mode) -> HeldMode {
         match share {
-            Share::Exclusive => Mode::Exclusive,
-            Share::Shared => Mode::Shared,
-            Share::Slot => Mode::Slot,
+            Mode::Exclusive => HeldMode::Exclusive,
+            Mode::Shared => HeldMode::Shared,
+            Mode::Slot => HeldMode::Slot,
         }
     }
 }
@@ -106,11 +106,11 @@ pub(crate) struct Swapping {
     pub(crate) says: bool,
 }
 
-/// [`csalock::lock::Outcome`], as far as the model goes by it.
+/// [`csalock::lock::Response`], as far as the model goes by it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     /// It holds, by this token (`None`: the version of this swap), on this slot, until this lease is over.
-    Granted { token: Option<u64>, mode: Mode, slot: u32, lease: Option<u64> },
+    Granted { token: Option<u64>, mode: HeldMode, slot: u32, lease: Option<u64> },
     /// It is no more in the queue.
     Left,
     /// It was granted it before it could leave.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use csalock::lock::{
-    Application, Ask, Claimant, Facts, Grant, Outcome, Proof, Record, Step, Tenure, Wait, Waiter, Wanted, circle,
-    decide,
+    Acquire, Credentials, Facts, Grant, HandleHash, Lifetime, Query, Record, Request, Response, Transition, WaitNode,
+    Waiter, decide, find_cycle,
 };
 
 use super::actor::{Answer, Phase, Swapping};
@@ -32,13 +32,13 @@ pub(crate) fn think(
     let mut has_asked = false;
     let step = loop {
         let ask = world.ask(state, at, task)?;
-        let wanted: Wanted = match decide(&record, &ask, &facts) {
+        let wanted: Query = match decide(&record, &ask, &facts) {
             Ok(step) if world.lends_for_wait(state, at, task, &step)? => continue,
             Ok(step) => break step,
             Err(wanted) => wanted,
         };
         let found = match wanted {
-            Wanted::Lent(_) => Known::Lent(world.lend(state)?),
+            Query::NewLease(_) => Known::Lent(world.lend(state)?),
             wanted => Known::find_out(world, state, world.actors[at].host, &wanted),
         };
         if !found.is_final() && std::mem::replace(&mut has_asked, true) {
@@ -58,20 +58,20 @@ fn follow(
     task: Task,
     version: &Version,
     before: &Arc<Record>,
-    step: Step,
+    step: Transition,
 ) -> Option<()> {
     match step {
-        Step::Done(outcome) => world.tell(state, at, answer(&outcome), version.number),
-        Step::Write { mut record, mut outcome, wake, .. } => {
-            if let Some(Outcome::Granted(grant, _)) = &mut outcome {
+        Transition::Done(outcome) => world.tell(state, at, answer(&outcome), version.number),
+        Transition::Write { mut record, response: mut outcome, wake, .. } => {
+            if let Some(Response::Granted(grant, _)) = &mut outcome {
                 begin(world, state, at, &mut record, grant)?;
             }
             plant(world, at, task, before, &mut record);
-            let is_mine = |grant: &&Grant| grant.proof == proof(at) && grant.unconfirmed.is_none();
+            let is_mine = |grant: &&Grant| grant.proof == proof(at) && grant.provisional.is_none();
             state.actors[at].phase = Phase::Swapping(Swapping {
                 name: task.name(),
                 expect: version.expect(world.counts_births()),
-                says: matches!(outcome, Some(Outcome::Granted(..)))
+                says: matches!(outcome, Some(Response::Granted(..)))
                     && record.holders.iter().any(|grant| is_mine(&grant)),
                 body: body(&record),
                 answer: outcome.as_ref().map(answer),
@@ -79,7 +79,7 @@ fn follow(
                 breaks: state.actors[at].breaking.clone().unwrap_or_default(),
             });
         }
-        Step::Wait { processes, leases, .. } => {
+        Transition::Wait { processes, leases, .. } => {
             if let Some(victim) = victim_of_circle(world, state, at, task) {
                 state.actors[victim].rung |= victim != at;
                 state.actors[at].leaves |= victim == at;
@@ -96,7 +96,7 @@ fn follow(
                 seen: version.number,
             };
         }
-        Step::Join(_) => unreachable!("no queue is that long"),
+        Transition::Enqueue(_) => unreachable!("no queue is that long"),
     }
     Some(())
 }
@@ -109,14 +109,14 @@ fn begin(world: &World, state: &mut State, at: usize, record: &mut Record, grant
     let begun = state.actors[at].begun.filter(|begun| !state.is_over(*begun));
     let number = begun.or_else(|| world.lend(state))?;
     state.actors[at].begun = Some(number);
-    let tenure = match world.actors[at].lasts {
-        Lasts::Renewing => Tenure::Renewed(lease(number)),
-        _ => Tenure::Until(lease(number)),
+    let lifetime = match world.actors[at].lasts {
+        Lasts::Renewing => Lifetime::Keepalive(lease(number)),
+        _ => Lifetime::ExpiresAt(lease(number)),
     };
     for holder in record.holders.iter_mut().filter(|holder| holder.proof == grant.proof) {
-        holder.tenure = tenure.clone();
+        holder.lifetime = lifetime.clone();
     }
-    grant.tenure = tenure;
+    grant.lifetime = lifetime;
     Some(())
 }
 
@@ -129,24 +129,24 @@ fn plant(world: &World, at: usize, task: Task, before: &Record, record: &mut Rec
             *record = unserved;
         }
         Some(Planted::QueueJumped) if record.waiters.len() > before.waiters.len() => record.waiters.rotate_left(1),
-        Some(Planted::BornConfirmed) => record.holders.iter_mut().for_each(|grant| grant.unconfirmed = None),
+        Some(Planted::BornConfirmed) => record.holders.iter_mut().for_each(|grant| grant.provisional = None),
         _ => {}
     }
 }
 
-fn answer(outcome: &Outcome) -> Answer {
+fn answer(outcome: &Response) -> Answer {
     match outcome {
-        Outcome::Granted(grant, _) => Answer::Granted {
+        Response::Granted(grant, _) => Answer::Granted {
             token: grant.token,
-            mode: grant.share.into(),
+            mode: grant.mode.into(),
             slot: grant.slot,
-            lease: grant.tenure.lease().map(|lease| lease.ends),
+            lease: grant.lifetime.lease().map(|lease| lease.ends),
         },
-        Outcome::Withdrawn => Answer::Left,
+        Response::Cancelled => Answer::Left,
         // It goes on, and finds what it was granted.
-        Outcome::GrantedMeanwhile(_) => Answer::FindsIt,
-        Outcome::Renewed(grant) => Answer::Renewed(grant.tenure.lease().map(|lease| lease.ends)),
-        Outcome::Released(_) | Outcome::Broken(_) | Outcome::Collected(..) => Answer::Done,
+        Response::GrantedMeanwhile(_) => Answer::FindsIt,
+        Response::Renewed(grant) => Answer::Renewed(grant.lifetime.lease().map(|lease| lease.ends)),
+        Response::Released(_) | Response::Broken(_) | Response::Collected(..) => Answer::Done,
         _ => Answer::Refused,
     }
 }
@@ -156,16 +156,16 @@ fn victim_of_circle(world: &World, state: &State, at: usize, task: Task) -> Opti
     if !state.actors[at].holds.iter().any(|hold| hold.is == super::actor::Holding::Told) {
         return None;
     }
-    let mut waits: Vec<Wait> = Vec::new();
+    let mut waits: Vec<WaitNode> = Vec::new();
     for key in (0..world.names).map(name) {
         let record = state.names[usize::from(key[0] - b'a')].now.record(&key);
         for waiter in record.waiters.clone() {
-            waits.push(Wait { name: key.clone(), record: record.as_ref().clone(), waiter });
+            waits.push(WaitNode { name: key.clone(), record: record.as_ref().clone(), waiter });
         }
     }
     let me = waits.iter().position(|wait| wait.waiter.proof == proof(at) && wait.name == name(task.name()))?;
     waits.swap(0, me);
-    let found = decide_now(world, state, world.actors[at].host, |facts| circle(&waits, facts));
+    let found = decide_now(world, state, world.actors[at].host, |facts| find_cycle(&waits, facts));
     whose(&found?.victim)
 }
 
@@ -194,75 +194,79 @@ impl World {
     }
 
     /// What an actor asks for.
-    pub(crate) fn ask(&self, state: &mut State, at: usize, task: Task) -> Option<Ask> {
+    pub(crate) fn ask(&self, state: &mut State, at: usize, task: Task) -> Option<Request> {
         let actor = &state.actors[at];
-        let claimant = |proof: Option<Proof>, owners| Claimant {
+        let claimant = |proof: Option<HandleHash>, owners| Credentials {
             proof,
             owners,
             claim: None,
-            home: home(self.actors[at].host),
+            domain: home(self.actors[at].host),
             supervises: false,
             repeated: actor.repeated,
         };
         Some(match task {
-            Task::Take(..) | Task::Try(..) if actor.leaves => Ask::Withdraw(proof(at), None),
-            Task::Take(_, share) => Ask::Take(self.application(state, at, share, true)),
-            Task::Try(_, share) => Ask::Take(self.application(state, at, share, false)),
-            Task::GiveBack(_) => Ask::Release(claimant(Some(proof(at)), Vec::new())),
-            Task::GiveBackAsOwner(_) => Ask::Release(claimant(None, vec![owner(&self.actors[at], at)])),
-            Task::Break(_) => Ask::Break(actor.breaking.iter().flatten().map(|seen| proof(*seen)).collect()),
-            Task::Collect(_) => Ask::Collect,
-            Task::Keep { of, .. } if self.owner_is_dead(state, of) => Ask::Mourn(claimant(Some(proof(of)), Vec::new())),
+            Task::Take(..) | Task::Try(..) if actor.leaves => Request::Cancel(proof(at), None),
+            Task::Take(_, share) => Request::Acquire(self.application(state, at, share, true)),
+            Task::Try(_, share) => Request::Acquire(self.application(state, at, share, false)),
+            Task::GiveBack(_) => Request::Release(claimant(Some(proof(at)), Vec::new())),
+            Task::GiveBackAsOwner(_) => Request::Release(claimant(None, vec![owner(&self.actors[at], at)])),
+            Task::Break(_) => Request::Break(actor.breaking.iter().flatten().map(|seen| proof(*seen)).collect()),
+            Task::Collect(_) => Request::Gc,
+            Task::Keep { of, .. } if self.owner_is_dead(state, of) => {
+                Request::OwnerDied(claimant(Some(proof(of)), Vec::new()))
+            }
             Task::Keep { of, .. } => {
                 let claimant = claimant(Some(proof(of)), Vec::new());
                 let begun = actor.begun.filter(|begun| !state.is_over(*begun));
                 let begun = begun.or_else(|| self.lend(state))?;
                 state.actors[at].begun = Some(begun);
-                Ask::Renew(claimant, Tenure::Renewed(lease(begun)))
+                Request::Renew(claimant, Lifetime::Keepalive(lease(begun)))
             }
         })
     }
 
-    fn application(&self, state: &State, at: usize, share: csalock::lock::Share, queue: bool) -> Application {
+    fn application(&self, state: &State, at: usize, share: csalock::lock::Mode, queue: bool) -> Acquire {
         let (script, actor) = (&self.actors[at], &state.actors[at]);
-        let tenure = match script.lasts {
-            Lasts::OwnerLives => Tenure::OwnerLives,
-            Lasts::AtMost => Tenure::AtMost(SPAN),
-            Lasts::Renewing => Tenure::Renewing(1),
+        let lifetime = match script.lasts {
+            Lasts::OwnerLives => Lifetime::WhileOwnerLives,
+            Lasts::AtMost => Lifetime::Ttl(SPAN),
+            Lasts::Renewing => Lifetime::KeepalivePending(1),
         };
         let holds_any = (0..self.names).any(|name| actor.holds(name));
         let entry = Waiter {
             proof: proof(at),
-            share,
-            party: party(script, at),
+            mode: share,
+            owner: party(script, at),
             process: process(at),
-            tenure: tenure.clone(),
-            confirms: script.for_shell || script.lasts != Lasts::OwnerLives,
-            yields: false,
+            lifetime: lifetime.clone(),
+            needs_confirmation: script.for_shell || script.lasts != Lasts::OwnerLives,
+            release_on_exit: false,
             claim: None,
-            under: if holds_any { vec![proof(at)] } else { Vec::new() },
-            within: Vec::new(),
+            enclosing_grants: if holds_any { vec![proof(at)] } else { Vec::new() },
+            blocked_processes: Vec::new(),
             lease: actor.waits_by.map(lease),
             since: 0,
         };
-        Application {
+        Acquire {
             entry,
-            tenure,
-            slots: (share == csalock::lock::Share::Slot).then_some(self.slots),
+            lifetime,
+            slots: (share == csalock::lock::Mode::Slot).then_some(self.slots),
             queue,
             refuse_stale: script.refuses_stale,
-            tentative: false,
+            provisional: false,
             confirming: false,
-            place: None,
+            position: None,
             full: None,
         }
     }
 
     /// Where other hosts cannot see whether a waiter lives, it says so by a lease. Whether it has a new one; `None`: there
     /// is none left.
-    fn lends_for_wait(&self, state: &mut State, at: usize, task: Task, step: &Step) -> Option<bool> {
+    fn lends_for_wait(&self, state: &mut State, at: usize, task: Task, step: &Transition) -> Option<bool> {
         let is_answered = match step {
-            Step::Done(outcome) | Step::Write { outcome: Some(outcome), .. } => !matches!(outcome, Outcome::Busy(_)),
+            Transition::Done(outcome) | Transition::Write { response: Some(outcome), .. } => {
+                !matches!(outcome, Response::Busy(_))
+            }
             _ => false,
         };
         let waits = matches!(task, Task::Take(..)) && self.has_many_hosts() && !state.actors[at].leaves;
@@ -317,6 +321,6 @@ impl World {
         let record = state.names[task.name()].now.record(&name(task.name()));
         let Some(ask) = self.ask(&mut state, at, task) else { return false };
         let step = decide_now(self, &state, self.actors[at].host, |facts| decide(&record, &ask, facts));
-        matches!(step, Step::Wait { .. }) && victim_of_circle(self, &state, at, task).is_none()
+        matches!(step, Transition::Wait { .. }) && victim_of_circle(self, &state, at, task).is_none()
     }
 }

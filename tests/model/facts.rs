@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use csalock::lock::{Begun, Facts, Fate, Lease, LeaseClock, Process, Record, Wanted};
+use csalock::lock::{Begun, Facts, Lease, LeaseClock, Liveness, ProcessId, Query, Record};
 
 use super::state::State;
 use super::world::{Planted, World, home};
@@ -25,7 +25,7 @@ pub(crate) enum Known {
 /// How long the leases of time limits last.
 pub(crate) const SPAN: u64 = 1;
 
-/// [`Fate`], to be hashed.
+/// [`Liveness`], to be hashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Seen {
     Alive,
@@ -41,9 +41,9 @@ pub(crate) fn lease(number: u64) -> Lease {
 
 impl Known {
     /// Finds out, on this host.
-    pub(crate) fn find_out(world: &World, state: &State, host: u8, wanted: &Wanted) -> Known {
+    pub(crate) fn find_out(world: &World, state: &State, host: u8, wanted: &Query) -> Known {
         match wanted {
-            Wanted::Fate(at, process) => {
+            Query::Liveness(at, process) => {
                 let where_it_is = (0..8).find(|known| home(*known) == *at).unwrap();
                 let seen = match state.is_dead(process) {
                     _ if where_it_is != host && world.planted == Some(Planted::UnknownIsDead) => Seen::Dead,
@@ -55,12 +55,12 @@ impl Known {
                 };
                 Known::Fate(where_it_is, process.pid, seen)
             }
-            Wanted::Over(lease) => Known::Over(lease.ends, state.is_over(lease.ends)),
-            Wanted::Outlasts(lease) => Known::NotOutlasted(lease.ends),
-            Wanted::Decided(proof) => Known::Undecided(super::world::whose(proof).unwrap()),
+            Query::LeaseExpired(lease) => Known::Over(lease.ends, state.is_over(lease.ends)),
+            Query::Outlasts(lease) => Known::NotOutlasted(lease.ends),
+            Query::Committed(proof) => Known::Undecided(super::world::whose(proof).unwrap()),
             // Decided about, and not written.
-            Wanted::Lent(_) => Known::Lent(u64::from(u32::BITS - 1)),
-            Wanted::Page(_) => unreachable!("no queue is that long"),
+            Query::NewLease(_) => Known::Lent(u64::from(u32::BITS - 1)),
+            Query::Page(_) => unreachable!("no queue is that long"),
         }
     }
 
@@ -73,23 +73,23 @@ impl Known {
         match *self {
             Known::Fate(host, pid, seen) => {
                 let fate = match seen {
-                    Seen::Alive => Fate::Alive,
-                    Seen::Dead => Fate::Dead,
-                    Seen::Unknown => Fate::Unknown,
-                    Seen::Missing => Fate::Missing,
+                    Seen::Alive => Liveness::Alive,
+                    Seen::Dead => Liveness::Dead,
+                    Seen::Unknown => Liveness::Unknown,
+                    Seen::Missing => Liveness::Missing,
                 };
-                facts.learn_fate(home(host), Process { pid, start: 1 }, fate);
+                facts.insert_liveness(home(host), ProcessId { pid, start: 1 }, fate);
             }
-            Known::Over(number, over) => facts.learn_over(lease(number), over),
-            Known::NotOutlasted(number) => facts.learn_outlasts(lease(number), false),
-            Known::Lent(number) => facts.learn_lent(SPAN, lease(number)),
-            Known::Undecided(actor) => facts.learn_decided(super::world::proof(actor), false),
+            Known::Over(number, over) => facts.insert_expired(lease(number), over),
+            Known::NotOutlasted(number) => facts.insert_outlasts(lease(number), false),
+            Known::Lent(number) => facts.insert_new_lease(SPAN, lease(number)),
+            Known::Undecided(actor) => facts.insert_committed(super::world::proof(actor), false),
         }
     }
 }
 
 /// Everything that can be known at once about this record, on this host.
-pub(crate) fn decide_now<T>(world: &World, state: &State, host: u8, of: impl Fn(&Facts) -> Result<T, Wanted>) -> T {
+pub(crate) fn decide_now<T>(world: &World, state: &State, host: u8, of: impl Fn(&Facts) -> Result<T, Query>) -> T {
     let mut facts = Facts::at(0);
     loop {
         match of(&facts) {
@@ -101,7 +101,7 @@ pub(crate) fn decide_now<T>(world: &World, state: &State, host: u8, of: impl Fn(
 
 /// The leases that a record bears.
 pub(crate) fn leases(record: &Arc<Record>) -> impl Iterator<Item = u64> {
-    let of_holders = record.holders.iter().filter_map(|grant| grant.tenure.lease());
+    let of_holders = record.holders.iter().filter_map(|grant| grant.lifetime.lease());
     let of_waiters = record.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
     of_holders.chain(of_waiters).map(|lease| lease.ends)
 }

@@ -1,9 +1,9 @@
 //! What must be so in every state, whatever happened before.
 
-use csalock::lock::{Application, Ask, Grant, Outcome, Record, Share, Step, Tenure, Waiter, decide};
+use csalock::lock::{Acquire, Grant, Lifetime, Mode, Record, Request, Response, Transition, Waiter, decide};
 use stateright::Property;
 
-use super::actor::{Holding, Mode, Phase, Swapping};
+use super::actor::{HeldMode, Holding, Phase, Swapping};
 use super::facts::decide_now;
 use super::state::{Broken, State};
 use super::world::{Script, World, name, owner, party, process, proof, whose};
@@ -45,13 +45,13 @@ fn do_fit(state: &State) -> bool {
     })
 }
 
-fn fit(holds: &[(Mode, u32)]) -> bool {
+fn fit(holds: &[(HeldMode, u32)]) -> bool {
     let Some((mode, _)) = holds.first() else { return true };
     let alike = holds.iter().all(|(other, _)| other == mode);
     match mode {
-        Mode::Exclusive => holds.len() == 1,
-        Mode::Shared => alike,
-        Mode::Slot => {
+        HeldMode::Exclusive => holds.len() == 1,
+        HeldMode::Shared => alike,
+        HeldMode::Slot => {
             let distinct = holds.iter().enumerate().all(|(at, hold)| !holds[..at].contains(hold));
             alike && distinct && holds.iter().all(|(_, slot)| *slot < 2)
         }
@@ -67,14 +67,14 @@ pub(crate) fn broken_by_swap(
     old: &Record,
     new: &Record,
 ) -> Option<Broken> {
-    let key = |grant: &Grant| (Mode::from(grant.share), grant.slot);
+    let key = |grant: &Grant| (HeldMode::from(grant.mode), grant.slot);
     if !fit(&new.holders.iter().map(key).collect::<Vec<_>>()) {
         return Some(RECORD_FITS);
     }
     let is_new = |grant: &&Grant| old.holders.iter().all(|other| other.proof != grant.proof);
     let tokens: Vec<_> = new.holders.iter().map(|grant| grant.token).collect();
     let highest =
-        old.holders.iter().chain(old.endings.iter().map(|ending| &ending.grant)).map(|grant| grant.token).max();
+        old.holders.iter().chain(old.ended_grants.iter().map(|ending| &ending.grant)).map(|grant| grant.token).max();
     let rises = new.holders.iter().filter(is_new).all(|grant| highest.is_none_or(|highest| grant.token > highest));
     if !tokens.is_sorted() || !rises {
         return Some(TOKENS);
@@ -107,7 +107,7 @@ pub(crate) fn broken_by_swap(
     let first_fits = new.waiters.first().is_some_and(|first| {
         let mut holds: Vec<_> = new.holders.iter().map(key).collect();
         let slot = (0..).find(|slot| holds.iter().all(|(_, other)| other != slot)).unwrap_or_default();
-        holds.push((first.share.into(), if first.share == Share::Slot { slot } else { 0 }));
+        holds.push((first.mode.into(), if first.mode == Mode::Slot { slot } else { 0 }));
         fit(&holds)
     });
     first_fits.then_some(SERVED)
@@ -116,19 +116,19 @@ pub(crate) fn broken_by_swap(
 /// Whether somebody may end this grant of an actor.
 fn may_end(world: &World, state: &State, by: usize, swap: &Swapping, grant: &Grant) -> bool {
     let Some(whose) = whose(&grant.proof) else { return false };
-    let is_over = grant.tenure.lease().is_some_and(|lease| state.is_over(lease.ends));
-    let depends_on = grant.unconfirmed.unwrap_or_else(|| owner(&world.actors[whose], whose));
+    let is_over = grant.lifetime.lease().is_some_and(|lease| state.is_over(lease.ends));
+    let depends_on = grant.provisional.unwrap_or_else(|| owner(&world.actors[whose], whose));
     let is_lost = state.is_dead(&depends_on) || state.is_dead(&owner(&world.actors[whose], whose));
-    whose == by || swap.breaks.contains(&whose) || is_over || is_lost || grant.tenure == Tenure::OwnerDied
+    whose == by || swap.breaks.contains(&whose) || is_over || is_lost || grant.lifetime == Lifetime::OwnerDied
 }
 
 /// Whether somebody is told of a token below one that somebody was told of, whose grant cannot have been beside this one.
 /// Remembers it.
-pub(crate) fn broken_by_token(state: &mut State, name: usize, token: u64, mode: Mode) -> Option<Broken> {
+pub(crate) fn broken_by_token(state: &mut State, name: usize, token: u64, mode: HeldMode) -> Option<Broken> {
     let (any, exclusive) = &mut state.told[name];
-    let below = if mode == Mode::Exclusive { *any } else { *exclusive };
+    let below = if mode == HeldMode::Exclusive { *any } else { *exclusive };
     *any = token.max(*any);
-    if mode == Mode::Exclusive {
+    if mode == HeldMode::Exclusive {
         *exclusive = token.max(*exclusive);
     }
     (token <= below).then_some(TOKENS)
@@ -144,8 +144,8 @@ fn have_handles(world: &World, state: &State) -> bool {
             let actor = &state.actors[whose];
             let waits = !state.is_dead(&process(whose)) && actor.phase != Phase::Ended;
             let knows = actor.holds[at].said || actor.holds[at].is != Holding::Nothing;
-            let depends = grant.unconfirmed == Some(process(whose));
-            let is_over = grant.tenure.lease().is_some_and(|lease| state.is_over(lease.ends));
+            let depends = grant.provisional == Some(process(whose));
+            let is_over = grant.lifetime.lease().is_some_and(|lease| state.is_over(lease.ends));
             waits || knows || depends || is_over || state.is_dead(&owner(&world.actors[whose], whose))
         })
     })
@@ -163,32 +163,32 @@ fn is_free_for_all(world: &World, state: &State) -> bool {
     (0..world.names).all(|at| {
         let entry = Waiter {
             proof: proof(NEWCOMER),
-            share: Share::Exclusive,
-            party: party(&script, NEWCOMER),
+            mode: Mode::Exclusive,
+            owner: party(&script, NEWCOMER),
             process: process(NEWCOMER),
-            tenure: Tenure::OwnerLives,
-            confirms: false,
-            yields: false,
+            lifetime: Lifetime::WhileOwnerLives,
+            needs_confirmation: false,
+            release_on_exit: false,
             claim: None,
-            under: Vec::new(),
-            within: Vec::new(),
+            enclosing_grants: Vec::new(),
+            blocked_processes: Vec::new(),
             lease: None,
             since: 0,
         };
-        let ask = Ask::Take(Application {
+        let ask = Request::Acquire(Acquire {
             entry,
-            tenure: Tenure::OwnerLives,
+            lifetime: Lifetime::WhileOwnerLives,
             slots: None,
             queue: false,
             refuse_stale: false,
-            tentative: false,
+            provisional: false,
             confirming: false,
-            place: None,
+            position: None,
             full: None,
         });
         let record = state.names[at].now.record(&name(at));
         let step = decide_now(world, state, 0, |facts| decide(&record, &ask, facts));
-        matches!(step, Step::Write { outcome: Some(Outcome::Granted(..)), .. })
+        matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. })
     })
 }
 

@@ -12,7 +12,7 @@ pub(crate) struct State {
     /// What is stored under each name.
     pub(crate) names: Vec<Kept>,
     pub(crate) actors: Vec<Actor>,
-    /// The processes that are dead, by [`super::world::bit`].
+    /// The processes that are dead, by [`super::context::bit`].
     pub(crate) dead: u32,
     /// How many leases were lent, and which of them are over.
     pub(crate) lent: u8,
@@ -53,7 +53,7 @@ impl State {
         self.over & (1 << lease) != 0
     }
 
-    pub(crate) fn is_dead(&self, process: &csalock::lock::Process) -> bool {
+    pub(crate) fn is_dead(&self, process: &csalock::lock::ProcessId) -> bool {
         self.dead & super::world::bit(process) != 0
     }
 }

@@ -58,5 +58,5 @@ impl Kept {
 
 /// What is written for a record: nothing where nothing in it needs keeping.
 pub(crate) fn body(record: &Record) -> Option<Arc<Bytes>> {
-    (!record.is_vacant()).then(|| Arc::new(encode(record)))
+    (!record.is_removable()).then(|| Arc::new(encode(record)))
 }

@@ -1,6 +1,6 @@
 //! A world to be explored: who is in it, what they want, and what may go wrong.
 
-use csalock::lock::{Handle, Home, Party, Process, Proof, Share};
+use csalock::lock::{Handle, HandleHash, Mode, Owner, PidDomain, ProcessId};
 
 /// Everything that does not change while a world is explored.
 #[derive(Debug, Clone)]
@@ -11,7 +11,7 @@ pub(crate) struct World {
     pub(crate) actors: Vec<Script>,
     /// What may go wrong.
     pub(crate) faults: Faults,
-    /// How many slots [`Share::Slot`] means.
+    /// How many slots [`Mode::Slot`] means.
     pub(crate) slots: u32,
     /// Whether a waiter looks although nothing prompted it, as it does after a bounded time.
     pub(crate) bounded_looks: bool,
@@ -72,9 +72,9 @@ pub(crate) enum Lasts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
     /// Takes a name, and waits for it.
-    Take(usize, Share),
+    Take(usize, Mode),
     /// Takes a name if it is free.
-    Try(usize, Share),
+    Try(usize, Mode),
     /// Gives back what it took, by its handle.
     GiveBack(usize),
     /// Gives it back because it is its owner.
@@ -167,11 +167,11 @@ impl Script {
 
 /// Takes this name for itself alone and gives it back.
 pub(crate) fn takes(name: usize) -> Script {
-    shares(name, Share::Exclusive)
+    shares(name, Mode::Exclusive)
 }
 
 /// Takes this much of a name and gives it back.
-pub(crate) fn shares(name: usize, share: Share) -> Script {
+pub(crate) fn shares(name: usize, share: Mode) -> Script {
     Script::job(&[Task::Take(name, share), Task::GiveBack(name)])
 }
 
@@ -198,44 +198,44 @@ pub(crate) fn name(at: usize) -> Vec<u8> {
 }
 
 /// The process that acts for an actor.
-pub(crate) fn process(actor: usize) -> Process {
-    Process { pid: 10 + actor as i32, start: 1 }
+pub(crate) fn process(actor: usize) -> ProcessId {
+    ProcessId { pid: 10 + actor as i32, start: 1 }
 }
 
 /// The owner of what an actor takes.
-pub(crate) fn owner(script: &Script, actor: usize) -> Process {
+pub(crate) fn owner(script: &Script, actor: usize) -> ProcessId {
     let pid = if script.for_shell { 20 } else { 10 };
-    Process { pid: pid + actor as i32, start: 1 }
+    ProcessId { pid: pid + actor as i32, start: 1 }
 }
 
 /// A process as one bit of a set.
-pub(crate) fn bit(process: &Process) -> u32 {
+pub(crate) fn bit(process: &ProcessId) -> u32 {
     1 << process.pid
 }
 
 /// Where a host's processes are.
-pub(crate) fn home(host: u8) -> Home {
+pub(crate) fn home(host: u8) -> PidDomain {
     let machine = char::from(b'm' + host).to_string();
-    Home { boot: machine.clone(), pids: "p".into(), net: u64::from(host), machine }
+    PidDomain { boot: machine.clone(), pids: "p".into(), net: u64::from(host), machine }
 }
 
 /// What proves an actor's grants.
-pub(crate) fn proof(actor: usize) -> Proof {
+pub(crate) fn proof(actor: usize) -> HandleHash {
     use std::sync::OnceLock;
-    static PROOFS: OnceLock<Vec<Proof>> = OnceLock::new();
+    static PROOFS: OnceLock<Vec<HandleHash>> = OnceLock::new();
     PROOFS.get_or_init(|| (0..8).map(|at| Handle::new([at; 16]).proof()).collect())[actor]
 }
 
 /// Whose proof it is.
-pub(crate) fn whose(wanted: &Proof) -> Option<usize> {
+pub(crate) fn whose(wanted: &HandleHash) -> Option<usize> {
     (0..8).find(|actor| proof(*actor) == *wanted)
 }
 
 /// Whose the grants of an actor are.
-pub(crate) fn party(script: &Script, actor: usize) -> Party {
-    Party {
-        home: home(script.host),
-        owners: vec![owner(script, actor)],
+pub(crate) fn party(script: &Script, actor: usize) -> Owner {
+    Owner {
+        domain: home(script.host),
+        processes: vec![owner(script, actor)],
         supervisor: None,
         host: String::new(),
         uid: 0,

@@ -1,11 +1,11 @@
 //! The worlds: small enough to be explored to the end, each with something in it that the others have not.
 
-use csalock::lock::Share;
+use csalock::lock::Mode;
 
 use super::explore::{every_promise_is_kept, is_full};
 use super::world::{Faults, Lasts, Script, Task, World, shares, takes};
 
-const EXCLUSIVE: Share = Share::Exclusive;
+const EXCLUSIVE: Mode = Mode::Exclusive;
 
 const NOTHING: Faults =
     Faults { crashes: 0, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
@@ -54,7 +54,7 @@ fn what_was_given_back_is_taken_again() {
 
 #[test]
 fn readers_and_a_writer() {
-    let reader = || shares(0, Share::Shared);
+    let reader = || shares(0, Mode::Shared);
     explore(
         "readers and a writer",
         1,
@@ -66,7 +66,7 @@ fn readers_and_a_writer() {
 
 #[test]
 fn three_want_one_of_two_slots() {
-    let slot = || shares(0, Share::Slot);
+    let slot = || shares(0, Mode::Slot);
     explore(
         "slots",
         1,
@@ -246,7 +246,7 @@ fn who_waits_is_woken_without_ever_looking_for_himself() {
     let one_dies = Faults { crashes: 1, ..NOTHING };
     let worlds: [(&str, Vec<Script>, Faults); 5] = [
         ("woken", vec![takes(), takes(), takes().impatient()], NOTHING),
-        ("woken, readers", vec![shares(Share::Shared), takes(), shares(Share::Shared)], NOTHING),
+        ("woken, readers", vec![shares(Mode::Shared), takes(), shares(Mode::Shared)], NOTHING),
         ("woken, one dies", vec![takes(), takes(), takes()], one_dies),
         ("woken, shells", vec![shell(), shell()], one_dies),
         ("woken, leases", vec![leased(), takes()], Faults { leases: 2, crashes: 1, ..NOTHING }),

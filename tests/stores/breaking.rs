@@ -4,13 +4,13 @@ use std::fs;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use csalock::engine::{Applicant, Engine, Patience, Taken};
+use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use csalock::error::Result;
 use csalock::exit::Exit;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
-use csalock::lock::{Lease, Outcome, Page, Party, Proof};
-use csalock::store::{Finding, Keep, Reach, Store, Stored, Swap, Version, Visit};
+use csalock::lock::{HandleHash, Lease, Owner, Page, Response};
+use csalock::store::{CommitResult, Finding, Scope, Store, Version, Versioned, Visit, WriteOptions};
 
 use crate::rig::{Kind, Rig};
 
@@ -23,7 +23,7 @@ struct Changing {
 }
 
 impl Store for Changing {
-    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
         let found = self.store.read(name);
         if name == b"x"
             && let Some(change) = self.change.lock().unwrap().take()
@@ -37,40 +37,46 @@ impl Store for Changing {
         self.store.version(name)
     }
 
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, keep: Keep) -> Result<Swap> {
-        self.store.swap_kept(name, expect, body, keep)
+    fn commit_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        keep: WriteOptions,
+    ) -> Result<CommitResult> {
+        self.store.commit_with(name, expect, body, keep)
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         self.store.scan(visit)
     }
 
-    fn lend(&self, span: Duration) -> Result<Lease> {
-        self.store.lend(span)
+    fn grant_lease(&self, span: Duration) -> Result<Lease> {
+        self.store.grant_lease(span)
     }
 
-    fn remaining(&self, lease: &Lease) -> Result<Duration> {
-        self.store.remaining(lease)
+    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
+        self.store.lease_ttl(lease)
     }
 
-    fn reach(&self) -> Reach {
-        self.store.reach()
+    fn scope(&self) -> Scope {
+        self.store.scope()
     }
 
-    fn place(&self, name: &[u8]) -> String {
-        self.store.place(name)
+    fn describe(&self, name: &[u8]) -> String {
+        self.store.describe(name)
     }
 
-    fn examine(&self) -> Vec<Finding> {
-        self.store.examine()
+    fn diagnose(&self) -> Vec<Finding> {
+        self.store.diagnose()
     }
 
-    fn remember(&self, line: &[u8], limits: &Limits) {
-        self.store.remember(line, limits);
+    fn append_history(&self, line: &[u8], limits: &Limits) {
+        self.store.append_history(line, limits);
     }
 
-    fn remembered(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.store.remembered(visit)
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.store.read_history(visit)
     }
 }
 
@@ -80,21 +86,21 @@ fn engine(rig: &Rig, change: Option<Interposed>) -> Engine {
 }
 
 /// Another process takes "x" for itself. Returns what proves it.
-fn take(engine: &Engine) -> Proof {
+fn take(engine: &Engine) -> HandleHash {
     let host = Unix::new();
     let process = host.this_process().unwrap();
-    let party = Party {
-        home: host.home().unwrap(),
-        owners: vec![process],
+    let party = Owner {
+        domain: host.domain().unwrap(),
+        processes: vec![process],
         host: "h".into(),
         uid: 0,
         command: Vec::new(),
         label: None,
         supervisor: None,
     };
-    let applicant = Applicant::for_itself(engine.new_handle().unwrap(), party, process);
-    match engine.take(b"x", &applicant, &Patience::NONE, None, &mut |_| None).unwrap() {
-        Taken::Answer(Outcome::Granted(grant, None)) => grant.proof,
+    let applicant = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);
+    match engine.acquire(b"x", &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap() {
+        AcquireResult::Answer(Response::Granted(grant, None)) => grant.proof,
         other => panic!("{other:?}"),
     }
 }
@@ -104,19 +110,19 @@ pub(crate) fn force_removes_no_lock_that_took_the_place_of_an_unreadable_record(
     let (other, taken) = (engine(rig, None), Arc::new(Mutex::new(None)));
     let proof = taken.clone();
     let change = move || {
-        assert_eq!(other.break_lock(b"x", None, None), Ok(Outcome::Broken(Vec::new())));
+        assert_eq!(other.break_lock(b"x", None, None), Ok(Response::Broken(Vec::new())));
         *proof.lock().unwrap() = Some(take(&other));
     };
     let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None).unwrap();
-    let Outcome::NotOwner(holders, None) = answer else { panic!("{answer:?}") };
-    let held = engine(rig, None).sight(b"x").unwrap().record.holders;
+    let Response::NotOwner(holders, None) = answer else { panic!("{answer:?}") };
+    let held = engine(rig, None).inspect(b"x").unwrap().record.holders;
     let proofs = [&holders, &held].map(|grants| grants.iter().map(|grant| Some(grant.proof)).collect::<Vec<_>>());
     let taken = *taken.lock().unwrap();
     assert_eq!(proofs, [vec![taken], vec![taken]]);
     // What force sees, it breaks.
     let answer = engine(rig, None).break_lock(b"x", None, None).unwrap();
-    assert!(matches!(&answer, Outcome::Broken(broken) if broken.len() == 1), "{answer:?}");
-    assert!(!engine(rig, None).sight(b"x").unwrap().is_held());
+    assert!(matches!(&answer, Response::Broken(broken) if broken.len() == 1), "{answer:?}");
+    assert!(!engine(rig, None).inspect(b"x").unwrap().is_held());
 }
 
 pub(crate) fn force_removes_an_unreadable_record_whoever_is_faster(rig: &Rig) {
@@ -124,10 +130,10 @@ pub(crate) fn force_removes_an_unreadable_record_whoever_is_faster(rig: &Rig) {
         let version = rig.put(b"x", None, b"garbage");
         let store = rig.again();
         let change = move || {
-            assert!(matches!(store.swap(b"x", Some(&version), replacement), Ok(Swap::Stored(_))));
+            assert!(matches!(store.commit(b"x", Some(&version), replacement), Ok(CommitResult::Done(_))));
         };
         let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None);
-        assert_eq!(answer, Ok(Outcome::Broken(Vec::new())));
+        assert_eq!(answer, Ok(Response::Broken(Vec::new())));
         assert_eq!(rig.store.read(b"x"), Ok(None));
     }
 }
@@ -138,7 +144,7 @@ pub(crate) fn a_sweep_removes_no_page_that_took_the_place_of_what_was_left(rig: 
     let version = rig.put(&key, None, &page(""));
     let (store, written) = (rig.again(), key.clone());
     let change = move || {
-        assert!(matches!(store.swap(&written, Some(&version), Some(&page("new"))), Ok(Swap::Stored(_))));
+        assert!(matches!(store.commit(&written, Some(&version), Some(&page("new"))), Ok(CommitResult::Done(_))));
     };
     engine(rig, Some(Box::new(change))).sweep(false).unwrap();
     assert!(rig.body(&key).is_some_and(|body| body.ends_with(b"new")));
@@ -167,7 +173,7 @@ pub(crate) fn an_error_about_a_record_bears_its_version(rig: &Rig) {
         version = rig.put(b"x", Some(&version), b"two");
     }
     spoil(rig);
-    assert_eq!(engine(rig, None).break_lock(b"x", None, None), Ok(Outcome::Broken(Vec::new())));
+    assert_eq!(engine(rig, None).break_lock(b"x", None, None), Ok(Response::Broken(Vec::new())));
     assert_eq!(rig.store.read(b"x"), Ok(None));
 }
 
@@ -182,7 +188,7 @@ pub(crate) fn a_sweep_passes_over_what_is_no_record(rig: &Rig) {
     let swept = rig.store.sweep(false).unwrap();
     assert_eq!((swept.removed, swept.passed_over.len()), (5, 5), "{swept:?}");
     for error in &swept.passed_over {
-        assert!(error.exit() == Exit::Corrupt && error.what().contains("/file-"), "{error}");
+        assert!(error.exit() == Exit::Corrupt && error.message().contains("/file-"), "{error}");
     }
     assert_eq!(fs::read_dir(rig.path()).unwrap().filter(|entry| entry.as_ref().unwrap().file_name() == "x").count(), 1);
     assert!((0..5).all(|number| !rig.path().join(format!("left-{number}")).exists()));

@@ -1,6 +1,6 @@
 //! What is true of the etcd store alone: its leases, its bells, and what it says when a cluster is not to be had.
 
-use std::io::{Read, Write};
+use std::io::{Read, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use csalock::exit::Exit;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Begun, Lease, LeaseClock};
-use csalock::store::{Access, Change, Etcd, Finding, Keep, Location, Store, Swap, Verdict};
+use csalock::store::{Access, CommitResult, Etcd, Finding, Location, Store, Verdict, Write, WriteOptions};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::etcd::between::{Between, Fate, Where, as_it_was};
@@ -46,12 +46,12 @@ fn assert_fails(store: &Etcd, exit: Exit, within: Duration, words: &[&str]) {
     assert!(is_within(begun, within), "after {:?}: {said}", begun.elapsed());
     assert_eq!(error.exit(), exit, "{said}");
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
-    assert_eq!(store.swap(b"x", None, Some(b"body")).unwrap_err().exit(), exit);
+    assert_eq!(store.commit(b"x", None, Some(b"body")).unwrap_err().exit(), exit);
 }
 
 /// Until a moment from now.
 fn bound_soon(store: &Etcd) {
-    store.bound(Some(Unix::new().boottime() + SECOND / 2));
+    store.set_deadline(Some(Unix::new().boottime() + SECOND / 2));
 }
 
 fn lease_id(lease: &Lease) -> String {
@@ -66,19 +66,19 @@ fn a_lease_is_over_exactly_when_its_key_is_gone() {
     let Some(rig) = Rig::etcd() else { return };
     let cluster = etcd::shared().unwrap();
     let other = rig.again();
-    let lease = rig.store.lend(60 * SECOND).unwrap();
+    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
     // Not stored yet: so far only we know of it.
-    assert!(!rig.store.is_over(&lease).unwrap());
-    assert!(rig.store.remaining(&lease).unwrap() > 50 * SECOND);
-    assert!(other.is_over(&lease).unwrap());
+    assert!(!rig.store.lease_expired(&lease).unwrap());
+    assert!(rig.store.lease_ttl(&lease).unwrap() > 50 * SECOND);
+    assert!(other.lease_expired(&lease).unwrap());
     let version = rig.put(b"x", None, b"body");
-    assert!(!rig.store.is_over(&lease).unwrap() && !other.is_over(&lease).unwrap());
-    let left = other.remaining(&lease).unwrap();
+    assert!(!rig.store.lease_expired(&lease).unwrap() && !other.lease_expired(&lease).unwrap());
+    let left = other.lease_ttl(&lease).unwrap();
     assert!(left > 50 * SECOND && left <= 60 * SECOND, "{left:?}");
     cluster.ctl(&["lease", "revoke", &lease_id(&lease)]);
     for store in [&rig.store, &other] {
-        assert!(store.is_over(&lease).unwrap());
-        assert_eq!(store.remaining(&lease).unwrap(), Duration::ZERO);
+        assert!(store.lease_expired(&lease).unwrap());
+        assert_eq!(store.lease_ttl(&lease).unwrap(), Duration::ZERO);
     }
     rig.remove(b"x", &version);
 }
@@ -87,13 +87,13 @@ fn a_lease_is_over_exactly_when_its_key_is_gone() {
 fn a_lease_lasts_as_long_as_it_was_lent_for_and_ends_soon_after() {
     let Some(rig) = Rig::etcd() else { return };
     let begun = Instant::now();
-    let lease = rig.store.lend(SECOND / 2).unwrap();
+    let lease = rig.store.grant_lease(SECOND / 2).unwrap();
     rig.put(b"x", None, b"body");
     let other = rig.again();
     let mut over = Duration::ZERO;
-    while !other.is_over(&lease).unwrap() {
+    while !other.lease_expired(&lease).unwrap() {
         over = begun.elapsed();
-        assert!(!other.remaining(&lease).unwrap().is_zero() || other.is_over(&lease).unwrap());
+        assert!(!other.lease_ttl(&lease).unwrap().is_zero() || other.lease_expired(&lease).unwrap());
         assert!(over < fair(BOUNDED));
         std::thread::sleep(SECOND / 50);
     }
@@ -108,29 +108,29 @@ fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
     let first = rig.put(b"x", None, b"body");
     rig.remove(b"x", &first);
     let before = rig.footprint();
-    let lease = rig.store.lend(60 * SECOND).unwrap();
-    let unused = rig.store.lend(60 * SECOND).unwrap();
+    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
+    let unused = rig.store.grant_lease(60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
-    rig.store.end(&lease);
-    rig.store.end(&unused);
-    rig.store.settle();
+    rig.store.revoke_lease(&lease);
+    rig.store.revoke_lease(&unused);
+    rig.store.flush();
     rig.remove(b"x", &version);
     assert_eq!(rig.footprint(), before);
     let leases = etcd::shared().unwrap().ctl(&["lease", "list"]);
     assert!(!leases.contains(&lease_id(&lease)) && !leases.contains(&lease_id(&unused)));
     let strange = Lease { clock: LeaseClock::FileSystem(Begun::default()), ..lease };
-    assert!(rig.store.is_over(&strange).unwrap());
+    assert!(rig.store.lease_expired(&strange).unwrap());
 }
 
 #[test]
 fn a_new_lease_that_did_not_come_about_is_asked_for_again() {
     let Some(rig) = Rig::etcd() else { return };
     rig.store.read(b"x").unwrap();
-    let lease = rig.store.lend(60 * SECOND).unwrap();
-    rig.store.settle();
+    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
+    rig.store.flush();
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
     rig.put(b"x", None, b"body");
-    assert!(!rig.again().is_over(&lease).unwrap());
+    assert!(!rig.again().lease_expired(&lease).unwrap());
 }
 
 /// The store as it is, and as a server shows it whose reads of leases show the state at this revision.
@@ -148,38 +148,44 @@ fn with_stale_leases(prefix: &str) -> Option<(Etcd, Etcd, Arc<AtomicU64>)> {
 #[test]
 fn a_lease_that_only_a_stale_read_shows_as_over_is_not_ended() {
     let Some((store, stale, revision)) = with_stale_leases(&etcd::new_prefix()) else { return };
-    let lease = store.lend(60 * SECOND).unwrap();
-    let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
+    let lease = store.grant_lease(60 * SECOND).unwrap();
+    let version = stored(store.commit(b"x", None, Some(b"body")).unwrap());
     revision.store(version.number - 1, Ordering::SeqCst);
     let over = [lease];
-    let change = Change { name: b"x", expect: Some(version), body: Some(b"other"), keep: Keep::default(), over: &over };
-    assert!(stale.is_over(&over[0]).unwrap());
-    assert_eq!(stale.swap_all(&[change]).unwrap(), Swap::Conflict);
+    let change = Write {
+        name: b"x",
+        expect: Some(version),
+        body: Some(b"other"),
+        options: WriteOptions::default(),
+        over: &over,
+    };
+    assert!(stale.lease_expired(&over[0]).unwrap());
+    assert_eq!(stale.commit_batch(&[change]).unwrap(), CommitResult::Conflict);
     // The transaction knows better than the reads that follow it.
-    assert!(!stale.is_over(&over[0]).unwrap());
+    assert!(!stale.lease_expired(&over[0]).unwrap());
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&over[0])]);
-    stored(stale.swap_all(&[change]).unwrap());
+    stored(stale.commit_batch(&[change]).unwrap());
 }
 
 #[test]
 fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
     let Some(rig) = Rig::etcd() else { return };
-    let lend = || (0..200).map(|_| rig.store.lend(60 * SECOND).unwrap()).collect::<Vec<_>>();
+    let lend = || (0..200).map(|_| rig.store.grant_lease(60 * SECOND).unwrap()).collect::<Vec<_>>();
     let leases = lend();
     let version = rig.put(b"x", None, b"body");
-    assert!(leases.iter().all(|lease| !rig.again().is_over(lease).unwrap()));
+    assert!(leases.iter().all(|lease| !rig.again().lease_expired(lease).unwrap()));
     let (last, over) = leases.split_last().unwrap();
-    over.iter().for_each(|lease| rig.store.end(lease));
-    rig.store.settle();
+    over.iter().for_each(|lease| rig.store.revoke_lease(lease));
+    rig.store.flush();
     let swap = |store: &dyn Store, over: &[Lease]| {
-        let change = Change { name: b"x", expect: Some(version), body: None, keep: Keep::default(), over };
-        store.swap_all(&[change]).unwrap()
+        let change = Write { name: b"x", expect: Some(version), body: None, options: WriteOptions::default(), over };
+        store.commit_batch(&[change]).unwrap()
     };
     for lasting in [over.len() / 2, 0, over.len()] {
         let mut all = over.to_vec();
         all.insert(lasting, last.clone());
-        assert_eq!(swap(&*rig.again(), &all), Swap::Conflict, "{lasting}");
+        assert_eq!(swap(&*rig.again(), &all), CommitResult::Conflict, "{lasting}");
     }
     assert_eq!(rig.body(b"x"), Some(b"body".to_vec()));
     stored(swap(&*rig.store, over));
@@ -189,14 +195,14 @@ fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
 fn several_changes_are_one() {
     let Some(rig) = Rig::etcd() else { return };
     let version = rig.put(b"a", None, b"1");
-    let change = |name, expect, body| Change { name, expect, body, keep: Keep::default(), over: &[] };
+    let change = |name, expect, body| Write { name, expect, body, options: WriteOptions::default(), over: &[] };
     let wrong = [change(&b"a"[..], Some(version), Some(&b"2"[..])), change(b"b", Some(version), Some(b"2"))];
-    assert_eq!(rig.store.swap_all(&wrong).unwrap(), Swap::Conflict);
+    assert_eq!(rig.store.commit_batch(&wrong).unwrap(), CommitResult::Conflict);
     assert_eq!((rig.body(b"a"), rig.body(b"b")), (Some(b"1".to_vec()), None));
-    let names: Vec<String> = (0..rig.store.most_at_once() - 1).map(|number| format!("name {number}")).collect();
+    let names: Vec<String> = (0..rig.store.max_batch() - 1).map(|number| format!("name {number}")).collect();
     let mut right = vec![change(b"a", Some(version), None)];
     right.extend(names.iter().map(|name| change(name.as_bytes(), None, Some(b"2"))));
-    let version = stored(rig.store.swap_all(&right).unwrap());
+    let version = stored(rig.store.commit_batch(&right).unwrap());
     assert_eq!(rig.store.version(b"name 0").unwrap(), Some(version));
     assert_eq!(rig.bodies().len(), names.len());
 }
@@ -205,27 +211,27 @@ fn several_changes_are_one() {
 fn a_bell_wakes_who_hears_it_also_if_it_rang_before() {
     let Some(rig) = Rig::etcd() else { return };
     let ringer = rig.again();
-    let lease = rig.store.lend(60 * SECOND).unwrap();
+    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
-    let rang = |hearing: &mut Box<dyn csalock::store::Hearing>, at_most: u16| {
+    let rang = |hearing: &mut Box<dyn csalock::store::Subscription>, at_most: u16| {
         poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(at_most)).unwrap();
-        hearing.rang()
+        hearing.is_notified()
     };
-    let mut hearing = rig.store.hear(b"bell", &version).unwrap();
+    let mut hearing = rig.store.subscribe(b"bell", &version).unwrap();
     assert!(!rang(&mut hearing, 100));
-    assert!(rig.store.rings());
-    ringer.ring(b"another bell", Some(&lease));
-    ringer.settle();
+    assert!(rig.store.can_notify());
+    ringer.notify(b"another bell", Some(&lease));
+    ringer.flush();
     assert!(!rang(&mut hearing, 100));
-    ringer.ring(b"bell", Some(&lease));
+    ringer.notify(b"bell", Some(&lease));
     assert!(rang(&mut hearing, 5000));
-    let mut late = rig.store.hear(b"bell", &version).unwrap();
+    let mut late = rig.store.subscribe(b"bell", &version).unwrap();
     assert!(rang(&mut late, 5000));
     // It goes away with the lease.
-    rig.store.end(&lease);
-    rig.store.settle();
+    rig.store.revoke_lease(&lease);
+    rig.store.flush();
     let newest = rig.put(b"x", Some(&version), b"another");
-    let mut later = rig.store.hear(b"bell", &newest).unwrap();
+    let mut later = rig.store.subscribe(b"bell", &newest).unwrap();
     assert!(!rang(&mut later, 100));
 }
 
@@ -234,15 +240,15 @@ fn history_stays_within_its_limits() {
     let Some(rig) = Rig::etcd() else { return };
     let limits = Limits { size: 2000, ..Limits::default() };
     for number in 0..1000 {
-        rig.store.remember(format!("line {number:94}\n").as_bytes(), &limits);
+        rig.store.append_history(format!("line {number:94}\n").as_bytes(), &limits);
     }
     let mut lines = Vec::new();
-    rig.store.remembered(&mut |line| lines.push(line.to_vec())).unwrap();
+    rig.store.read_history(&mut |line| lines.push(line.to_vec())).unwrap();
     // Nobody looks each time.
     assert!(lines.len() < 900, "{}", lines.len());
     assert!(lines.last().unwrap().ends_with(b" 999\n"));
-    rig.store.remember(b"none", &limits.off());
-    rig.store.settle();
+    rig.store.append_history(b"none", &limits.off());
+    rig.store.flush();
     assert!(lines.iter().all(|line| line != b"none"));
 }
 
@@ -265,7 +271,7 @@ fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any(
     }
     let lines = || {
         let mut lines = Vec::new();
-        store.remembered(&mut |line| lines.push(String::from_utf8_lossy(line).into_owned())).unwrap();
+        store.read_history(&mut |line| lines.push(String::from_utf8_lossy(line).into_owned())).unwrap();
         lines
     };
     let all_keys = serde_json::json!({
@@ -275,13 +281,13 @@ fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any(
     let count = || cluster.post("/v3/kv/range", &all_keys)["count"].as_str().unwrap().parse::<u64>().unwrap();
     let mut written = LINES;
     let mut remember = |size| {
-        store.remember(line(written).as_bytes(), &Limits { size, ..Limits::default() });
+        store.append_history(line(written).as_bytes(), &Limits { size, ..Limits::default() });
         written += 1;
         written
     };
     // Some of these look whether there are too many.
     let all = (0..400).map(|_| remember(1 << 30)).last().unwrap();
-    store.settle();
+    store.flush();
     assert_eq!(count(), all);
     // Of a size for more than one question still.
     let kept = 10_100;
@@ -294,7 +300,8 @@ fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any(
 #[test]
 fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
     let Some(rig) = Rig::etcd() else { return };
-    let swap = |mode| rig.store.swap_kept(b"x", None, Some(b"body"), Keep { mode, ..Keep::default() });
+    let swap =
+        |mode| rig.store.commit_with(b"x", None, Some(b"body"), WriteOptions { mode, ..WriteOptions::default() });
     let refused = swap(Some(0o600)).unwrap_err();
     assert_eq!(refused.exit(), Exit::Permission);
     assert!(refused.to_string().contains("role"), "{refused}");
@@ -304,7 +311,7 @@ fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
 #[test]
 fn what_is_too_large_is_refused_with_words() {
     let Some(rig) = Rig::etcd() else { return };
-    let error = rig.store.swap(b"x", None, Some(&vec![b'x'; 3 << 20])).unwrap_err();
+    let error = rig.store.commit(b"x", None, Some(&vec![b'x'; 3 << 20])).unwrap_err();
     assert!(error.exit() == Exit::InputOutput && error.to_string().contains("large"), "{error}");
     assert_eq!(rig.body(b"x"), None);
 }
@@ -314,9 +321,9 @@ fn nothing_listening_is_said_at_once() {
     let servers = [etcd::free_port(), etcd::free_port()].map(|port| format!("127.0.0.1:{port}"));
     let store = open(&format!("etcd://{}/p", servers.join(",")));
     assert_fails(&store, Exit::Unreachable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
-    assert!(store.hear(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
-    store.ring(b"bell", Some(&Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 }));
-    store.remember(b"line\n", &Limits::default());
+    assert!(store.subscribe(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
+    store.notify(b"bell", Some(&Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 }));
+    store.append_history(b"line\n", &Limits::default());
 }
 
 #[test]
@@ -332,7 +339,7 @@ fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
     bound_soon(&store);
     assert_fails(&store, Exit::Unreachable, 4 * SECOND, &["no answer in time"]);
     let begun = Instant::now();
-    assert!(store.hear(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
+    assert!(store.subscribe(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
     assert!(is_within(begun, 4 * SECOND));
 }
 
@@ -357,7 +364,7 @@ fn a_server_that_never_answers_does_not_hide_the_others() {
     for _ in 0..4 {
         let store = open(&cluster.url_at(&servers, &etcd::new_prefix()));
         let begun = Instant::now();
-        stored(store.swap(b"x", None, Some(b"body")).unwrap());
+        stored(store.commit(b"x", None, Some(b"body")).unwrap());
         assert!(store.read(b"x").unwrap().is_some());
         assert!(is_within(begun, BOUNDED));
     }
@@ -388,26 +395,26 @@ fn what_answers_and_is_no_etcd_says_so() {
 fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
-    let version = stored(store.swap(b"x", None, Some(b"one")).unwrap());
+    let version = stored(store.commit(b"x", None, Some(b"one")).unwrap());
     // Without the one that leads, the others go on.
     cluster.kill(cluster.leader());
-    let version = match store.swap(b"x", Some(&version), Some(b"two")).unwrap() {
-        Swap::Stored(version) => version,
-        Swap::Conflict => store.read(b"x").unwrap().unwrap().version,
+    let version = match store.commit(b"x", Some(&version), Some(b"two")).unwrap() {
+        CommitResult::Done(version) => version,
+        CommitResult::Conflict => store.read(b"x").unwrap().unwrap().version,
     };
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"two");
     cluster.kill(cluster.leader());
     bound_soon(&store);
     let begun = Instant::now();
     assert_eq!(store.read(b"x").unwrap_err().exit(), Exit::Unreachable);
-    assert_eq!(store.swap(b"y", None, Some(b"y")).unwrap_err().exit(), Exit::Unreachable);
+    assert_eq!(store.commit(b"y", None, Some(b"y")).unwrap_err().exit(), Exit::Unreachable);
     assert!(is_within(begun, BOUNDED));
     (0..3).for_each(|member| {
         cluster.kill(member);
         cluster.restart(member);
     });
     cluster.await_health();
-    store.bound(None);
+    store.set_deadline(None);
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
 }
 
@@ -415,14 +422,14 @@ fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
 fn a_leader_that_stands_still_is_passed_by() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
-    let mut version = stored(store.swap(b"x", None, Some(b"0")).unwrap());
+    let mut version = stored(store.commit(b"x", None, Some(b"0")).unwrap());
     let leader = cluster.leader();
     cluster.stop(leader, true);
     for step in 1..20 {
         let body = step.to_string().into_bytes();
-        version = match store.swap(b"x", Some(&version), Some(&body)).unwrap() {
-            Swap::Stored(version) => version,
-            Swap::Conflict => {
+        version = match store.commit(b"x", Some(&version), Some(&body)).unwrap() {
+            CommitResult::Done(version) => version,
+            CommitResult::Conflict => {
                 let found = store.read(b"x").unwrap().unwrap();
                 assert_eq!(found.body, body, "nobody else writes there");
                 found.version
@@ -444,17 +451,17 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
     });
     let prefix = etcd::new_prefix();
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &prefix));
-    let lease = store.lend(60 * SECOND).unwrap();
-    let first = stored(store.swap(b"x", None, Some(b"one")).unwrap());
+    let lease = store.grant_lease(60 * SECOND).unwrap();
+    let first = stored(store.commit(b"x", None, Some(b"one")).unwrap());
     swallow.store(true, Ordering::SeqCst);
-    let swapped = store.swap(b"x", Some(&first), Some(b"two")).unwrap();
+    let swapped = store.commit(b"x", Some(&first), Some(b"two")).unwrap();
     assert!(!swallow.load(Ordering::SeqCst));
     let found = store.read(b"x").unwrap().unwrap();
     assert_eq!(found.body, b"two");
-    assert!(swapped == Swap::Conflict || swapped == Swap::Stored(found.version));
+    assert!(swapped == CommitResult::Conflict || swapped == CommitResult::Done(found.version));
     let direct = open(&cluster.url(&prefix));
     assert_eq!(direct.read(b"x").unwrap(), Some(found));
-    assert!(!direct.is_over(&lease).unwrap());
+    assert!(!direct.lease_expired(&lease).unwrap());
     let key = cluster.ctl(&["get", &format!("{prefix}/records/x"), "-w", "fields"]);
     assert!(key.contains("\"Version\" : 2"), "{key}");
 }
@@ -473,9 +480,9 @@ fn a_birth_that_was_undone_does_not_happen_again_when_a_server_wakes_up() {
     });
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &etcd::new_prefix()));
     for _ in 0..2 {
-        let born = stored(store.swap(b"x", None, Some(b"one")).unwrap());
+        let born = stored(store.commit(b"x", None, Some(b"one")).unwrap());
         let late = last.lock().unwrap().clone();
-        stored(store.swap(b"x", Some(&born), None).unwrap());
+        stored(store.commit(b"x", Some(&born), None).unwrap());
         let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
         server.write_all(&late).unwrap();
         let mut answer = [0; 4096];
@@ -493,7 +500,7 @@ fn what_is_found_when_a_cluster_is_examined() {
         findings.iter().filter(|finding| finding.topic == topic).map(|finding| finding.verdict).max()
     };
     // On a loaded machine a server that has just begun may not answer in time.
-    let examined = || open(&cluster.url("p")).examine();
+    let examined = || open(&cluster.url("p")).diagnose();
     let all_answer = |findings: &Vec<Finding>| worst(findings, "server") == Some(Verdict::Good);
     let findings = (0..10).map(|_| examined()).find(all_answer).unwrap_or_else(examined);
     for topic in ["server", "reading", "members", "transport"] {
@@ -506,15 +513,15 @@ fn what_is_found_when_a_cluster_is_examined() {
     let is_old = servers[0].found.contains(": etcd 3.4.");
     assert!(servers.len() == 3 && versions.len() <= 1 && (!is_old || versions.len() == 1), "{findings:#?}");
     assert!(!is_old || versions[0].found.ends_with("; 3.4 is end-of-life"), "{versions:#?}");
-    let one = open(&cluster.url_at(&cluster.endpoints()[..1], "p")).examine();
+    let one = open(&cluster.url_at(&cluster.endpoints()[..1], "p")).diagnose();
     assert_eq!(worst(&one, "members"), Some(Verdict::Doubtful), "{one:#?}");
     cluster.kill(cluster.leader());
-    let findings = open(&cluster.url("p")).examine();
+    let findings = open(&cluster.url("p")).diagnose();
     assert_eq!(worst(&findings, "server"), Some(Verdict::Doubtful), "{findings:#?}");
     assert_eq!(worst(&findings, "reading"), Some(Verdict::Good), "{findings:#?}");
     let nothing = open(&format!("etcd://127.0.0.1:{}/p", etcd::free_port()));
-    nothing.bound(Some(Unix::new().boottime()));
-    assert_eq!(worst(&nothing.examine(), "reading"), Some(Verdict::Bad));
+    nothing.set_deadline(Some(Unix::new().boottime()));
+    assert_eq!(worst(&nothing.diagnose(), "reading"), Some(Verdict::Bad));
     assert!(findings.iter().all(|finding| (finding.verdict == Verdict::Good) == finding.cure.is_empty()));
 }
 
@@ -526,16 +533,16 @@ fn with_ca(cluster: &Cluster) -> Access {
 fn tls_with_the_right_authority_works_and_with_another_says_so() {
     let Some(cluster) = Cluster::start(Setup { tls: true, ..Setup::default() }) else { return };
     let store = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
-    let version = stored(store.swap(b"x", None, Some(&[b'x'; 100_000])).unwrap());
+    let version = stored(store.commit(b"x", None, Some(&[b'x'; 100_000])).unwrap());
     assert_eq!(store.read(b"x").unwrap().unwrap().body.len(), 100_000);
-    let lease = store.lend(60 * SECOND).unwrap();
-    stored(store.swap(b"y", None, Some(b"y")).unwrap());
-    let mut hearing = store.hear(b"bell", &version).unwrap();
-    store.ring(b"bell", Some(&lease));
-    store.end(&lease);
-    store.settle();
+    let lease = store.grant_lease(60 * SECOND).unwrap();
+    stored(store.commit(b"y", None, Some(b"y")).unwrap());
+    let mut hearing = store.subscribe(b"bell", &version).unwrap();
+    store.notify(b"bell", Some(&lease));
+    store.revoke_lease(&lease);
+    store.flush();
     poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(5000u16)).unwrap();
-    assert!(hearing.rang() && store.is_over(&lease).unwrap());
+    assert!(hearing.is_notified() && store.lease_expired(&lease).unwrap());
     let stranger = Access { cacert: Some(cluster.path("stranger.pem")), ..Access::default() };
     let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
     assert_fails(&open_as(&cluster.url("p"), &stranger).unwrap(), Exit::Unreachable, 2 * SECOND, &words);
@@ -561,7 +568,7 @@ fn a_server_that_wants_a_certificate_gets_one_or_says_so() {
     assert_fails(&without, Exit::Unreachable, BOUNDED, &["CSALOCK_ETCD_CERT"]);
     let [cert, key] = ["client.pem", "client.key"].map(|name| Some(cluster.path(name)));
     let access = Access { cert: cert.clone(), key, ..with_ca(&cluster) };
-    stored(open_as(&cluster.url("p"), &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
+    stored(open_as(&cluster.url("p"), &access).unwrap().commit(b"x", None, Some(b"body")).unwrap());
     let wrong = Access { cert, key: Some(cluster.path("server.key")), ..with_ca(&cluster) };
     assert_eq!(open_as(&cluster.url("p"), &wrong).map(drop).unwrap_err().exit(), Exit::Unreachable);
 }
@@ -586,13 +593,13 @@ fn logging_in() {
     let url = cluster.url("p");
     let cron = access("cron", "wort");
     let store = open_as(&url, &cron).unwrap();
-    let lease = store.lend(60 * SECOND).unwrap();
-    let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
-    assert!(!store.is_over(&lease).unwrap());
-    assert!(store.hear(b"bell", &version).is_some());
-    store.end(&lease);
-    store.settle();
-    assert!(store.is_over(&lease).unwrap());
+    let lease = store.grant_lease(60 * SECOND).unwrap();
+    let version = stored(store.commit(b"x", None, Some(b"body")).unwrap());
+    assert!(!store.lease_expired(&lease).unwrap());
+    assert!(store.subscribe(b"bell", &version).is_some());
+    store.revoke_lease(&lease);
+    store.flush();
+    assert!(store.lease_expired(&lease).unwrap());
 
     // The token is kept for others, in a file that nobody else can read and that does not bear the password.
     let [kept] = &tokens(runtime.path())[..] else { panic!("{:?}", tokens(runtime.path())) };
@@ -649,7 +656,7 @@ fn passwords_in_files_and_where_nobody_asks_for_one() {
     assert!(refused.exit() == Exit::Permission && refused.to_string().contains("chmod"), "{refused}");
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
     // This cluster has no users at all.
-    stored(open_as(&url, &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
+    stored(open_as(&url, &access).unwrap().commit(b"x", None, Some(b"body")).unwrap());
     let without = Access { user: Some("cron".to_string()), ..Access::default() };
     assert_eq!(open_as(&url, &without).map(drop).unwrap_err().exit(), Exit::Usage);
 }
@@ -659,8 +666,8 @@ fn a_full_cluster_says_so() {
     let setup = Setup { arguments: vec!["--quota-backend-bytes", "200000"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let store = open(&cluster.url("p"));
-    let full =
-        (0..100).find_map(|number: u32| store.swap(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
+    let full = (0..100)
+        .find_map(|number: u32| store.commit(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
     let full = full.unwrap();
     assert!(full.exit() == Exit::InputOutput && full.to_string().contains("full"), "{full}");
     // What is there can still be read.

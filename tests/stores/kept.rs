@@ -5,13 +5,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use csalock::exit::Exit;
-use csalock::store::{Durability, Keep, Swap, Version};
+use csalock::store::{CommitResult, Durability, Version, WriteOptions};
 
 use crate::rig::{Kind, Rig, stored};
 
-const ALL: [Durability; 3] = [Durability::Boot, Durability::Whole, Durability::Lasting];
+const ALL: [Durability; 3] = [Durability::Volatile, Durability::Atomic, Durability::Durable];
 
-const PRIVATE: Keep = Keep { durability: Durability::Boot, mode: Some(0o600) };
+const PRIVATE: WriteOptions = WriteOptions { durability: Durability::Volatile, mode: Some(0o600) };
 
 pub(crate) fn swaps_of_every_durability_do_the_same(rig: &Rig) {
     for first in ALL {
@@ -26,23 +26,23 @@ pub(crate) fn swaps_of_every_durability_do_the_same(rig: &Rig) {
 }
 
 fn born_changed_and_removed(rig: &Rig, durabilities: [Durability; 3]) {
-    let [born, changed, removed] = durabilities.map(|durability| Keep { durability, mode: None });
+    let [born, changed, removed] = durabilities.map(|durability| WriteOptions { durability, mode: None });
     let swap = |name: &str, expect: Option<&Version>, body: Option<&str>, keep| {
-        rig.store.swap_kept(name.as_bytes(), expect, body.map(str::as_bytes), keep).unwrap()
+        rig.store.commit_with(name.as_bytes(), expect, body.map(str::as_bytes), keep).unwrap()
     };
     // More than one, since one of them may leave other traces than the rest.
     for name in ["x", "y"] {
         let old = stored(swap(name, None, Some("old"), born));
-        assert_eq!(swap(name, None, Some("other"), born), Swap::Conflict);
+        assert_eq!(swap(name, None, Some("other"), born), CommitResult::Conflict);
         assert_eq!(rig.body(name.as_bytes()).unwrap(), b"old");
         let new = stored(swap(name, Some(&old), Some("new"), changed));
         assert!(new.number > old.number);
-        assert_eq!(swap(name, Some(&old), Some("other"), changed), Swap::Conflict);
+        assert_eq!(swap(name, Some(&old), Some("other"), changed), CommitResult::Conflict);
         assert_eq!(rig.body(name.as_bytes()).unwrap(), b"new");
-        assert_eq!(swap(name, Some(&old), None, removed), Swap::Conflict);
+        assert_eq!(swap(name, Some(&old), None, removed), CommitResult::Conflict);
         let gone = stored(swap(name, Some(&new), None, removed));
         assert_eq!(rig.body(name.as_bytes()), None);
-        assert_eq!(swap(name, Some(&new), None, removed), Swap::Conflict);
+        assert_eq!(swap(name, Some(&new), None, removed), CommitResult::Conflict);
         // And one that was never changed.
         let again = stored(swap(name, None, Some("again"), born));
         assert!(again.number > gone.number);
@@ -56,11 +56,11 @@ pub(crate) fn a_record_has_the_mode_of_the_store_without_what_it_lacks_itself(ri
     fs::create_dir_all(rig.path()).unwrap();
     fs::set_permissions(rig.path(), PermissionsExt::from_mode(0o2755)).unwrap();
     for (wanted, mode) in [(Some(0o600), 0o600), (Some(0o640), 0o640), (Some(0o666), 0o644), (None, 0o644)] {
-        let keep = Keep { mode: wanted, ..Keep::default() };
+        let keep = WriteOptions { mode: wanted, ..WriteOptions::default() };
         let [first, second] = ["born", "changed"].map(|body| format!("{body} for {wanted:?}").into_bytes());
-        let born = stored(rig.store.swap_kept(b"x", None, Some(&first), keep).unwrap());
+        let born = stored(rig.store.commit_with(b"x", None, Some(&first), keep).unwrap());
         assert_eq!(modes(&rig.path(), &first), [mode], "{wanted:?}");
-        let changed = stored(rig.store.swap_kept(b"x", Some(&born), Some(&second), keep).unwrap());
+        let changed = stored(rig.store.commit_with(b"x", Some(&born), Some(&second), keep).unwrap());
         assert_eq!(modes(&rig.path(), &second), [mode], "{wanted:?}");
         rig.remove(b"x", &changed);
     }
@@ -81,8 +81,8 @@ fn modes(directory: &Path, content: &[u8]) -> Vec<u32> {
 }
 
 pub(crate) fn a_record_that_fewer_may_read_than_the_database_is_refused(rig: &Rig) {
-    let swap = |name: &[u8], keep| rig.again().swap_kept(name, None, Some(b"body"), keep);
-    let remove = |name: &[u8], version| rig.again().swap_kept(name, Some(&version), None, PRIVATE);
+    let swap = |name: &[u8], keep| rig.again().commit_with(name, None, Some(b"body"), keep);
+    let remove = |name: &[u8], version| rig.again().commit_with(name, Some(&version), None, PRIVATE);
     let mode = || fs::metadata(rig.path()).unwrap().permissions().mode() & 0o7777;
     stored(swap(b"first", PRIVATE).unwrap());
     assert_eq!(mode(), 0o600);
@@ -93,7 +93,7 @@ pub(crate) fn a_record_that_fewer_may_read_than_the_database_is_refused(rig: &Ri
     let said = refused.to_string();
     assert!(["mode 0640", "chmod 0600", rig.path().to_str().unwrap()].iter().all(|what| said.contains(what)), "{said}");
     assert_eq!(before, (fs::read(rig.path()).unwrap(), rig.footprint()));
-    let third = stored(swap(b"third", Keep { mode: Some(0o660), ..Keep::default() }).unwrap());
+    let third = stored(swap(b"third", WriteOptions { mode: Some(0o660), ..WriteOptions::default() }).unwrap());
     stored(remove(b"third", third).unwrap());
     // What stands beside the database is for whoever may use it.
     stored(swap(b"\0note", PRIVATE).unwrap());

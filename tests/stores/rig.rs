@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use csalock::host::{Fake, Host, Unix};
-use csalock::store::{Access, Directory, Etcd, Layout, Location, Memory, Sqlite, Store, Swap, Version};
+use csalock::store::{Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Sqlite, Store, Version};
 use tempfile::TempDir;
 
 use crate::etcd;
@@ -130,12 +130,12 @@ impl Rig {
 
     /// A swap that must succeed.
     pub(crate) fn put(&self, name: &[u8], expect: Option<&Version>, body: &[u8]) -> Version {
-        stored(self.store.swap(name, expect, Some(body)).unwrap())
+        stored(self.store.commit(name, expect, Some(body)).unwrap())
     }
 
     /// A removal that must succeed.
     pub(crate) fn remove(&self, name: &[u8], expect: &Version) {
-        stored(self.store.swap(name, Some(expect), None).unwrap());
+        stored(self.store.commit(name, Some(expect), None).unwrap());
     }
 
     /// The body under `name`.
@@ -146,7 +146,7 @@ impl Rig {
     /// The bodies of all records, in order.
     pub(crate) fn bodies(&self) -> Vec<Vec<u8>> {
         let mut bodies = Vec::new();
-        let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Stored>| {
+        let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {
             bodies.push(stored.unwrap_or_else(|error| panic!("{place}: {error}")).body);
             Ok(())
         };
@@ -156,10 +156,10 @@ impl Rig {
     }
 }
 
-pub(crate) fn stored(swap: Swap) -> Version {
+pub(crate) fn stored(swap: CommitResult) -> Version {
     match swap {
-        Swap::Stored(version) => version,
-        Swap::Conflict => panic!("a swap that nobody disturbed met a conflict"),
+        CommitResult::Done(version) => version,
+        CommitResult::Conflict => panic!("a swap that nobody disturbed met a conflict"),
     }
 }
 

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use csalock::host::{Host, Unix};
-use csalock::store::{Store, Swap, Version};
+use csalock::store::{CommitResult, Store, Version};
 
 use crate::rig::{Kind, Rig};
 
@@ -175,7 +175,7 @@ impl Worker<'_> {
 
     /// Reads and swaps until the step is done: `None` when somebody has already built on it.
     ///
-    /// A conflict may also mean that it was done and the reply was lost, so `step` says [`Next::Done`] when it finds what
+    /// A conflict may also mean that it was done and the reply was lost, so `step` says [`AfterWait::Done`] when it finds what
     /// it wanted.
     fn until_done(&self, name: &[u8], step: impl Fn(Option<&[u8]>) -> Next) -> Option<Version> {
         let mut highest = 0;
@@ -190,12 +190,12 @@ impl Worker<'_> {
                 Next::Done => return None,
                 Next::Become(body) => body,
             };
-            match self.store.swap(name, version.as_ref(), body.as_deref()).unwrap() {
-                Swap::Stored(new) => {
+            match self.store.commit(name, version.as_ref(), body.as_deref()).unwrap() {
+                CommitResult::Done(new) => {
                     assert!(new.number >= highest, "{} after {highest}", new.number);
                     return Some(new);
                 }
-                Swap::Conflict => {}
+                CommitResult::Conflict => {}
             }
         }
         panic!("process {} never has its turn", self.who);
@@ -223,7 +223,7 @@ impl Worker<'_> {
         let [first, second] = ["once", "twice"].map(|times| format!("{times} {} {step}", self.who).into_bytes());
         let mut born = None;
         for _ in 0..MOST_TRIES {
-            if let Swap::Stored(version) = self.store.swap(b"lock", None, Some(&first)).unwrap() {
+            if let CommitResult::Done(version) = self.store.commit(b"lock", None, Some(&first)).unwrap() {
                 born = Some(version);
                 break;
             }
@@ -233,7 +233,7 @@ impl Worker<'_> {
                     break;
                 }
                 Some(found) if found.body.starts_with(b"twice") => {
-                    self.store.swap(b"lock", Some(&found.version), None).unwrap();
+                    self.store.commit(b"lock", Some(&found.version), None).unwrap();
                 }
                 _ => {}
             }
@@ -247,7 +247,7 @@ impl Worker<'_> {
         if let Some(changed) = changed {
             self.note(changed.number);
             // Whether we or somebody else remove it is all the same.
-            self.store.swap(b"lock", Some(&changed), None).unwrap();
+            self.store.commit(b"lock", Some(&changed), None).unwrap();
         }
     }
 

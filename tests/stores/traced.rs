@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use csalock::host::Unix;
-use csalock::store::{Directory, Durability, Keep, Layout, Store, Swap, Swept};
+use csalock::store::{CommitResult, Directory, Durability, Layout, Store, Swept, WriteOptions};
 
 use crate::rig::{Kind, Rig};
 
@@ -323,16 +323,16 @@ fn worker() {
 fn take(store: &dyn Store, step: &str) -> String {
     let words: Vec<&str> = step.split('.').collect();
     let durability = match words[2] {
-        "boot" => Durability::Boot,
-        "whole" => Durability::Whole,
-        _ => Durability::Lasting,
+        "boot" => Durability::Volatile,
+        "whole" => Durability::Atomic,
+        _ => Durability::Durable,
     };
-    let keep = Keep { durability, mode: words.get(3).map(|_| 0o600) };
+    let keep = WriteOptions { durability, mode: words.get(3).map(|_| 0o600) };
     let version = store.version(words[0].as_bytes()).unwrap();
     let body = (words[1] == "put").then_some(&b"new"[..]);
-    match store.swap_kept(words[0].as_bytes(), version.as_ref(), body, keep) {
-        Ok(Swap::Stored(_)) => "stored".to_string(),
-        Ok(Swap::Conflict) => "conflict".to_string(),
+    match store.commit_with(words[0].as_bytes(), version.as_ref(), body, keep) {
+        Ok(CommitResult::Done(_)) => "stored".to_string(),
+        Ok(CommitResult::Conflict) => "conflict".to_string(),
         Err(error) => error.exit().code().to_string(),
     }
 }

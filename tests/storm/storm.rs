@@ -267,9 +267,9 @@ fn nothing_is_left(ground: &Ground) -> Vec<String> {
     if left != "[]\n" {
         wrong.push(format!("these are left: {left}"));
     }
-    let mut look = |place: &str, stored: csalock::error::Result<csalock::store::Stored>| {
+    let mut look = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {
         match stored {
-            Ok(stored) if csalock::lock::is_internal(&stored.body) => wrong.push(format!("{place} is left")),
+            Ok(stored) if csalock::lock::is_auxiliary(&stored.body) => wrong.push(format!("{place} is left")),
             Ok(stored) => {
                 let record = csalock::lock::decode(&stored.body, stored.version.number);
                 wrong.extend(record.err().map(|error| format!("{place}: {error}")));

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use csalock::engine::{Applicant, Engine, Patience};
+use csalock::engine::{AcquireRequest, Engine, WaitPolicy};
 use csalock::error::Result;
 use csalock::history::Limits;
 use csalock::host::{Fake, Host, boot_lease};
-use csalock::lock::{self, Ask, Facts, Fate, Grant, Lease, Party, Process, Record, Tenure, Wanted, decide};
-use csalock::store::{Finding, Keep, Reach, Store, Stored, Swap, Version, Visit};
+use csalock::lock::{self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Request, decide};
+use csalock::store::{CommitResult, Finding, Scope, Store, Version, Versioned, Visit, WriteOptions};
 use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
 use crate::checker::{self, Report};
@@ -49,9 +49,9 @@ struct Faulty {
 struct Inside {
     armed: bool,
     number: u64,
-    records: BTreeMap<Vec<u8>, Stored>,
+    records: BTreeMap<Vec<u8>, Versioned>,
     /// Every version that a name had.
-    past: Vec<(Vec<u8>, Option<Stored>)>,
+    past: Vec<(Vec<u8>, Option<Versioned>)>,
     /// Processes of the first host that die as soon as the next swap is made.
     doomed: Vec<i32>,
 }
@@ -73,7 +73,7 @@ impl Inside {
         strikes
     }
 
-    fn set(&mut self, name: &[u8], stored: Option<Stored>) {
+    fn set(&mut self, name: &[u8], stored: Option<Versioned>) {
         self.past.push((name.to_vec(), self.records.get(name).cloned()));
         match stored {
             Some(stored) => drop(self.records.insert(name.to_vec(), stored)),
@@ -83,7 +83,7 @@ impl Inside {
 }
 
 impl Store for Shared {
-    fn read(&self, name: &[u8]) -> Result<Option<Stored>> {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
         let mut inside = self.0.inside.lock().unwrap();
         if self.0.wrong == Wrong::NothingCompared && inside.armed {
             return Ok(inside.past.iter().rev().find(|(of, _)| of == name).and_then(|(_, stored)| stored.clone()));
@@ -96,17 +96,23 @@ impl Store for Shared {
             let old = inside.past.iter().find(|(of, stored)| of == name && stored.is_some()).cloned();
             inside.number += 1;
             let version = Version { number: inside.number, mark: 0 };
-            inside.set(name, old.and_then(|(_, stored)| Some(Stored { version, ..stored? })));
+            inside.set(name, old.and_then(|(_, stored)| Some(Versioned { version, ..stored? })));
         }
         Ok(inside.records.get(name).cloned())
     }
 
-    fn swap_kept(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>, _keep: Keep) -> Result<Swap> {
+    fn commit_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        _keep: WriteOptions,
+    ) -> Result<CommitResult> {
         let mut inside = self.0.inside.lock().unwrap();
         let found = inside.records.get(name).cloned();
         let blind = inside.strikes(self.0.wrong == Wrong::NothingCompared);
         if !blind && found.as_ref().map(|stored| &stored.version) != expect {
-            return Ok(Swap::Conflict);
+            return Ok(CommitResult::Conflict);
         }
         inside.number += 1;
         if self.0.wrong == Wrong::NumbersForgotten && found.is_none() && inside.strikes(true) {
@@ -114,46 +120,46 @@ impl Store for Shared {
         }
         let version = Version { number: inside.number, mark: 0 };
         if inside.strikes(self.0.wrong == Wrong::NothingStored) {
-            return Ok(Swap::Stored(version));
+            return Ok(CommitResult::Done(version));
         }
         let is_other = body.is_some() && found.is_some() && inside.strikes(self.0.wrong == Wrong::OtherBytes);
         let body = if is_other { found.map(|stored| stored.body) } else { body.map(<[u8]>::to_vec) };
-        inside.set(name, body.map(|body| Stored { version, body, may_be_torn: false }));
+        inside.set(name, body.map(|body| Versioned { version, body, may_be_torn: false }));
         for pid in std::mem::take(&mut inside.doomed) {
-            self.0.first.set_fate(pid, Fate::Dead);
+            self.0.first.set_liveness(pid, Liveness::Dead);
         }
-        Ok(Swap::Stored(version))
+        Ok(CommitResult::Done(version))
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         let all: Vec<_> = self.0.inside.lock().unwrap().records.clone().into_iter().collect();
-        all.into_iter().try_for_each(|(name, stored)| visit(&self.place(&name), Ok(stored)))
+        all.into_iter().try_for_each(|(name, stored)| visit(&self.describe(&name), Ok(stored)))
     }
 
-    fn lend(&self, span: Duration) -> Result<Lease> {
+    fn grant_lease(&self, span: Duration) -> Result<Lease> {
         boot_lease::lend(&self.0.host, span)
     }
 
-    fn remaining(&self, lease: &Lease) -> Result<Duration> {
+    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
         let is_early = self.0.wrong == Wrong::LeasesEarly && self.0.inside.lock().unwrap().armed;
         if is_early { Ok(Duration::ZERO) } else { boot_lease::remaining(&self.0.host, lease) }
     }
 
-    fn reach(&self) -> Reach {
-        Reach::ThisHost
+    fn scope(&self) -> Scope {
+        Scope::Local
     }
 
-    fn place(&self, name: &[u8]) -> String {
+    fn describe(&self, name: &[u8]) -> String {
         format!("memory:{}", String::from_utf8_lossy(name))
     }
 
-    fn examine(&self) -> Vec<Finding> {
+    fn diagnose(&self) -> Vec<Finding> {
         Vec::new()
     }
 
-    fn remember(&self, _line: &[u8], _limits: &Limits) {}
+    fn append_history(&self, _line: &[u8], _limits: &Limits) {}
 
-    fn remembered(&self, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn read_history(&self, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         Ok(false)
     }
 }
@@ -172,8 +178,8 @@ impl Stage {
         let place = tempfile::tempdir().unwrap();
         let log = place.path().join("trace");
         let hosts = [Fake::new(1), Fake::new(2)];
-        hosts[0].set_fate(2, Fate::Alive);
-        hosts[1].set_fate(1, Fate::Alive);
+        hosts[0].set_liveness(2, Liveness::Alive);
+        hosts[1].set_liveness(1, Liveness::Alive);
         let faulty = Faulty { wrong, host: hosts[1].clone(), first: hosts[0].clone(), inside: Mutex::default() };
         let store = Shared(Arc::new(faulty));
         let engines =
@@ -181,46 +187,46 @@ impl Stage {
         Stage { store, hosts, engines, log, _place: place }
     }
 
-    fn applicant(&self, who: usize, tenure: Tenure) -> Applicant {
-        self.applicant_for(self.engines[who].host().this_process().unwrap(), who, tenure)
+    fn applicant(&self, who: usize, lifetime: Lifetime) -> AcquireRequest {
+        self.applicant_for(self.engines[who].host().this_process().unwrap(), who, lifetime)
     }
 
-    fn applicant_for(&self, process: Process, who: usize, tenure: Tenure) -> Applicant {
+    fn applicant_for(&self, process: ProcessId, who: usize, lifetime: Lifetime) -> AcquireRequest {
         let engine = &self.engines[who];
-        let home = engine.host().home().unwrap();
-        let party = Party {
-            home,
-            owners: vec![process],
+        let home = engine.host().domain().unwrap();
+        let party = Owner {
+            domain: home,
+            processes: vec![process],
             host: "h".into(),
             uid: 0,
             command: Vec::new(),
             label: None,
             supervisor: None,
         };
-        Applicant { tenure, ..Applicant::for_itself(engine.new_handle().unwrap(), party, process) }
+        AcquireRequest { lifetime, ..AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process) }
     }
 
     /// One tries to take x. Who is refused goes away.
-    fn take(&self, who: usize, tenure: Tenure) -> Applicant {
-        self.take_with(who, self.applicant(who, tenure))
+    fn take(&self, who: usize, lifetime: Lifetime) -> AcquireRequest {
+        self.take_with(who, self.applicant(who, lifetime))
     }
 
-    fn take_with(&self, who: usize, applicant: Applicant) -> Applicant {
-        self.engines[who].take(b"x", &applicant, &Patience::NONE, None, &mut |_| None).unwrap();
+    fn take_with(&self, who: usize, applicant: AcquireRequest) -> AcquireRequest {
+        self.engines[who].acquire(b"x", &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap();
         applicant
     }
 
-    fn release(&self, who: usize, applicant: &Applicant) {
+    fn release(&self, who: usize, applicant: &AcquireRequest) {
         let engine = &self.engines[who];
-        let claimant = engine.claimant(Some(applicant.handle.proof()), Vec::new()).unwrap();
-        engine.settle(b"x", &Ask::Release(claimant)).unwrap();
+        let claimant = engine.credentials(Some(applicant.handle.proof()), Vec::new()).unwrap();
+        engine.apply(b"x", &Request::Release(claimant)).unwrap();
     }
 
-    fn renew(&self, who: usize, applicant: &Applicant) {
+    fn renew(&self, who: usize, applicant: &AcquireRequest) {
         let engine = &self.engines[who];
-        let claimant = engine.claimant(Some(applicant.handle.proof()), Vec::new()).unwrap();
-        let tenure = engine.begin(&Tenure::AtMost(60_000)).unwrap();
-        engine.settle(b"x", &Ask::Renew(claimant, tenure)).unwrap();
+        let claimant = engine.credentials(Some(applicant.handle.proof()), Vec::new()).unwrap();
+        let lifetime = engine.start(&Lifetime::Ttl(60_000)).unwrap();
+        engine.apply(b"x", &Request::Renew(claimant, lifetime)).unwrap();
     }
 
     fn break_all(&self) {
@@ -228,7 +234,7 @@ impl Stage {
     }
 
     fn take_and_release(&self, who: usize) {
-        let applicant = self.take(who, Tenure::OwnerLives);
+        let applicant = self.take(who, Lifetime::WhileOwnerLives);
         self.release(who, &applicant);
     }
 
@@ -259,15 +265,15 @@ fn nothing_is_found(report: &Report) {
 fn nothing_is_found_where_nothing_is_wrong() {
     let stage = Stage::new(Wrong::Nothing);
     stage.take_and_release(0);
-    let leased = stage.take(0, Tenure::AtMost(1000));
-    stage.take(1, Tenure::OwnerLives);
+    let leased = stage.take(0, Lifetime::Ttl(1000));
+    stage.take(1, Lifetime::WhileOwnerLives);
     stage.pass(Duration::from_millis(1001));
-    let other = stage.take(1, Tenure::OwnerLives);
+    let other = stage.take(1, Lifetime::WhileOwnerLives);
     stage.release(0, &leased);
     stage.release(1, &other);
     // 1 dies, and does nothing afterwards.
-    stage.take(0, Tenure::OwnerLives);
-    stage.hosts[1].set_fate(1, Fate::Dead);
+    stage.take(0, Lifetime::WhileOwnerLives);
+    stage.hosts[1].set_liveness(1, Liveness::Dead);
     stage.take_and_release(1);
     let end = checker::end_of(&stage.store);
     let report = checker::check(&stage.lines(), Some(&end));
@@ -291,7 +297,7 @@ fn what_a_store_does_wrong_is_found() {
         stage.take_and_release(0);
         stage.take_and_release(1);
         nothing_is_found(&stage.report());
-        let held = stage.take(0, Tenure::AtMost(60_000));
+        let held = stage.take(0, Lifetime::Ttl(60_000));
         // The copy of a grant that has ended; the others strike at the next chance.
         if wrong == Wrong::NumbersForgotten || wrong == Wrong::RemovalUndone {
             stage.release(0, &held);
@@ -315,17 +321,17 @@ fn what_a_store_does_wrong_is_found() {
 #[test]
 fn a_lease_that_a_store_ends_early_is_found() {
     let stage = Stage::new(Wrong::LeasesEarly);
-    stage.take(0, Tenure::AtMost(60_000));
+    stage.take(0, Lifetime::Ttl(60_000));
     stage.store.arm();
-    stage.take(1, Tenure::OwnerLives);
+    stage.take(1, Lifetime::WhileOwnerLives);
     is_found(&stage.report(), "a lease is taken for over 60000 ms early");
 }
 
 #[test]
 fn a_host_that_takes_the_living_for_dead_is_found() {
     let stage = Stage::new(Wrong::Nothing);
-    stage.take(0, Tenure::OwnerLives);
-    stage.hosts[1].set_fate(1, Fate::Dead);
+    stage.take(0, Lifetime::WhileOwnerLives);
+    stage.hosts[1].set_liveness(1, Liveness::Dead);
     stage.take_and_release(1);
     nothing_is_found(&stage.report());
     stage.pass(Duration::from_millis(1));
@@ -341,7 +347,7 @@ struct Clumsy<'a> {
 
 impl Clumsy<'_> {
     /// Decides about the record as it is, changes the decision, and commits it.
-    fn commit(&mut self, ask: &Ask, change: impl FnOnce(&mut Record)) {
+    fn commit(&mut self, ask: &Request, change: impl FnOnce(&mut Record)) {
         let store = &self.stage.store;
         let stored = store.read(b"x").unwrap();
         let version = stored.as_ref().map(|stored| stored.version);
@@ -350,9 +356,9 @@ impl Clumsy<'_> {
             .map_or_else(|| Record::free(b"x"), |stored| lock::decode(&stored.body, stored.version.number).unwrap());
         let (facts, mut next) = self.decided(&before, ask);
         change(&mut next);
-        let body = (!next.is_vacant()).then(|| lock::encode(&next));
+        let body = (!next.is_removable()).then(|| lock::encode(&next));
         let intent = Intent {
-            place: store.place(b"x"),
+            place: store.describe(b"x"),
             name: Bytes(b"x".to_vec()),
             expect: version.map(|version| (version.number, version.mark)),
             before: Some(Bytes(lock::encode(&before))),
@@ -360,18 +366,20 @@ impl Clumsy<'_> {
             decided: Some(Decided { ask: ask.clone(), facts, from: self.now(), until: self.now() }),
         };
         self.log(Event::Intent(vec![intent]));
-        let Swap::Stored(stored) = store.swap(b"x", version.as_ref(), body.as_deref()).unwrap() else { panic!() };
+        let CommitResult::Done(stored) = store.commit(b"x", version.as_ref(), body.as_deref()).unwrap() else {
+            panic!()
+        };
         self.log(Event::Stored(stored.number, stored.mark));
         self.step += 1;
     }
 
-    fn decided(&self, before: &Record, ask: &Ask) -> (Facts, Record) {
+    fn decided(&self, before: &Record, ask: &Request) -> (Facts, Record) {
         let mut facts = Facts::at(self.stage.hosts[1].wall().as_millis() as u64);
         loop {
             match decide(before, ask, &facts) {
-                Ok(lock::Step::Write { record, .. }) => return (facts, record),
+                Ok(lock::Transition::Write { record, .. }) => return (facts, record),
                 Ok(other) => panic!("{other:?}"),
-                Err(Wanted::Fate(home, process)) => facts.learn_fate(home, process, Fate::Alive),
+                Err(Query::Liveness(home, process)) => facts.insert_liveness(home, process, Liveness::Alive),
                 Err(wanted) => panic!("{wanted:?}"),
             }
         }
@@ -383,8 +391,9 @@ impl Clumsy<'_> {
 
     fn log(&self, event: Event) {
         // A process of its own.
-        let home = self.stage.hosts[1].home().unwrap();
-        let line = Line { home, process: Process { pid: 3, start: 1 }, step: self.step, at: self.now(), event };
+        let home = self.stage.hosts[1].domain().unwrap();
+        let line =
+            Line { domain: home, process: ProcessId { pid: 3, start: 1 }, step: self.step, at: self.now(), event };
         append(&self.stage.log, &serde_json::to_string(&line).unwrap());
     }
 }
@@ -395,47 +404,47 @@ fn append(log: &Path, line: &str) {
 }
 
 /// x is held by this process, and 2 waits for it. Returns who holds.
-fn with_a_waiter(stage: &Stage, holder: i32) -> Applicant {
-    let holder = stage.applicant_for(Process { pid: holder, start: 1 }, 0, Tenure::OwnerLives);
+fn with_a_waiter(stage: &Stage, holder: i32) -> AcquireRequest {
+    let holder = stage.applicant_for(ProcessId { pid: holder, start: 1 }, 0, Lifetime::WhileOwnerLives);
     let held = stage.take_with(0, holder);
     let mut ask = take_ask(stage);
-    let Ask::Take(application) = &mut ask else { unreachable!() };
+    let Request::Acquire(application) = &mut ask else { unreachable!() };
     application.queue = true;
     Clumsy { stage, step: 100 }.commit(&ask, |_| {});
     nothing_is_found(&stage.report());
     held
 }
 
-fn take_ask(stage: &Stage) -> Ask {
-    let Applicant { handle, party, process, .. } = stage.applicant(1, Tenure::OwnerLives);
-    Ask::Take(lock::Application {
+fn take_ask(stage: &Stage) -> Request {
+    let AcquireRequest { handle, owner: party, process, .. } = stage.applicant(1, Lifetime::WhileOwnerLives);
+    Request::Acquire(lock::Acquire {
         entry: lock::Waiter {
             proof: handle.proof(),
-            share: lock::Share::Exclusive,
-            party,
+            mode: lock::Mode::Exclusive,
+            owner: party,
             process,
-            tenure: Tenure::OwnerLives,
-            confirms: false,
-            yields: false,
+            lifetime: Lifetime::WhileOwnerLives,
+            needs_confirmation: false,
+            release_on_exit: false,
             claim: None,
-            under: Vec::new(),
-            within: Vec::new(),
+            enclosing_grants: Vec::new(),
+            blocked_processes: Vec::new(),
             lease: None,
             since: 0,
         },
-        tenure: Tenure::OwnerLives,
+        lifetime: Lifetime::WhileOwnerLives,
         slots: None,
         queue: false,
         refuse_stale: false,
-        tentative: false,
+        provisional: false,
         confirming: false,
-        place: None,
+        position: None,
         full: None,
     })
 }
 
-fn release_ask(stage: &Stage, held: &Applicant) -> Ask {
-    Ask::Release(stage.engines[0].claimant(Some(held.handle.proof()), Vec::new()).unwrap())
+fn release_ask(stage: &Stage, held: &AcquireRequest) -> Request {
+    Request::Release(stage.engines[0].credentials(Some(held.handle.proof()), Vec::new()).unwrap())
 }
 
 #[test]
@@ -468,20 +477,20 @@ fn what_an_engine_does_wrong_is_found() {
 }
 
 fn waiter_of(grant: Grant) -> lock::Waiter {
-    let Grant { proof, share, party, tenure, yields, claim, since, .. } = grant;
-    let process = party.owners[0];
+    let Grant { proof, mode: share, owner: party, lifetime, release_on_exit: yields, claim, since, .. } = grant;
+    let process = party.processes[0];
     let (under, within) = (Vec::new(), Vec::new());
     lock::Waiter {
         proof,
-        share,
-        party,
+        mode: share,
+        owner: party,
         process,
-        tenure,
-        confirms: false,
-        yields,
+        lifetime,
+        needs_confirmation: false,
+        release_on_exit: yields,
         claim,
-        under,
-        within,
+        enclosing_grants: under,
+        blocked_processes: within,
         lease: None,
         since,
     }
@@ -504,9 +513,9 @@ fn an_engine_that_commits_past_the_log_is_found() {
 #[test]
 fn a_decision_by_facts_that_are_not_so_is_found() {
     let stage = Stage::new(Wrong::Nothing);
-    stage.take(0, Tenure::OwnerLives);
+    stage.take(0, Lifetime::WhileOwnerLives);
     let stale = stage.lines();
-    stage.hosts[1].set_fate(1, Fate::Dead);
+    stage.hosts[1].set_liveness(1, Liveness::Dead);
     stage.take_and_release(1);
     let mut lines = stage.lines();
     nothing_is_found(&checker::check(&lines, None));
@@ -565,10 +574,10 @@ fn a_grant_that_ends_before_its_record_is_read_again_keeps_its_token() {
     // 9 is dead, so the next one grants the lock to 2, which dies then.
     with_a_waiter(&stage, 9);
     stage.store.0.inside.lock().unwrap().doomed.push(2);
-    let patience = Patience { limit: Some(Duration::from_secs(1)), attempts: None, backoff: None };
-    let taken = stage.applicant(0, Tenure::OwnerLives);
-    stage.engines[0].take(b"x", &taken, &patience, None, &mut |_| None).unwrap();
+    let patience = WaitPolicy { limit: Some(Duration::from_secs(1)), attempts: None, backoff: None };
+    let taken = stage.applicant(0, Lifetime::WhileOwnerLives);
+    stage.engines[0].acquire(b"x", &taken, &patience, None, &mut |_| None).unwrap();
     nothing_is_found(&stage.report());
-    let endings = stage.engines[0].sight(b"x").unwrap().record.endings;
+    let endings = stage.engines[0].inspect(b"x").unwrap().record.ended_grants;
     assert!(endings.iter().all(|ending| ending.grant.token.is_some()), "{endings:?}");
 }

@@ -4,7 +4,7 @@
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, Once, TryLockError};
 
-use anyhow::Context;
+use anyhow::Context as _;
 use rustix::termios::{Action, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcflow, tcgetattr, tcsetattr};
 
 use crate::terminal;
@@ -25,23 +25,23 @@ struct Borrowed {
 pub(super) struct Screen(());
 
 impl Screen {
-    pub(super) fn enter() -> anyhow::Result<Screen> {
+    pub(super) fn open() -> anyhow::Result<Screen> {
         static HOOK: Once = Once::new();
         HOOK.call_once(|| {
             let report = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
-                give_back();
+                release();
                 report(panic);
             }));
         });
         let screen = Screen(());
-        screen.borrow()?;
+        screen.enter()?;
         Ok(screen)
     }
 
     /// Takes the screen, or what somebody changed of it in the meantime: keys come at once and unseen, but Ctrl-C and
     /// Ctrl-Z remain what they are. In the background this stops us until we are brought to the front.
-    pub(super) fn borrow(&self) -> anyhow::Result<()> {
+    pub(super) fn enter(&self) -> anyhow::Result<()> {
         let (stdin, mut stdout) = (std::io::stdin(), std::io::stdout());
         let keyboard = stdin.is_terminal().then(|| tcgetattr(&stdin)).transpose().context("cannot use the terminal")?;
         if let Some(mut modes) = keyboard.clone() {
@@ -60,8 +60,8 @@ impl Screen {
     }
 
     /// Gives it back for a while.
-    pub(super) fn lend(&self) {
-        give_back();
+    pub(super) fn suspend(&self) {
+        release();
     }
 
     /// Puts these lines on it, as many and as much of them as fit. Nothing else stays.
@@ -69,7 +69,7 @@ impl Screen {
         let mut stdout = std::io::stdout();
         let (rows, columns) = terminal::size(&stdout);
         // After Ctrl-S it would take nothing, and we no signal.
-        if !terminal::takes_more(&stdout) {
+        if !terminal::is_writable(&stdout) {
             return Ok(());
         }
         // In place of what was there, so that nothing flickers.
@@ -81,11 +81,11 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        give_back();
+        release();
     }
 }
 
-fn give_back() {
+fn release() {
     let borrowed = match BORROWED.try_lock() {
         Ok(mut borrowed) => borrowed.take(),
         Err(TryLockError::Poisoned(borrowed)) => borrowed.into_inner().take(),
@@ -93,7 +93,7 @@ fn give_back() {
     };
     let Some(Borrowed { keyboard }) = borrowed else { return };
     let mut stdout = std::io::stdout();
-    if !terminal::takes_more(&stdout) {
+    if !terminal::is_writable(&stdout) {
         // As if Ctrl-Q were typed.
         let _ = tcflow(&stdout, Action::OOn);
     }
@@ -136,7 +136,7 @@ mod tests {
     #[test]
     #[ignore = "it fails, as it should"]
     fn panic_on_the_screen() {
-        std::mem::forget(Screen::enter().unwrap());
+        std::mem::forget(Screen::open().unwrap());
         panic!("said on the screen that stays");
     }
 

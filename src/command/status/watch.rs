@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::Signal;
@@ -14,16 +14,16 @@ use nix::sys::time::TimeSpec;
 use unicode_width::UnicodeWidthStr;
 
 use super::screen::Screen;
-use super::survey::survey;
+use super::select::select;
 use crate::cli::Status;
-use crate::command::world::World;
+use crate::command::context::Context;
 use crate::duration::rfc3339;
-use crate::engine::Sight;
+use crate::engine::LockStatus;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::lock::Ended;
-use crate::name::{is_path, shown};
-use crate::report::{HEADER, Paper, table};
+use crate::lock::EndReason;
+use crate::name::{escape, is_path};
+use crate::report::{HEADER, OutputStyle, table};
 use crate::signals::{self, Signals};
 use crate::terminal;
 
@@ -40,28 +40,28 @@ enum Event {
     End(Exit),
 }
 
-pub(super) fn run(world: &World, asked: &Status) -> anyhow::Result<Exit> {
+pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
         return Err(Error::new(Exit::Usage, what, "say: while sleep 1; do csalock status; done").into());
     }
     let others = [Signal::SIGTSTP, Signal::SIGCONT, Signal::SIGWINCH];
-    let signals = Signals::listen_also(world.inherited, &others)?;
+    let signals = Signals::listen_also(context.inherited, &others)?;
     // What was typed wrongly is said before anything is drawn.
-    let mut view = View::of(world, asked)?;
-    let screen = Screen::enter()?;
+    let mut view = View::of(context, asked)?;
+    let screen = Screen::open()?;
     loop {
-        screen.draw(&view.lines(world, asked))?;
+        screen.draw(&view.lines(context, asked))?;
         match next_event(&signals, asked.interval)? {
-            Event::Look => screen.borrow()?,
+            Event::Look => screen.enter()?,
             Event::Stop => {
-                screen.lend();
+                screen.suspend();
                 signals::stop();
-                screen.borrow()?;
+                screen.enter()?;
             }
             Event::End(exit) => return Ok(exit),
         }
-        view = View::of(world, asked)?;
+        view = View::of(context, asked)?;
     }
 }
 
@@ -82,7 +82,7 @@ fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
         return Ok(match came.signal {
             Signal::SIGTSTP => Event::Stop,
             Signal::SIGCONT | Signal::SIGWINCH => Event::Look,
-            signal => Event::End(Exit::Raised(signal as i32)),
+            signal => Event::End(Exit::Signal(signal as i32)),
         });
     }
     if typed {
@@ -93,7 +93,7 @@ fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
             }
             Ok(1..) | Err(Errno::EAGAIN | Errno::EINTR) => {}
             // The terminal is gone.
-            _ => return Ok(Event::End(Exit::Raised(Signal::SIGHUP as i32))),
+            _ => return Ok(Event::End(Exit::Signal(Signal::SIGHUP as i32))),
         }
     }
     Ok(Event::Look)
@@ -121,19 +121,19 @@ struct Row {
 
 impl View {
     /// Looks. Trouble with the store may pass, so it is shown like anything else.
-    fn of(world: &World, asked: &Status) -> anyhow::Result<View> {
+    fn of(context: &Context, asked: &Status) -> anyhow::Result<View> {
         let (height, width) = terminal::size(std::io::stdout());
-        let paper = Paper { colour: super::colour(), width };
+        let paper = OutputStyle { colour: super::colour(), width };
         let mut view = View::default();
-        let looked = survey(world, asked, &mut |seen| {
+        let looked = select(context, asked, &mut |seen| {
             match seen {
                 Err(unreadable) => view.trouble = Some(unreadable.to_string()),
-                Ok((name, sight, reporter)) => {
+                Ok((name, status, reporter)) => {
                     let row = |entries| {
-                        let lines = table(name, sight, reporter, paper).lines().map(str::to_string).collect();
+                        let lines = table(name, status, reporter, paper).lines().map(str::to_string).collect();
                         Row { lines, entries }
                     };
-                    view.add(name, sight, height, row);
+                    view.add(name, status, height, row);
                 }
             }
             Ok(())
@@ -145,9 +145,9 @@ impl View {
         }
     }
 
-    fn add(&mut self, name: &[u8], sight: &Sight, most: usize, row: impl FnOnce(usize) -> Row) {
-        let holders = sight.holders.iter().filter(|standing| **standing != Err(Ended::Released)).count();
-        let waiters = sight.record.waiters.len();
+    fn add(&mut self, name: &[u8], status: &LockStatus, most: usize, row: impl FnOnce(usize) -> Row) {
+        let holders = status.holders.iter().filter(|standing| **standing != Err(EndReason::Released)).count();
+        let waiters = status.record.waiters.len();
         let entries = holders.max(1) + waiters;
         self.locks += 1;
         self.holders += holders;
@@ -163,9 +163,9 @@ impl View {
     }
 
     /// All that is drawn.
-    fn lines(&self, world: &World, asked: &Status) -> Vec<String> {
+    fn lines(&self, context: &Context, asked: &Status) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
-        let mut lines = vec![self.headline(world, asked)];
+        let mut lines = vec![self.headline(context, asked)];
         lines.extend(self.trouble.iter().flat_map(|trouble| fold(trouble, width)));
         lines.push(if super::colour() { format!("\x1b[7m{HEADER}\x1b[0m") } else { HEADER.to_string() });
         let room = height.saturating_sub(lines.len());
@@ -186,14 +186,14 @@ impl View {
         lines
     }
 
-    fn headline(&self, world: &World, asked: &Status) -> String {
-        let now = rfc3339(world.host.wall());
+    fn headline(&self, context: &Context, asked: &Status) -> String {
+        let now = rfc3339(context.host.wall());
         let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
         let known = [count(self.locks, "lock"), count(self.holders, "holder"), count(self.waiters, "waiter")];
         let counts = if self.failed { "nothing to be seen".to_string() } else { known.join(", ") };
         let only_files = !asked.names.is_empty() && asked.names.iter().all(|name| is_path(name.as_bytes()));
-        let store = world.store(&asked.common).ok().filter(|_| !only_files);
-        let store = store.map_or(String::new(), |store| shown(store.url().as_bytes()));
+        let store = context.store(&asked.common).ok().filter(|_| !only_files);
+        let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));
         format!("{now}  {counts}  {store}")
     }
 }

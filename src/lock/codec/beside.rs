@@ -9,11 +9,11 @@ use std::fmt::Write as _;
 
 use super::fields::{Fields, escape, unescape};
 use super::{body, checksum, closed, read_party, read_waiter, write_party, write_waiter};
-use crate::lock::decision::Decision;
-use crate::lock::handle::Proof;
+use crate::lock::decision::CommitRecord;
+use crate::lock::handle::HandleHash;
 use crate::lock::page::Page;
-use crate::lock::record::Party;
-use crate::lock::waits::Waits;
+use crate::lock::record::Owner;
+use crate::lock::waits::WaitEdges;
 
 const FIRST_LINE_OF_PAGE: &str = "csalock-page 1\n";
 const FIRST_LINE_OF_WAITS: &str = "csalock-waits 1\n";
@@ -21,7 +21,7 @@ const FIRST_LINE_OF_VALUE: &str = "csalock-value 1\n";
 const FIRST_LINE_OF_DECISION: &str = "csalock-decision 1\n";
 
 /// Whether these bytes are no record but something that the engine keeps beside the records.
-pub fn is_internal(bytes: &[u8]) -> bool {
+pub fn is_auxiliary(bytes: &[u8]) -> bool {
     bytes.starts_with(b"csalock-")
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn encode_page(name: &[u8], page: &Page) -> Vec<u8> {
 }
 
 /// The bytes of notes about waits that are stored under this name.
-pub(crate) fn encode_waits(name: &[u8], waits: &Waits) -> Vec<u8> {
+pub(crate) fn encode_waits(name: &[u8], waits: &WaitEdges) -> Vec<u8> {
     let mut text = internal(FIRST_LINE_OF_WAITS, name);
     for (name, proof) in &waits.waits {
         let _ = write!(text, "wait proof={proof} name=");
@@ -47,9 +47,9 @@ pub(crate) fn encode_waits(name: &[u8], waits: &Waits) -> Vec<u8> {
 }
 
 /// The bytes of a decision that is stored under this name.
-pub(crate) fn encode_decision(name: &[u8], decision: &Decision) -> Vec<u8> {
+pub(crate) fn encode_decision(name: &[u8], decision: &CommitRecord) -> Vec<u8> {
     let mut text = internal(FIRST_LINE_OF_DECISION, name);
-    if decision.made {
+    if decision.committed {
         text.push_str("made yes\n");
     }
     for name in &decision.names {
@@ -61,11 +61,11 @@ pub(crate) fn encode_decision(name: &[u8], decision: &Decision) -> Vec<u8> {
 }
 
 /// The bytes of a value that is stored under this name, apart from its record: behind the lines stands what it is.
-pub(crate) fn encode_value(name: &[u8], writer: &Party, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn encode_value(name: &[u8], writer: &Owner, bytes: &[u8]) -> Vec<u8> {
     [head_of_value(name, writer, checksum(bytes)).as_bytes(), bytes].concat()
 }
 
-fn head_of_value(name: &[u8], writer: &Party, sum: u64) -> String {
+fn head_of_value(name: &[u8], writer: &Owner, sum: u64) -> String {
     let mut text = internal(FIRST_LINE_OF_VALUE, name);
     text.push_str("writer ");
     write_party(&mut text, writer);
@@ -101,18 +101,18 @@ pub(crate) fn decode_page(bytes: &[u8]) -> Option<Page> {
 }
 
 /// Reads what [`encode_waits`] wrote; `None` for anything else.
-pub(crate) fn decode_waits(bytes: &[u8]) -> Option<Waits> {
+pub(crate) fn decode_waits(bytes: &[u8]) -> Option<WaitEdges> {
     let wait = |line: &str| {
         let fields = Fields::of(line.strip_prefix("wait ")?)?;
-        Some((unescape(fields.get("name")?)?, Proof::parse(fields.get("proof")?)?))
+        Some((unescape(fields.get("name")?)?, HandleHash::parse(fields.get("proof")?)?))
     };
     let lines = body(bytes, FIRST_LINE_OF_WAITS).ok()?.lines().filter(|line| !line.starts_with("name "));
-    let waits = Waits { waits: lines.map(wait).collect::<Option<_>>()? };
+    let waits = WaitEdges { waits: lines.map(wait).collect::<Option<_>>()? };
     (encode_waits(&name_of_internal(bytes)?, &waits) == bytes).then_some(waits)
 }
 
 /// Reads what [`encode_value`] wrote: who did, and the value; `None` for anything else.
-pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Party, Vec<u8>)> {
+pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Owner, Vec<u8>)> {
     let end = bytes.windows(2).position(|two| two == b"\n\n")?;
     let mut lines = std::str::from_utf8(&bytes[..end]).ok()?.strip_prefix(FIRST_LINE_OF_VALUE)?.lines().skip(1);
     let writer = read_party(&Fields::of(lines.next()?.strip_prefix("writer ")?)?)?;
@@ -123,12 +123,12 @@ pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Party, Vec<u8>)> {
 }
 
 /// Reads what [`encode_decision`] wrote; `None` for anything else.
-pub(crate) fn decode_decision(bytes: &[u8]) -> Option<Decision> {
-    let mut decision = Decision { made: false, names: Vec::new() };
+pub(crate) fn decode_decision(bytes: &[u8]) -> Option<CommitRecord> {
+    let mut decision = CommitRecord { committed: false, names: Vec::new() };
     for line in body(bytes, FIRST_LINE_OF_DECISION).ok()?.lines() {
         match line.split_once(' ')? {
             ("name", _) => {}
-            ("made", "yes") => decision.made = true,
+            ("made", "yes") => decision.committed = true,
             ("for", name) => decision.names.push(unescape(name)?),
             _ => return None,
         }

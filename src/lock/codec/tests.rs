@@ -2,13 +2,13 @@
 
 use super::beside::*;
 use super::*;
-use crate::lock::decision::Decision;
+use crate::lock::decision::CommitRecord;
 
 fn full() -> Record {
-    let party = Party {
-        home: Home { machine: "m@h".into(), boot: "b".into(), pids: "1.2".into(), net: 3 },
-        owners: vec![Process { pid: 1, start: 2 }, Process { pid: 3, start: 4 }],
-        supervisor: Some(Process { pid: 17, start: 18 }),
+    let owner = Owner {
+        domain: PidDomain { machine: "m@h".into(), boot: "b".into(), pids: "1.2".into(), net: 3 },
+        processes: vec![ProcessId { pid: 1, start: 2 }, ProcessId { pid: 3, start: 4 }],
+        supervisor: Some(ProcessId { pid: 17, start: 18 }),
         host: "a host".into(),
         uid: 1000,
         command: b"sh -c 'a %,:\n\xff'".to_vec(),
@@ -20,27 +20,27 @@ fn full() -> Record {
     let grant = Grant {
         proof: crate::lock::Handle::new([1; 16]).proof(),
         token: Some(7),
-        share: Share::Slot,
+        mode: Mode::Slot,
         slot: 1,
-        party: party.clone(),
-        tenure: Tenure::Until(lease.clone()),
+        owner: owner.clone(),
+        lifetime: Lifetime::ExpiresAt(lease.clone()),
         since: 8,
         waited: 15,
-        unconfirmed: Some(Process { pid: 9, start: 10 }),
-        yields: true,
+        provisional: Some(ProcessId { pid: 9, start: 10 }),
+        release_on_exit: true,
         claim: Some(b"id 1\xff".to_vec()),
     };
     let waiter = Waiter {
         proof: crate::lock::Handle::new([2; 16]).proof(),
-        share: Share::Shared,
-        party: Party { owners: Vec::new(), supervisor: None, label: None, ..party },
-        process: Process { pid: 11, start: 12 },
-        tenure: Tenure::AtMost(13),
-        confirms: true,
-        yields: false,
+        mode: Mode::Shared,
+        owner: Owner { processes: Vec::new(), supervisor: None, label: None, ..owner },
+        process: ProcessId { pid: 11, start: 12 },
+        lifetime: Lifetime::Ttl(13),
+        needs_confirmation: true,
+        release_on_exit: false,
         claim: Some(b"2".to_vec()),
-        under: vec![grant.proof],
-        within: vec![Process { pid: 15, start: 16 }],
+        enclosing_grants: vec![grant.proof],
+        blocked_processes: vec![ProcessId { pid: 15, start: 16 }],
         lease: Some(shared.clone()),
         since: 14,
     };
@@ -54,11 +54,14 @@ fn full() -> Record {
             version: Some(20),
             token: Some(19),
             size: 3,
-            mark: 0xab,
+            write_id: 0xab,
             mode: Some(0o600),
-            within: Some(b"a\0\n".to_vec()),
+            inline: Some(b"a\0\n".to_vec()),
         }),
-        endings: vec![Ending { grant: Grant { tenure: Tenure::Forever, ..grant }, how: Ended::Broken }],
+        ended_grants: vec![EndedGrant {
+            grant: Grant { lifetime: Lifetime::UntilReleased, ..grant },
+            reason: EndReason::Broken,
+        }],
         sightings: vec![Sighting { lease: shared, boot: 0xc, at }],
     }
 }
@@ -82,12 +85,12 @@ fn a_value_without_a_version_has_that_of_its_record() {
     record.value = Some(written.clone());
     let read = decode(&encode(&record), 99).unwrap().value;
     assert_eq!(read, Some(Value { version: Some(99), token: Some(99), ..written }));
-    assert_eq!(read.unwrap().within, None, "so long ones are apart");
+    assert_eq!(read.unwrap().inline, None, "so long ones are apart");
 }
 
 #[test]
 fn a_value_apart_reads_back_and_nothing_else_does() {
-    let (writer, key) = (full().holders[0].party.clone(), Value::key(b"a b", 7));
+    let (writer, key) = (full().holders[0].owner.clone(), Value::key(b"a b", 7));
     for value in [&b""[..], b"\n\n", b"sum 0\n\n\0\xff"] {
         let bytes = encode_value(&key, &writer, value);
         assert_eq!(decode_value(&bytes), Some((writer.clone(), value.to_vec())));
@@ -117,14 +120,14 @@ fn another_format_is_named_and_refused() {
 
 #[test]
 fn a_decision_reads_back_and_nothing_else_does() {
-    let key = Decision::key(&full().holders[0].proof);
+    let key = CommitRecord::key(&full().holders[0].proof);
     for made in [false, true] {
-        let decision = Decision { made, names: vec![b"a b".to_vec(), b"\xff".to_vec()] };
+        let decision = CommitRecord { committed: made, names: vec![b"a b".to_vec(), b"\xff".to_vec()] };
         let bytes = encode_decision(&key, &decision);
         assert_eq!((decode_decision(&bytes), name_of_internal(&bytes)), (Some(decision), Some(key.clone())));
         assert_eq!(decode_decision(&bytes[..bytes.len() - 1]), None);
     }
-    assert_eq!(Decision::of_key(&key), Some(full().holders[0].proof));
+    assert_eq!(CommitRecord::of_key(&key), Some(full().holders[0].proof));
     assert_eq!(decode_decision(&encode(&full())), None);
 }
 
@@ -139,27 +142,27 @@ fn holders_that_cannot_be_beside_each_other_are_not_believed() {
         change(&mut record);
         let error = decode(&encode(&record), 99).unwrap_err();
         assert_eq!(error.exit(), crate::exit::Exit::Corrupt);
-        error.what().to_string()
+        error.message().to_string()
     };
-    let both = |record: &mut Record, share: Share| {
-        record.holders.iter_mut().for_each(|grant| (grant.share, grant.slot) = (share, 0));
+    let both = |record: &mut Record, share: Mode| {
+        record.holders.iter_mut().for_each(|grant| (grant.mode, grant.slot) = (share, 0));
     };
     let exclusive = "a lock record is unreadable: it has two exclusive holders";
-    assert_eq!(wrong(&|record| both(record, Share::Exclusive)), exclusive);
+    assert_eq!(wrong(&|record| both(record, Mode::Exclusive)), exclusive);
     let claim = |record: &mut Record| {
-        both(record, Share::Shared);
+        both(record, Mode::Shared);
         record.holders[1].claim = Some(b"other".to_vec());
     };
     assert_eq!(wrong(&claim), exclusive);
     let excluded = "a lock record is unreadable: its holders exclude each other";
-    assert_eq!(wrong(&|record| record.holders[1].share = Share::Shared), excluded);
-    assert_eq!(wrong(&|record| record.holders[0].share = Share::Exclusive), excluded);
+    assert_eq!(wrong(&|record| record.holders[1].mode = Mode::Shared), excluded);
+    assert_eq!(wrong(&|record| record.holders[0].mode = Mode::Exclusive), excluded);
     let slot = "a lock record is unreadable: a holder has a slot that it cannot have";
     assert_eq!(wrong(&|record| record.holders[1].slot = 1), slot);
     assert_eq!(wrong(&|record| record.holders[1].slot = 3), slot);
     assert_eq!(wrong(&|record| record.slots = None), slot);
     let shared = |record: &mut Record| {
-        both(record, Share::Shared);
+        both(record, Mode::Shared);
         record.holders[1].slot = 1;
     };
     assert_eq!(wrong(&shared), slot);

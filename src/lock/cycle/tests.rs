@@ -1,82 +1,82 @@
 //! Circles, drawn by hand. Everybody lives; process N holds and waits under its own proof.
 
 use super::*;
-use crate::lock::record::{Begun, Home, Lease, LeaseClock, Party, Process, Share};
-use crate::lock::{Fate, Handle};
+use crate::lock::record::{Begun, Lease, LeaseClock, Mode, Owner, PidDomain, ProcessId};
+use crate::lock::{Handle, Liveness};
 
-fn proof(pid: i32) -> Proof {
+fn proof(pid: i32) -> HandleHash {
     Handle::new([pid as u8; 16]).proof()
 }
 
-fn party(pid: i32) -> Party {
-    let home = Home { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 };
-    let owners = vec![Process { pid, start: 1 }];
-    Party { home, owners, supervisor: None, host: "h".into(), uid: 0, command: Vec::new(), label: None }
+fn owner(pid: i32) -> Owner {
+    let domain = PidDomain { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 };
+    let owners = vec![ProcessId { pid, start: 1 }];
+    Owner { domain, processes: owners, supervisor: None, host: "h".into(), uid: 0, command: Vec::new(), label: None }
 }
 
-fn holds(pid: i32, share: Share, slot: u32) -> Grant {
+fn holds(pid: i32, share: Mode, slot: u32) -> Grant {
     Grant {
         proof: proof(pid),
         token: Some(1),
-        share,
+        mode: share,
         slot,
-        party: party(pid),
-        tenure: Tenure::OwnerLives,
+        owner: owner(pid),
+        lifetime: Lifetime::WhileOwnerLives,
         since: 0,
         waited: 0,
-        unconfirmed: None,
-        yields: false,
+        provisional: None,
+        release_on_exit: false,
         claim: None,
     }
 }
 
 /// A script waits by a process of its own, which bears the pid 100 higher.
-fn waits(pid: i32, share: Share) -> Waiter {
+fn waits(pid: i32, share: Mode) -> Waiter {
     Waiter {
         proof: proof(pid + 100),
-        share,
-        party: party(pid),
-        process: Process { pid: pid + 100, start: 1 },
-        tenure: Tenure::OwnerLives,
-        confirms: true,
-        yields: false,
+        mode: share,
+        owner: owner(pid),
+        process: ProcessId { pid: pid + 100, start: 1 },
+        lifetime: Lifetime::WhileOwnerLives,
+        needs_confirmation: true,
+        release_on_exit: false,
         claim: None,
-        under: Vec::new(),
-        within: vec![Process { pid, start: 1 }],
+        enclosing_grants: Vec::new(),
+        blocked_processes: vec![ProcessId { pid, start: 1 }],
         lease: None,
         since: pid as u64,
     }
 }
 
 fn record(name: &str, holders: Vec<Grant>, waiters: Vec<Waiter>) -> Record {
-    let slots = holders.iter().any(|grant| grant.share == Share::Slot).then_some(2);
+    let slots = holders.iter().any(|grant| grant.mode == Mode::Slot).then_some(2);
     Record { slots, holders, waiters, ..Record::free(name.as_bytes()) }
 }
 
 /// The circle that the wait of `pid` is part of, among all waits of these records; its locks, and who has to give up.
 fn found(pid: i32, records: &[Record]) -> Option<(Vec<String>, i32)> {
-    let mut all: Vec<Wait> = Vec::new();
+    let mut all: Vec<WaitNode> = Vec::new();
     for record in records {
         for waiter in &record.waiters {
-            let wait = Wait { name: record.name.clone(), record: record.clone(), waiter: waiter.clone() };
-            let at = if waiter.party.owners[0].pid == pid { 0 } else { all.len() };
+            let wait = WaitNode { name: record.name.clone(), record: record.clone(), waiter: waiter.clone() };
+            let at = if waiter.owner.processes[0].pid == pid { 0 } else { all.len() };
             all.insert(at, wait);
         }
     }
     let mut facts = Facts::default();
-    let circle = loop {
-        match circle(&all, &facts) {
+    let cycle = loop {
+        match find_cycle(&all, &facts) {
             Ok(found) => break found?,
-            Err(Wanted::Fate(home, process)) => facts.learn_fate(home, process, Fate::Alive),
-            Err(wanted) => panic!("{wanted:?}"),
+            Err(Query::Liveness(domain, process)) => facts.insert_liveness(domain, process, Liveness::Alive),
+            Err(query) => panic!("{query:?}"),
         }
     };
-    let names = circle.links.iter().map(|link| String::from_utf8(link.name.clone()).unwrap()).collect();
-    let victim = all.iter().find(|wait| wait.waiter.proof == circle.victim).unwrap();
-    Some((names, victim.waiter.party.owners[0].pid))
+    let names = cycle.edges.iter().map(|link| String::from_utf8(link.name.clone()).unwrap()).collect();
+    let victim = all.iter().find(|wait| wait.waiter.proof == cycle.victim).unwrap();
+    Some((names, victim.waiter.owner.processes[0].pid))
 }
 
-const ALONE: Share = Share::Exclusive;
+const ALONE: Mode = Mode::Exclusive;
 
 fn names(names: &str) -> Vec<String> {
     names.chars().map(|name| name.to_string()).collect()
@@ -121,7 +121,7 @@ fn who_stands_behind_a_circle_is_not_in_it() {
 fn a_place_that_somebody_may_give_back_is_no_circle() {
     let stuck = |other: i32| {
         let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE)]);
-        let b = record("b", vec![holds(2, Share::Slot, 0), holds(other, Share::Slot, 1)], vec![waits(1, Share::Slot)]);
+        let b = record("b", vec![holds(2, Mode::Slot, 0), holds(other, Mode::Slot, 1)], vec![waits(1, Mode::Slot)]);
         let c = record("c", vec![holds(1, ALONE, 0)], vec![waits(3, ALONE)]);
         found(1, &[a, b, c])
     };
@@ -132,8 +132,8 @@ fn a_place_that_somebody_may_give_back_is_no_circle() {
 #[test]
 fn readers_are_held_up_by_the_writer_before_them() {
     let a = |before: Vec<Waiter>| {
-        let waiters = [before, vec![waits(2, Share::Shared)]].concat();
-        record("a", vec![holds(1, Share::Shared, 0)], waiters)
+        let waiters = [before, vec![waits(2, Mode::Shared)]].concat();
+        record("a", vec![holds(1, Mode::Shared, 0)], waiters)
     };
     let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
     assert_eq!(found(1, &[a(Vec::new()), b.clone()]), None);
@@ -142,7 +142,7 @@ fn readers_are_held_up_by_the_writer_before_them() {
 
 #[test]
 fn one_stuck_reader_blocks_a_writer() {
-    let a = record("a", vec![holds(1, Share::Shared, 0), holds(3, Share::Shared, 0)], vec![waits(2, ALONE)]);
+    let a = record("a", vec![holds(1, Mode::Shared, 0), holds(3, Mode::Shared, 0)], vec![waits(2, ALONE)]);
     let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
     assert!(found(1, &[a, b]).is_some());
 }
@@ -150,7 +150,7 @@ fn one_stuck_reader_blocks_a_writer() {
 #[test]
 fn a_lease_ends_by_itself() {
     let lease = Lease { clock: LeaseClock::FileSystem(Begun::default()), ends: 5, wall: 5 };
-    let grant = Grant { tenure: Tenure::Until(lease), ..holds(1, ALONE, 0) };
+    let grant = Grant { lifetime: Lifetime::ExpiresAt(lease), ..holds(1, ALONE, 0) };
     let a = record("a", vec![grant], vec![waits(2, ALONE)]);
     let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
     assert_eq!(found(1, &[a, b]), None);
@@ -158,7 +158,7 @@ fn a_lease_ends_by_itself() {
 
 #[test]
 fn by_the_grants_that_one_works_under() {
-    let under = Waiter { under: vec![proof(1)], ..waits(7, ALONE) };
+    let under = Waiter { enclosing_grants: vec![proof(1)], ..waits(7, ALONE) };
     let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE)]);
     let b = record("b", vec![holds(2, ALONE, 0)], vec![under.clone()]);
     assert_eq!(found(7, &[a.clone(), b]), Some((names("ba"), 7)));

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Facts, Fate, Home, Lease, Process, Proof, Waiter};
+use super::{Facts, HandleHash, Lease, Liveness, PidDomain, ProcessId, Waiter};
 
 /// Every answer that a decision could use.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -10,7 +10,7 @@ pub struct Answers {
     /// The wall clock, in milliseconds since 1970.
     pub wall: u64,
     /// What is known of each process.
-    pub fates: Vec<(Home, Process, Fate)>,
+    pub fates: Vec<(PidDomain, ProcessId, Liveness)>,
     /// Whether each lease is over.
     pub over: Vec<(Lease, bool)>,
     /// Whether each lease lasts longer than the caller is willing to wait.
@@ -18,15 +18,15 @@ pub struct Answers {
     /// The waiters on each page.
     pub pages: Vec<(u64, Vec<Waiter>)>,
     /// Whether each grant of several names was decided.
-    pub decided: Vec<(Proof, bool)>,
+    pub decided: Vec<(HandleHash, bool)>,
     /// The lease of each span that began with the decision.
     pub lent: Vec<(u64, Lease)>,
 }
 
 impl From<Facts> for Answers {
     fn from(facts: Facts) -> Answers {
-        let of_process = |((pid, start), known): ((i32, u64), Vec<(Home, Fate)>)| {
-            known.into_iter().map(move |(home, fate)| (home, Process { pid, start }, fate))
+        let of_process = |((pid, start), known): ((i32, u64), Vec<(PidDomain, Liveness)>)| {
+            known.into_iter().map(move |(domain, liveness)| (domain, ProcessId { pid, start }, liveness))
         };
         Answers {
             wall: facts.wall,
@@ -43,12 +43,15 @@ impl From<Facts> for Answers {
 impl From<Answers> for Facts {
     fn from(answers: Answers) -> Facts {
         let mut facts = Facts::at(answers.wall);
-        answers.fates.into_iter().for_each(|(home, process, fate)| facts.learn_fate(home, process, fate));
-        answers.over.into_iter().for_each(|(lease, over)| facts.learn_over(lease, over));
-        answers.outlasts.into_iter().for_each(|(lease, outlasts)| facts.learn_outlasts(lease, outlasts));
-        answers.pages.into_iter().for_each(|(number, waiters)| facts.learn_page(number, waiters));
-        answers.decided.into_iter().for_each(|(proof, decided)| facts.learn_decided(proof, decided));
-        answers.lent.into_iter().for_each(|(span, lease)| facts.learn_lent(span, lease));
+        answers
+            .fates
+            .into_iter()
+            .for_each(|(domain, process, liveness)| facts.insert_liveness(domain, process, liveness));
+        answers.over.into_iter().for_each(|(lease, over)| facts.insert_expired(lease, over));
+        answers.outlasts.into_iter().for_each(|(lease, outlasts)| facts.insert_outlasts(lease, outlasts));
+        answers.pages.into_iter().for_each(|(number, waiters)| facts.insert_page(number, waiters));
+        answers.decided.into_iter().for_each(|(proof, decided)| facts.insert_committed(proof, decided));
+        answers.lent.into_iter().for_each(|(span, lease)| facts.insert_new_lease(span, lease));
         facts
     }
 }

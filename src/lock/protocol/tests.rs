@@ -1,24 +1,32 @@
 //! The rules, one by one, without any clock, process or file.
 
 use super::*;
-use crate::lock::record::{Begun, Home, Lease, LeaseClock, Party, Process, Share, Waiter};
+use crate::lock::record::{Begun, Lease, LeaseClock, Mode, Owner, PidDomain, ProcessId, Waiter};
 use crate::lock::{Handle, decode, encode};
 
-fn home() -> Home {
-    Home { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 }
+fn domain() -> PidDomain {
+    PidDomain { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 }
 }
 
-fn process(pid: i32) -> Process {
-    Process { pid, start: 1 }
+fn process(pid: i32) -> ProcessId {
+    ProcessId { pid, start: 1 }
 }
 
-fn proof(pid: i32) -> Proof {
+fn proof(pid: i32) -> HandleHash {
     Handle::new([pid as u8; 16]).proof()
 }
 
-fn party(owners: &[i32]) -> Party {
+fn owner(owners: &[i32]) -> Owner {
     let owners = owners.iter().map(|pid| process(*pid)).collect();
-    Party { home: home(), owners, supervisor: None, host: "h".into(), uid: 0, command: b"job".to_vec(), label: None }
+    Owner {
+        domain: domain(),
+        processes: owners,
+        supervisor: None,
+        host: "h".into(),
+        uid: 0,
+        command: b"job".to_vec(),
+        label: None,
+    }
 }
 
 fn lease(ends: u64) -> Lease {
@@ -26,31 +34,31 @@ fn lease(ends: u64) -> Lease {
 }
 
 /// A job that runs as `pid` and wants the lock.
-fn wants(pid: i32, share: Share) -> Application {
+fn wants(pid: i32, share: Mode) -> Acquire {
     let entry = Waiter {
         proof: proof(pid),
-        share,
-        party: party(&[pid]),
+        mode: share,
+        owner: owner(&[pid]),
         process: process(pid),
-        tenure: Tenure::OwnerLives,
-        confirms: false,
-        yields: false,
+        lifetime: Lifetime::WhileOwnerLives,
+        needs_confirmation: false,
+        release_on_exit: false,
         claim: None,
-        under: Vec::new(),
-        within: Vec::new(),
+        enclosing_grants: Vec::new(),
+        blocked_processes: Vec::new(),
         lease: None,
         since: 0,
     };
-    let slots = (share == Share::Slot).then_some(2);
-    Application {
+    let slots = (share == Mode::Slot).then_some(2);
+    Acquire {
         entry,
-        tenure: Tenure::OwnerLives,
+        lifetime: Lifetime::WhileOwnerLives,
         slots,
         queue: true,
         refuse_stale: false,
-        tentative: false,
+        provisional: false,
         confirming: false,
-        place: None,
+        position: None,
         full: None,
     }
 }
@@ -59,64 +67,64 @@ fn wants(pid: i32, share: Share) -> Application {
 const DECIDED: i32 = 50;
 
 /// A world in which these pids are dead, all others live, and leases that end at 0 are over.
-fn settle(record: &Record, ask: &Ask, dead: &[i32]) -> Step {
+fn settle(record: &Record, ask: &Request, dead: &[i32]) -> Transition {
     let mut facts = Facts::at(7);
     loop {
         match decide(record, ask, &facts) {
             Ok(step) => return step,
-            Err(Wanted::Fate(home, process)) => {
-                let fate = if dead.contains(&process.pid) { Fate::Dead } else { Fate::Alive };
-                facts.learn_fate(home, process, fate);
+            Err(Query::Liveness(domain, process)) => {
+                let liveness = if dead.contains(&process.pid) { Liveness::Dead } else { Liveness::Alive };
+                facts.insert_liveness(domain, process, liveness);
             }
-            Err(Wanted::Outlasts(lease)) => facts.learn_outlasts(lease, true),
-            Err(Wanted::Lent(span)) => facts.learn_lent(span, lease(span)),
-            Err(Wanted::Page(page)) => facts.learn_page(page, Vec::new()),
-            Err(Wanted::Decided(who)) => facts.learn_decided(who, who == proof(DECIDED)),
-            Err(Wanted::Over(lease)) => {
+            Err(Query::Outlasts(lease)) => facts.insert_outlasts(lease, true),
+            Err(Query::NewLease(span)) => facts.insert_new_lease(span, lease(span)),
+            Err(Query::Page(page)) => facts.insert_page(page, Vec::new()),
+            Err(Query::Committed(who)) => facts.insert_committed(who, who == proof(DECIDED)),
+            Err(Query::LeaseExpired(lease)) => {
                 let over = lease.ends == 0;
-                facts.learn_over(lease, over);
+                facts.insert_expired(lease, over);
             }
         }
     }
 }
 
 /// Applies an ask, with the version number as token, and returns the answer and who is woken.
-fn apply(record: &mut Record, version: u64, ask: Ask, dead: &[i32]) -> (Option<Outcome>, Vec<Proof>) {
+fn apply(record: &mut Record, version: u64, ask: Request, dead: &[i32]) -> (Option<Response>, Vec<HandleHash>) {
     match settle(record, &ask, dead) {
-        Step::Done(outcome) => (Some(outcome), Vec::new()),
-        Step::Write { record: next, outcome, wake, .. } => {
+        Transition::Done(response) => (Some(response), Vec::new()),
+        Transition::Write { record: next, response: outcome, wake, .. } => {
             *record = decode(&encode(&next), version).unwrap();
             (outcome, wake)
         }
-        Step::Wait { .. } | Step::Join(_) => (None, Vec::new()),
+        Transition::Wait { .. } | Transition::Enqueue(_) => (None, Vec::new()),
     }
 }
 
-fn take(record: &mut Record, version: u64, pid: i32, share: Share) -> Option<Outcome> {
-    apply(record, version, Ask::Take(wants(pid, share)), &[]).0
+fn take(record: &mut Record, version: u64, pid: i32, share: Mode) -> Option<Response> {
+    apply(record, version, Request::Acquire(wants(pid, share)), &[]).0
 }
 
-fn handle_of(pid: i32) -> Claimant {
-    Claimant {
+fn handle_of(pid: i32) -> Credentials {
+    Credentials {
         proof: Some(proof(pid)),
         owners: Vec::new(),
         claim: None,
-        home: home(),
+        domain: domain(),
         supervises: false,
         repeated: false,
     }
 }
 
-fn owner(pid: i32) -> Claimant {
-    Claimant { proof: None, owners: vec![process(pid)], ..handle_of(pid) }
+fn by_owner(pid: i32) -> Credentials {
+    Credentials { proof: None, owners: vec![process(pid)], ..handle_of(pid) }
 }
 
 fn holders(record: &Record) -> Vec<i32> {
-    record.holders.iter().map(|grant| grant.party.owners[0].pid).collect()
+    record.holders.iter().map(|grant| grant.owner.processes[0].pid).collect()
 }
 
 /// A record that 1 holds and for which 2, 3, ... wait.
-fn queue(shares: &[Share]) -> Record {
+fn queue(shares: &[Mode]) -> Record {
     let mut record = Record::free(b"x");
     for (at, share) in shares.iter().enumerate() {
         let pid = at as i32 + 1;
@@ -128,366 +136,379 @@ fn queue(shares: &[Share]) -> Record {
 #[test]
 fn a_free_lock_is_granted_with_the_version_as_its_token() {
     let mut record = Record::free(b"x");
-    assert!(matches!(take(&mut record, 17, 1, Share::Exclusive), Some(Outcome::Granted(_, None))));
+    assert!(matches!(take(&mut record, 17, 1, Mode::Exclusive), Some(Response::Granted(_, None))));
     assert_eq!((holders(&record), record.holders[0].token), (vec![1], Some(17)));
 }
 
 #[test]
 fn a_release_grants_to_the_first_in_the_queue_and_wakes_only_it() {
-    let mut record = queue(&[Share::Exclusive; 4]);
-    let (outcome, wake) = apply(&mut record, 9, Ask::Release(handle_of(1)), &[]);
-    assert!(matches!(outcome, Some(Outcome::Released(_))));
+    let mut record = queue(&[Mode::Exclusive; 4]);
+    let (response, wake) = apply(&mut record, 9, Request::Release(handle_of(1)), &[]);
+    assert!(matches!(response, Some(Response::Released(_))));
     assert_eq!((holders(&record), wake, record.waiters.len()), (vec![2], vec![proof(2)], 2));
     assert_eq!(record.holders[0].token, Some(9));
 }
 
 #[test]
 fn the_dead_in_the_queue_are_passed_over() {
-    let mut record = queue(&[Share::Exclusive; 4]);
-    apply(&mut record, 9, Ask::Release(handle_of(1)), &[2, 3]);
+    let mut record = queue(&[Mode::Exclusive; 4]);
+    apply(&mut record, 9, Request::Release(handle_of(1)), &[2, 3]);
     assert_eq!((holders(&record), record.waiters.len()), (vec![4], 0));
 }
 
 #[test]
 fn readers_hold_together_and_never_pass_a_waiting_writer() {
-    let mut record = queue(&[Share::Shared, Share::Shared, Share::Exclusive, Share::Shared]);
+    let mut record = queue(&[Mode::Shared, Mode::Shared, Mode::Exclusive, Mode::Shared]);
     assert_eq!((holders(&record), record.waiters.len()), (vec![1, 2], 2));
-    apply(&mut record, 9, Ask::Release(handle_of(1)), &[]);
+    apply(&mut record, 9, Request::Release(handle_of(1)), &[]);
     assert_eq!(holders(&record), [2]);
-    apply(&mut record, 10, Ask::Release(handle_of(2)), &[]);
+    apply(&mut record, 10, Request::Release(handle_of(2)), &[]);
     assert_eq!(holders(&record), [3]);
-    apply(&mut record, 11, Ask::Release(handle_of(3)), &[]);
+    apply(&mut record, 11, Request::Release(handle_of(3)), &[]);
     assert_eq!(holders(&record), [4]);
 }
 
 #[test]
 fn slots_are_numbered_from_the_lowest_free_one() {
-    let mut record = queue(&[Share::Slot; 3]);
+    let mut record = queue(&[Mode::Slot; 3]);
     let slots = |record: &Record| record.holders.iter().map(|grant| grant.slot).collect::<Vec<_>>();
     assert_eq!((holders(&record), slots(&record)), (vec![1, 2], vec![0, 1]));
-    apply(&mut record, 9, Ask::Release(handle_of(1)), &[]);
+    apply(&mut record, 9, Request::Release(handle_of(1)), &[]);
     assert_eq!((holders(&record), slots(&record)), (vec![2, 3], vec![1, 0]));
-    let other = Application { slots: Some(3), ..wants(4, Share::Slot) };
-    assert!(matches!(settle(&record, &Ask::Take(other), &[]), Step::Done(Outcome::OtherSlots(2))));
+    let other = Acquire { slots: Some(3), ..wants(4, Mode::Slot) };
+    assert!(matches!(settle(&record, &Request::Acquire(other), &[]), Transition::Done(Response::SlotCountConflict(2))));
 }
 
 #[test]
 fn a_dead_holder_is_evicted_and_the_taker_is_told() {
-    let mut record = queue(&[Share::Exclusive]);
-    let (outcome, _) = apply(&mut record, 9, Ask::Take(wants(2, Share::Exclusive)), &[1]);
-    let Some(Outcome::Granted(_, Some(ending))) = outcome else { panic!("{outcome:?}") };
-    assert_eq!((ending.how, ending.grant.token), (Ended::Died, Some(1)));
+    let mut record = queue(&[Mode::Exclusive]);
+    let (response, _) = apply(&mut record, 9, Request::Acquire(wants(2, Mode::Exclusive)), &[1]);
+    let Some(Response::Granted(_, Some(ending))) = response else { panic!("{response:?}") };
+    assert_eq!((ending.reason, ending.grant.token), (EndReason::Died, Some(1)));
 }
 
 #[test]
 fn a_waiter_is_served_before_a_newcomer_who_finds_the_holder_dead() {
-    let mut record = queue(&[Share::Exclusive; 2]);
-    let newcomer = Application { queue: false, ..wants(3, Share::Exclusive) };
-    let (outcome, wake) = apply(&mut record, 9, Ask::Take(newcomer), &[1]);
-    assert!(matches!(outcome, Some(Outcome::Busy(_))));
+    let mut record = queue(&[Mode::Exclusive; 2]);
+    let newcomer = Acquire { queue: false, ..wants(3, Mode::Exclusive) };
+    let (response, wake) = apply(&mut record, 9, Request::Acquire(newcomer), &[1]);
+    assert!(matches!(response, Some(Response::Busy(_))));
     assert_eq!((holders(&record), wake, record.waiters.len()), (vec![2], vec![proof(2)], 0));
 }
 
 #[test]
 fn unknown_is_not_dead() {
-    let record = queue(&[Share::Exclusive]);
+    let record = queue(&[Mode::Exclusive]);
     let mut facts = Facts::at(7);
-    facts.learn_fate(home(), process(1), Fate::Unknown);
-    let application = Application { queue: false, ..wants(2, Share::Exclusive) };
-    let step = decide(&record, &Ask::Take(application), &facts);
-    assert!(matches!(step, Ok(Step::Done(Outcome::Busy(_)))), "{step:?}");
+    facts.insert_liveness(domain(), process(1), Liveness::Unknown);
+    let application = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
+    let step = decide(&record, &Request::Acquire(application), &facts);
+    assert!(matches!(step, Ok(Transition::Done(Response::Busy(_)))), "{step:?}");
 }
 
 #[test]
 fn refuse_stale_changes_nothing() {
-    let record = queue(&[Share::Exclusive]);
-    let application = Application { refuse_stale: true, ..wants(2, Share::Exclusive) };
-    assert!(matches!(settle(&record, &Ask::Take(application), &[1]), Step::Done(Outcome::Stale(_))));
+    let record = queue(&[Mode::Exclusive]);
+    let application = Acquire { refuse_stale: true, ..wants(2, Mode::Exclusive) };
+    assert!(matches!(settle(&record, &Request::Acquire(application), &[1]), Transition::Done(Response::Stale(_))));
 }
 
 #[test]
 fn every_ask_may_be_repeated() {
-    let mut record = queue(&[Share::Exclusive; 2]);
+    let mut record = queue(&[Mode::Exclusive; 2]);
     let before = record.clone();
-    assert!(matches!(take(&mut record, 9, 1, Share::Exclusive), Some(Outcome::Granted(..))));
+    assert!(matches!(take(&mut record, 9, 1, Mode::Exclusive), Some(Response::Granted(..))));
     assert_eq!(record, before);
-    apply(&mut record, 9, Ask::Release(handle_of(1)), &[]);
-    let again = Claimant { repeated: true, ..handle_of(1) };
-    assert!(matches!(apply(&mut record, 10, Ask::Release(again), &[]).0, Some(Outcome::Released(_))));
-    let late = apply(&mut record, 10, Ask::Release(handle_of(1)), &[]).0;
-    assert!(matches!(late, Some(Outcome::NotOwner(_, Some(_)))), "{late:?}");
+    apply(&mut record, 9, Request::Release(handle_of(1)), &[]);
+    let again = Credentials { repeated: true, ..handle_of(1) };
+    assert!(matches!(apply(&mut record, 10, Request::Release(again), &[]).0, Some(Response::Released(_))));
+    let late = apply(&mut record, 10, Request::Release(handle_of(1)), &[]).0;
+    assert!(matches!(late, Some(Response::NotOwner(_, Some(_)))), "{late:?}");
     assert_eq!(holders(&record), [2]);
 }
 
 #[test]
 fn only_the_handle_or_the_owner_gives_back() {
-    let record = queue(&[Share::Exclusive]);
-    for stranger in [handle_of(2), owner(2)] {
-        assert!(matches!(settle(&record, &Ask::Release(stranger), &[]), Step::Done(Outcome::NotOwner(..))));
+    let record = queue(&[Mode::Exclusive]);
+    for stranger in [handle_of(2), by_owner(2)] {
+        assert!(matches!(settle(&record, &Request::Release(stranger), &[]), Transition::Done(Response::NotOwner(..))));
     }
-    for holder in [handle_of(1), owner(1)] {
-        assert!(matches!(settle(&record, &Ask::Release(holder), &[]), Step::Write { .. }));
+    for holder in [handle_of(1), by_owner(1)] {
+        assert!(matches!(settle(&record, &Request::Release(holder), &[]), Transition::Write { .. }));
     }
 }
 
 #[test]
 fn the_owner_is_the_first_of_the_chain_that_lives() {
     let mut record = Record::free(b"x");
-    let mut application = wants(1, Share::Exclusive);
-    application.entry.party = party(&[1, 2]);
-    apply(&mut record, 1, Ask::Take(application), &[]);
-    assert!(matches!(settle(&record, &Ask::Release(owner(2)), &[]), Step::Done(Outcome::NotOwner(..))));
-    assert!(matches!(settle(&record, &Ask::Release(owner(2)), &[1]), Step::Write { .. }));
+    let mut application = wants(1, Mode::Exclusive);
+    application.entry.owner = owner(&[1, 2]);
+    apply(&mut record, 1, Request::Acquire(application), &[]);
+    assert!(matches!(settle(&record, &Request::Release(by_owner(2)), &[]), Transition::Done(Response::NotOwner(..))));
+    assert!(matches!(settle(&record, &Request::Release(by_owner(2)), &[1]), Transition::Write { .. }));
 }
 
 #[test]
 fn waiting_for_oneself_is_a_deadlock() {
-    let record = queue(&[Share::Exclusive]);
-    let mut application = wants(2, Share::Exclusive);
-    application.entry.under = vec![proof(1)];
-    assert!(matches!(settle(&record, &Ask::Take(application), &[]), Step::Done(Outcome::Deadlock(_))));
-    let mut application = wants(2, Share::Exclusive);
-    application.entry.within = vec![process(1)];
-    assert!(matches!(settle(&record, &Ask::Take(application), &[]), Step::Done(Outcome::Deadlock(_))));
+    let record = queue(&[Mode::Exclusive]);
+    let mut application = wants(2, Mode::Exclusive);
+    application.entry.enclosing_grants = vec![proof(1)];
+    assert!(matches!(settle(&record, &Request::Acquire(application), &[]), Transition::Done(Response::Deadlock(_))));
+    let mut application = wants(2, Mode::Exclusive);
+    application.entry.blocked_processes = vec![process(1)];
+    assert!(matches!(settle(&record, &Request::Acquire(application), &[]), Transition::Done(Response::Deadlock(_))));
 }
 
 #[test]
 fn a_lease_that_is_over_ends_the_grant_for_everybody() {
-    let mut record = queue(&[Share::Exclusive]);
-    record.holders[0].tenure = Tenure::Until(lease(0));
-    for ask in [Ask::Release(handle_of(1)), Ask::Renew(owner(1), Tenure::Until(lease(9)))] {
+    let mut record = queue(&[Mode::Exclusive]);
+    record.holders[0].lifetime = Lifetime::ExpiresAt(lease(0));
+    for ask in [Request::Release(handle_of(1)), Request::Renew(by_owner(1), Lifetime::ExpiresAt(lease(9)))] {
         let step = settle(&record, &ask, &[]);
-        assert!(matches!(step, Step::Done(Outcome::NotHeld(Some(Ending { how: Ended::Expired, .. })))), "{step:?}");
+        assert!(
+            matches!(step, Transition::Done(Response::NotHeld(Some(EndedGrant { reason: EndReason::Expired, .. })))),
+            "{step:?}"
+        );
     }
-    let taken = take(&mut record, 9, 2, Share::Exclusive);
-    assert!(matches!(taken, Some(Outcome::Granted(_, Some(Ending { how: Ended::Expired, .. })))));
-    let late = settle(&record, &Ask::Release(handle_of(1)), &[]);
-    assert!(matches!(late, Step::Done(Outcome::NotOwner(_, Some(_)))));
+    let taken = take(&mut record, 9, 2, Mode::Exclusive);
+    assert!(matches!(taken, Some(Response::Granted(_, Some(EndedGrant { reason: EndReason::Expired, .. })))));
+    let late = settle(&record, &Request::Release(handle_of(1)), &[]);
+    assert!(matches!(late, Transition::Done(Response::NotOwner(_, Some(_)))));
 }
 
 #[test]
 fn a_step_names_the_leases_whose_end_it_rests_on() {
-    let mut record = queue(&[Share::Shared, Share::Shared, Share::Exclusive]);
-    (record.holders[0].tenure, record.holders[1].tenure) = (Tenure::Until(lease(0)), Tenure::Until(lease(5)));
+    let mut record = queue(&[Mode::Shared, Mode::Shared, Mode::Exclusive]);
+    (record.holders[0].lifetime, record.holders[1].lifetime) =
+        (Lifetime::ExpiresAt(lease(0)), Lifetime::ExpiresAt(lease(5)));
     record.waiters[0].lease = Some(lease(0));
-    let step = settle(&record, &Ask::Take(wants(4, Share::Exclusive)), &[]);
-    assert!(matches!(step, Step::Write { over, .. } if over == [lease(0)]));
+    let step = settle(&record, &Request::Acquire(wants(4, Mode::Exclusive)), &[]);
+    assert!(matches!(step, Transition::Write { over, .. } if over == [lease(0)]));
     record.holders.remove(0);
     record.waiters[0].lease = Some(lease(6));
-    let step = settle(&record, &Ask::Release(handle_of(2)), &[]);
-    assert!(matches!(step, Step::Write { over, .. } if over.is_empty()));
+    let step = settle(&record, &Request::Release(handle_of(2)), &[]);
+    assert!(matches!(step, Transition::Write { over, .. } if over.is_empty()));
 }
 
 #[test]
 fn a_lease_begins_with_the_grant_and_anew_when_the_waiter_confirms() {
-    let mut record = queue(&[Share::Exclusive]);
-    let mut application = wants(2, Share::Exclusive);
-    application.entry.tenure = Tenure::AtMost(1000);
-    application.entry.confirms = true;
-    apply(&mut record, 2, Ask::Take(application.clone()), &[]);
-    apply(&mut record, 3, Ask::Release(handle_of(1)), &[]);
+    let mut record = queue(&[Mode::Exclusive]);
+    let mut application = wants(2, Mode::Exclusive);
+    application.entry.lifetime = Lifetime::Ttl(1000);
+    application.entry.needs_confirmation = true;
+    apply(&mut record, 2, Request::Acquire(application.clone()), &[]);
+    apply(&mut record, 3, Request::Release(handle_of(1)), &[]);
     let grant = &record.holders[0];
-    assert_eq!((&grant.tenure, grant.unconfirmed), (&Tenure::Until(lease(1000)), Some(process(2))));
-    application.tenure = Tenure::Until(lease(2000));
-    apply(&mut record, 4, Ask::Take(application), &[]);
+    assert_eq!((&grant.lifetime, grant.provisional), (&Lifetime::ExpiresAt(lease(1000)), Some(process(2))));
+    application.lifetime = Lifetime::ExpiresAt(lease(2000));
+    apply(&mut record, 4, Request::Acquire(application), &[]);
     let grant = &record.holders[0];
-    assert_eq!((&grant.tenure, grant.unconfirmed, grant.token), (&Tenure::Until(lease(2000)), None, Some(3)));
+    assert_eq!((&grant.lifetime, grant.provisional, grant.token), (&Lifetime::ExpiresAt(lease(2000)), None, Some(3)));
 }
 
 #[test]
 fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
-    let mut record = queue(&[Share::Exclusive]);
-    let mut application = wants(2, Share::Exclusive);
-    application.entry.party = party(&[20]);
-    application.entry.confirms = true;
-    apply(&mut record, 2, Ask::Take(application), &[]);
-    apply(&mut record, 3, Ask::Release(handle_of(1)), &[]);
-    let (outcome, _) = apply(&mut record, 4, Ask::Take(wants(3, Share::Exclusive)), &[2]);
-    assert!(matches!(outcome, Some(Outcome::Granted(..))), "{outcome:?}");
+    let mut record = queue(&[Mode::Exclusive]);
+    let mut application = wants(2, Mode::Exclusive);
+    application.entry.owner = owner(&[20]);
+    application.entry.needs_confirmation = true;
+    apply(&mut record, 2, Request::Acquire(application), &[]);
+    apply(&mut record, 3, Request::Release(handle_of(1)), &[]);
+    let (response, _) = apply(&mut record, 4, Request::Acquire(wants(3, Mode::Exclusive)), &[2]);
+    assert!(matches!(response, Some(Response::Granted(..))), "{response:?}");
 }
 
 #[test]
 fn an_unconfirmed_grant_is_not_yet_its_owners() {
     let mut record = Record::free(b"x");
-    let mut application = wants(2, Share::Exclusive);
-    application.entry.party = party(&[20]);
-    application.tentative = true;
-    apply(&mut record, 1, Ask::Take(application), &[]);
+    let mut application = wants(2, Mode::Exclusive);
+    application.entry.owner = owner(&[20]);
+    application.provisional = true;
+    apply(&mut record, 1, Request::Acquire(application), &[]);
     for dead in [&[][..], &[2]] {
-        let answer = settle(&record, &Ask::Release(owner(20)), dead);
-        assert!(matches!(answer, Step::Done(Outcome::NotOwner(..) | Outcome::NotHeld(_))), "{answer:?}");
+        let answer = settle(&record, &Request::Release(by_owner(20)), dead);
+        assert!(matches!(answer, Transition::Done(Response::NotOwner(..) | Response::NotHeld(_))), "{answer:?}");
     }
-    assert!(matches!(settle(&record, &Ask::Release(handle_of(2)), &[2]), Step::Write { .. }));
+    assert!(matches!(settle(&record, &Request::Release(handle_of(2)), &[2]), Transition::Write { .. }));
 }
 
 #[test]
 fn what_was_decided_stands_and_is_confirmed_by_the_next_who_writes() {
     let mut record = Record::free(b"x");
-    let mut application = wants(DECIDED, Share::Shared);
-    application.entry.party = party(&[20]);
-    application.tentative = true;
-    apply(&mut record, 1, Ask::Take(application), &[]);
-    let (outcome, _) = apply(&mut record, 2, Ask::Take(wants(3, Share::Shared)), &[DECIDED]);
-    assert!(matches!(outcome, Some(Outcome::Granted(_, None))), "{outcome:?}");
-    assert_eq!((holders(&record), record.holders[0].unconfirmed), (vec![20, 3], None));
-    let (outcome, _) = apply(&mut record, 3, Ask::Take(wants(4, Share::Shared)), &[20, DECIDED]);
-    assert!(matches!(outcome, Some(Outcome::Granted(_, Some(_)))), "{outcome:?}");
+    let mut application = wants(DECIDED, Mode::Shared);
+    application.entry.owner = owner(&[20]);
+    application.provisional = true;
+    apply(&mut record, 1, Request::Acquire(application), &[]);
+    let (response, _) = apply(&mut record, 2, Request::Acquire(wants(3, Mode::Shared)), &[DECIDED]);
+    assert!(matches!(response, Some(Response::Granted(_, None))), "{response:?}");
+    assert_eq!((holders(&record), record.holders[0].provisional), (vec![20, 3], None));
+    let (outcome, _) = apply(&mut record, 3, Request::Acquire(wants(4, Mode::Shared)), &[20, DECIDED]);
+    assert!(matches!(outcome, Some(Response::Granted(_, Some(_)))), "{outcome:?}");
     assert_eq!(holders(&record), [3, 4]);
 }
 
 #[test]
 fn a_claim_stands_against_all_but_its_own_id() {
     let claims = |pid: i32, id: &[u8]| {
-        let mut application = wants(pid, Share::Exclusive);
-        application.entry.party = party(&[]);
+        let mut application = wants(pid, Mode::Exclusive);
+        application.entry.owner = owner(&[]);
         application.entry.claim = Some(id.to_vec());
-        (application.entry.tenure, application.tenure) = (Tenure::Forever, Tenure::Forever);
+        (application.entry.lifetime, application.lifetime) = (Lifetime::UntilReleased, Lifetime::UntilReleased);
         application
     };
     let mut record = Record::free(b"x");
-    let several = Application { tentative: true, ..claims(2, b"two") };
-    apply(&mut record, 1, Ask::Take(several.clone()), &[]);
+    let several = Acquire { provisional: true, ..claims(2, b"two") };
+    apply(&mut record, 1, Request::Acquire(several.clone()), &[]);
     // It may yet come to nothing, so that the next one waits; and it does when who makes it dies.
-    assert!(matches!(settle(&record, &Ask::Take(claims(3, b"three")), &[]), Step::Write { outcome: None, .. }));
+    assert!(matches!(
+        settle(&record, &Request::Acquire(claims(3, b"three")), &[]),
+        Transition::Write { response: None, .. }
+    ));
     let mut alone = record.clone();
-    let (outcome, _) = apply(&mut alone, 2, Ask::Take(claims(3, b"three")), &[2]);
-    assert!(matches!(outcome, Some(Outcome::Granted(grant, _)) if grant.claim.as_deref() == Some(b"three")));
-    apply(&mut record, 2, Ask::Take(claims(3, b"three")), &[]);
-    let (outcome, wake) = apply(&mut record, 3, Ask::Take(Application { tentative: false, ..several }), &[]);
-    assert!(matches!(outcome, Some(Outcome::Granted(..))), "{outcome:?}");
+    let (response, _) = apply(&mut alone, 2, Request::Acquire(claims(3, b"three")), &[2]);
+    assert!(matches!(response, Some(Response::Granted(grant, _)) if grant.claim.as_deref() == Some(b"three")));
+    apply(&mut record, 2, Request::Acquire(claims(3, b"three")), &[]);
+    let (outcome, wake) = apply(&mut record, 3, Request::Acquire(Acquire { provisional: false, ..several }), &[]);
+    assert!(matches!(outcome, Some(Response::Granted(..))), "{outcome:?}");
     assert_eq!(wake, [proof(3)], "who wants to claim it as well need not wait");
     for dead in [&[][..], &[2]] {
-        let refused = settle(&record, &Ask::Take(claims(3, b"three")), dead);
-        assert!(matches!(refused, Step::Done(Outcome::Claimed(ref grant)) if grant.proof == proof(2)), "{refused:?}");
-        let again = settle(&record, &Ask::Take(claims(4, b"two")), dead);
-        assert!(matches!(again, Step::Done(Outcome::Granted(ref grant, None)) if grant.proof == proof(2)), "{again:?}");
+        let refused = settle(&record, &Request::Acquire(claims(3, b"three")), dead);
+        assert!(
+            matches!(refused, Transition::Done(Response::Claimed(ref grant)) if grant.proof == proof(2)),
+            "{refused:?}"
+        );
+        let again = settle(&record, &Request::Acquire(claims(4, b"two")), dead);
+        assert!(
+            matches!(again, Transition::Done(Response::Granted(ref grant, None)) if grant.proof == proof(2)),
+            "{again:?}"
+        );
     }
-    let by = |id: &[u8]| Claimant { proof: None, claim: Some(id.to_vec()), ..handle_of(2) };
-    assert!(matches!(apply(&mut record, 4, Ask::Release(by(b"three")), &[]).0, Some(Outcome::NotOwner(..))));
-    assert!(matches!(apply(&mut record, 4, Ask::Release(by(b"two")), &[]).0, Some(Outcome::Released(_))));
+    let by = |id: &[u8]| Credentials { proof: None, claim: Some(id.to_vec()), ..handle_of(2) };
+    assert!(matches!(apply(&mut record, 4, Request::Release(by(b"three")), &[]).0, Some(Response::NotOwner(..))));
+    assert!(matches!(apply(&mut record, 4, Request::Release(by(b"two")), &[]).0, Some(Response::Released(_))));
 }
 
 #[test]
 fn forever_outlives_its_owner() {
-    let mut record = queue(&[Share::Exclusive]);
-    record.holders[0].tenure = Tenure::Forever;
-    let application = Application { queue: false, ..wants(2, Share::Exclusive) };
-    assert!(matches!(settle(&record, &Ask::Take(application), &[1]), Step::Done(Outcome::Busy(_))));
+    let mut record = queue(&[Mode::Exclusive]);
+    record.holders[0].lifetime = Lifetime::UntilReleased;
+    let application = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
+    assert!(matches!(settle(&record, &Request::Acquire(application), &[1]), Transition::Done(Response::Busy(_))));
 }
 
 #[test]
 fn a_break_ends_only_what_was_seen() {
-    let mut record = queue(&[Share::Exclusive; 2]);
-    let (outcome, wake) = apply(&mut record, 9, Ask::Break(vec![proof(1)]), &[]);
-    assert!(matches!(outcome, Some(Outcome::Broken(broken)) if broken.len() == 1));
+    let mut record = queue(&[Mode::Exclusive; 2]);
+    let (response, wake) = apply(&mut record, 9, Request::Break(vec![proof(1)]), &[]);
+    assert!(matches!(response, Some(Response::Broken(broken)) if broken.len() == 1));
     assert_eq!((holders(&record), wake), (vec![2], vec![proof(2)]));
-    let repeated = apply(&mut record, 10, Ask::Break(vec![proof(1)]), &[]).0;
-    assert!(matches!(repeated, Some(Outcome::Broken(_))));
+    let repeated = apply(&mut record, 10, Request::Break(vec![proof(1)]), &[]).0;
+    assert!(matches!(repeated, Some(Response::Broken(_))));
     assert_eq!(holders(&record), [2]);
 }
 
 #[test]
 fn a_break_removes_a_grant_whose_owner_died() {
-    let mut record = queue(&[Share::Exclusive; 2]);
-    let (outcome, wake) = apply(&mut record, 9, Ask::Break(vec![proof(1)]), &[1]);
-    let died = |ending: &Ending| ending.grant.proof == proof(1) && ending.how == Ended::Died;
-    assert!(matches!(&outcome, Some(Outcome::Broken(broken)) if broken.iter().all(died) && broken.len() == 1));
+    let mut record = queue(&[Mode::Exclusive; 2]);
+    let (response, wake) = apply(&mut record, 9, Request::Break(vec![proof(1)]), &[1]);
+    let died = |ending: &EndedGrant| ending.grant.proof == proof(1) && ending.reason == EndReason::Died;
+    assert!(matches!(&response, Some(Response::Broken(broken)) if broken.iter().all(died) && broken.len() == 1));
     assert_eq!((holders(&record), wake), (vec![2], vec![proof(2)]));
-    assert_eq!(apply(&mut record, 10, Ask::Break(vec![proof(1)]), &[1]).0, outcome);
+    assert_eq!(apply(&mut record, 10, Request::Break(vec![proof(1)]), &[1]).0, response);
     // No grant is meant: the answer is who holds it.
-    let refused = settle(&record, &Ask::Break(Vec::new()), &[]);
+    let refused = settle(&record, &Request::Break(Vec::new()), &[]);
     assert!(
-        matches!(refused, Step::Done(Outcome::NotOwner(ref grants, None)) if grants[0].proof == proof(2)),
+        matches!(refused, Transition::Done(Response::NotOwner(ref grants, None)) if grants[0].proof == proof(2)),
         "{refused:?}"
     );
 }
 
 #[test]
 fn a_broken_grant_is_remembered_until_its_holder_hears_of_it_or_dies() {
-    let mut record = queue(&[Share::Exclusive]);
-    apply(&mut record, 9, Ask::Break(vec![proof(1)]), &[]);
-    assert!(record.is_free() && !record.is_vacant());
+    let mut record = queue(&[Mode::Exclusive]);
+    apply(&mut record, 9, Request::Break(vec![proof(1)]), &[]);
+    assert!(record.is_free() && !record.is_removable());
     let mut dead = record.clone();
-    apply(&mut dead, 10, Ask::Collect, &[1]);
-    assert!(dead.is_vacant());
-    let (told, _) = apply(&mut record, 10, Ask::Release(handle_of(1)), &[]);
-    assert!(matches!(told, Some(Outcome::NotHeld(Some(Ending { how: Ended::Broken, .. })))), "{told:?}");
-    assert!(record.is_vacant());
+    apply(&mut dead, 10, Request::Gc, &[1]);
+    assert!(dead.is_removable());
+    let (told, _) = apply(&mut record, 10, Request::Release(handle_of(1)), &[]);
+    assert!(matches!(told, Some(Response::NotHeld(Some(EndedGrant { reason: EndReason::Broken, .. })))), "{told:?}");
+    assert!(record.is_removable());
 }
 
 #[test]
 fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_hears_of_it_or_dies() {
     const SUPERVISOR: i32 = 70;
-    let mut wanted = wants(1, Share::Exclusive);
-    wanted.entry.party.supervisor = Some(process(SUPERVISOR));
+    let mut query = wants(1, Mode::Exclusive);
+    query.entry.owner.supervisor = Some(process(SUPERVISOR));
     let mut granted = Record::free(b"x");
-    apply(&mut granted, 1, Ask::Take(wanted), &[]);
-    let supervisor = Claimant { supervises: true, ..handle_of(1) };
+    apply(&mut granted, 1, Request::Acquire(query), &[]);
+    let supervisor = Credentials { supervises: true, ..handle_of(1) };
     for (ask, dead, how) in [
-        (Ask::Release(handle_of(1)), &[][..], Ended::Released),
-        (Ask::Collect, &[1], Ended::Died),
-        (Ask::Break(vec![proof(1)]), &[], Ended::Broken),
+        (Request::Release(handle_of(1)), &[][..], EndReason::Released),
+        (Request::Gc, &[1], EndReason::Died),
+        (Request::Break(vec![proof(1)]), &[], EndReason::Broken),
     ] {
         let mut record = granted.clone();
         apply(&mut record, 2, ask, dead);
         // More grants than a record remembers of others.
         for pid in 2..9 {
-            take(&mut record, pid as u64, pid, Share::Exclusive);
-            apply(&mut record, 9, Ask::Release(handle_of(pid)), dead);
+            take(&mut record, pid as u64, pid, Mode::Exclusive);
+            apply(&mut record, 9, Request::Release(handle_of(pid)), dead);
         }
-        assert!(record.is_free() && !record.is_vacant(), "{how:?}");
+        assert!(record.is_free() && !record.is_removable(), "{how:?}");
         let mut alone = record.clone();
-        apply(&mut alone, 10, Ask::Collect, &[1, SUPERVISOR]);
-        assert!(alone.is_vacant(), "{how:?}");
+        apply(&mut alone, 10, Request::Gc, &[1, SUPERVISOR]);
+        assert!(alone.is_removable(), "{how:?}");
         // The command itself may ask, and changes nothing about it.
-        apply(&mut record, 10, Ask::Release(handle_of(1)), dead);
-        let (told, _) = apply(&mut record, 11, Ask::Release(supervisor.clone()), dead);
-        assert!(matches!(told, Some(Outcome::NotHeld(Some(ending))) if ending.how == how), "{how:?}");
-        assert!(record.is_vacant(), "{how:?}");
+        apply(&mut record, 10, Request::Release(handle_of(1)), dead);
+        let (told, _) = apply(&mut record, 11, Request::Release(supervisor.clone()), dead);
+        assert!(matches!(told, Some(Response::NotHeld(Some(ending))) if ending.reason == how), "{how:?}");
+        assert!(record.is_removable(), "{how:?}");
     }
-    let (told, _) = apply(&mut granted, 2, Ask::Release(supervisor), &[]);
-    assert!(matches!(told, Some(Outcome::Released(_))) && granted.is_vacant());
+    let (told, _) = apply(&mut granted, 2, Request::Release(supervisor), &[]);
+    assert!(matches!(told, Some(Response::Released(_))) && granted.is_removable());
 }
 
 #[test]
 fn withdrawing_lets_those_behind_pass() {
-    let mut record = queue(&[Share::Shared, Share::Exclusive, Share::Shared]);
-    let (outcome, wake) = apply(&mut record, 9, Ask::Withdraw(proof(2), None), &[]);
-    assert_eq!((outcome, wake, holders(&record)), (Some(Outcome::Withdrawn), vec![proof(3)], vec![1, 3]));
-    let late = apply(&mut record, 10, Ask::Withdraw(proof(3), None), &[]).0;
-    assert!(matches!(late, Some(Outcome::GrantedMeanwhile(_))));
+    let mut record = queue(&[Mode::Shared, Mode::Exclusive, Mode::Shared]);
+    let (response, wake) = apply(&mut record, 9, Request::Cancel(proof(2), None), &[]);
+    assert_eq!((response, wake, holders(&record)), (Some(Response::Cancelled), vec![proof(3)], vec![1, 3]));
+    let late = apply(&mut record, 10, Request::Cancel(proof(3), None), &[]).0;
+    assert!(matches!(late, Some(Response::GrantedMeanwhile(_))));
 }
 
 #[test]
 fn collecting_removes_the_dead_wherever_they_stand() {
-    let mut record = queue(&[Share::Exclusive; 4]);
-    let (outcome, _) = apply(&mut record, 9, Ask::Collect, &[1, 3]);
-    let Some(Outcome::Collected(ended, dropped)) = outcome else { panic!("{outcome:?}") };
+    let mut record = queue(&[Mode::Exclusive; 4]);
+    let (response, _) = apply(&mut record, 9, Request::Gc, &[1, 3]);
+    let Some(Response::Collected(ended, dropped)) = response else { panic!("{response:?}") };
     assert_eq!((ended.len(), dropped.len(), holders(&record), record.waiters.len()), (1, 1, vec![2], 1));
 }
 
 #[test]
 fn a_waiter_watches_the_one_before_it_and_the_first_one_the_holder() {
-    let record = queue(&[Share::Exclusive; 3]);
+    let record = queue(&[Mode::Exclusive; 3]);
     for (pid, watched) in [(2, 1), (3, 2)] {
-        let step = settle(&record, &Ask::Take(wants(pid, Share::Exclusive)), &[]);
-        let Step::Wait { processes, ahead, .. } = step else { panic!("{step:?}") };
-        assert_eq!((processes, ahead), (vec![(home(), process(watched))], pid as usize - 2));
+        let step = settle(&record, &Request::Acquire(wants(pid, Mode::Exclusive)), &[]);
+        let Transition::Wait { processes, ahead, .. } = step else { panic!("{step:?}") };
+        assert_eq!((processes, ahead), (vec![(domain(), process(watched))], pid as usize - 2));
     }
 }
 
 /// As [`settle`] for somebody who wants it alone, with these pages.
-fn ask_with_pages(record: &Record, ask: &Ask, pages: &[(u64, Vec<Waiter>)]) -> Step {
+fn ask_with_pages(record: &Record, ask: &Request, pages: &[(u64, Vec<Waiter>)]) -> Transition {
     let mut facts = Facts::at(7);
     loop {
         match decide(record, ask, &facts) {
             Ok(step) => return step,
-            Err(Wanted::Fate(home, process)) => facts.learn_fate(home, process, Fate::Alive),
-            Err(Wanted::Page(number)) => {
+            Err(Query::Liveness(domain, process)) => facts.insert_liveness(domain, process, Liveness::Alive),
+            Err(Query::Page(number)) => {
                 let (_, waiters) = pages.iter().find(|(known, _)| *known == number).unwrap();
-                facts.learn_page(number, waiters.clone());
+                facts.insert_page(number, waiters.clone());
             }
-            Err(wanted) => panic!("{wanted:?}"),
+            Err(query) => panic!("{query:?}"),
         }
     }
 }
@@ -499,39 +520,41 @@ fn waiters(record: &Record) -> Vec<i32> {
 
 /// A record with a holder, `count` waiters behind it and a page.
 fn crowded(count: usize) -> Record {
-    let mut record = queue(&vec![Share::Exclusive; count + 1]);
+    let mut record = queue(&vec![Mode::Exclusive; count + 1]);
     record.pages = Some(Pages { first: 3, last: 3 });
     record
 }
 
 #[test]
 fn who_finds_the_record_full_goes_to_a_page() {
-    let full = queue(&[Share::Exclusive; WINDOW + 1]);
-    let Step::Write { record, outcome: None, .. } = settle(&full, &Ask::Take(wants(99, Share::Exclusive)), &[]) else {
+    let full = queue(&[Mode::Exclusive; INLINE_WAITERS + 1]);
+    let Transition::Write { record, response: None, .. } =
+        settle(&full, &Request::Acquire(wants(99, Mode::Exclusive)), &[])
+    else {
         panic!()
     };
-    assert_eq!((record.pages, record.waiters.len()), (Some(Pages { first: 7, last: 7 }), WINDOW));
-    let late = wants(99, Share::Exclusive);
-    assert!(matches!(settle(&record, &Ask::Take(late.clone()), &[]), Step::Join(7)));
-    let full = Application { full: Some(7), ..late.clone() };
-    let Step::Write { record: longer, .. } = settle(&record, &Ask::Take(full), &[]) else { panic!() };
+    assert_eq!((record.pages, record.waiters.len()), (Some(Pages { first: 7, last: 7 }), INLINE_WAITERS));
+    let late = wants(99, Mode::Exclusive);
+    assert!(matches!(settle(&record, &Request::Acquire(late.clone()), &[]), Transition::Enqueue(7)));
+    let full = Acquire { full: Some(7), ..late.clone() };
+    let Transition::Write { record: longer, .. } = settle(&record, &Request::Acquire(full), &[]) else { panic!() };
     assert_eq!(longer.pages, Some(Pages { first: 7, last: 8 }));
-    let place = Some(Place { page: 7, ahead: 2, before: Vec::new(), entry: late.entry.clone() });
-    let placed = Application { place, ..late };
+    let place = Some(QueuePosition { page: 7, ahead: 2, before: Vec::new(), entry: late.entry.clone() });
+    let placed = Acquire { position: place, ..late };
     assert!(
-        matches!(settle(&record, &Ask::Take(placed.clone()), &[]), Step::Wait { ahead, .. } if ahead == WINDOW + 2)
+        matches!(settle(&record, &Request::Acquire(placed.clone()), &[]), Transition::Wait { ahead, .. } if ahead == INLINE_WAITERS + 2)
     );
     // A page that is none of the record's any more is no place.
     let moved_on = Record { pages: Some(Pages { first: 8, last: 9 }), ..record };
-    assert!(matches!(settle(&moved_on, &Ask::Take(placed), &[]), Step::Join(9)));
+    assert!(matches!(settle(&moved_on, &Request::Acquire(placed), &[]), Transition::Enqueue(9)));
 }
 
 #[test]
 fn a_page_is_fetched_when_few_are_left_and_its_first_is_woken() {
     let record = crowded(4);
-    let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Share::Exclusive).entry).collect();
-    let step = ask_with_pages(&record, &Ask::Release(handle_of(1)), &[(3, page)]);
-    let Step::Write { record, wake, .. } = step else { panic!() };
+    let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Mode::Exclusive).entry).collect();
+    let step = ask_with_pages(&record, &Request::Release(handle_of(1)), &[(3, page)]);
+    let Transition::Write { record, wake, .. } = step else { panic!() };
     assert_eq!((holders(&record), waiters(&record), record.pages), (vec![2], vec![3, 4, 5, 50, 51], None));
     assert_eq!(wake, vec![proof(2), proof(50)]);
 }
@@ -539,8 +562,9 @@ fn a_page_is_fetched_when_few_are_left_and_its_first_is_woken() {
 #[test]
 fn who_is_fetched_twice_stands_once() {
     let record = crowded(2);
-    let page: Vec<Waiter> = [1, 3, 50].iter().map(|pid| wants(*pid, Share::Exclusive).entry).collect();
-    let Step::Write { record, .. } = ask_with_pages(&record, &Ask::Release(handle_of(1)), &[(3, page)]) else {
+    let page: Vec<Waiter> = [1, 3, 50].iter().map(|pid| wants(*pid, Mode::Exclusive).entry).collect();
+    let Transition::Write { record, .. } = ask_with_pages(&record, &Request::Release(handle_of(1)), &[(3, page)])
+    else {
         panic!()
     };
     // (1, who just gave back, may want it again.)
@@ -549,68 +573,76 @@ fn who_is_fetched_twice_stands_once() {
 
 #[test]
 fn from_a_page_that_is_being_fetched_one_leaves_by_the_record() {
-    let record = crowded(WINDOW);
-    let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Share::Exclusive).entry).collect();
-    let Step::Write { record, outcome, .. } = ask_with_pages(&record, &Ask::Withdraw(proof(50), Some(3)), &[(3, page)])
+    let record = crowded(INLINE_WAITERS);
+    let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Mode::Exclusive).entry).collect();
+    let Transition::Write { record, response, .. } =
+        ask_with_pages(&record, &Request::Cancel(proof(50), Some(3)), &[(3, page)])
     else {
         panic!()
     };
-    assert_eq!(outcome, Some(Outcome::Withdrawn));
-    assert_eq!((record.pages, waiters(&record).last(), record.waiters.len()), (None, Some(&51), WINDOW + 1));
+    assert_eq!(response, Some(Response::Cancelled));
+    assert_eq!((record.pages, waiters(&record).last(), record.waiters.len()), (None, Some(&51), INLINE_WAITERS + 1));
 }
 
 /// A record that this job holds for so long.
-fn held_by(pid: i32, tenure: Tenure) -> Record {
-    let take = Ask::Take(Application { tenure, ..wants(pid, Share::Exclusive) });
-    let Step::Write { record, .. } = settle(&Record::free(b"x"), &take, &[]) else { panic!() };
+fn held_by(pid: i32, lifetime: Lifetime) -> Record {
+    let take = Request::Acquire(Acquire { lifetime, ..wants(pid, Mode::Exclusive) });
+    let Transition::Write { record, .. } = settle(&Record::free(b"x"), &take, &[]) else { panic!() };
     record
 }
 
 #[test]
 fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
-    let renewed = |ends| Tenure::Renewed(lease(ends));
-    let claimant = handle_of(1);
+    let renewed = |ends| Lifetime::Keepalive(lease(ends));
+    let credentials = handle_of(1);
     let held = held_by(1, renewed(0));
-    let Step::Write { record, .. } = settle(&held, &Ask::Renew(claimant.clone(), renewed(9)), &[]) else { panic!() };
-    assert_eq!(record.holders[0].tenure, renewed(9));
+    let Transition::Write { record, .. } = settle(&held, &Request::Renew(credentials.clone(), renewed(9)), &[]) else {
+        panic!()
+    };
+    assert_eq!(record.holders[0].lifetime, renewed(9));
     // What somebody set a time for keeps it, and is over when that is.
-    let held = held_by(1, Tenure::Until(lease(5)));
-    let step = settle(&held, &Ask::Renew(claimant.clone(), renewed(9)), &[]);
-    assert!(matches!(step, Step::Done(Outcome::Renewed(grant)) if grant.tenure == Tenure::Until(lease(5))));
-    let held = held_by(2, Tenure::OwnerLives);
-    let step = settle(&held, &Ask::Renew(claimant, renewed(9)), &[]);
-    assert!(matches!(step, Step::Done(Outcome::NotOwner(..))));
+    let held = held_by(1, Lifetime::ExpiresAt(lease(5)));
+    let step = settle(&held, &Request::Renew(credentials.clone(), renewed(9)), &[]);
+    assert!(
+        matches!(step, Transition::Done(Response::Renewed(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5)))
+    );
+    let held = held_by(2, Lifetime::WhileOwnerLives);
+    let step = settle(&held, &Request::Renew(credentials, renewed(9)), &[]);
+    assert!(matches!(step, Transition::Done(Response::NotOwner(..))));
 }
 
 #[test]
 fn whoever_is_mourned_is_dead_for_everybody() {
-    let claimant = handle_of(1);
-    let mut held = held_by(1, Tenure::Renewed(lease(5)));
-    let Step::Write { record, .. } = settle(&held, &Ask::Mourn(claimant.clone()), &[]) else { panic!() };
-    assert_eq!(record.holders[0].tenure, Tenure::OwnerDied);
+    let credentials = handle_of(1);
+    let mut held = held_by(1, Lifetime::Keepalive(lease(5)));
+    let Transition::Write { record, .. } = settle(&held, &Request::OwnerDied(credentials.clone()), &[]) else {
+        panic!()
+    };
+    assert_eq!(record.holders[0].lifetime, Lifetime::OwnerDied);
     // It is there for whoever refuses what the dead left.
-    let refuses = Application { refuse_stale: true, ..wants(2, Share::Exclusive) };
-    let step = settle(&record, &Ask::Take(refuses), &[]);
-    assert!(matches!(step, Step::Done(Outcome::Stale(endings)) if endings[0].how == Ended::Died));
+    let refuses = Acquire { refuse_stale: true, ..wants(2, Mode::Exclusive) };
+    let step = settle(&record, &Request::Acquire(refuses), &[]);
+    assert!(matches!(step, Transition::Done(Response::Stale(endings)) if endings[0].reason == EndReason::Died));
     // And whoever waits has it at once.
-    held.waiters = vec![wants(3, Share::Exclusive).entry];
-    let Step::Write { record, wake, .. } = settle(&held, &Ask::Mourn(claimant), &[]) else { panic!() };
+    held.waiters = vec![wants(3, Mode::Exclusive).entry];
+    let Transition::Write { record, wake, .. } = settle(&held, &Request::OwnerDied(credentials), &[]) else { panic!() };
     assert_eq!((record.holders[0].proof, wake), (proof(3), vec![proof(3)]));
 }
 
 #[test]
 fn nobody_takes_the_lock_of_an_owner_whom_he_sees_alive() {
-    let late = held_by(1, Tenure::Renewed(lease(0)));
-    let waits = settle(&late, &Ask::Take(wants(2, Share::Exclusive)), &[]);
-    let Step::Write { record, outcome: None, .. } = waits else { panic!() };
+    let late = held_by(1, Lifetime::Keepalive(lease(0)));
+    let waits = settle(&late, &Request::Acquire(wants(2, Mode::Exclusive)), &[]);
+    let Transition::Write { record, response: None, .. } = waits else { panic!() };
     // He looks when that process ends, and not again and again because the lease is over.
-    let Step::Wait { processes, leases, .. } = settle(&record, &Ask::Take(wants(2, Share::Exclusive)), &[]) else {
+    let Transition::Wait { processes, leases, .. } = settle(&record, &Request::Acquire(wants(2, Mode::Exclusive)), &[])
+    else {
         panic!()
     };
-    assert_eq!((processes, leases), (vec![(home(), process(1))], Vec::new()));
-    let step = settle(&late, &Ask::Take(wants(2, Share::Exclusive)), &[1]);
-    assert!(matches!(step, Step::Write { outcome: Some(Outcome::Granted(..)), .. }));
+    assert_eq!((processes, leases), (vec![(domain(), process(1))], Vec::new()));
+    let step = settle(&late, &Request::Acquire(wants(2, Mode::Exclusive)), &[1]);
+    assert!(matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. }));
     // A time that somebody set is over when it is.
-    let step = settle(&held_by(1, Tenure::Until(lease(0))), &Ask::Take(wants(2, Share::Exclusive)), &[]);
-    assert!(matches!(step, Step::Write { outcome: Some(Outcome::Granted(..)), .. }));
+    let step = settle(&held_by(1, Lifetime::ExpiresAt(lease(0))), &Request::Acquire(wants(2, Mode::Exclusive)), &[]);
+    assert!(matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. }));
 }

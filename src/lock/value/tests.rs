@@ -1,23 +1,25 @@
 //! Who may write, when, and what version it gets.
 
 use super::*;
-use crate::lock::{Ask, Begun, Fate, Grant, Home, Lease, LeaseClock, Party, Process, Proof, Share, Tenure, Waiter};
+use crate::lock::{
+    Begun, Grant, HandleHash, Lease, LeaseClock, Lifetime, Liveness, Mode, Owner, PidDomain, ProcessId, Request, Waiter,
+};
 use crate::lock::{decide, decode, encode};
 
-fn proof(pid: i32) -> Proof {
+fn proof(pid: i32) -> HandleHash {
     crate::lock::Handle::new([pid as u8; 16]).proof()
 }
 
-fn home() -> Home {
-    Home { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 }
+fn domain() -> PidDomain {
+    PidDomain { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 }
 }
 
 /// Held by 1 until the lease that ends then.
 fn held(ends: u64) -> Record {
-    let owner = Process { pid: 1, start: 1 };
-    let party = Party {
-        home: home(),
-        owners: vec![owner],
+    let owner = ProcessId { pid: 1, start: 1 };
+    let party = Owner {
+        domain: domain(),
+        processes: vec![owner],
         supervisor: None,
         host: "h".into(),
         uid: 0,
@@ -28,14 +30,14 @@ fn held(ends: u64) -> Record {
     let grant = Grant {
         proof: proof(1),
         token: Some(5),
-        share: Share::Exclusive,
+        mode: Mode::Exclusive,
         slot: 0,
-        party,
-        tenure: Tenure::Until(lease),
+        owner: party,
+        lifetime: Lifetime::ExpiresAt(lease),
         since: 0,
         waited: 0,
-        unconfirmed: None,
-        yields: false,
+        provisional: None,
+        release_on_exit: false,
         claim: None,
     };
     Record { holders: vec![grant], ..Record::free(b"x") }
@@ -43,36 +45,36 @@ fn held(ends: u64) -> Record {
 
 fn writing(pid: i32, bytes: &[u8]) -> Writing {
     Writing {
-        claimant: Claimant {
+        credentials: Credentials {
             proof: Some(proof(pid)),
             owners: Vec::new(),
             claim: None,
-            home: home(),
+            domain: domain(),
             supervises: false,
             repeated: false,
         },
         value: Some(Value::new(bytes, u64::from(bytes[0]), None)),
-        only_if: None,
-        as_holder: false,
-        give_back: false,
+        precondition: None,
+        require_lock: false,
+        release: false,
         even_if_stale: false,
     }
 }
 
 /// Puts it to a record at that version, in a world where all live and a lease that ends at 0 is over.
-fn put(record: &mut Record, version: u64, writing: Writing) -> Outcome {
+fn put(record: &mut Record, version: u64, writing: Writing) -> Response {
     let mut facts = Facts::at(7);
     let step = loop {
-        match decide(record, &Ask::Write(writing.clone()), &facts) {
+        match decide(record, &Request::Write(writing.clone()), &facts) {
             Ok(step) => break step,
-            Err(Wanted::Fate(home, process)) => facts.learn_fate(home, process, Fate::Alive),
-            Err(Wanted::Over(lease)) => facts.learn_over(lease.clone(), lease.ends == 0),
-            Err(wanted) => panic!("{wanted:?}"),
+            Err(Query::Liveness(domain, process)) => facts.insert_liveness(domain, process, Liveness::Alive),
+            Err(Query::LeaseExpired(lease)) => facts.insert_expired(lease.clone(), lease.ends == 0),
+            Err(query) => panic!("{query:?}"),
         }
     };
     match step {
-        Step::Done(outcome) => outcome,
-        Step::Write { record: next, outcome: Some(outcome), .. } => {
+        Transition::Done(response) => response,
+        Transition::Write { record: next, response: Some(outcome), .. } => {
             *record = decode(&encode(&next), version).unwrap();
             outcome
         }
@@ -88,7 +90,7 @@ fn versions(record: &Record) -> (Option<u64>, Option<u64>) {
 #[test]
 fn the_first_version_is_the_records_and_each_write_adds_one() {
     let mut record = Record::free(b"x");
-    assert!(matches!(put(&mut record, 40, writing(9, b"a")), Outcome::Written(..)));
+    assert!(matches!(put(&mut record, 40, writing(9, b"a")), Response::Written(..)));
     assert_eq!(versions(&record), (Some(40), Some(40)));
     put(&mut record, 60, writing(9, b"b"));
     assert_eq!(versions(&record), (Some(41), Some(60)));
@@ -97,9 +99,9 @@ fn the_first_version_is_the_records_and_each_write_adds_one() {
     put(&mut record, 61, writing(1, b"c"));
     assert_eq!(versions(&record), (Some(42), Some(5)), "the token is that of the grant");
     let deleted = put(&mut record, 70, Writing { value: None, ..writing(1, b"d") });
-    assert!(matches!(deleted, Outcome::Written(Some(value), _) if value.version == Some(42)));
+    assert!(matches!(deleted, Response::Written(Some(value), _) if value.version == Some(42)));
     assert_eq!(record.value, None);
-    assert!(matches!(put(&mut record, 71, Writing { value: None, ..writing(1, b"d") }), Outcome::NoValue));
+    assert!(matches!(put(&mut record, 71, Writing { value: None, ..writing(1, b"d") }), Response::NoValue));
     put(&mut record, 80, writing(1, b"e"));
     assert_eq!(versions(&record).0, Some(80));
 }
@@ -108,52 +110,54 @@ fn the_first_version_is_the_records_and_each_write_adds_one() {
 fn who_does_not_hold_it_waits_and_who_says_he_does_is_refused() {
     let mut record = held(1);
     let before = record.clone();
-    assert!(matches!(put(&mut record, 2, writing(9, b"a")), Outcome::Busy(holders) if holders.len() == 1));
-    let as_holder = Writing { as_holder: true, ..writing(9, b"a") };
-    assert!(matches!(put(&mut record, 2, as_holder.clone()), Outcome::NotOwner(_, None)));
+    assert!(matches!(put(&mut record, 2, writing(9, b"a")), Response::Busy(holders) if holders.len() == 1));
+    let as_holder = Writing { require_lock: true, ..writing(9, b"a") };
+    assert!(matches!(put(&mut record, 2, as_holder.clone()), Response::NotOwner(_, None)));
     assert_eq!(record, before);
-    assert!(matches!(put(&mut Record::free(b"x"), 2, as_holder), Outcome::NotHeld(None)));
+    assert!(matches!(put(&mut Record::free(b"x"), 2, as_holder), Response::NotHeld(None)));
 }
 
 #[test]
 fn nobody_writes_past_a_queue() {
     let mut record = held(1);
-    let party = record.holders.remove(0).party;
+    let owner = record.holders.remove(0).owner;
     let waiter = Waiter {
         proof: proof(3),
-        share: Share::Exclusive,
-        process: Process { pid: 3, start: 1 },
-        party,
-        tenure: Tenure::OwnerLives,
-        confirms: false,
-        yields: false,
+        mode: Mode::Exclusive,
+        process: ProcessId { pid: 3, start: 1 },
+        owner,
+        lifetime: Lifetime::WhileOwnerLives,
+        needs_confirmation: false,
+        release_on_exit: false,
         claim: None,
-        under: Vec::new(),
-        within: Vec::new(),
+        enclosing_grants: Vec::new(),
+        blocked_processes: Vec::new(),
         lease: None,
         since: 0,
     };
     record.waiters.push(waiter);
-    assert!(matches!(put(&mut record, 2, writing(9, b"a")), Outcome::Busy(_)));
+    assert!(matches!(put(&mut record, 2, writing(9, b"a")), Response::Busy(_)));
 }
 
 #[test]
 fn a_grant_that_is_over_writes_only_if_it_says_so_and_was_the_last() {
     let mut record = held(0);
-    let unlock = Writing { as_holder: true, give_back: true, ..writing(1, b"a") };
-    assert!(matches!(put(&mut record, 9, unlock.clone()), Outcome::NotOwner(holders, Some(_)) if holders.is_empty()));
-    assert!(matches!(put(&mut record, 9, writing(1, b"a")), Outcome::NotOwner(_, Some(_))));
+    let unlock = Writing { require_lock: true, release: true, ..writing(1, b"a") };
+    assert!(matches!(put(&mut record, 9, unlock.clone()), Response::NotOwner(holders, Some(_)) if holders.is_empty()));
+    assert!(matches!(put(&mut record, 9, writing(1, b"a")), Response::NotOwner(_, Some(_))));
     let mut taken_since = record.clone();
     let stale = Writing { even_if_stale: true, ..unlock };
-    assert!(matches!(put(&mut record, 9, stale.clone()), Outcome::Written(..)));
+    assert!(matches!(put(&mut record, 9, stale.clone()), Response::Written(..)));
     assert!(record.is_free() && record.value.is_some());
     let grant = taken_since.holders.remove(0);
-    let of =
-        |pid: i32, token, how| Ending { grant: Grant { proof: proof(pid), token: Some(token), ..grant.clone() }, how };
-    taken_since.endings = vec![of(1, 5, Ended::Expired), of(2, 6, Ended::Released)];
-    assert!(matches!(put(&mut taken_since, 9, stale.clone()), Outcome::NotOwner(_, Some(_))));
-    taken_since.endings.pop();
-    assert!(matches!(put(&mut taken_since, 9, stale), Outcome::Written(..)));
+    let of = |pid: i32, token, how| EndedGrant {
+        grant: Grant { proof: proof(pid), token: Some(token), ..grant.clone() },
+        reason: how,
+    };
+    taken_since.ended_grants = vec![of(1, 5, EndReason::Expired), of(2, 6, EndReason::Released)];
+    assert!(matches!(put(&mut taken_since, 9, stale.clone()), Response::NotOwner(_, Some(_))));
+    taken_since.ended_grants.pop();
+    assert!(matches!(put(&mut taken_since, 9, stale), Response::Written(..)));
 }
 
 #[test]
@@ -161,26 +165,26 @@ fn a_repetition_is_seen_for_what_it_is() {
     let mut record = Record::free(b"x");
     put(&mut record, 40, writing(9, b"a"));
     let mut again = writing(9, b"a");
-    again.claimant.repeated = true;
-    assert!(matches!(put(&mut record, 41, again), Outcome::Written(..)));
+    again.credentials.repeated = true;
+    assert!(matches!(put(&mut record, 41, again), Response::Written(..)));
     assert_eq!(versions(&record).0, Some(40), "written once");
     let mut record = held(1);
-    let mut unlock = Writing { as_holder: true, give_back: true, ..writing(1, b"a") };
+    let mut unlock = Writing { require_lock: true, release: true, ..writing(1, b"a") };
     put(&mut record, 41, unlock.clone());
-    unlock.claimant.repeated = true;
-    assert!(matches!(put(&mut record, 42, unlock), Outcome::Written(..)));
+    unlock.credentials.repeated = true;
+    assert!(matches!(put(&mut record, 42, unlock), Response::Written(..)));
     assert_eq!(versions(&record).0, Some(41));
 }
 
 #[test]
 fn a_condition_is_looked_at_before_anybody_waits() {
     let mut record = held(1);
-    let absent = |pid| Writing { only_if: Some(OnlyIf::Absent), ..writing(pid, b"a") };
-    let version = |pid, version| Writing { only_if: Some(OnlyIf::Version(version)), ..writing(pid, b"b") };
-    assert!(matches!(put(&mut record, 9, absent(9)), Outcome::Busy(_)));
-    assert!(matches!(put(&mut record, 9, version(9, 3)), Outcome::OtherValue(None)));
-    assert!(matches!(put(&mut record, 9, absent(1)), Outcome::Written(..)));
-    assert!(matches!(put(&mut record, 10, absent(9)), Outcome::OtherValue(Some(_))));
-    assert!(matches!(put(&mut record, 10, version(1, 10)), Outcome::OtherValue(Some(_))));
-    assert!(matches!(put(&mut record, 10, version(1, 9)), Outcome::Written(..)));
+    let absent = |pid| Writing { precondition: Some(Precondition::Absent), ..writing(pid, b"a") };
+    let version = |pid, version| Writing { precondition: Some(Precondition::Version(version)), ..writing(pid, b"b") };
+    assert!(matches!(put(&mut record, 9, absent(9)), Response::Busy(_)));
+    assert!(matches!(put(&mut record, 9, version(9, 3)), Response::VersionMismatch(None)));
+    assert!(matches!(put(&mut record, 9, absent(1)), Response::Written(..)));
+    assert!(matches!(put(&mut record, 10, absent(9)), Response::VersionMismatch(Some(_))));
+    assert!(matches!(put(&mut record, 10, version(1, 10)), Response::VersionMismatch(Some(_))));
+    assert!(matches!(put(&mut record, 10, version(1, 9)), Response::Written(..)));
 }

@@ -15,7 +15,7 @@ use nix::sys::stat::{Mode, SFlag, fchmod, mknodat};
 
 use super::root::Root;
 use super::sys;
-use crate::store::{Hearing, Layout};
+use crate::store::{Layout, Subscription};
 
 /// What its name begins with, among the drafts.
 pub(super) const PREFIX: &[u8] = b".bell.";
@@ -39,18 +39,18 @@ impl Doorbell {
         mknodat(drafts, name, SFlag::S_IFIFO, private, 0)?;
         let fifo = openat(drafts, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty())?;
         // Only those who may change the store ring, and only its waiter hears it.
-        root.belonging.give_file(&fifo);
+        root.ownership.give_file(&fifo);
         fchmod(&fifo, private | (root.inner_mode & (Mode::S_IWGRP | Mode::S_IWOTH)))?;
         Ok(Doorbell { root, store, bell: bell.to_vec(), fifo })
     }
 }
 
-impl Hearing for Doorbell {
+impl Subscription for Doorbell {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.fifo.as_fd()
     }
 
-    fn rang(&mut self) -> bool {
+    fn is_notified(&mut self) -> bool {
         true
     }
 }

@@ -10,14 +10,14 @@ use nix::fcntl::AtFlags;
 use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use sha2::{Digest, Sha256};
 
-use super::lodging::There;
-use super::pointer::{Ident, Name, Pointer};
+use super::foreign_directory::There;
+use super::pointer::{Name, Pointer, UniqueId};
 use super::root::{Root, no_work};
 pub(super) use super::sys::os;
-use super::{lodging, sys};
+use super::{foreign_directory, sys};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::store::{Durability, Keep, Reach, Version};
+use crate::store::{Durability, Scope, Version, WriteOptions};
 
 /// The longest escaped name that is used as a file name; beyond it a hash takes its place. NAME_MAX is 255.
 const LONGEST_PLAIN: usize = 200;
@@ -44,34 +44,34 @@ pub(super) struct Entry<'a> {
 }
 
 /// What was found in an entry's directory.
-pub(super) struct Look<'a> {
+pub(super) struct Listing<'a> {
     pub(super) entry: &'a Entry<'a>,
     directory: OwnedFd,
     /// The directory that it lodges in, if it is not in the store's.
     outer: Option<OwnedFd>,
     pub(super) pointer: Option<Pointer>,
-    records: Vec<Ident>,
-    debris: Vec<String>,
+    records: Vec<UniqueId>,
+    silly_renames: Vec<String>,
     /// Whether a record may lodge in here.
     has_lodging: bool,
 }
 
 /// A look that may be gone on with later, by a change of what was read. That is as safe as a change that pauses after its own
 /// look: the rename or removal of the pointer finds out whether others were faster.
-pub(super) struct Seen {
+pub(super) struct CachedListing {
     file_name: OsString,
     directory: OwnedFd,
     outer: Option<OwnedFd>,
     pointer: Pointer,
-    records: Vec<Ident>,
+    records: Vec<UniqueId>,
 }
 
-impl Seen {
+impl CachedListing {
     /// The look, if it saw this version under this name.
-    pub(super) fn resume<'a>(self, entry: &'a Entry<'a>, version: &Version) -> Option<Look<'a>> {
+    pub(super) fn resume<'a>(self, entry: &'a Entry<'a>, version: &Version) -> Option<Listing<'a>> {
         let is_it = self.file_name == entry.file_name && self.pointer.version() == *version;
-        let look = is_it.then(|| Look::new(entry, self.directory, self.outer, Some(self.pointer)))?;
-        Some(Look { records: self.records, ..look })
+        let look = is_it.then(|| Listing::new(entry, self.directory, self.outer, Some(self.pointer)))?;
+        Some(Listing { records: self.records, ..look })
     }
 }
 
@@ -148,7 +148,7 @@ impl<'a> Entry<'a> {
 
     /// Something is there that is no directory.
     fn no_directory(&self, errno: Errno) -> Error {
-        let path = crate::name::shown_path(&self.path());
+        let path = crate::name::escape_path(&self.path());
         let found = fstatat(&self.root.directory, self.file_name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
         let kind = match found.map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT) {
             Ok(SFlag::S_IFLNK) => "a symbolic link, which is not followed",
@@ -161,12 +161,12 @@ impl<'a> Entry<'a> {
     }
 
     /// Looks what is there; `None` if nothing is.
-    pub(super) fn look(&'a self) -> Result<Option<Look<'a>>> {
+    pub(super) fn look(&'a self) -> Result<Option<Listing<'a>>> {
         let (mut openings, mut listing) = (0, 0);
         loop {
             let directory = match sys::open_directory(&self.root.directory, self.file_name.as_os_str()) {
                 Ok(directory) => directory,
-                Err(Errno::ENOENT) if openings == 0 && self.root.reach == Reach::ManyHosts => {
+                Err(Errno::ENOENT) if openings == 0 && self.root.scope == Scope::Shared => {
                     // An NFS client may go on believing that nothing is there. It looks again if the store's directory
                     // has changed, and whether that has, it asks when it opens it.
                     openings += 1;
@@ -184,7 +184,7 @@ impl<'a> Entry<'a> {
                 Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(self.no_directory(errno)),
                 Err(errno) => return Err(self.failed("open the record's directory")(errno)),
             };
-            let mut look = Look::new(self, directory, None, None);
+            let mut look = Listing::new(self, directory, None, None);
             let listed = match look.list() {
                 Ok(()) if look.pointer.is_none() && look.has_lodging => look.inside(),
                 listed => listed.map(|()| look),
@@ -200,7 +200,7 @@ impl<'a> Entry<'a> {
             };
             listing += 1;
             match (&look.pointer, look.records.is_empty()) {
-                (None, true) if look.debris.is_empty() => return Ok(None),
+                (None, true) if look.silly_renames.is_empty() => return Ok(None),
                 (None, false) if listing < LISTINGS => {}
                 _ => return Ok(Some(look)),
             }
@@ -209,33 +209,38 @@ impl<'a> Entry<'a> {
 
     /// Puts a new record there, as an embryo. `None`: the store's directory is gone. `Some(None)`: somebody was faster.
     #[expect(clippy::option_option, reason = "a failed try and a missing store are two answers")]
-    pub(super) fn give_birth(&'a self, embryo: &Pointer, body: &[u8], keep: Keep) -> Result<Option<Option<Look<'a>>>> {
+    pub(super) fn create(
+        &'a self,
+        unnumbered: &Pointer,
+        body: &[u8],
+        keep: WriteOptions,
+    ) -> Result<Option<Option<Listing<'a>>>> {
         let failed = self.failed("create the record");
-        let draft = format!(".new.{}", embryo.ident.text());
+        let draft = format!(".new.{}", unnumbered.ident.text());
         let drafts = match self.root.drafts() {
             Ok(drafts) => drafts,
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(None),
             Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(no_work(errno, self.store)),
             Err(errno) => return Err(failed(errno)),
         };
-        let prepared = sys::make_directory(drafts, draft.as_str(), self.root.inner_mode, self.root.belonging);
+        let prepared = sys::make_directory(drafts, draft.as_str(), self.root.inner_mode, self.root.ownership);
         let born = prepared.and_then(|directory| {
             let born = self
-                .write(&directory, &embryo.name(), body, keep)
+                .write(&directory, &unnumbered.name(), body, keep)
                 .and_then(|()| match keep.durability {
                     // What a name leads to has to be there before the name is.
-                    Durability::Lasting => sys::sync_directory(&directory),
+                    Durability::Durable => sys::sync_directory(&directory),
                     _ => Ok(()),
                 })
                 .and_then(|()| self.put_in_place(drafts, &draft));
             // Nothing but our own embryo: should the rename have happened after all, then everybody looks in here by now.
             if born.is_err() {
-                let _ = sys::remove_file(&directory, OsStr::new(&embryo.name()));
+                let _ = sys::remove_file(&directory, OsStr::new(&unnumbered.name()));
             }
             born.map(|outer| (directory, outer))
         });
         match born {
-            Ok((directory, outer)) => Ok(Some(Some(Look::new(self, directory, outer, Some(*embryo))))),
+            Ok((directory, outer)) => Ok(Some(Some(Listing::new(self, directory, outer, Some(*unnumbered))))),
             Err(errno) => {
                 let _ = sys::remove_directory(drafts, OsStr::new(&draft));
                 match errno {
@@ -264,27 +269,33 @@ impl Entry<'_> {
             return Err(errno);
         }
         let now = || sys::fresh_time(drafts, root.file_mode);
-        let a_while = match root.reach {
-            Reach::ThisHost => lodging::A_WHILE,
-            Reach::ManyHosts => lodging::A_WHILE_OF_SERVERS,
+        let a_while = match root.scope {
+            Scope::Local => foreign_directory::A_WHILE,
+            Scope::Shared => foreign_directory::A_WHILE_OF_SERVERS,
         };
-        match lodging::find(&root.directory, &self.file_name, is_refused.then_some(now), a_while)? {
+        match foreign_directory::find(&root.directory, &self.file_name, is_refused.then_some(now), a_while)? {
             There::Record => Err(Errno::EEXIST),
             There::Nothing => Err(errno),
             There::Lodging(outer) => {
-                sys::rename(drafts, draft, &outer, OsStr::new(lodging::NAME)).map(|()| Some(outer))
+                sys::rename(drafts, draft, &outer, OsStr::new(foreign_directory::NAME)).map(|()| Some(outer))
             }
         }
     }
 
     /// Writes a record into a directory. Its file never has a wider mode than it is to have.
-    fn write(&self, directory: &OwnedFd, name: &str, body: &[u8], keep: Keep) -> std::result::Result<(), Errno> {
+    fn write(
+        &self,
+        directory: &OwnedFd,
+        name: &str,
+        body: &[u8],
+        keep: WriteOptions,
+    ) -> std::result::Result<(), Errno> {
         let root = self.root;
         let mode = keep.mode.map_or(Mode::all(), Mode::from_bits_truncate) & root.file_mode;
         // What not everybody may read stays its writer's.
-        let belonging = if keep.mode.is_some() { root.belonging.without_owner() } else { root.belonging };
-        let kind = (root.uncached, mode, belonging);
-        sys::create_file_as(directory, name, kind, body, keep.durability >= Durability::Whole)
+        let ownership = if keep.mode.is_some() { root.ownership.without_owner() } else { root.ownership };
+        let kind = (root.uncached, mode, ownership);
+        sys::create_file_as(directory, name, kind, body, keep.durability >= Durability::Atomic)
     }
 
     /// Something is where a record is to be born. If that is no record and nothing of ours, it will not go away by itself.
@@ -296,16 +307,16 @@ impl Entry<'_> {
         let listed = sys::each_name::<Errno>(&directory, &mut |name| {
             match Name::parse(name) {
                 Some(_) => ours = true,
-                None if name == lodging::NAME.as_bytes() => ours = true,
+                None if name == foreign_directory::NAME.as_bytes() => ours = true,
                 // NFS clients keep removed files under such names while they are open.
                 None if name.starts_with(b".nfs") => {}
-                None => stranger = Some(crate::name::shown(name)),
+                None => stranger = Some(crate::name::escape(name)),
             }
             Ok(())
         });
         match stranger {
             Some(stranger) if listed.is_ok() && !ours => {
-                let path = crate::name::shown_path(&self.path());
+                let path = crate::name::escape_path(&self.path());
                 Err(Error::new(
                     Exit::Corrupt,
                     format!("{path} has {stranger} in it, which is no record"),
@@ -332,23 +343,23 @@ pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
     let _ = sys::remove_directory(drafts, draft);
 }
 
-impl<'a> Look<'a> {
-    fn new(entry: &'a Entry<'a>, directory: OwnedFd, outer: Option<OwnedFd>, pointer: Option<Pointer>) -> Look<'a> {
-        Look { entry, directory, outer, pointer, records: Vec::new(), debris: Vec::new(), has_lodging: false }
+impl<'a> Listing<'a> {
+    fn new(entry: &'a Entry<'a>, directory: OwnedFd, outer: Option<OwnedFd>, pointer: Option<Pointer>) -> Listing<'a> {
+        Listing { entry, directory, outer, pointer, records: Vec::new(), silly_renames: Vec::new(), has_lodging: false }
     }
 
     /// What is to be kept of it; nothing if it saw no record.
-    pub(super) fn keep(self) -> Option<Seen> {
+    pub(super) fn keep(self) -> Option<CachedListing> {
         let pointer = self.pointer.filter(Pointer::is_in_use)?;
         let file_name = self.entry.file_name.clone();
-        Some(Seen { file_name, directory: self.directory, outer: self.outer, pointer, records: self.records })
+        Some(CachedListing { file_name, directory: self.directory, outer: self.outer, pointer, records: self.records })
     }
 
     /// What lodges in here, if it still does.
-    fn inside(self) -> std::result::Result<Look<'a>, Errno> {
-        match sys::open_directory(&self.directory, lodging::NAME) {
+    fn inside(self) -> std::result::Result<Listing<'a>, Errno> {
+        match sys::open_directory(&self.directory, foreign_directory::NAME) {
             Ok(inner) => {
-                let mut look = Look::new(self.entry, inner, Some(self.directory), None);
+                let mut look = Listing::new(self.entry, inner, Some(self.directory), None);
                 look.list().map(|()| look)
             }
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(self),
@@ -357,9 +368,9 @@ impl<'a> Look<'a> {
     }
 }
 
-impl Look<'_> {
+impl Listing<'_> {
     fn list(&mut self) -> std::result::Result<(), Errno> {
-        let Look { pointer, records, debris, has_lodging, .. } = self;
+        let Listing { pointer, records, silly_renames: debris, has_lodging, .. } = self;
         sys::each_name::<Errno>(&self.directory, &mut |name| {
             match Name::parse(name) {
                 // A listing that a rename overtook may show both names; the later one counts.
@@ -367,7 +378,7 @@ impl Look<'_> {
                     *pointer = Some(found);
                 }
                 Some(Name::Record(ident)) => records.push(ident),
-                None if name == lodging::NAME.as_bytes() => *has_lodging = true,
+                None if name == foreign_directory::NAME.as_bytes() => *has_lodging = true,
                 None if name.starts_with(REMOVED_WHILE_OPEN) => debris.push(String::from_utf8_lossy(name).into_owned()),
                 _ => {}
             }
@@ -382,7 +393,7 @@ impl Look<'_> {
             Ok(Ok(bytes)) => Ok(Some(bytes)),
             Ok(Err(what)) => {
                 let path = self.entry.path().join(name);
-                Err(Error::corrupt(format!("{} is no record: {what}", crate::name::shown_path(&path))))
+                Err(Error::corrupt(format!("{} is no record: {what}", crate::name::escape_path(&path))))
             }
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
             Err(errno) => Err(self.entry.failed("read the record")(errno)),
@@ -400,7 +411,7 @@ impl Look<'_> {
 
     /// Writes a new record and points to it. `false`: somebody was faster, or the reply was lost and this is the answer
     /// to its repetition. Unless it turns out to be that, the record is to be withdrawn.
-    pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8], keep: Keep) -> Result<bool> {
+    pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8], keep: WriteOptions) -> Result<bool> {
         match self.entry.write(&self.directory, &to.ident.record(), body, keep) {
             Ok(()) => {}
             Err(Errno::ENOENT | Errno::ESTALE) => return Ok(false),
@@ -444,7 +455,7 @@ impl Look<'_> {
             match sys::remove_file(&self.directory, OsStr::new(&name)) {
                 Ok(()) => {}
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
-                    let path = crate::name::shown_path(&self.entry.path().join(name));
+                    let path = crate::name::escape_path(&self.entry.path().join(name));
                     let what = format!("{path} is a directory with something in it, where a record belongs");
                     return Err(Error::new(Exit::Corrupt, what, "see who made it, and move it away"));
                 }
@@ -452,7 +463,7 @@ impl Look<'_> {
                 Err(errno) => return Err(self.entry.failed("clear the record's directory")(errno)),
             }
         }
-        for name in &self.debris {
+        for name in &self.silly_renames {
             let _ = sys::remove_file(&self.directory, OsStr::new(name));
         }
         self.remove_directory()
@@ -480,7 +491,7 @@ impl Look<'_> {
     pub(super) fn remove_directory(&self) -> Result<()> {
         let root = self.entry.root;
         if let Some(outer) = &self.outer {
-            let _ = sys::remove_directory(outer, OsStr::new(lodging::NAME));
+            let _ = sys::remove_directory(outer, OsStr::new(foreign_directory::NAME));
         }
         match sys::remove_directory(&root.directory, &self.entry.file_name) {
             // Somebody is at work in it, and will see to it.
@@ -497,9 +508,9 @@ impl Look<'_> {
     pub(super) fn may_remove_directory(&self) -> bool {
         let root = self.entry.root;
         let user = nix::unistd::geteuid();
-        let record = self.outer.as_ref().filter(|_| root.reach == Reach::ManyHosts).unwrap_or(&self.directory);
+        let record = self.outer.as_ref().filter(|_| root.scope == Scope::Shared).unwrap_or(&self.directory);
         !root.sticky
-            || (self.outer.is_some() && root.reach == Reach::ThisHost)
+            || (self.outer.is_some() && root.scope == Scope::Local)
             || user.is_root()
             || root.owner == user.as_raw()
             || fstat(record).is_ok_and(|found| found.st_uid == user.as_raw())

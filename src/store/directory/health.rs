@@ -11,9 +11,9 @@ use super::root::WORK;
 use super::{Directory, sys};
 use crate::error::{Error, Result};
 use crate::host::pause;
-use crate::name::shown_path;
-use crate::store::surroundings::{Place, first_that_exists};
-use crate::store::{Finding, Layout, Reach, Store};
+use crate::name::escape_path;
+use crate::store::path_checks::{Place, first_that_exists};
+use crate::store::{Finding, Layout, Scope, Store};
 
 /// Two clocks that are further apart than this puzzle whoever reads times that both wrote.
 const FAR: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ impl Directory {
     pub(super) fn findings(&self) -> Vec<Finding> {
         let mut findings = vec![self.what()];
         findings.extend(Place { what: "directory", path: &self.path }.findings());
-        if self.reach() == Reach::ManyHosts {
+        if self.scope() == Scope::Shared {
             findings.push(self.clock().unwrap_or_else(|error| Finding::failed("clock", &error)));
         } else {
             findings.push(Finding::good(
@@ -42,7 +42,7 @@ impl Directory {
             Layout::Beside => "the locks of the files beside it, in",
             _ => "directory of records,",
         };
-        let path = shown_path(&self.path);
+        let path = escape_path(&self.path);
         match self.existing() {
             Ok(Some(_)) => Finding::good("store", format!("{what} {path}")),
             Ok(None) => Finding::good("store", format!("{what} {path}: not there yet, the first lock makes it")),

@@ -14,7 +14,7 @@ use super::sys;
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::store::Layout;
-use crate::store::chronicle::Chronicle;
+use crate::store::history_file::HistoryFile;
 
 const NAME: &str = "history";
 
@@ -24,8 +24,8 @@ pub(super) fn note(root: &Root, line: &[u8], limits: &Limits, now: Duration) -> 
         return Ok(());
     }
     let like = || fstat(&root.directory);
-    let chronicle = Chronicle { at: root.drafts()?.as_fd(), name: NAME.into(), like: &like };
-    chronicle.append(line, limits, now)
+    let history_file = HistoryFile { at: root.drafts()?.as_fd(), name: NAME.into(), like: &like };
+    history_file.append(line, limits, now)
 }
 
 /// Visits the lines of the store at this path, and changes nothing.
@@ -37,5 +37,5 @@ pub(super) fn read(root: &Root, store: &Path, visit: &mut dyn FnMut(&[u8])) -> R
         opened => opened.map_err(|errno| Error::os(errno, "read the history", &path))?,
     };
     let like = || fstat(&root.directory);
-    Chronicle { at: work.as_fd(), name: NAME.into(), like: &like }.read(&path, visit)
+    HistoryFile { at: work.as_fd(), name: NAME.into(), like: &like }.read(&path, visit)
 }

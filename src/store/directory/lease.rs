@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::host::{Host, boot_lease};
 use crate::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age, boot_of};
-use crate::store::Reach;
+use crate::store::Scope;
 
 /// The longest pause between two times that a file system keeps, where it keeps whole seconds only. FAT keeps every other.
 const COARSE_TICK: Duration = Duration::from_secs(2);
@@ -23,16 +23,16 @@ const MANY: usize = 1024;
 /// A lease that ends `span` from now. `file_system_time` is asked only if it counts.
 pub(super) fn lend(
     host: &dyn Host,
-    reach: Reach,
+    scope: Scope,
     span: Duration,
     file_system_time: impl FnOnce() -> Result<Duration>,
 ) -> Result<Lease> {
     let lease = boot_lease::lend(host, span)?;
-    if reach == Reach::ThisHost {
+    if scope == Scope::Local {
         return Ok(lease);
     }
     let begun = Begun {
-        boot: boot_of(&host.home()?.boot),
+        boot: boot_of(&host.domain()?.boot),
         at: host.boottime().as_micros() as u64,
         span: span.as_millis() as u64,
     };
@@ -53,7 +53,7 @@ pub(super) fn remaining(
     file_system_time: impl FnOnce() -> Result<Duration>,
 ) -> Result<Duration> {
     match &lease.clock {
-        LeaseClock::FileSystem(begun) if begun.boot == boot_of(&host.home()?.boot) => {
+        LeaseClock::FileSystem(begun) if begun.boot == boot_of(&host.domain()?.boot) => {
             let ends = Duration::from_micros(begun.at).saturating_add(span_of(begun));
             Ok(ends.saturating_sub(host.boottime()))
         }
@@ -121,7 +121,7 @@ impl Seen {
         if unknown.is_empty() {
             return Ok(Vec::new());
         }
-        let (boot, now, store) = (boot_of(&host.home()?.boot), host.boottime(), store_time()?);
+        let (boot, now, store) = (boot_of(&host.domain()?.boot), host.boottime(), store_time()?);
         let at = |at: Duration| Moment { boottime: at, store: store.saturating_sub(now.saturating_sub(at)) };
         Ok(unknown.into_iter().map(|(lease, seen)| Sighting { lease: lease.clone(), boot, at: at(seen) }).collect())
     }
@@ -137,7 +137,7 @@ impl Seen {
         if let Some(known) = self.all().get(&key) {
             return Ok(*known);
         }
-        let (boot, now) = (boot_of(&host.home()?.boot), host.boottime());
+        let (boot, now) = (boot_of(&host.domain()?.boot), host.boottime());
         let is_ours = begun.boot == boot || sightings.iter().any(|seen| seen.boot == boot && seen.lease == *lease);
         // A store that does not tell its time proves nothing.
         let store = is_ours.then(|| store_time().ok()).flatten();
@@ -176,7 +176,7 @@ mod tests {
 
     /// A lease of a minute that a host begins at this time of the store.
     fn lease(host: &Fake, store: Duration) -> Lease {
-        lend(host, Reach::ManyHosts, 60 * SECOND, || Ok(store)).unwrap()
+        lend(host, Scope::Shared, 60 * SECOND, || Ok(store)).unwrap()
     }
 
     /// How long until a process that saw so much takes it for over, when the store's time is this.

@@ -10,7 +10,7 @@ const HIGHEST: u64 = u64::MAX >> 1;
 
 /// What makes a name unlike any other that ever was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ident {
+pub(crate) struct UniqueId {
     /// In which boot it was made.
     pub(crate) boot: u32,
     /// Random.
@@ -21,13 +21,13 @@ pub(crate) struct Ident {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Born, its version number not yet chosen.
-    Embryo,
+    Unnumbered,
     /// In use, and never changed yet: the record is in the pointer itself.
-    Born,
+    Inline,
     /// In use: the record is in `rec.IDENT`.
-    Cur,
+    Current,
     /// Removed.
-    End,
+    Tombstone,
 }
 
 /// The one name that says which version a record is at.
@@ -35,16 +35,16 @@ pub(crate) enum Stage {
 pub(crate) struct Pointer {
     pub(crate) stage: Stage,
     pub(crate) number: u64,
-    pub(crate) ident: Ident,
+    pub(crate) ident: UniqueId,
 }
 
 /// A name found in a record's directory.
 pub(crate) enum Name {
     Pointer(Pointer),
-    Record(Ident),
+    Record(UniqueId),
 }
 
-impl Ident {
+impl UniqueId {
     pub(crate) fn text(&self) -> String {
         format!("{:08x}{:016x}", self.boot, self.mark)
     }
@@ -53,21 +53,21 @@ impl Ident {
         format!("rec.{}", self.text())
     }
 
-    fn parse(text: &str) -> Option<Ident> {
+    fn parse(text: &str) -> Option<UniqueId> {
         let is_ident = text.len() == 24 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let hex = |from: usize, to: usize| u64::from_str_radix(text.get(from..to)?, 16).ok();
         is_ident.then_some(())?;
-        Some(Ident { boot: hex(0, 8)? as u32, mark: hex(8, 24)? })
+        Some(UniqueId { boot: hex(0, 8)? as u32, mark: hex(8, 24)? })
     }
 }
 
 impl Stage {
     fn word(self) -> &'static str {
         match self {
-            Stage::Embryo => "embryo",
-            Stage::Born => "born",
-            Stage::Cur => "cur",
-            Stage::End => "end",
+            Stage::Unnumbered => "embryo",
+            Stage::Inline => "born",
+            Stage::Current => "cur",
+            Stage::Tombstone => "end",
         }
     }
 }
@@ -75,7 +75,7 @@ impl Stage {
 impl Pointer {
     /// Whether it points to a record that counts.
     pub(crate) fn is_in_use(&self) -> bool {
-        matches!(self.stage, Stage::Born | Stage::Cur)
+        matches!(self.stage, Stage::Inline | Stage::Current)
     }
 
     pub(crate) fn version(&self) -> Version {
@@ -85,8 +85,8 @@ impl Pointer {
     /// The name of the file that has the record's bytes.
     pub(crate) fn record(&self) -> String {
         match self.stage {
-            Stage::Embryo | Stage::Born => self.name(),
-            Stage::Cur | Stage::End => self.ident.record(),
+            Stage::Unnumbered | Stage::Inline => self.name(),
+            Stage::Current | Stage::Tombstone => self.ident.record(),
         }
     }
 
@@ -102,12 +102,13 @@ impl Name {
         let mut parts = std::str::from_utf8(name).ok()?.split('.');
         let word = parts.next()?;
         if word == "rec" {
-            let ident = Ident::parse(parts.next()?)?;
+            let ident = UniqueId::parse(parts.next()?)?;
             return parts.next().is_none().then_some(Name::Record(ident));
         }
-        let stage =
-            [Stage::Embryo, Stage::Born, Stage::Cur, Stage::End].into_iter().find(|stage| stage.word() == word)?;
-        let (number, ident) = (number_of(parts.next()?)?, Ident::parse(parts.next()?)?);
+        let stage = [Stage::Unnumbered, Stage::Inline, Stage::Current, Stage::Tombstone]
+            .into_iter()
+            .find(|stage| stage.word() == word)?;
+        let (number, ident) = (number_of(parts.next()?)?, UniqueId::parse(parts.next()?)?);
         parts.next().is_none().then_some(Name::Pointer(Pointer { stage, number, ident }))
     }
 }
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_pointer_reads_back() {
-        let pointer = Pointer { stage: Stage::End, number: 17, ident: Ident { boot: 1, mark: u64::MAX } };
+        let pointer = Pointer { stage: Stage::Tombstone, number: 17, ident: UniqueId { boot: 1, mark: u64::MAX } };
         assert_eq!(pointer.name(), "end.17.00000001ffffffffffffffff");
         assert!(matches!(Name::parse(pointer.name().as_bytes()), Some(Name::Pointer(same)) if same == pointer));
         assert!(

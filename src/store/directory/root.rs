@@ -13,17 +13,17 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::stat::{Mode, SFlag, fstat, fstatat, lstat, stat};
 use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
 
-use super::belonging::Belonging;
 use super::entry::Entry;
+use super::ownership::Ownership;
+use super::parked::Rest;
 use super::pointer::after;
-use super::rest::Rest;
-use super::{anchor, doorbell, entry, rest, sys, tokens};
+use super::{doorbell, entry, high_water_mark, parked, sync_parents, sys};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::Host;
-use crate::name::shown_path;
+use crate::name::escape_path;
 use crate::store::file_system::network;
-use crate::store::{Layout, Reach};
+use crate::store::{Layout, Scope};
 
 /// Drafts and tokens are in here. No record's directory begins with a dot.
 pub(super) const WORK: &str = ".work";
@@ -40,7 +40,7 @@ const OPENINGS: usize = 20;
 /// An open store.
 pub(super) struct Root {
     pub(super) directory: OwnedFd,
-    pub(super) reach: Reach,
+    pub(super) scope: Scope,
     /// How records are opened. An NFS 4 server may delegate a file to a client that opens it, and then nobody can rename
     /// or remove it until that client has given the delegation back, or is dead for so long that the server is sure
     /// (90 s). Linux asks for none where a file is opened for direct I/O.
@@ -52,7 +52,7 @@ pub(super) struct Root {
     pub(super) sticky: bool,
     pub(super) owner: u32,
     /// Whom belongs what we make in it.
-    pub(super) belonging: Belonging,
+    pub(super) ownership: Ownership,
     pub(super) layout: Layout,
     work: OnceLock<OwnedFd>,
     /// The way to it was synced.
@@ -74,7 +74,7 @@ impl Root {
                 return Err(Error::os(Errno::ENOENT, "find", path.parent().unwrap_or(path)));
             }
             Err(Errno::ELOOP) => {
-                let what = format!("{} is a symbolic link, which is not followed there", shown_path(path));
+                let what = format!("{} is a symbolic link, which is not followed there", escape_path(path));
                 return Err(Error::new(Exit::Permission, what, "see who made it, or name the real directory"));
             }
             Err(errno) => return Err(Error::os(errno, "open the store", path)),
@@ -94,16 +94,16 @@ impl Root {
         // Root may have been killed, or may be about to give it away.
         let unowned = layout == Layout::Beside && found.st_uid == 0 && nix::unistd::geteuid().is_root();
         let above = unowned.then(|| fstatat(&directory, "..", AtFlags::empty()).ok()).flatten();
-        let belonging = Belonging::in_directory(&above.unwrap_or(found));
+        let ownership = Ownership::in_directory(&above.unwrap_or(found));
         Ok(Some(Root {
             directory,
-            reach: if shared { Reach::ManyHosts } else { Reach::ThisHost },
+            scope: if shared { Scope::Shared } else { Scope::Local },
             uncached: if is_nfs { OFlag::O_DIRECT } else { OFlag::empty() },
             inner_mode,
             file_mode: entry::file_mode(inner_mode),
             sticky,
             owner: found.st_uid,
-            belonging,
+            ownership,
             layout,
             work: OnceLock::new(),
             anchored: OnceLock::new(),
@@ -112,17 +112,17 @@ impl Root {
 
     /// A store of one's own in a file system that is simulated.
     #[cfg(test)]
-    pub(super) fn simulated(directory: OwnedFd, reach: Reach) -> Root {
+    pub(super) fn simulated(directory: OwnedFd, scope: Scope) -> Root {
         let inner_mode = Mode::from_bits_truncate(0o700);
         Root {
             directory,
-            reach,
+            scope,
             uncached: OFlag::empty(),
             inner_mode,
             file_mode: entry::file_mode(inner_mode),
             sticky: false,
             owner: 0,
-            belonging: Belonging::default(),
+            ownership: Ownership::default(),
             layout: Layout::Own,
             work: OnceLock::new(),
             anchored: OnceLock::new(),
@@ -158,7 +158,7 @@ impl Root {
         }
         let work = match sys::open_directory(&self.directory, WORK) {
             Err(Errno::ENOENT) => {
-                match sys::put_directory(&self.directory, OsStr::new(WORK), self.inner_mode, self.belonging) {
+                match sys::put_directory(&self.directory, OsStr::new(WORK), self.inner_mode, self.ownership) {
                     Ok(()) | Err(Errno::EEXIST) => sys::open_directory(&self.directory, WORK),
                     Err(errno) => Err(errno),
                 }
@@ -171,18 +171,18 @@ impl Root {
 
     /// Before root puts anything into a directory that another root has made and not yet given away, it does so itself.
     fn adopt(&self, directory: &OwnedFd) -> std::result::Result<(), Errno> {
-        if self.belonging.has_owner() { self.belonging.give_directory(directory).map(drop) } else { Ok(()) }
+        if self.ownership.has_owner() { self.ownership.give_directory(directory).map(drop) } else { Ok(()) }
     }
 
     /// A version number above all that were used before, for a name whose directory was just put in place.
     pub(super) fn next_number(&self, host: &dyn Host, path: &Path) -> Result<u64> {
-        let clock = match self.reach {
-            Reach::ThisHost => host.wall(),
-            Reach::ManyHosts => self.file_system_time(path)?,
+        let clock = match self.scope {
+            Scope::Local => host.wall(),
+            Scope::Shared => self.file_system_time(path)?,
         };
         let used = match self.layout {
             Layout::Beside => 0,
-            _ => self.in_work(path, |work| Ok(tokens::highest(work)?.unwrap_or(0)))?,
+            _ => self.in_work(path, |work| Ok(high_water_mark::highest(work)?.unwrap_or(0)))?,
         };
         let above = after(used).ok_or_else(|| used_up(&path.join(WORK)))?;
         Ok((clock.as_micros() as u64).max(above))
@@ -192,7 +192,7 @@ impl Root {
     pub(super) fn raise_token(&self, number: u64, path: &Path) -> Result<()> {
         match self.layout {
             Layout::Beside => Ok(()),
-            _ => self.in_work(path, |work| tokens::raise(work, number, self.file_mode)),
+            _ => self.in_work(path, |work| high_water_mark::raise(work, number, self.file_mode)),
         }
     }
 
@@ -210,7 +210,7 @@ impl Root {
         let failed = |errno| Error::os(errno, "sync the store", path);
         sys::sync_directory(&self.directory).map_err(failed)?;
         if self.anchored.get().is_none() {
-            anchor::sync_above(&self.directory, self.layout).map_err(failed)?;
+            sync_parents::sync_above(&self.directory, self.layout).map_err(failed)?;
             let _ = self.anchored.set(());
         }
         Ok(())
@@ -220,10 +220,10 @@ impl Root {
     pub(super) fn may_rest(&self, entry: &Entry<'_>, now: Duration, path: &Path) -> Result<Rest> {
         // What is kept beside records is seldom needed twice.
         let is_record = entry::is_record(entry.file_name().as_bytes());
-        if self.layout == Layout::Beside || self.reach == Reach::ManyHosts || !is_record {
+        if self.layout == Layout::Beside || self.scope == Scope::Shared || !is_record {
             return Ok(Rest::No);
         }
-        self.in_work(path, |work| rest::may_rest(work, entry.file_name(), now, self.file_mode))
+        self.in_work(path, |work| parked::may_rest(work, entry.file_name(), now, self.file_mode))
     }
 
     /// The file names of records that may stay as tombstones.
@@ -232,7 +232,7 @@ impl Root {
         match sys::open_directory(&self.directory, WORK) {
             _ if self.layout == Layout::Beside => Ok(Vec::new()),
             Err(Errno::ENOENT) => Ok(Vec::new()),
-            _ => self.in_work(path, rest::names),
+            _ => self.in_work(path, parked::names),
         }
     }
 
@@ -296,7 +296,7 @@ impl Root {
             Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(no_work(errno, path)),
             opened => opened.map_err(failed)?,
         };
-        let now = if self.reach == Reach::ManyHosts { self.file_system_time(path)? } else { now };
+        let now = if self.scope == Scope::Shared { self.file_system_time(path)? } else { now };
         let mut old = Vec::new();
         let listed = sys::each_name::<Errno>(&drafts, &mut |name| {
             let age = sys::changed_at(&drafts, sys::os(name)).map(|changed| now.saturating_sub(changed));
@@ -337,7 +337,7 @@ pub(super) fn no_work(errno: Errno, path: &Path) -> Error {
     let work = path.join(WORK);
     match errno {
         Errno::ENOTDIR | Errno::ELOOP => {
-            let what = format!("{} is no directory, as it must be to work in", shown_path(&work));
+            let what = format!("{} is no directory, as it must be to work in", escape_path(&work));
             Error::new(Exit::Corrupt, what, "see who made it, and move it away")
         }
         errno => Error::os(errno, "use the working directory of the store", path),
@@ -361,7 +361,7 @@ fn refuse_foreign(directory: &OwnedFd, path: &Path) -> Result<()> {
     })
     .map_err(failed)?;
     let Some(name) = foreign else { return Ok(()) };
-    let what = format!("{} is no store: {} is in it", shown_path(path), crate::name::shown(&name));
+    let what = format!("{} is no store: {} is in it", escape_path(path), crate::name::escape(&name));
     Err(Error::new(Exit::Corrupt, what, "see the path; name a new directory, or an empty one"))
 }
 
@@ -390,7 +390,7 @@ fn open_through(path: &Path, links: bool) -> std::result::Result<OwnedFd, Errno>
 
 /// The highest version number stands there, which nobody comes to by counting.
 pub(super) fn used_up(path: &Path) -> Error {
-    let what = format!("no version number is left above those in {}", shown_path(path));
+    let what = format!("no version number is left above those in {}", escape_path(path));
     Error::new(Exit::Corrupt, what, "see who wrote that number there, and move it away")
 }
 
@@ -405,7 +405,7 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
     }
     Err(Error::new(
         Exit::Permission,
-        format!("everybody may rename and remove what is in {}", shown_path(path)),
+        format!("everybody may rename and remove what is in {}", escape_path(path)),
         "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
     ))
 }
@@ -417,7 +417,7 @@ fn create_beside(path: &Path) -> Result<()> {
     let wanted = stat(parent).map_err(failed)?;
     let mode = Mode::from_bits_truncate(wanted.st_mode & 0o7777);
     refuse_open_to_all(mode, parent)?;
-    match sys::put_directory(AT_FDCWD, path.as_os_str(), mode, Belonging::in_directory(&wanted)) {
+    match sys::put_directory(AT_FDCWD, path.as_os_str(), mode, Ownership::in_directory(&wanted)) {
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(errno) => Err(failed(errno)),
     }
@@ -433,10 +433,10 @@ pub(super) fn sweep_beside(path: &Path, now: Duration, dry_run: bool) -> u64 {
 }
 
 /// How far a store would reach that is yet to be made: what holds for the first directory above it that exists.
-pub(super) fn reach_of<'a>(mut above: impl Iterator<Item = &'a Path>) -> Reach {
+pub(super) fn reach_of<'a>(mut above: impl Iterator<Item = &'a Path>) -> Scope {
     match above.find_map(|directory| statfs(directory).ok()) {
-        Some(found) if network(found.filesystem_type()).is_some() => Reach::ManyHosts,
-        _ => Reach::ThisHost,
+        Some(found) if network(found.filesystem_type()).is_some() => Scope::Shared,
+        _ => Scope::Local,
     }
 }
 

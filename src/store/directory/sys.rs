@@ -14,7 +14,7 @@ use nix::unistd::UnlinkatFlags;
 use rustix::fs::{Advice, RawDir, RenameFlags};
 
 use crate::store::answers::answered;
-use crate::store::directory::belonging::Belonging;
+use crate::store::directory::ownership::Ownership;
 
 /// What comes behind the name of a directory until it is whole; then random digits.
 const UNBORN: &str = ".new.";
@@ -30,11 +30,11 @@ pub(super) fn make_directory<P: ?Sized + NixPath>(
     at: impl AsFd,
     name: &P,
     mode: Mode,
-    belonging: Belonging,
+    ownership: Ownership,
 ) -> Result<OwnedFd, Errno> {
     answered(nix::sys::stat::mkdirat(at.as_fd(), name, mode))?;
     let made = open_directory(at, name)?;
-    if !belonging.give_directory(&made)? {
+    if !ownership.give_directory(&made)? {
         return Err(Errno::EPERM);
     }
     if mode.intersects(!Mode::S_IRWXU) {
@@ -45,9 +45,9 @@ pub(super) fn make_directory<P: ?Sized + NixPath>(
 
 /// Makes such a directory under another name and renames it, so that others see it only with its owner, group and mode.
 /// EEXIST: the name is in use already.
-pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, belonging: Belonging) -> Result<(), Errno> {
+pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, ownership: Ownership) -> Result<(), Errno> {
     let draft = [name, OsStr::new(&format!("{UNBORN}{:016x}", random()?))].into_iter().collect::<OsString>();
-    let made = make_directory(&at, draft.as_os_str(), mode, belonging);
+    let made = make_directory(&at, draft.as_os_str(), mode, ownership);
     let Err(errno) = made.and_then(|_| rename_onto_nothing(&at, &draft, name)) else { return Ok(()) };
     let _ = remove_directory(&at, &draft);
     // On NFS the rename may have been repeated after it was done.
@@ -90,20 +90,20 @@ fn random() -> Result<u64, Errno> {
 /// Creates a file that does not exist yet and writes all of it, to the disk if it is to be synced. Errors that a server
 /// only tells at close are seen.
 pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    create_file_as(at, name, (OFlag::empty(), mode, Belonging::default()), bytes, synced)
+    create_file_as(at, name, (OFlag::empty(), mode, Ownership::default()), bytes, synced)
 }
 
 /// The same, opened with more flags, and given away.
 pub(super) fn create_file_as(
     at: impl AsFd,
     name: &str,
-    (flags, mode, belonging): (OFlag, Mode, Belonging),
+    (flags, mode, ownership): (OFlag, Mode, Ownership),
     bytes: &[u8],
     synced: bool,
 ) -> Result<(), Errno> {
     let flags = flags | OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = answered(nix::fcntl::openat(at, name, flags, mode))?;
-    belonging.give_file(&file);
+    ownership.give_file(&file);
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
         // The umask may have taken some away. It is still empty.
         nix::sys::stat::fchmod(&file, mode)?;

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::gateway::Gateway;
-use super::wire::{Found, encoded, number};
-use super::wrong::Trouble;
-use crate::name::shown;
+use super::api::{Found, encoded, number};
+use super::client::Client;
+use super::errors::CallError;
+use crate::name::escape;
 use crate::store::{Finding, Verdict};
 
 /// So long each question may take.
@@ -40,42 +40,42 @@ pub(super) struct Members {
 }
 
 /// Looks at everything that can be seen of it.
-pub(super) fn examine(gateway: &Gateway, records: &[u8]) -> Vec<Finding> {
-    let cluster = &gateway.cluster;
+pub(super) fn examine(client: &Client, records: &[u8]) -> Vec<Finding> {
+    let cluster = &client.cluster;
     let mut versions = BTreeSet::new();
-    let servers = cluster.endpoints.iter().flat_map(|server| of_server(gateway, server, &mut versions));
+    let servers = cluster.endpoints.iter().flat_map(|server| of_server(client, server, &mut versions));
     let mut findings: Vec<Finding> = servers.collect();
     findings.extend(versions.iter().filter_map(|version| of_version(version)));
-    let reading = of_reading(gateway, records);
+    let reading = of_reading(client, records);
     // Of a cluster that does not answer nothing more can be said.
     if reading.verdict == Verdict::Bad {
         return [findings, vec![reading]].concat();
     }
     findings.push(reading);
-    findings.extend(of_members(gateway));
-    findings.push(of_login(gateway));
-    findings.push(of_transport(gateway));
+    findings.extend(of_members(client));
+    findings.push(of_login(client));
+    findings.push(of_transport(client));
     findings
 }
 
 /// One server: whether it answers, what it is, how it feels. Adds its version.
-fn of_server(gateway: &Gateway, server: &str, versions: &mut BTreeSet<String>) -> Vec<Finding> {
-    let status: Status = match gateway.ask_one(server, "/v3/maintenance/status", &json!({}), PATIENCE) {
+fn of_server(client: &Client, server: &str, versions: &mut BTreeSet<String>) -> Vec<Finding> {
+    let status: Status = match client.ask_one(server, "/v3/maintenance/status", &json!({}), PATIENCE) {
         Ok(status) => status,
-        Err(trouble) => return vec![of_trouble(gateway, server, trouble)],
+        Err(trouble) => return vec![of_trouble(client, server, trouble)],
     };
     let version = if status.version.is_empty() { "unknown" } else { &status.version };
     versions.insert(version.to_string());
-    let mut findings = vec![Finding::good("server", format!("{server}: etcd {}", shown(version.as_bytes())))];
+    let mut findings = vec![Finding::good("server", format!("{server}: etcd {}", escape(version.as_bytes())))];
     if status.leader == 0 {
         let cure = "see whether most of its members are up and reach each other";
         findings.push(Finding::bad("leader", format!("{server} knows no leader"), cure));
     }
     for error in status.errors {
         let cure = "see `etcdctl alarm list`; for NOSPACE compact, defragment and disarm";
-        findings.push(Finding::bad("alarm", format!("{server}: {}", shown(error.as_bytes())), cure));
+        findings.push(Finding::bad("alarm", format!("{server}: {}", escape(error.as_bytes())), cure));
     }
-    if let Ok(health) = gateway.get(server, "/health", PATIENCE)
+    if let Ok(health) = client.get(server, "/health", PATIENCE)
         && String::from_utf8_lossy(&health).contains("\"false\"")
     {
         findings.push(Finding::bad("health", format!("{server} says that it is not healthy"), "see its log"));
@@ -84,10 +84,10 @@ fn of_server(gateway: &Gateway, server: &str, versions: &mut BTreeSet<String>) -
 }
 
 /// One that did not answer: the others may do.
-fn of_trouble(gateway: &Gateway, server: &str, trouble: Trouble) -> Finding {
-    let error = Trouble::error(&[(server.to_string(), trouble)], &gateway.cluster).to_string();
+fn of_trouble(client: &Client, server: &str, trouble: CallError) -> Finding {
+    let error = CallError::error(&[(server.to_string(), trouble)], &client.cluster).to_string();
     let (what, cure) = error.split_once("; ").unwrap_or((&error, ""));
-    match gateway.cluster.endpoints.len() {
+    match client.cluster.endpoints.len() {
         1 => Finding::bad("server", what, cure),
         _ => Finding::doubtful("server", what, cure),
     }
@@ -112,7 +112,7 @@ const FAULTS: [Fault; 4] = [
 /// A warning about a version with known faults.
 fn of_version(version: &str) -> Option<Finding> {
     let faults = faults(version);
-    let found = format!("etcd {}: {}", shown(version.as_bytes()), faults.join("; "));
+    let found = format!("etcd {}: {}", escape(version.as_bytes()), faults.join("; "));
     let cure = "upgrade etcd to 3.5.30 or later, or to 3.6.11 or later";
     (!faults.is_empty()).then(|| Finding::doubtful("version", found, cure))
 }
@@ -142,17 +142,17 @@ fn faults(version: &str) -> Vec<String> {
 }
 
 /// Whether the majority answers, and how fast.
-fn of_reading(gateway: &Gateway, records: &[u8]) -> Finding {
+fn of_reading(client: &Client, records: &[u8]) -> Finding {
     let question = json!({"key": encoded(records), "keys_only": true});
     let mut times = Vec::new();
     for _ in 0..READS {
-        let begun = gateway.host().boottime();
-        if let Err(error) = gateway.ask::<Found>("/v3/kv/range", &question) {
+        let begun = client.host().boottime();
+        if let Err(error) = client.ask::<Found>("/v3/kv/range", &question) {
             let error = error.to_string();
             let (what, cure) = error.rsplit_once("; ").unwrap_or((&error, ""));
             return Finding::bad("reading", what, cure);
         }
-        times.push(gateway.host().boottime().saturating_sub(begun));
+        times.push(client.host().boottime().saturating_sub(begun));
     }
     times.sort();
     let median = times[READS / 2];
@@ -164,9 +164,9 @@ fn of_reading(gateway: &Gateway, records: &[u8]) -> Finding {
 }
 
 /// How many members there are, and how many of them we know.
-fn of_members(gateway: &Gateway) -> Option<Finding> {
-    let known = gateway.cluster.endpoints.len();
-    let members = gateway.ask::<Members>("/v3/cluster/member/list", &json!({})).ok()?.members.len();
+fn of_members(client: &Client) -> Option<Finding> {
+    let known = client.cluster.endpoints.len();
+    let members = client.ask::<Members>("/v3/cluster/member/list", &json!({})).ok()?.members.len();
     Some(match (members, known) {
         (1, _) => {
             let cure = "that will do where locks may wait for it; three members go on without one of them";
@@ -180,10 +180,10 @@ fn of_members(gateway: &Gateway) -> Option<Finding> {
     })
 }
 
-fn of_login(gateway: &Gateway) -> Finding {
-    match gateway.user() {
-        Some(user) => Finding::good("login", format!("as {}", shown(user.as_bytes()))),
-        None if gateway.cluster.tls => Finding::good("login", "none, and none is asked for"),
+fn of_login(client: &Client) -> Finding {
+    match client.user() {
+        Some(user) => Finding::good("login", format!("as {}", escape(user.as_bytes()))),
+        None if client.cluster.tls => Finding::good("login", "none, and none is asked for"),
         None => {
             let cure = "where others reach etcd, `etcdctl auth enable` and give csalock a role for its prefix";
             Finding::doubtful("login", "none: whoever reaches etcd can take any lock", cure)
@@ -191,12 +191,12 @@ fn of_login(gateway: &Gateway) -> Finding {
     }
 }
 
-fn of_transport(gateway: &Gateway) -> Finding {
-    if gateway.cluster.tls {
+fn of_transport(client: &Client) -> Finding {
+    if client.cluster.tls {
         return Finding::good("transport", "TLS");
     }
     let is_local = |server: &String| ["127.", "[::1]", "localhost:"].iter().any(|local| server.starts_with(local));
-    match gateway.cluster.endpoints.iter().all(is_local) {
+    match client.cluster.endpoints.iter().all(is_local) {
         true => Finding::good("transport", "plain, within this host"),
         false => Finding::doubtful(
             "transport",

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::gateway::Gateway;
+use super::api::{Anything, Found, MOST_PAIRS, encoded, end_of};
+use super::client::Client;
 use super::next_page;
-use super::wire::{Anything, Found, MOST_PAIRS, encoded, end_of};
 use crate::error::Result;
 use crate::history::Limits;
 
@@ -21,27 +21,27 @@ const PAGE: u64 = 500;
 const MANY_KEYS: u64 = MOST_PAIRS as u64;
 
 /// Keeps a line that came at this time.
-pub(super) fn remember(gateway: &Gateway, prefix: &[u8], line: &[u8], limits: &Limits) {
+pub(super) fn remember(client: &Client, prefix: &[u8], line: &[u8], limits: &Limits) {
     if limits.are_off() {
         return;
     }
-    let Ok(random) = gateway.host().random() else { return };
-    let now = gateway.host().wall();
+    let Ok(random) = client.host().random() else { return };
+    let now = client.host().wall();
     let chance: String = random[..4].iter().map(|byte| format!("{byte:02x}")).collect();
     let key = [prefix, format!("{:020}.{chance}.{}", now.as_nanos(), line.len()).as_bytes()].concat();
-    gateway.tell("/v3/kv/put", &json!({"key": encoded(&key), "value": encoded(line)}));
+    client.send("/v3/kv/put", &json!({"key": encoded(&key), "value": encoded(line)}));
     if random[4] < NOW_AND_THEN {
         let chance = random[5..9].iter().fold(0, |chance, byte| chance << 8 | u32::from(*byte));
-        let _ = prune(gateway, prefix, limits, now, chance);
+        let _ = prune(client, prefix, limits, now, chance);
     }
 }
 
 /// Visits all lines, the oldest first.
-pub(super) fn remembered(gateway: &Gateway, prefix: &[u8], visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+pub(super) fn remembered(client: &Client, prefix: &[u8], visit: &mut dyn FnMut(&[u8])) -> Result<()> {
     let mut from = prefix.to_vec();
     loop {
-        let found: Found = gateway.ask("/v3/kv/range", &range(&from, prefix, PAGE, false))?;
-        from = next_page(gateway, &from, &found)?;
+        let found: Found = client.ask("/v3/kv/range", &range(&from, prefix, PAGE, false))?;
+        from = next_page(client, &from, &found)?;
         found.kvs.iter().for_each(|pair| visit(&pair.value));
         if !found.more {
             return Ok(());
@@ -50,16 +50,16 @@ pub(super) fn remembered(gateway: &Gateway, prefix: &[u8], visit: &mut dyn FnMut
 }
 
 /// Removes the oldest lines that are too old or too many, at most [`MANY_KEYS`] at a time. `chance` is random.
-fn prune(gateway: &Gateway, prefix: &[u8], limits: &Limits, now: Duration, chance: u32) -> Result<()> {
-    let first: Found = gateway.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
+fn prune(client: &Client, prefix: &[u8], limits: &Limits, now: Duration, chance: u32) -> Result<()> {
+    let first: Found = client.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
     // Where there are many pages, all of them are counted so seldom that a line costs no more than where there is one.
     let counts_all = u64::from(chance) % first.count.max(1) < MANY_KEYS;
     let mut size = if counts_all { sizes(prefix, &first).sum() } else { 0_u64 };
-    let (mut more, mut from) = (first.more && counts_all, next_page(gateway, prefix, &first)?);
+    let (mut more, mut from) = (first.more && counts_all, next_page(client, prefix, &first)?);
     while more {
-        let page: Found = gateway.ask("/v3/kv/range", &range(&from, prefix, MANY_KEYS, true))?;
+        let page: Found = client.ask("/v3/kv/range", &range(&from, prefix, MANY_KEYS, true))?;
         size = sizes(prefix, &page).fold(size, u64::saturating_add);
-        from = next_page(gateway, &from, &page)?;
+        from = next_page(client, &from, &page)?;
         more = page.more;
     }
     let oldest = now.saturating_sub(limits.age).as_nanos();
@@ -74,7 +74,7 @@ fn prune(gateway: &Gateway, prefix: &[u8], limits: &Limits, now: Duration, chanc
     }
     let Some(until) = until else { return Ok(()) };
     let question = json!({"key": encoded(prefix), "range_end": encoded(&until)});
-    gateway.ask::<Anything>("/v3/kv/deleterange", &question).map(drop)
+    client.ask::<Anything>("/v3/kv/deleterange", &question).map(drop)
 }
 
 /// How long the lines are, as their keys say.

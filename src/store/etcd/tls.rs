@@ -12,7 +12,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use super::Access;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::name::shown_path;
+use crate::name::escape_path;
 
 type Files = [Option<PathBuf>; 3];
 
@@ -88,7 +88,7 @@ fn wrong(variable: &str, path: &Path, error: &pem::Error) -> Error {
             let found = Error::os(errno, "read", path);
             Error::new(
                 found.exit(),
-                format!("{variable}: cannot read {}: {}", shown_path(path), errno.desc()),
+                format!("{variable}: cannot read {}: {}", escape_path(path), errno.desc()),
                 "set it right",
             )
         }
@@ -97,6 +97,6 @@ fn wrong(variable: &str, path: &Path, error: &pem::Error) -> Error {
 }
 
 fn useless(variable: &str, path: &Path, why: &str) -> Error {
-    let what = format!("{variable} is {}, which is of no use: {why}", shown_path(path));
+    let what = format!("{variable} is {}, which is of no use: {why}", escape_path(path));
     Error::new(Exit::Unreachable, what, "set it to the right file")
 }

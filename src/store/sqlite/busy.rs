@@ -61,7 +61,7 @@ impl Busy {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`crate::store::Store::bound`].
+    /// As [`crate::store::Store::set_deadline`].
     pub(super) fn bound(&self, until: Option<Duration>) {
         self.state().until = until;
     }

@@ -1,10 +1,10 @@
 //! What an SQLite store has to say about its health: what it is, the place that it is in, and whether the database is
 //! whole. It only reads.
 
-use super::{Sqlite, ground};
-use crate::name::{quoted, shown, shown_path};
+use super::{Sqlite, checks};
+use crate::name::{escape, escape_path, shell_quote};
 use crate::store::Finding;
-use crate::store::surroundings::Place;
+use crate::store::path_checks::Place;
 
 /// A database that is larger is not read through: those who want to write would have to wait for that.
 const LARGEST: u64 = 256 << 20;
@@ -12,8 +12,8 @@ const LARGEST: u64 = 256 << 20;
 impl Sqlite {
     /// All of it.
     pub(super) fn findings(&self) -> Vec<Finding> {
-        let path = shown_path(&self.path);
-        let there = match ground::check_directory(&self.path).and_then(|()| ground::check_file(&self.path)) {
+        let path = escape_path(&self.path);
+        let there = match checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path)) {
             Ok(true) => Ok(Finding::good("store", format!("SQLite database {path}"))),
             Ok(false) => {
                 Ok(Finding::good("store", format!("SQLite database {path}: not there yet, the first lock makes it")))
@@ -57,7 +57,7 @@ impl Sqlite {
                 format!("{mode}, which csalock did not choose"),
                 format!(
                     "sqlite3 {path} 'PRAGMA journal_mode = DELETE'",
-                    path = quoted(self.path.as_os_str().as_encoded_bytes())
+                    path = shell_quote(self.path.as_os_str().as_encoded_bytes())
                 ),
             ),
             _ => Finding::bad(
@@ -65,7 +65,7 @@ impl Sqlite {
                 format!("{mode}: who is killed half-way leaves a damaged database"),
                 format!(
                     "sqlite3 {path} 'PRAGMA journal_mode = DELETE'",
-                    path = quoted(self.path.as_os_str().as_encoded_bytes())
+                    path = shell_quote(self.path.as_os_str().as_encoded_bytes())
                 ),
             ),
         }];
@@ -74,7 +74,7 @@ impl Sqlite {
             Some(found) if found == "ok" => Finding::good("database", "whole, as SQLite's quick_check has it"),
             Some(found) => Finding::bad(
                 "database",
-                format!("SQLite's quick_check finds: {}", shown(found.as_bytes())),
+                format!("SQLite's quick_check finds: {}", escape(found.as_bytes())),
                 "move it away when nobody holds a lock in it, or recover it: `sqlite3 OLD .recover | sqlite3 NEW`",
             ),
         });

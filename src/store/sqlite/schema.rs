@@ -24,7 +24,7 @@
 
 use rusqlite::{Connection, ErrorCode};
 
-use super::wrong::Cause;
+use super::errors::Cause;
 use crate::exit::Exit;
 
 /// "CSLK": what file(1) and others know the database by.

@@ -14,15 +14,17 @@ use super::busy::{LEAST, PATIENCE};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::host::{Fake, Host};
-use crate::lock::{self, Grant, Handle, Home, Lease, LeaseClock, Party, Process, Record, Share, Tenure, Waiter};
-use crate::store::{Store, Swap, Version};
+use crate::lock::{
+    self, Grant, Handle, Lease, LeaseClock, Lifetime, Mode as LockMode, Owner, PidDomain, ProcessId, Record, Waiter,
+};
+use crate::store::{CommitResult, Store, Version};
 
 fn open(path: &Path) -> Result<Sqlite> {
     Sqlite::open(path, Arc::new(Fake::new(1)))
 }
 
-fn put(path: &Path) -> Result<Swap> {
-    open(path)?.swap(b"x", None, Some(b"body"))
+fn put(path: &Path) -> Result<CommitResult> {
+    open(path)?.commit(b"x", None, Some(b"body"))
 }
 
 /// The exit codes of reading and of writing there.
@@ -97,7 +99,7 @@ fn a_file_left_empty_by_a_crash_is_a_store_with_nothing_in_it() {
     fs::write(&path, "").unwrap();
     assert_eq!(open(&path).unwrap().read(b"x"), Ok(None));
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
-    assert_eq!(put(&path), Ok(Swap::Stored(Version { number: 1_700_000_000_000_001, mark: 0 })));
+    assert_eq!(put(&path), Ok(CommitResult::Done(Version { number: 1_700_000_000_000_001, mark: 0 })));
 }
 
 #[test]
@@ -135,10 +137,10 @@ fn a_database_replaced_under_us_is_looked_at_anew() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let store = open(&path).unwrap();
-    let Swap::Stored(version) = store.swap(b"x", None, Some(b"old")).unwrap() else { panic!() };
+    let CommitResult::Done(version) = store.commit(b"x", None, Some(b"old")).unwrap() else { panic!() };
     fs::remove_file(&path).unwrap();
     put(&path).unwrap();
-    assert_eq!(store.swap(b"x", Some(&version), Some(b"new")), Ok(Swap::Conflict));
+    assert_eq!(store.commit(b"x", Some(&version), Some(b"new")), Ok(CommitResult::Conflict));
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
 }
 
@@ -152,63 +154,63 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
         (work(), fake.boottime() - began)
     };
     let read = || store.read(b"x").unwrap_err().exit();
-    let write = || store.swap(b"y", None, Some(b"body")).unwrap_err().exit();
+    let write = || store.commit(b"y", None, Some(b"body")).unwrap_err().exit();
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
     assert_eq!(waited(&read), (Exit::Unreachable, PATIENCE));
     assert_eq!(waited(&write), (Exit::Unreachable, LEAST));
     other.execute_batch("ROLLBACK; BEGIN IMMEDIATE").unwrap();
-    store.bound(Some(fake.boottime() + 3 * PATIENCE));
+    store.set_deadline(Some(fake.boottime() + 3 * PATIENCE));
     assert_eq!(waited(&write), (Exit::Busy, 3 * PATIENCE));
     // A mere reader is in the way of each commit.
     other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_1").unwrap();
     assert_eq!(waited(&write), (Exit::Busy, LEAST));
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
     other.execute_batch("ROLLBACK").unwrap();
-    assert!(matches!(store.swap(b"y", None, Some(b"body")), Ok(Swap::Stored(_))));
+    assert!(matches!(store.commit(b"y", None, Some(b"body")), Ok(CommitResult::Done(_))));
 }
 
-fn party(pid: i32, command: &[u8], label: Option<&[u8]>) -> Party {
-    let home = Home { machine: "m".into(), boot: "b-1".into(), pids: "4026531836.0".into(), net: 1 };
-    let owners = vec![Process { pid, start: 1 }, Process { pid: 1, start: 1 }];
+fn owner(pid: i32, command: &[u8], label: Option<&[u8]>) -> Owner {
+    let domain = PidDomain { machine: "m".into(), boot: "b-1".into(), pids: "4026531836.0".into(), net: 1 };
+    let owners = vec![ProcessId { pid, start: 1 }, ProcessId { pid: 1, start: 1 }];
     let (command, label) = (command.to_vec(), label.map(<[u8]>::to_vec));
-    Party { home, owners, supervisor: None, host: "web1".into(), uid: 33, command, label }
+    Owner { domain, processes: owners, supervisor: None, host: "web1".into(), uid: 33, command, label }
 }
 
 #[test]
 fn the_views_show_what_the_records_say() {
     let nasty = b"sh -c 'x=\"a b\\n=%20,:'\n\xff;";
     let lease = Lease { clock: LeaseClock::Boot("b-1".into()), ends: 5, wall: 1_795_409_000_123 };
-    let grant = |number: u8, token, party, tenure| Grant {
+    let grant = |number: u8, token, party, lifetime| Grant {
         proof: Handle::new([number; 16]).proof(),
         token,
-        share: Share::Shared,
+        mode: LockMode::Shared,
         slot: 0,
-        party,
-        tenure,
+        owner: party,
+        lifetime,
         since: 1_795_408_000_123,
         waited: 250,
-        unconfirmed: None,
-        yields: false,
+        provisional: None,
+        release_on_exit: false,
         claim: None,
     };
     let record = Record {
         holders: vec![
-            grant(1, Some(1), party(12, b"backup", Some(b"a label=")), Tenure::OwnerLives),
-            grant(2, None, party(13, nasty, None), Tenure::Until(lease.clone())),
+            grant(1, Some(1), owner(12, b"backup", Some(b"a label=")), Lifetime::WhileOwnerLives),
+            grant(2, None, owner(13, nasty, None), Lifetime::ExpiresAt(lease.clone())),
         ],
         waiters: vec![Waiter {
-            under: Vec::new(),
-            within: Vec::new(),
+            enclosing_grants: Vec::new(),
+            blocked_processes: Vec::new(),
             proof: Handle::new([3; 16]).proof(),
-            share: Share::Exclusive,
-            party: party(14, b"wait", None),
-            process: Process { pid: 15, start: 1 },
-            tenure: Tenure::AtMost(5000),
-            confirms: true,
+            mode: LockMode::Exclusive,
+            owner: owner(14, b"wait", None),
+            process: ProcessId { pid: 15, start: 1 },
+            lifetime: Lifetime::Ttl(5000),
+            needs_confirmation: true,
             lease: Some(lease),
             since: 1_795_408_001_123,
-            yields: false,
+            release_on_exit: false,
             claim: None,
         }],
         ..Record::free(b"a=\"b\\: c")
@@ -216,11 +218,13 @@ fn the_views_show_what_the_records_say() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let store = open(&path).unwrap();
-    store.swap(b"junk", None, Some(b"holder = \"\xff\0")).unwrap();
-    store.swap(&record.name, None, Some(&lock::encode(&record))).unwrap();
+    store.commit(b"junk", None, Some(b"holder = \"\xff\0")).unwrap();
+    store.commit(&record.name, None, Some(&lock::encode(&record))).unwrap();
     // A value may be made to look like a record.
     let key = lock::Value::key(b"v", 7);
-    store.swap(&key, None, Some(&lock::encode_value(&key, &record.waiters[0].party, &lock::encode(&record)))).unwrap();
+    store
+        .commit(&key, None, Some(&lock::encode_value(&key, &record.waiters[0].owner, &lock::encode(&record))))
+        .unwrap();
     let connection = Connection::open(&path).unwrap();
     let one = |sql: &str| -> Vec<String> {
         let mut statement = connection.prepare(sql).unwrap();

@@ -22,8 +22,8 @@ use crate::etcd::fair::is_within;
 
 use csalock::engine::Engine;
 use csalock::host::Unix;
-use csalock::lock::{Record, Tenure};
-use csalock::store::{Location, Store, Swap};
+use csalock::lock::{Lifetime, Record};
+use csalock::store::{CommitResult, Location, Store};
 use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
@@ -184,7 +184,7 @@ impl Sandbox {
             return self.listing("store");
         }
         let mut lines = Vec::new();
-        let mut add = |place: &str, stored: csalock::store::Stored| {
+        let mut add = |place: &str, stored: csalock::store::Versioned| {
             lines.push(format!("{place} {:?} {}", stored.version, String::from_utf8_lossy(&stored.body)));
         };
         self.open().scan(&mut |place, stored| stored.map(|stored| add(place, stored))).unwrap();
@@ -196,7 +196,7 @@ impl Sandbox {
     pub(crate) fn await_abandoned(&self, name: &str) {
         wait_until("it is abandoned", || self.state(name) == "abandoned");
         if self.is_shared() {
-            let is_said = |record: Record| record.holders.iter().all(|grant| grant.tenure == Tenure::OwnerDied);
+            let is_said = |record: Record| record.holders.iter().all(|grant| grant.lifetime == Lifetime::OwnerDied);
             wait_until("it is said that its owner died", || self.record(name).is_none_or(is_said));
         }
     }
@@ -308,7 +308,7 @@ impl Sandbox {
     /// How many wait, as the library sees it: in crowds that is cheaper.
     pub(crate) fn waiting(&self, name: &str) -> usize {
         let engine = Engine::new(self.open(), Arc::new(Unix::new()));
-        engine.sight(name.as_bytes()).unwrap().record.waiters.len()
+        engine.inspect(name.as_bytes()).unwrap().record.waiters.len()
     }
 
     /// Whether nothing is left beside records, and no record is left but of those who live.
@@ -321,7 +321,7 @@ impl Sandbox {
     pub(crate) fn internal(&self) -> usize {
         let mut internal = 0;
         let mut count =
-            |stored: csalock::store::Stored| internal += usize::from(csalock::lock::is_internal(&stored.body));
+            |stored: csalock::store::Versioned| internal += usize::from(csalock::lock::is_auxiliary(&stored.body));
         self.open().scan(&mut |_, stored| stored.map(&mut count)).unwrap();
         internal
     }
@@ -352,14 +352,14 @@ impl Sandbox {
         let mut record = csalock::lock::decode(&found.body, found.version.number).unwrap();
         change(&*store, &mut record);
         let body = csalock::lock::encode(&record);
-        assert!(matches!(store.swap(name.as_bytes(), Some(&found.version), Some(&body)), Ok(Swap::Stored(_))));
+        assert!(matches!(store.commit(name.as_bytes(), Some(&found.version), Some(&body)), Ok(CommitResult::Done(_))));
     }
 
     /// Puts bytes in a record's place.
     pub(crate) fn overwrite(&self, name: &str, body: &[u8]) {
         let store = self.open();
         let found = store.read(name.as_bytes()).unwrap().map(|found| found.version);
-        assert!(matches!(store.swap(name.as_bytes(), found.as_ref(), Some(body)), Ok(Swap::Stored(_))));
+        assert!(matches!(store.commit(name.as_bytes(), found.as_ref(), Some(body)), Ok(CommitResult::Done(_))));
     }
 
     /// Text as [`Call::stdout`] has it.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use csalock::lock::{Handle, Process, Share};
+use csalock::lock::{Handle, Mode, ProcessId};
 
 use super::bounded;
 use crate::sandbox::{Kind, Sandbox};
@@ -85,15 +85,15 @@ fn a_record_of_thousands_is_shown_and_waited_for_in_a_moment() {
     let parties = 2000;
     sandbox.edit("x", |record| {
         let mut grant = record.holders[0].clone();
-        grant.share = Share::Shared;
+        grant.mode = Mode::Shared;
         let one = |number: usize| {
             let mut secret = [0; 16];
             secret[..8].copy_from_slice(&number.to_le_bytes());
             let mut grant = csalock::lock::Grant { proof: Handle::new(secret).proof(), ..grant.clone() };
             // Each another process that cannot be seen from here: nobody is known to be dead.
-            grant.party.home.boot = "elsewhere".to_string();
-            grant.party.home.machine = "elsewhere".to_string();
-            grant.party.owners = vec![Process { pid: 1 + number as i32, start: number as u64 }];
+            grant.owner.domain.boot = "elsewhere".to_string();
+            grant.owner.domain.machine = "elsewhere".to_string();
+            grant.owner.processes = vec![ProcessId { pid: 1 + number as i32, start: number as u64 }];
             grant
         };
         record.holders = (0..parties).map(one).collect();

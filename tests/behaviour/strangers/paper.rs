@@ -1,7 +1,7 @@
 //! Everything that is shown may have been chosen by a stranger: no byte of it moves a cursor, names a window, colours,
 //! reorders or hides.
 
-use csalock::lock::{Ended, Ending, Record, Tenure};
+use csalock::lock::{EndReason, EndedGrant, Lifetime, Record};
 
 use super::ends;
 use crate::sandbox::{Call, Done, Sandbox, has, wait_until};
@@ -30,19 +30,19 @@ fn is_clean(what: &str, done: &Done) {
 /// A record in which everything that is anybody's choice is poison.
 fn poisoned(record: &mut Record) {
     let holders = record.holders.iter_mut();
-    for party in holders.map(|grant| &mut grant.party).chain(record.waiters.iter_mut().map(|waiter| &mut waiter.party))
+    for party in holders.map(|grant| &mut grant.owner).chain(record.waiters.iter_mut().map(|waiter| &mut waiter.owner))
     {
         party.host = POISON.to_string();
         party.command = bytes();
         party.label = Some(bytes());
-        party.home.machine = POISON.to_string();
-        party.home.boot = POISON.to_string();
-        party.home.pids = POISON.to_string();
+        party.domain.machine = POISON.to_string();
+        party.domain.boot = POISON.to_string();
+        party.domain.pids = POISON.to_string();
     }
     let mut grant = record.holders[0].clone();
     grant.claim = Some(bytes());
-    grant.tenure = Tenure::Forever;
-    record.endings = vec![Ending { grant, how: Ended::Broken }];
+    grant.lifetime = Lifetime::UntilReleased;
+    record.ended_grants = vec![EndedGrant { grant, reason: EndReason::Broken }];
 }
 
 /// A store whose lock [`POISON`] is held, and waited for; and what is claimed, under an id like that.
@@ -53,8 +53,8 @@ fn store(sandbox: &Sandbox) -> [crate::sandbox::Job; 2] {
     sandbox.csalock(["lock", "--forever", "claimed"]).stdout("HANDLE\n").run();
     sandbox.edit("claimed", |record| {
         record.holders[0].claim = Some(bytes());
-        record.holders[0].party.host = POISON.to_string();
-        record.holders[0].party.owners.clear();
+        record.holders[0].owner.host = POISON.to_string();
+        record.holders[0].owner.processes.clear();
     });
     [holder, waiter]
 }

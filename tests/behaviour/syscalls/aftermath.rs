@@ -4,7 +4,7 @@
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-use csalock::lock::{Handle, Proof};
+use csalock::lock::{Handle, HandleHash};
 
 use super::calls;
 use super::scenarios::{About, Scenario};
@@ -121,7 +121,7 @@ fn names(stage: &Stage, scenario: &Scenario) -> Vec<&'static str> {
 
 /// Who holds was told so, and who was told so holds.
 fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
-    let proofs = |held: &[(&str, Handle)], name: &str| -> Vec<Proof> {
+    let proofs = |held: &[(&str, Handle)], name: &str| -> Vec<HandleHash> {
         held.iter().filter(|(of, _)| *of == name).map(|(_, handle)| handle.proof()).collect()
     };
     let ends = matches!(scenario.about, About::Ending | About::Writing { gives_back: true });
@@ -153,7 +153,8 @@ fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]
         for grant in standing {
             let is_waiters = stage.waiters.iter().any(|(of, job)| {
                 *of == name
-                    && (grant.party.owners.iter().any(|owner| owner.pid == job.pid()) || grant.party.command == b"true")
+                    && (grant.owner.processes.iter().any(|owner| owner.pid == job.pid())
+                        || grant.owner.command == b"true")
             });
             let is_known = before.contains(&grant.proof) || given.iter().any(|handle| handle.proof() == grant.proof);
             if !is_known && !is_waiters {
@@ -256,7 +257,7 @@ fn waiters(stage: &mut Stage) -> Verdict {
             proc::wait_for_end(job.pid(), BOUNDED / 10);
         }
         if !job.has_ended() {
-            return Err(format!("who waited for {name} waits on: {:?}", stage.engine.sight(name.as_bytes())));
+            return Err(format!("who waited for {name} waits on: {:?}", stage.engine.inspect(name.as_bytes())));
         }
         let done = job.wait();
         if done.code != Some(0) {
@@ -281,7 +282,7 @@ fn tidy(stage: &Stage, weight: &[String]) -> Verdict {
     let mut unreadable = None;
     stage
         .engine
-        .each_sight(&mut |sight| {
+        .for_each_lock(&mut |sight| {
             unreadable = sight.err().or(unreadable.take());
             Ok(())
         })

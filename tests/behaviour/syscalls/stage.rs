@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
-use csalock::engine::{Applicant, Engine, Patience, Sight, Taken};
+use csalock::engine::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use csalock::host::{Host, Unix};
-use csalock::lock::{Ask, Handle, Outcome, Party, Process, Proof};
+use csalock::lock::{Handle, HandleHash, Owner, ProcessId, Request, Response};
 use csalock::store::{Location, Store};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -66,8 +66,8 @@ pub(crate) struct Stage {
 
 /// Two processes that never do anything: one lives as long as the tests do, the other is dead.
 struct Others {
-    living: Process,
-    dead: Process,
+    living: ProcessId,
+    dead: ProcessId,
 }
 
 impl Stage {
@@ -112,29 +112,29 @@ impl Stage {
     }
 
     /// In the name of that process.
-    fn take(&self, name: &str, owner: Process) -> Handle {
+    fn take(&self, name: &str, owner: ProcessId) -> Handle {
         let host = self.engine.host();
         let handle = self.engine.new_handle().unwrap();
         let command = b"somebody".to_vec();
-        let party = Party {
-            home: host.home().unwrap(),
-            owners: vec![owner],
+        let party = Owner {
+            domain: host.domain().unwrap(),
+            processes: vec![owner],
             supervisor: None,
             host: host.name(),
             uid: host.uid(),
             command,
             label: None,
         };
-        let applicant = Applicant::for_itself(handle.clone(), party, owner);
-        let taken = self.engine.take(name.as_bytes(), &applicant, &Patience::NONE, None, &mut |_| None).unwrap();
-        assert!(matches!(taken, Taken::Answer(Outcome::Granted(..))), "{taken:?}");
+        let applicant = AcquireRequest::for_itself(handle.clone(), party, owner);
+        let taken = self.engine.acquire(name.as_bytes(), &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap();
+        assert!(matches!(taken, AcquireResult::Answer(Response::Granted(..))), "{taken:?}");
         handle
     }
 
-    pub(crate) fn release(&self, name: &str, proof: Proof) -> Result<(), String> {
-        let claimant = self.engine.claimant(Some(proof), Vec::new()).unwrap();
-        match self.engine.settle(name.as_bytes(), &Ask::Release(claimant)) {
-            Ok(Outcome::Released(_)) => Ok(()),
+    pub(crate) fn release(&self, name: &str, proof: HandleHash) -> Result<(), String> {
+        let claimant = self.engine.credentials(Some(proof), Vec::new()).unwrap();
+        match self.engine.apply(name.as_bytes(), &Request::Release(claimant)) {
+            Ok(Response::Released(_)) => Ok(()),
             other => Err(format!("{name} is not given back: {other:?}")),
         }
     }
@@ -150,14 +150,14 @@ impl Stage {
         let (_, handle) = self.held.remove(at);
         let (engine, before) = (self.engine.clone(), std::time::Instant::now());
         self.releasing = Some(std::thread::spawn(move || {
-            let waits = || engine.sight(name.as_bytes()).is_ok_and(|sight| !sight.record.waiters.is_empty());
+            let waits = || engine.inspect(name.as_bytes()).is_ok_and(|sight| !sight.record.waiters.is_empty());
             // Should it never wait, then because it was killed before.
             while !waits() && before.elapsed() < std::time::Duration::from_millis(300) {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
-            let claimant = engine.claimant(Some(handle.proof()), Vec::new()).unwrap();
-            let released = engine.settle(name.as_bytes(), &Ask::Release(claimant));
-            assert!(matches!(released, Ok(Outcome::Released(_))), "{released:?}");
+            let claimant = engine.credentials(Some(handle.proof()), Vec::new()).unwrap();
+            let released = engine.apply(name.as_bytes(), &Request::Release(claimant));
+            assert!(matches!(released, Ok(Response::Released(_))), "{released:?}");
         }));
     }
 
@@ -208,8 +208,8 @@ impl Stage {
         if self.place == Place::Beside { format!("./{name}") } else { name.to_string() }
     }
 
-    pub(crate) fn sight(&self, name: &str) -> csalock::error::Result<Sight> {
-        self.engine.sight(name.as_bytes())
+    pub(crate) fn sight(&self, name: &str) -> csalock::error::Result<LockStatus> {
+        self.engine.inspect(name.as_bytes())
     }
 
     /// Drafts are swept when they are older than any that somebody still works at.

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use csalock::lock::{Record, decode, is_internal};
+use csalock::lock::{Record, decode, is_auxiliary};
 
 use super::rules::beside;
 use super::{Key, Known, Report, Step, Version, named};
 
 /// The record in these bytes; `None` if it is something else.
 pub(super) fn record(body: &[u8], number: u64) -> Option<Record> {
-    if is_internal(body) { None } else { decode(body, number).ok() }
+    if is_auxiliary(body) { None } else { decode(body, number).ok() }
 }
 
 /// The steps that happened, in their order, each with its version. `end`: what stands there now, if that is known.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use csalock::lock::{Answers, Decision, Fate, Lease, LeaseClock, Page, boot_of};
+use csalock::lock::{Answers, CommitRecord, Lease, LeaseClock, Liveness, Page, boot_of};
 use csalock::trace::{Decided, Line};
 
 use super::{Key, Known, Report, Step, named};
@@ -13,7 +13,7 @@ type Over = HashMap<String, (u64, String)>;
 pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &mut Report) {
     let mut last_seen = HashMap::new();
     for line in lines {
-        let seen = last_seen.entry((line.home.clone(), line.process)).or_insert(line.at);
+        let seen = last_seen.entry((line.domain.clone(), line.process)).or_insert(line.at);
         *seen = line.at.max(*seen);
     }
     let mut over = Over::new();
@@ -28,7 +28,7 @@ pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &m
     for (key, step, decided) in decided() {
         let answers = Answers::from(decided.facts.clone());
         let mut wrong = |why: String| report.wrong.push(format!("{}: {why}: {}", named(key), step.shown()));
-        for (home, process, _) in answers.fates.iter().filter(|(_, _, fate)| *fate == Fate::Dead) {
+        for (home, process, _) in answers.fates.iter().filter(|(_, _, fate)| *fate == Liveness::Dead) {
             let seen = last_seen.get(&(home.clone(), *process)).filter(|_| home.boot == step.who.0.boot);
             if let Some(at) = seen.filter(|at| **at > decided.until) {
                 wrong(format!("process {} is taken for dead, but commits at {at}", process.pid));
@@ -40,9 +40,9 @@ pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &m
             }
         }
         for (proof, _) in answers.decided.iter().filter(|(_, made)| *made) {
-            let of_it = steps().filter(|((_, name), _)| *name == Decision::key(proof));
+            let of_it = steps().filter(|((_, name), _)| *name == CommitRecord::key(proof));
             let bodies = of_it.filter_map(|(_, step)| csalock::trace::decision(&step.intent.body.as_ref()?.0));
-            if !bodies.into_iter().any(|decision| decision.made) {
+            if !bodies.into_iter().any(|decision| decision.committed) {
                 wrong(format!("no commit makes the decision of {proof}"));
             }
         }

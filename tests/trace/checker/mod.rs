@@ -17,7 +17,7 @@ mod rules;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use csalock::lock::{Home, Process};
+use csalock::lock::{PidDomain, ProcessId};
 use csalock::store::Store;
 use csalock::trace::{Bytes, Event, Intent, Line};
 
@@ -40,7 +40,7 @@ pub(crate) enum Known {
 /// One change of one name.
 #[derive(Debug, Clone)]
 pub(crate) struct Step {
-    pub(crate) who: (Home, Process),
+    pub(crate) who: (PidDomain, ProcessId),
     pub(crate) at: u64,
     pub(crate) intent: Intent,
     pub(crate) known: Known,
@@ -90,7 +90,7 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<Line>, String> {
 /// What stands in a store.
 pub(crate) fn end_of(store: &dyn Store) -> End {
     let mut end = End::new();
-    let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Stored>| {
+    let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {
         let stored = stored?;
         end.insert(self::place(place), ((stored.version.number, stored.version.mark), stored.body));
         Ok(())
@@ -148,7 +148,7 @@ fn named(key: &Key) -> String {
 
 /// The changes, with their results.
 fn steps(lines: &[Line]) -> Vec<Step> {
-    let id = |line: &Line| (line.home.boot.clone(), line.home.pids.clone(), line.process, line.step);
+    let id = |line: &Line| (line.domain.boot.clone(), line.domain.pids.clone(), line.process, line.step);
     let mut results = std::collections::HashMap::new();
     for line in lines {
         let result = match line.event {
@@ -163,7 +163,7 @@ fn steps(lines: &[Line]) -> Vec<Step> {
     for line in lines {
         let Event::Intent(intents) = &line.event else { continue };
         let (known, version) = results.get(&id(line)).copied().unwrap_or((Known::Nothing, None));
-        let who = (line.home.clone(), line.process);
+        let who = (line.domain.clone(), line.process);
         let step = |intent: &Intent| Step { who: who.clone(), at: line.at, intent: intent.clone(), known, version };
         steps.extend(intents.iter().map(step));
     }

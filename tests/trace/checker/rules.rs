@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use csalock::lock::{self, Ask, Decision, Page, Record, Share, Tenure, Value, decide, decode, encode};
+use csalock::lock::{self, CommitRecord, Lifetime, Mode, Page, Record, Request, Value, decide, decode, encode};
 
 use super::chain::record;
 use super::{Key, Report, Step, named};
@@ -47,35 +47,37 @@ fn of_record(key: &Key, found: Option<(u64, &[u8])>, step: &Step) -> Result<Reco
     }
     let decided = step.intent.decided.as_ref().ok_or("nothing was decided")?;
     let next = match decide(&before, &decided.ask, &decided.facts) {
-        Ok(lock::Step::Write { record, .. }) => record,
+        Ok(lock::Transition::Write { record, .. }) => record,
         Ok(other) => return Err(format!("the rules say {other:?}")),
         Err(wanted) => return Err(format!("the rules ask {wanted:?}")),
     };
     let next = begun(next, &after, &decided.ask);
     let stored =
-        if next.is_vacant() { free() } else { decode(&encode(&next), number).map_err(|error| error.to_string())? };
-    if stored != after || next.is_vacant() != step.is_removal() {
+        if next.is_removable() { free() } else { decode(&encode(&next), number).map_err(|error| error.to_string())? };
+    if stored != after || next.is_removable() != step.is_removal() {
         return Err(format!("the rules make another record of it:\n{}", String::from_utf8_lossy(&encode(&next))));
     }
     Ok(after)
 }
 
 /// The record with the lease of a new grant, which begins between the decision and the commit.
-fn begun(mut next: Record, after: &Record, ask: &Ask) -> Record {
-    let Ask::Take(application) = ask else { return next };
+fn begun(mut next: Record, after: &Record, ask: &Request) -> Record {
+    let Request::Acquire(application) = ask else { return next };
     let proof = application.entry.proof;
-    let Some(lent) = after.holders.iter().find(|grant| grant.proof == proof).map(|grant| grant.tenure.clone()) else {
+    let Some(lent) = after.holders.iter().find(|grant| grant.proof == proof).map(|grant| grant.lifetime.clone()) else {
         return next;
     };
     for grant in next.holders.iter_mut().filter(|grant| grant.proof == proof) {
-        let may_begin = match (&grant.tenure, &lent) {
-            (Tenure::AtMost(_), Tenure::Until(_)) | (Tenure::Renewing(_), Tenure::Renewed(_)) => true,
+        let may_begin = match (&grant.lifetime, &lent) {
+            (Lifetime::Ttl(_), Lifetime::ExpiresAt(_)) | (Lifetime::KeepalivePending(_), Lifetime::Keepalive(_)) => {
+                true
+            }
             // A claim that is not yet confirmed, where other hosts cannot see its process.
-            (Tenure::Forever, Tenure::Until(_)) => grant.unconfirmed.is_some() && grant.claim.is_some(),
+            (Lifetime::UntilReleased, Lifetime::ExpiresAt(_)) => grant.provisional.is_some() && grant.claim.is_some(),
             _ => false,
         };
         if may_begin {
-            grant.tenure = lent.clone();
+            grant.lifetime = lent.clone();
         }
     }
     next
@@ -111,15 +113,15 @@ impl Seen {
 
 fn fit(record: &Record) -> bool {
     let holders = &record.holders;
-    let all = |share| holders.iter().all(|grant| grant.share == share);
-    match holders.first().map(|first| first.share) {
+    let all = |share| holders.iter().all(|grant| grant.mode == share);
+    match holders.first().map(|first| first.mode) {
         None => true,
-        Some(Share::Exclusive) => holders.len() == 1,
-        Some(Share::Shared) => all(Share::Shared),
-        Some(Share::Slot) => {
+        Some(Mode::Exclusive) => holders.len() == 1,
+        Some(Mode::Shared) => all(Mode::Shared),
+        Some(Mode::Slot) => {
             let slots: BTreeSet<u32> = holders.iter().map(|grant| grant.slot).collect();
             let fit = slots.last().zip(record.slots).is_some_and(|(last, slots)| *last < slots);
-            all(Share::Slot) && slots.len() == holders.len() && fit
+            all(Mode::Slot) && slots.len() == holders.len() && fit
         }
     }
 }
@@ -138,10 +140,10 @@ pub(super) fn beside(key: &Key, before: Option<&[u8]>, step: &Step) -> Result<()
         if differ > 1 || (after.sealed && before.waiters != after.waiters) {
             return Err("a page loses waiters".to_string());
         }
-    } else if Decision::of_key(&key.1).is_some() {
+    } else if CommitRecord::of_key(&key.1).is_some() {
         let decisions = csalock::trace::decision(before).zip(csalock::trace::decision(after));
         let (before, after) = decisions.ok_or("a decision is unreadable")?;
-        if before.made || !after.made || before.names != after.names {
+        if before.committed || !after.committed || before.names != after.names {
             return Err(format!("a decision changes from {before:?} to {after:?}"));
         }
     } else if Value::of_key(&key.1).is_some() {

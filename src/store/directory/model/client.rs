@@ -10,10 +10,10 @@ use std::time::Duration;
 use super::TIME;
 use super::replay::{self, Answer, Call, Progress};
 use crate::error::Result;
-use crate::host::{Called, Host, Listener, Vigil};
-use crate::lock::{Fate, Home, Process, Proof};
+use crate::host::{Host, Invocation, WaitSet, WakeAddress};
+use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::store::directory::{Directory, Root};
-use crate::store::{Layout, Reach, Store, Swap, Version};
+use crate::store::{CommitResult, Layout, Scope, Store, Version};
 
 /// The name that all want.
 const NAME: &[u8] = b"x";
@@ -80,13 +80,13 @@ impl Act {
     }
 
     fn operate(&self, directory: OwnedFd) -> Result<Found> {
-        let reach = if self.is_nfs { Reach::ManyHosts } else { Reach::ThisHost };
+        let scope = if self.is_nfs { Scope::Shared } else { Scope::Local };
         let store = Directory {
             path: PathBuf::from("/store"),
             layout: Layout::Own,
             shared: self.is_nfs,
             host: Arc::new(Clockwork { drawn: Mutex::new((self.client as u64) << 32 | self.serial << 8), act: *self }),
-            root: Mutex::new(Some(Arc::new(Root::simulated(directory, reach)))),
+            root: Mutex::new(Some(Arc::new(Root::simulated(directory, scope)))),
             seen: Mutex::default(),
             leases: super::super::lease::Seen::default(),
         };
@@ -101,10 +101,10 @@ impl Act {
             }
         };
         let expect = expect.map(|(number, mark)| Version { number, mark });
-        let swap = store.swap(NAME, expect.as_ref(), self.body().as_deref())?;
+        let swap = store.commit(NAME, expect.as_ref(), self.body().as_deref())?;
         Ok(Found::Swapped(match swap {
-            Swap::Stored(version) => Some(number(version)),
-            Swap::Conflict => None,
+            CommitResult::Done(version) => Some(number(version)),
+            CommitResult::Conflict => None,
         }))
     }
 
@@ -134,8 +134,8 @@ impl Host for Clockwork {
         if self.act.doing == Doing::Sweeps { TIME * 1000 } else { TIME }
     }
 
-    fn home(&self) -> Result<Home> {
-        Ok(Home { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 })
+    fn domain(&self) -> Result<PidDomain> {
+        Ok(PidDomain { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 })
     }
 
     fn name(&self) -> String {
@@ -146,23 +146,23 @@ impl Host for Clockwork {
         0
     }
 
-    fn this_process(&self) -> Result<Process> {
-        Ok(Process { pid: 1, start: 1 })
+    fn this_process(&self) -> Result<ProcessId> {
+        Ok(ProcessId { pid: 1, start: 1 })
     }
 
-    fn process(&self, _pid: i32) -> Result<Option<Process>> {
+    fn process(&self, _pid: i32) -> Result<Option<ProcessId>> {
         Ok(None)
     }
 
-    fn held_up_by(&self, _called: &Called, _some_time_later: bool) -> Vec<Process> {
+    fn blocked_callers(&self, _called: &Invocation, _some_time_later: bool) -> Vec<ProcessId> {
         Vec::new()
     }
 
-    fn fate(&self, _home: &Home, _process: &Process, _reach: Reach) -> Fate {
-        Fate::Unknown
+    fn liveness(&self, _home: &PidDomain, _process: &ProcessId, _reach: Scope) -> Liveness {
+        Liveness::Unknown
     }
 
-    fn is_released_by(&self, _supervisor: &Process, _home: &Home, _process: &Process) -> bool {
+    fn is_released_by(&self, _supervisor: &ProcessId, _home: &PidDomain, _process: &ProcessId) -> bool {
         false
     }
 
@@ -192,11 +192,11 @@ impl Host for Clockwork {
         Ok(bytes)
     }
 
-    fn vigil<'a>(&self, _proof: &Proof, _interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn Vigil + 'a>> {
+    fn wait_set<'a>(&self, _proof: &HandleHash, _interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>> {
         unreachable!("a store does not wait")
     }
 
-    fn ring(&self, _listener: Listener<'_>) -> bool {
+    fn wake(&self, _listener: WakeAddress<'_>) -> bool {
         false
     }
 }

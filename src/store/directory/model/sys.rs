@@ -10,8 +10,8 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode};
 
-use super::belonging::Belonging;
 use super::model::replay::{self, Call, text};
+use super::ownership::Ownership;
 
 #[path = "../sys.rs"]
 mod real;
@@ -23,18 +23,18 @@ pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Re
     }
 }
 
-pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, belonging: Belonging) -> Result<OwnedFd, Errno> {
+pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, ownership: Ownership) -> Result<OwnedFd, Errno> {
     match replay::directory(&at) {
         Some(at) => replay::opened(Call::MakeDirectory { at, name: name.to_string() }),
-        None => real::make_directory(at, name, mode, belonging),
+        None => real::make_directory(at, name, mode, ownership),
     }
 }
 
 /// Others see it in one step.
-pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, belonging: Belonging) -> Result<(), Errno> {
+pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, ownership: Ownership) -> Result<(), Errno> {
     match replay::directory(&at) {
         Some(at) => replay::opened(Call::MakeDirectory { at, name: text(name) }).map(drop),
-        None => real::put_directory(at, name, mode, belonging),
+        None => real::put_directory(at, name, mode, ownership),
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], s
 pub(super) fn create_file_as(
     at: impl AsFd,
     name: &str,
-    kind: (OFlag, Mode, Belonging),
+    kind: (OFlag, Mode, Ownership),
     bytes: &[u8],
     synced: bool,
 ) -> Result<(), Errno> {

@@ -1,0 +1,437 @@
+//! What every command starts from: where we are, which store is meant, who is asking; and how answers are told.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::sys::signal::Signal;
+
+use crate::cli::{Common, Taking, Waiting};
+use crate::engine::{Engine, LEASE, WaitPolicy};
+use crate::environment::Environment;
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::host::{Host, Invocation, StartupState, Unix, caller};
+use crate::lock::{Credentials, Edge, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Response};
+use crate::name::{self, escape};
+use crate::report::{Reporter, json};
+use crate::store::{self, Layout, Location, Scope};
+use crate::terminal;
+
+/// So long somebody may take to read what is printed.
+const UNREAD: Duration = Duration::from_secs(1);
+
+/// Commands and labels are kept up to so many bytes.
+const MOST_SHOWN: usize = 256;
+
+/// This process, its environment and its host.
+pub(super) struct Context {
+    pub(super) environment: Environment,
+    pub(super) host: Arc<dyn Host>,
+    pub(super) inherited: StartupState,
+}
+
+/// One lock: the store that its record is in, and the name that it has there.
+#[derive(Debug, Clone)]
+pub(super) struct LockRef {
+    pub(super) location: Location,
+    pub(super) name: Vec<u8>,
+    /// As people know it: the name, or the file's whole path.
+    pub(super) display_name: Vec<u8>,
+    /// What has to be typed to mean it, in the shell: its store, where that was named, and the name.
+    pub(super) shell_arg: String,
+}
+
+impl Context {
+    pub(super) fn of_this_process() -> Context {
+        Context {
+            environment: Environment::of_this_process(),
+            host: Arc::new(Unix::new()),
+            inherited: StartupState::of_this_process(),
+        }
+    }
+
+    /// The store that was chosen, by option or else by this variable; `None` where the default rules hold.
+    fn chosen_store(&self, common: &Common, variable: Option<&OsString>) -> Result<Option<Location>> {
+        if let Some(url) = &common.store {
+            return Location::parse(url, &self.environment.current).map(Some);
+        }
+        let from_environment = variable.map(|url| Location::parse(url, &self.environment.current)).transpose()?;
+        // A command that runs under a file's lock finds that file's store there. It is not meant for other names.
+        let is_beside = |location: &Location| matches!(location, Location::Directory { layout: Layout::Beside, .. });
+        let is_given = variable.is_some_and(|url| Location::is_inherited(url));
+        Ok(from_environment.filter(|location| !(is_given && is_beside(location))))
+    }
+
+    /// The store that a command under a lock of ours is to use for files, as it is said in `CSALOCK_OUTER_STORE`.
+    pub(super) fn outer_store(&self) -> OsString {
+        let chosen = self.chosen_store(&Common::default(), self.environment.store_for_files());
+        chosen.ok().flatten().map(|location| location.url()).unwrap_or_default()
+    }
+
+    /// The store of bare names.
+    pub(super) fn store(&self, common: &Common) -> Result<Location> {
+        let chosen = self.chosen_store(common, self.environment.store.as_ref())?;
+        chosen.map_or_else(|| self.environment.default_store(), Ok)
+    }
+
+    /// Which lock a name means.
+    pub(super) fn target(&self, common: &Common, typed: &OsStr) -> Result<LockRef> {
+        let typed = typed.as_bytes();
+        name::check(typed)?;
+        if !name::is_path(typed) {
+            let location = self.store(common)?;
+            let to_type = shell_arg(common, typed);
+            return Ok(LockRef { location, name: typed.to_vec(), display_name: typed.to_vec(), shell_arg: to_type });
+        }
+        let file = name::file_of(typed, &self.environment.current)?;
+        let display_name = file.as_os_str().as_bytes().to_vec();
+        let to_type = shell_arg(common, &display_name);
+        let chosen = self.chosen_store(common, self.environment.store_of_file(&display_name))?;
+        let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
+        match chosen {
+            Some(location) if location != beside => {
+                Ok(LockRef { location, name: display_name.clone(), display_name, shell_arg: to_type })
+            }
+            _ => {
+                let name = file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec();
+                Ok(LockRef { location: beside, name, display_name, shell_arg: to_type })
+            }
+        }
+    }
+
+    pub(super) fn engine(&self, location: &Location) -> Result<Engine> {
+        let engine = Engine::new(store::open(location, self.host.clone())?, self.host.clone());
+        let engine =
+            if engine.store().scope() == Scope::Shared { engine.leasing(self.environment.lease()?) } else { engine };
+        // What is said wrongly there costs nobody a lock; `csalock history` says what is wrong.
+        Ok(engine.remembering(self.environment.history().unwrap_or_default()))
+    }
+
+    /// How long leases are that are renewed.
+    pub(super) fn lease(&self) -> Duration {
+        self.environment.lease().unwrap_or(LEASE)
+    }
+
+    /// A party on this host.
+    pub(super) fn owner(&self, owners: Vec<ProcessId>, command: Vec<u8>, label: Option<&OsString>) -> Result<Owner> {
+        let bounded = |bytes: &[u8]| {
+            let start = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_SHOWN)]);
+            match bytes.len() > MOST_SHOWN {
+                // What is cut is seen to be, and no character is cut in two.
+                true => format!("{}...", start.trim_end_matches(char::REPLACEMENT_CHARACTER)).into_bytes(),
+                false => bytes.to_vec(),
+            }
+        };
+        Ok(Owner {
+            domain: self.host.domain()?,
+            processes: owners,
+            supervisor: None,
+            host: self.host.name(),
+            uid: self.host.uid(),
+            command: bounded(&command),
+            label: label.map(|label| bounded(label.as_bytes())),
+        })
+    }
+
+    /// Who says that a lock is theirs: by `--handle`, which then must be right; else by `$CSALOCK_HANDLE` or as the owner.
+    pub(super) fn credentials(&self, engine: &Engine, handle: Option<&str>) -> Result<Credentials> {
+        let proof = |text: &str| Handle::parse(text.trim()).map(|handle| handle.proof());
+        if let Some(text) = handle {
+            let wrong = || {
+                let what = format!("\"{}\" is no handle", escape(text.as_bytes()));
+                Error::new(Exit::Usage, what, "a handle is the 32 hex digits that `csalock lock` printed")
+            };
+            return engine.credentials(Some(proof(text).ok_or_else(wrong)?), Vec::new());
+        }
+        engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
+    }
+
+    /// When somebody who begins now is not patient any more, on CLOCK_BOOTTIME.
+    pub(super) fn deadline(&self, policy: &WaitPolicy) -> Duration {
+        self.host.boottime().saturating_add(policy.limit.unwrap_or(Duration::MAX))
+    }
+
+    /// The grant that we run under, as the environment says.
+    pub(super) fn handle_from_env(&self) -> Option<HandleHash> {
+        let text = self.environment.handle.as_deref()?.to_str()?;
+        Handle::parse(text.trim()).map(|handle| handle.proof())
+    }
+
+    /// All grants that we run under, the innermost first.
+    pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
+        let outer = self.environment.outer.as_deref().and_then(OsStr::to_str).unwrap_or("");
+        let outer = outer.split(',').filter_map(HandleHash::parse);
+        self.handle_from_env()
+            .into_iter()
+            .flat_map(|carried| std::iter::once(carried).chain(outer.clone()))
+            .take(16)
+            .collect()
+    }
+
+    /// This process and those of the calling script that are the caller: of a subshell in the background, not the script
+    /// around it.
+    pub(super) fn caller_processes(&self) -> Result<Vec<ProcessId>> {
+        let this = self.host.this_process()?;
+        let called = Invocation { pid: this.pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) };
+        let above = self.ancestor_processes()?.into_iter().skip(1);
+        let waiting = self.host.blocked_callers(&called, true);
+        Ok(std::iter::once(this)
+            .chain(above.enumerate().filter(|(at, owner)| *at == 0 || waiting.contains(owner)).map(|(_, owner)| owner))
+            .collect())
+    }
+
+    /// The processes of the calling script. A shell may have become this very process for its last command, so it is one
+    /// of them.
+    pub(super) fn ancestor_processes(&self) -> Result<Vec<ProcessId>> {
+        let this = self.host.this_process()?;
+        let above = match caller(this.pid) {
+            Ok(caller) => caller.owners,
+            // There is none, or none that we may see.
+            Err(error) if matches!(error.exit(), Exit::Usage | Exit::Permission) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        Ok([vec![this], above].concat())
+    }
+}
+
+/// The name, where there must be one and no more.
+pub(super) fn exactly_one(names: &[OsString]) -> Result<&OsString> {
+    match names {
+        [name] => Ok(name),
+        _ => {
+            let other = names.get(1).map(|name| name::shell_quote(name.as_bytes())).unwrap_or_default();
+            Err(Error::new(Exit::Usage, format!("{other} is one name too many"), "name one at a time"))
+        }
+    }
+}
+
+fn shell_arg(common: &Common, name: &[u8]) -> String {
+    let store = common.store.as_ref().map(|url| format!("--store {} ", name::shell_quote(url.as_bytes())));
+    let dashes = if name.starts_with(b"-") { "-- " } else { "" };
+    format!("{}{dashes}{}", store.unwrap_or_default(), name::shell_quote(name))
+}
+
+impl LockRef {
+    /// What another name in the same store is known as.
+    fn display_name_of_sibling(&self, name: &[u8]) -> String {
+        let directory = self.display_name.len() - self.name.len();
+        escape(&[&self.display_name[..directory], name].concat())
+    }
+}
+
+impl Waiting {
+    pub(super) fn wait_policy(&self) -> WaitPolicy {
+        if self.nonblock {
+            return WaitPolicy::NONE;
+        }
+        WaitPolicy { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
+    }
+
+    /// Exits as `-E` says if the store was locked until the timeout.
+    pub(super) fn end(&self, error: anyhow::Error) -> anyhow::Result<Exit> {
+        match self.conflict_exit_code.filter(|_| super::exit_of(&error) == Exit::Busy) {
+            Some(code) => {
+                eprint_line(&format!("{error:#}"));
+                Ok(Exit::Code(code))
+            }
+            None => Err(error),
+        }
+    }
+}
+
+impl Taking {
+    pub(super) fn mode(&self) -> Mode {
+        match self.slots {
+            Some(_) => Mode::Slot,
+            None if self.shared => Mode::Shared,
+            None => Mode::Exclusive,
+        }
+    }
+
+    pub(super) fn lifetime(&self) -> Lifetime {
+        match self.ttl {
+            _ if self.forever => Lifetime::UntilReleased,
+            Some(span) => Lifetime::Ttl((span.as_millis() as u64).max(1)),
+            None => Lifetime::WhileOwnerLives,
+        }
+    }
+}
+
+impl Common {
+    /// Says something about an answer that the exit code tells as well.
+    pub(super) fn note(&self, text: &str) {
+        if !self.quiet {
+            eprint_line(text);
+        }
+    }
+}
+
+/// What to say, and how to exit, when a lock was not got.
+pub(super) fn refusal(
+    response: &Response,
+    target: &LockRef,
+    reporter: &Reporter<'_>,
+    busy: Option<u8>,
+) -> (String, Exit) {
+    let (name, typed) = (escape(&target.display_name), &target.shell_arg);
+    let holders = |grants: &[Grant]| match grants {
+        [] => "nobody holds it, but others came before".to_string(),
+        _ => grants.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and "),
+    };
+    let claim = |grants: &[Grant]| {
+        let id = grants.first()?.claim.as_ref()?;
+        Some(format!("to give it up, say `csalock unclaim --id {} {typed}`", name::shell_quote(id)))
+    };
+    match response {
+        Response::Busy(grants) => (
+            format!(
+                "lock {name} is busy: {}; {}",
+                holders(grants),
+                claim(grants).unwrap_or_else(|| format!("wait longer with -w, or see `csalock status {typed}`"))
+            ),
+            busy.map_or(Exit::Busy, Exit::Code),
+        ),
+        Response::Stale(endings) => (
+            format!(
+                "lock {name} is stale: it was left by {}; take it over without --fail-on-stale, or remove it with \
+                 `csalock unlock --force {typed}`",
+                endings.iter().map(|ending| reporter.ending(ending)).collect::<Vec<_>>().join("; and ")
+            ),
+            Exit::Stale,
+        ),
+        Response::Deadlock(links) if links.len() == 1 => (
+            format!(
+                "lock {name}: waiting would never end, for the one who asks holds it: {}; give it back first with \
+                 `csalock unlock {typed}`",
+                reporter.holder(&links[0].grant)
+            ),
+            Exit::Deadlock,
+        ),
+        Response::Deadlock(links) => {
+            let known_as = |name: &[u8]| target.display_name_of_sibling(name);
+            let held =
+                |link: &Edge| format!("lock {} is held by {}", known_as(&link.name), reporter.holder(&link.grant));
+            let circle = links.iter().map(held).collect::<Vec<_>>().join(", who waits: ");
+            (
+                format!(
+                    "lock {name}: waiting would never end: {circle}, the one who asks; give back what you hold and try \
+                     again, or take all of them at once"
+                ),
+                Exit::Deadlock,
+            )
+        }
+        Response::SlotCountConflict(has) => (
+            format!("lock {name} has {has} slots, as others who hold it or wait for it say; say -j {has}"),
+            Exit::Usage,
+        ),
+        Response::NotHeld(ending) => (
+            match ending {
+                Some(ending) => format!(
+                    "lock {name} is not held any more: it was held by {}; take it again with `csalock lock`",
+                    reporter.ending(ending)
+                ),
+                None => {
+                    // Who named a file by its bare name named another lock.
+                    let bare = std::path::Path::new(OsStr::from_bytes(&target.display_name));
+                    let or = match bare.components().count() == 1 && bare.exists() {
+                        true => format!("; the lock of the file is ./{name}"),
+                        false => String::new(),
+                    };
+                    format!("lock {name} is not held by anybody; see `csalock status {typed}`{or}")
+                }
+            },
+            Exit::NotHeld,
+        ),
+        Response::NotOwner(grants, ending) => {
+            let before = ending.as_ref().map(|ending| format!("; before, it was held by {}", reporter.ending(ending)));
+            (
+                format!(
+                    "lock {name} is somebody else's: {}{}; {}",
+                    holders(grants),
+                    before.unwrap_or_default(),
+                    claim(grants).unwrap_or_else(|| format!(
+                        "show the handle that it was taken with by --handle, or break it with `csalock unlock --force {typed}`"
+                    ))
+                ),
+                Exit::NotOwner,
+            )
+        }
+        other => (format!("lock {name}: unexpected answer {other:?}; this is a bug"), Exit::Bug),
+    }
+}
+
+/// The same for who may have shown a handle by `--handle`.
+pub(super) fn refusal_of(
+    handle: Option<&str>,
+    outcome: &Response,
+    target: &LockRef,
+    reporter: &Reporter<'_>,
+) -> (String, Exit) {
+    match outcome {
+        Response::NotOwner(grants, None) if handle.is_some() && grants.iter().all(|grant| grant.claim.is_none()) => {
+            let (name, typed) = (escape(&target.display_name), &target.shell_arg);
+            let held = grants.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and ");
+            (
+                format!(
+                    "lock {name} was not taken with this handle: {held}; show the handle that `csalock lock` printed for \
+                     it, or none if your script took it; or break it with `csalock unlock --force {typed}`"
+                ),
+                Exit::NotOwner,
+            )
+        }
+        other => refusal(other, target, reporter, None),
+    }
+}
+
+/// Prints a line for people.
+pub(super) fn eprint_line(text: &str) {
+    let mut stderr = std::io::stderr();
+    for part in format!("csalock: {text}\n").as_bytes().chunks(terminal::PIPE_BUF) {
+        // A log that nobody reads keeps no lock from its command. (A terminal that stands still is read by somebody.)
+        if !stderr.is_terminal() && !terminal::is_writable_within(&stderr, UNREAD) {
+            return;
+        }
+        // There is nowhere left to say that stderr is gone.
+        let _ = stderr.write_all(part);
+    }
+}
+
+/// Prints what proves that something is held, which others wait for meanwhile: it has to be read by then, on
+/// CLOCK_BOOTTIME, or within a second.
+pub(super) fn print_before(world: &Context, until: Duration, text: &str) -> anyhow::Result<()> {
+    for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
+        let left = until.saturating_sub(world.host.boottime()).max(UNREAD);
+        if !terminal::is_writable_within(std::io::stdout(), left) {
+            let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "nobody reads it");
+            return Err(error).context("cannot write to stdout");
+        }
+        print_bytes(part)?;
+    }
+    Ok(())
+}
+
+/// Prints a result.
+pub(super) fn print(text: &str) -> anyhow::Result<()> {
+    print_bytes(text.as_bytes())
+}
+
+/// Prints bytes as they are.
+pub(super) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).context("cannot write to stdout")
+}
+
+/// One JSON document on a line of its own.
+pub(super) fn json_line(document: &impl serde::Serialize) -> anyhow::Result<String> {
+    Ok(format!("{}\n", json(document)?))
+}
+
+/// Prints a result as one JSON document on a line of its own.
+pub(super) fn print_json(document: &impl serde::Serialize) -> anyhow::Result<()> {
+    print(&json_line(document)?)
+}

@@ -1,0 +1,113 @@
+//! What is in a store: records, what was left by the dead, history. Looking changes nothing.
+
+use std::time::Duration;
+
+use crate::command::context::Context;
+use crate::duration::shown as span;
+use crate::engine::{Engine, LockStatus};
+use crate::error::{Error, Result};
+use crate::lock::{EndReason, Liveness};
+use crate::name::{escape, shell_quote};
+use crate::store::{Finding, Location};
+
+/// What was counted.
+#[derive(Default)]
+struct Count {
+    held: u64,
+    waiting: u64,
+    abandoned: u64,
+    /// Why records are unreadable, one error for each.
+    unreadable: Vec<Error>,
+    /// Since when the oldest is held, and its name.
+    oldest: Option<(u64, Vec<u8>)>,
+}
+
+pub(super) fn findings(context: &Context, location: &Location, engine: &Engine) -> Vec<Finding> {
+    let mut count = Count::default();
+    let scanned = engine.for_each_lock(&mut |status| {
+        count.add(status);
+        Ok(())
+    });
+    let mut findings = match scanned {
+        Err(error) => vec![Finding::failed("records", &error)],
+        Ok(()) => count.findings(location, engine),
+    };
+    findings.push(history(context, engine));
+    findings
+}
+
+impl Count {
+    fn add(&mut self, status: Result<LockStatus>) {
+        let sight = match status {
+            Ok(sight) => sight,
+            Err(error) => {
+                self.unreadable.push(error);
+                return;
+            }
+        };
+        self.held += u64::from(sight.is_held());
+        let is_left = |standing: &std::result::Result<Liveness, EndReason>| matches!(standing, Err(how) if *how != EndReason::Released);
+        let is_abandoned = sight.holders.iter().any(is_left) || sight.waiters.contains(&Liveness::Dead);
+        self.abandoned += u64::from(is_abandoned);
+        self.waiting += sight.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count() as u64;
+        for (grant, _) in sight.record.holders.iter().zip(&sight.holders).filter(|(_, standing)| standing.is_ok()) {
+            if self.oldest.as_ref().is_none_or(|(since, _)| grant.since < *since) {
+                self.oldest = Some((grant.since, sight.record.name.clone()));
+            }
+        }
+    }
+
+    fn findings(&self, location: &Location, engine: &Engine) -> Vec<Finding> {
+        let mut text = format!("{} held, {} waiting", self.held, self.waiting);
+        if let Some((since, name)) = &self.oldest {
+            let age = engine.host().wall().saturating_sub(Duration::from_millis(*since));
+            text.push_str(&format!("; the oldest is {}, taken {} ago", escape(name), span(age)));
+        }
+        let mut findings = vec![Finding::good("records", text)];
+        if let [error, others @ ..] = self.unreadable.as_slice() {
+            let cure = "see `csalock status`, which names each and says what to do";
+            let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
+            findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.message()), cure));
+        }
+        findings.extend(self.leftovers(location, engine));
+        findings
+    }
+
+    fn leftovers(&self, location: &Location, engine: &Engine) -> Vec<Finding> {
+        let swept = match engine.sweep(true) {
+            Err(error) => return vec![Finding::failed("leftovers", &error)],
+            Ok(swept) => swept,
+        };
+        let mut findings = vec![match swept.removed {
+            0 if self.abandoned == 0 => Finding::good("leftovers", "none"),
+            removed => Finding::doubtful(
+                "leftovers",
+                format!("locks left by the dead: {}; other leftovers: {removed}", self.abandoned),
+                format!(
+                    "they delay no command; `csalock gc --store {}` removes them",
+                    shell_quote(location.url().as_encoded_bytes())
+                ),
+            ),
+        }];
+        let passed_over = swept.passed_over.iter().find(|error| !self.unreadable.contains(error));
+        findings.extend(passed_over.map(|error| Finding::doubtful("leftovers", error.message(), error.hint())));
+        findings
+    }
+}
+
+/// How much is remembered of past grants.
+fn history(context: &Context, engine: &Engine) -> Finding {
+    let limits = match context.environment.history() {
+        Ok(limits) => limits,
+        Err(error) => return Finding::doubtful("history", error.message(), error.hint()),
+    };
+    let mut number = 0;
+    match engine.each_past(&limits, &mut |_| number += 1) {
+        Err(error) => Finding::doubtful("history", error.message(), error.hint()),
+        Ok(false) => Finding::good("history", "none is kept here"),
+        Ok(true) if limits.are_off() => {
+            Finding::good("history", format!("{number} remembered; CSALOCK_HISTORY=0 adds none"))
+        }
+        Ok(true) => Finding::good("history", format!("{number} remembered, for {} at most", span(limits.age))),
+    }
+}

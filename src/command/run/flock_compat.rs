@@ -1,0 +1,152 @@
+//! `--flock`: the lock's file is locked with flock(2) as well, so that old users of flock(1) and new ones of csalock
+//! exclude each other.
+//!
+//! First the lock, in whose queue all of ours stand; then the file, for which only the first of them waits, within what is
+//! left of the timeout. The command inherits the locked file, so that it stays locked when its guardian is killed; the
+//! guardian unlocks it at the command's end, though the command's children may have it open.
+
+use std::ffi::OsStr;
+use std::io::IsTerminal;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::child::CommandChild;
+use crate::child::ChildSide;
+use crate::cli::RunWithLock;
+use crate::command::context::{LockRef, eprint_line, refusal};
+use crate::command::lock_set::{LockSet, OpenLockSet};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::flock::{FdChannel, Flock, FlockWait, Flocked, holders};
+use crate::host::command_of;
+use crate::lock::{Mode, Request, Response};
+use crate::name::{escape, is_path, shell_quote};
+
+/// So many holders of the file are told of.
+const MOST_NAMED: usize = 3;
+
+/// The files that are to be locked.
+pub(super) struct FlockCompat {
+    /// Each with the number of the target whose file it is.
+    files: Vec<(PathBuf, usize)>,
+    handover: FdChannel,
+}
+
+impl FlockCompat {
+    /// `None` if it was not asked for. Of several names those that are paths have files.
+    pub(super) fn of(asked: &RunWithLock, targets: &LockSet) -> Result<Option<FlockCompat>> {
+        if !asked.flock {
+            return Ok(None);
+        }
+        let paths = targets.all.iter().map(|target| &target.display_name).enumerate().filter(|(_, name)| is_path(name));
+        let mut files: Vec<(PathBuf, usize)> =
+            paths.map(|(at, path)| (PathBuf::from(OsStr::from_bytes(path)), at)).collect();
+        // In one order, so that two of us with other names in common never wait for each other.
+        files.sort();
+        if files.is_empty() {
+            let name = &targets.first().display_name;
+            let what = format!("--flock locks a file, and {} is no path", escape(name));
+            let cure = format!("say ./{}, or leave out --flock", shell_quote(name));
+            return Err(Error::new(Exit::Usage, what, cure));
+        }
+        Ok(Some(FlockCompat { files, handover: FdChannel::new()? }))
+    }
+
+    /// Locks the files, for the command to inherit, until then at the latest. `Some`: it was not to be, with this exit.
+    pub(super) fn take(
+        &self,
+        take: &CommandChild<'_>,
+        opened: &OpenLockSet<'_>,
+        share: Mode,
+        until: Option<Duration>,
+        child_side: Option<&ChildSide>,
+    ) -> Result<Option<Exit>> {
+        let mut held: Vec<Flock> = Vec::new();
+        for (file, at) in &self.files {
+            let target = &take.targets.all[*at];
+            // Two names of one file; locking it twice would be waiting for ourselves.
+            if held.iter().any(|flock| flock.is_of(file)) {
+                continue;
+            }
+            let mut told = false;
+            let mut look = || {
+                if !std::mem::replace(&mut told, true) {
+                    child_side.inspect(|becoming| becoming.depend_on_guardian(take.context.inherited));
+                    tell_of_wait(take, target, file);
+                }
+                keep(take, opened)
+            };
+            let mut wait =
+                FlockWait { host: take.context.host.as_ref(), signals: take.signals, until, on_tick: &mut look };
+            let wait = (!take.asked.taking.waiting.wait_policy().is_none()).then_some(&mut wait);
+            match Flock::take(file, share, wait)? {
+                Flocked::Held(flock) => held.push(flock),
+                Flocked::Interrupted(signal) => return Ok(Some(Exit::Signal(signal as i32))),
+                Flocked::Busy => {
+                    let name = escape(&target.display_name);
+                    let by = by(take, file);
+                    take.asked
+                        .common
+                        .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
+                    return Ok(Some(take.asked.taking.waiting.conflict_exit_code.map_or(Exit::Busy, Exit::Code)));
+                }
+            }
+            if told {
+                keep(take, opened)?;
+            }
+        }
+        for flock in &held {
+            flock.to_be_inherited()?;
+            child_side.map_or(Ok(()), |_| self.handover.give(flock))?;
+        }
+        Ok(None)
+    }
+
+    /// The command has ended.
+    pub(super) fn end(&self) {
+        self.handover.unlock_all();
+    }
+}
+
+fn tell_of_wait(take: &CommandChild<'_>, target: &LockRef, file: &Path) {
+    let common = &take.asked.common;
+    if common.verbose || (!common.quiet && std::io::stderr().is_terminal()) {
+        eprint_line(&format!("waiting for lock {}: {}", escape(&target.display_name), by(take, file)));
+    }
+}
+
+/// Who is in the way.
+fn by(take: &CommandChild<'_>, file: &Path) -> String {
+    let own = take.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
+    // We may have inherited the locked file, like our guardian; but it is not us who are in the way.
+    let others = holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
+    let mut who: Vec<String> = others.map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
+    match who.len() {
+        0 => who.push("somebody who cannot be seen from here".to_string()),
+        many if many > MOST_NAMED => who.splice(MOST_NAMED.., [format!("{} more", many - MOST_NAMED)]).for_each(drop),
+        _ => {}
+    }
+    format!("its file is locked with flock(2), as flock(1) does it, by {}", who.join("; and "))
+}
+
+/// The locks are ours while we wait for a file, and a time limit begins only when the wait is over. Says when it is time to
+/// look after them again.
+///
+/// # Errors
+///
+/// When one is ours no more.
+fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Duration>> {
+    for (at, (target, engine)) in opened.each().enumerate() {
+        let credentials = engine.credentials(Some(take.handle.proof()), Vec::new())?;
+        let lifetime = engine.start(&take.asked.taking.lifetime())?;
+        match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
+            Response::Renewed(_) => {}
+            refused => {
+                let (text, exit) = refusal(&refused, target, &opened.reporter(at), None);
+                return Err(Error::new(exit, text, ""));
+            }
+        }
+    }
+    Ok(take.asked.taking.ttl.map(|ttl| ttl / 3))
+}

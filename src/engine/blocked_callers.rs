@@ -1,0 +1,114 @@
+//! Who is held up by a wait: the processes of the scripts that go on only when it ends. What they hold does not become free
+//! meanwhile.
+//!
+//! Whom a shell waits for cannot be asked, only seen ([`Host::blocked_callers`]), and at first not everything can: what a script
+//! does in the background may look like what it waits for, until the script has begun something else. On a busy machine
+//! that takes its time, and between two commands a script looks as if it waited again. So whoever is held up has to seem
+//! so twice; and whoever was once seen to go on is not held up any more. Only who does not wait at all is told what there
+//! is to be seen at once.
+
+use std::time::Duration;
+
+use super::acquire::DEADLOCK_CHECK_DELAY;
+use crate::host::{Host, Invocation};
+use crate::lock::ProcessId;
+
+/// What is to be seen of the script around a wait.
+#[derive(Debug)]
+pub(super) struct BlockedCallers {
+    called: Option<Invocation>,
+    /// Those who seem to wait, and when that is looked at again, on CLOCK_BOOTTIME.
+    provisional: Option<(Vec<ProcessId>, Duration)>,
+}
+
+impl BlockedCallers {
+    pub(super) fn new(called: Option<Invocation>) -> BlockedCallers {
+        BlockedCallers { called, provisional: None }
+    }
+
+    /// Those who seem to be held up from the beginning; `None`: nobody called us.
+    pub(super) fn immediately(&self, host: &dyn Host) -> Option<Vec<ProcessId>> {
+        Some(host.blocked_callers(self.called.as_ref()?, false))
+    }
+
+    /// Looks again, at this time of CLOCK_BOOTTIME, some time after the wait began.
+    pub(super) fn look_again(&mut self, host: &dyn Host, now: Duration, within: &mut Vec<ProcessId>) {
+        let Some(called) = self.called.filter(|_| !(within.is_empty() && self.is_known())) else { return };
+        let mut seen = host.blocked_callers(&called, true);
+        let (doubtful, at) = self.provisional.get_or_insert_with(|| {
+            let doubtful = seen.iter().filter(|process| !within.contains(process)).copied().collect();
+            (doubtful, now + DEADLOCK_CHECK_DELAY)
+        });
+        doubtful.retain(|process| seen.contains(process));
+        let are_believed = now >= *at;
+        seen.retain(|process| within.contains(process) || (are_believed && doubtful.contains(process)));
+        if are_believed {
+            doubtful.clear();
+        }
+        *within = seen;
+    }
+
+    /// Whether nobody will be added any more.
+    pub(super) fn is_known(&self) -> bool {
+        self.called.is_none() || self.provisional.as_ref().is_some_and(|(doubtful, _)| doubtful.is_empty())
+    }
+
+    /// When to look again, if `first` is when to do so for the first time.
+    pub(super) fn next_look(&self, first: Duration) -> Option<Duration> {
+        (!self.is_known()).then(|| self.provisional.as_ref().map_or(first, |(_, at)| *at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Fake;
+
+    const FIRST: Duration = Duration::from_millis(100);
+
+    /// Whom a wait holds up where these are seen at once, and those later, one look after the other; and whether no more
+    /// can come.
+    fn blocked_callers(immediately: &[i32], later: &[(Duration, &[i32])]) -> (Vec<i32>, bool) {
+        let host = Fake::new(1);
+        let mut blocked_callers = BlockedCallers::new(Some(Invocation { pid: 1, ignores_interrupt: true }));
+        host.set_blocked_callers(immediately);
+        let mut within = blocked_callers.immediately(&host).unwrap();
+        for (now, seen) in later {
+            host.set_blocked_callers(seen);
+            blocked_callers.look_again(&host, *now, &mut within);
+        }
+        assert_eq!(blocked_callers.next_look(FIRST).is_none(), blocked_callers.is_known());
+        (within.iter().map(|process| process.pid).collect(), blocked_callers.is_known())
+    }
+
+    #[test]
+    fn who_is_seen_at_once_is_held_up() {
+        assert_eq!(blocked_callers(&[2], &[]), (vec![2], false));
+        assert_eq!(blocked_callers(&[2], &[(FIRST, &[2])]), (vec![2], true));
+    }
+
+    #[test]
+    fn who_is_seen_only_later_has_to_be_seen_twice_some_time_apart() {
+        let (before, twice) = (FIRST + DEADLOCK_CHECK_DELAY / 2, FIRST + DEADLOCK_CHECK_DELAY);
+        assert_eq!(blocked_callers(&[], &[(FIRST, &[2]), (before, &[2])]), (vec![], false));
+        assert_eq!(blocked_callers(&[], &[(FIRST, &[2]), (twice, &[2])]), (vec![2], true));
+        assert_eq!(blocked_callers(&[3], &[(FIRST, &[2, 3]), (before, &[3]), (twice, &[2, 3])]), (vec![3], true));
+        assert_eq!(blocked_callers(&[], &[(FIRST, &[]), (twice, &[2])]), (vec![], true));
+    }
+
+    #[test]
+    fn who_was_seen_to_go_on_is_held_up_no_more() {
+        assert_eq!(blocked_callers(&[2, 3], &[(FIRST, &[3]), (FIRST * 2, &[2, 3])]), (vec![3], true));
+        assert_eq!(blocked_callers(&[2], &[(FIRST, &[2]), (FIRST * 9, &[]), (FIRST * 10, &[2])]), (vec![], true));
+    }
+
+    #[test]
+    fn whom_nobody_called_holds_up_nobody() {
+        let mut blocked_callers = BlockedCallers::new(None);
+        let host = Fake::new(1);
+        host.set_blocked_callers(&[2]);
+        let mut within = Vec::new();
+        blocked_callers.look_again(&host, FIRST, &mut within);
+        assert_eq!((blocked_callers.immediately(&host), within.len(), blocked_callers.is_known()), (None, 0, true));
+    }
+}

@@ -1,0 +1,165 @@
+//! Making a [`CommitRecord`], and asking for somebody else's.
+
+use std::time::Duration;
+
+use super::Engine;
+use super::batch::Batch;
+use crate::error::Result;
+use crate::lock::{
+    self, CommitRecord, Credentials, HandleHash, Lifetime, Liveness, Prepare, Record, Request, Response,
+};
+use crate::store::{CommitResult, Durability, Scope, Version, WriteOptions};
+
+impl Engine {
+    /// Decides that all these grants stand. `false`: somebody took us for dead.
+    pub(super) fn commit_all(&self, proof: &HandleHash, names: &[&[u8]], durability: Durability) -> Result<bool> {
+        let key = CommitRecord::key(proof);
+        let mut decision = CommitRecord { committed: false, names: names.iter().map(|name| name.to_vec()).collect() };
+        let mut version = None;
+        for made in [false, true] {
+            decision.committed = made;
+            let body = lock::encode_decision(&key, &decision);
+            let keep = WriteOptions { durability, mode: None };
+            // Whoever takes us for dead, and our grants away, before this has left a gap; after this he ends the decision.
+            if made && !self.holds_all(names, proof)? {
+                return Ok(false);
+            }
+            match self.try_commit_all(proof, version.as_ref(), &decision, &body, keep)? {
+                Some(stored) => version = Some(stored),
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Swaps a decision. `None`: somebody else did.
+    fn try_commit_all(
+        &self,
+        proof: &HandleHash,
+        expect: Option<&Version>,
+        decision: &CommitRecord,
+        body: &[u8],
+        keep: WriteOptions,
+    ) -> Result<Option<Version>> {
+        let key = CommitRecord::key(proof);
+        let mut race = self.race(&key);
+        loop {
+            if let CommitResult::Done(stored) = self.commit_beside(&key, expect, Some(body), keep)? {
+                return Ok(Some(stored));
+            }
+            match self.commit_record(proof)? {
+                // The reply was lost.
+                Some((stored, found)) if found == *decision => return Ok(Some(stored)),
+                // A conflict with nobody: a directory was not where it is.
+                found if found.as_ref().map(|(version, _)| version) == expect => {
+                    race.backoff()?;
+                }
+                _ => return Ok(None),
+            }
+        }
+    }
+
+    /// Gives up these claims of one id, all of them or none. `false`: one of them is its no more.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be asked or told.
+    pub fn give_up_claims(&self, names: &[&[u8]], id: &[u8]) -> Result<bool> {
+        let of_id = || Ok(Credentials { claim: Some(id.to_vec()), ..self.credentials(None, Vec::new())? });
+        if let [name] = names {
+            return Ok(matches!(self.apply(name, &Request::Release(of_id()?))?, Response::Released(_)));
+        }
+        if self.changes_at_once(names.len()) {
+            let of_id = of_id()?;
+            let mut decide = |_, record: &Record| self.decide(record, &Request::Release(of_id.clone()), None);
+            let done = self.commit_batch(
+                names,
+                &mut decide,
+                &|response| matches!(response, Response::Released(_)),
+                Duration::MAX,
+            )?;
+            return Ok(matches!(done, Batch::Done(_)));
+        }
+        let lifetime = match self.store.scope() {
+            Scope::Local => Lifetime::UntilReleased,
+            Scope::Shared => Lifetime::ExpiresAt(self.grant_lease(self.lease)?),
+        };
+        let doubt = Prepare { proof: self.new_handle()?.proof(), process: self.host.this_process()?, lifetime };
+        let names_of = names.iter().map(|name| name.to_vec()).collect();
+        let (key, keep) =
+            (CommitRecord::key(&doubt.proof), WriteOptions { durability: Durability::Durable, mode: None });
+        let body = lock::encode_decision(&key, &CommitRecord { committed: true, names: names_of });
+        self.commit_beside(&key, None, Some(&body), keep)?;
+        for name in names {
+            self.leave_witness(name, &doubt.proof);
+            // Those before are confirmed again by whoever writes them next, once we are gone.
+            if !matches!(self.apply(name, &Request::Prepare(of_id()?, doubt.clone()))?, Response::Renewed(_)) {
+                return Ok(false);
+            }
+        }
+        self.remove_auxiliary(&key, keep.durability)?;
+        for name in names {
+            self.apply(name, &Request::Release(self.credentials(Some(doubt.proof), Vec::new())?))?;
+        }
+        Ok(true)
+    }
+
+    fn holds_all(&self, names: &[&[u8]], proof: &HandleHash) -> Result<bool> {
+        for name in names {
+            let (_, record) = self.read(name)?;
+            if record.holders.iter().all(|grant| grant.proof != *proof) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes a decision away that nobody needs any more.
+    pub(super) fn remove_commit_record(&self, proof: &HandleHash) -> Result<()> {
+        self.remove_auxiliary(&CommitRecord::key(proof), Durability::Volatile)
+    }
+
+    /// Whether somebody, who is dead, has decided that his grants stand.
+    pub(super) fn has_committed(&self, proof: &HandleHash) -> Result<bool> {
+        Ok(self.commit_record(proof)?.is_some_and(|(_, decision)| decision.committed))
+    }
+
+    /// The same, and it stays like that.
+    pub(super) fn has_committed_finally(&self, proof: &HandleHash) -> Result<bool> {
+        if !self.has_committed(proof)? {
+            self.remove_uncommitted(proof)?;
+        }
+        self.has_committed(proof)
+    }
+
+    fn remove_uncommitted(&self, proof: &HandleHash) -> Result<()> {
+        while let Some((version, CommitRecord { committed: false, .. })) = self.commit_record(proof)? {
+            self.commit_beside(&CommitRecord::key(proof), Some(&version), None, WriteOptions::default())?;
+        }
+        Ok(())
+    }
+
+    fn commit_record(&self, proof: &HandleHash) -> Result<Option<(Version, CommitRecord)>> {
+        let stored = self.store.read(&CommitRecord::key(proof))?;
+        Ok(stored.and_then(|stored| Some((stored.version, lock::decode_decision(&stored.body)?))))
+    }
+
+    /// Whether a decision was left by somebody who died, once all the grants that depend on it are confirmed.
+    pub(super) fn is_orphaned_commit_record(&self, proof: &HandleHash, dry_run: bool) -> Result<bool> {
+        let Some((_, decision)) = self.commit_record(proof)? else { return Ok(false) };
+        for name in &decision.names {
+            if !dry_run {
+                self.apply(name, &Request::Gc)?;
+            }
+            let (_, record) = self.read(name)?;
+            for grant in record.holders.iter().filter(|grant| grant.proof == *proof) {
+                if let Some(process) = &grant.provisional
+                    && (!dry_run || self.liveness(&record, &grant.owner.domain, process) != Liveness::Dead)
+                {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,146 @@
+//! A store that many hosts share, in which others are faster as often as the test says, and a try takes ten milliseconds.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::engine::tests::{request, take, within};
+use crate::engine::{AcquireRequest, AcquireResult, WaitPolicy};
+use crate::history::Limits;
+use crate::host::{Fake, Host};
+use crate::lock::{Lease, Lifetime, Liveness, Response};
+use crate::store::{CommitResult, Finding, Memory, Store, Version, Versioned, Visit, WriteOptions};
+
+const TRY: Duration = Duration::from_millis(10);
+const FOR_EVER: u32 = u32::MAX;
+
+struct Contended {
+    memory: Memory,
+    host: Fake,
+    rivals: Arc<AtomicU32>,
+    ended: Mutex<Vec<Lease>>,
+}
+
+impl Store for Contended {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+        self.memory.read(name)
+    }
+
+    fn commit_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        keep: WriteOptions,
+    ) -> Result<CommitResult> {
+        self.host.pass(TRY);
+        match self.rivals.load(Ordering::Relaxed) {
+            0 => return self.memory.commit_with(name, expect, body, keep),
+            FOR_EVER => {}
+            rivals => self.rivals.store(rivals - 1, Ordering::Relaxed),
+        }
+        Ok(CommitResult::Conflict)
+    }
+
+    fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
+        self.memory.scan(visit)
+    }
+
+    fn grant_lease(&self, span: Duration) -> Result<Lease> {
+        self.memory.grant_lease(span)
+    }
+
+    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
+        let is_ended = self.ended.lock().unwrap().contains(lease);
+        if is_ended { Ok(Duration::ZERO) } else { self.memory.lease_ttl(lease) }
+    }
+
+    fn revoke_lease(&self, lease: &Lease) {
+        self.ended.lock().unwrap().push(lease.clone());
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Shared
+    }
+
+    fn describe(&self, name: &[u8]) -> String {
+        self.memory.describe(name)
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        Vec::new()
+    }
+
+    fn append_history(&self, line: &[u8], limits: &Limits) {
+        self.memory.append_history(line, limits);
+    }
+
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.memory.read_history(visit)
+    }
+}
+
+/// Three processes of one host, all alive; and how often others are faster from now on.
+fn contended() -> (Engine, Fake, Arc<AtomicU32>) {
+    let host = Fake::new(1);
+    [2, 3].into_iter().for_each(|pid| host.set_liveness(pid, Liveness::Alive));
+    let (shared, rivals): (Arc<dyn Host>, _) = (Arc::new(host.clone()), Arc::new(AtomicU32::new(0)));
+    let memory = Memory::new(shared.clone());
+    let store = Contended { memory, host: host.clone(), rivals: rivals.clone(), ended: Mutex::default() };
+    (Engine::new(Box::new(store), shared), host, rivals)
+}
+
+fn release(engine: &Engine, holder: &AcquireRequest) -> Response {
+    let credentials = engine.credentials(Some(holder.handle.proof()), Vec::new()).unwrap();
+    engine.apply(b"x", &Request::Release(credentials)).unwrap()
+}
+
+#[test]
+fn who_does_not_even_get_into_the_queue_gives_up_in_time() {
+    let (engine, host, rivals) = contended();
+    let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
+    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));
+    rivals.store(FOR_EVER, Ordering::Relaxed);
+    let before = host.boottime();
+    let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), within(3));
+    assert!(matches!(response, Response::Busy(ref holders) if holders.len() == 1), "{response:?}");
+    let waited = host.boottime() - before;
+    assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
+}
+
+#[test]
+fn who_cannot_leave_the_queue_ends_his_lease_and_is_passed_over() {
+    let (engine, host, rivals) = contended();
+    let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
+    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));
+    let before = host.boottime();
+    let mut in_queue = |_: &crate::engine::Waiting<'_>| {
+        rivals.store(FOR_EVER, Ordering::Relaxed);
+        None
+    };
+    let waiter = request(&engine, 2, Lifetime::WhileOwnerLives);
+    let taken = engine.acquire(b"x", &waiter, &within(3), None, &mut in_queue).unwrap();
+    assert!(matches!(taken, AcquireResult::Answer(Response::Busy(_))), "{taken:?}");
+    let waited = host.boottime() - before;
+    assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
+    assert_eq!(engine.inspect(b"x").unwrap().record.waiters.len(), 1);
+    rivals.store(0, Ordering::Relaxed);
+    assert!(matches!(release(&engine, &holder), Response::Released(_)));
+    let response = take(&engine, &request(&engine, 3, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
+    assert!(matches!(response, Response::Granted(..)), "{response:?}");
+}
+
+#[test]
+fn who_gives_back_has_the_right_of_way_and_who_waits_makes_way() {
+    let (engine, host, rivals) = contended();
+    let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
+    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));
+    rivals.store(9, Ordering::Relaxed);
+    let before = host.boottime();
+    assert!(matches!(release(&engine, &holder), Response::Released(_)));
+    assert_eq!(host.boottime() - before, TRY * 10);
+    rivals.store(9, Ordering::Relaxed);
+    let before = host.boottime();
+    let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), within(60));
+    assert!(matches!(response, Response::Granted(..)) && host.boottime() - before > TRY * 10, "{response:?}");
+}

@@ -1,0 +1,93 @@
+//! What the killed left beside the records: pages that were fetched, notes of waits that are no more, and decisions that are
+//! carried out. Nobody is misled by them; `gc` clears them away.
+
+use std::time::Duration;
+
+use super::Engine;
+use crate::error::Result;
+use crate::lock::{self, CommitRecord, HandleHash, Liveness, Page};
+use crate::store::{Scope, Swept, Version, WriteOptions};
+
+/// The host that left a witness removes it with the entry. The witness stays where another host removed the entry, or the
+/// store is gone, so `gc` removes old ones. If an entry is as old, its lease alone decides when its owner has died.
+const OLD_WITNESS: Duration = Duration::from_secs(30 * 24 * 3600);
+
+impl Engine {
+    /// Removes them. A leftover that depends on an unreadable record stays, for that record may still need it.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be asked or told.
+    pub fn sweep(&self, dry_run: bool) -> Result<Swept> {
+        // What was half-way to being stored can be seen then.
+        let mut swept = self.store.sweep(dry_run)?;
+        let mut keys = Vec::new();
+        self.store.scan(&mut |_, stored| {
+            let internal = stored.ok().filter(|stored| lock::is_auxiliary(&stored.body));
+            keys.extend(internal.and_then(|stored| Some((lock::name_of_internal(&stored.body)?, stored.version))));
+            Ok(())
+        })?;
+        for (key, version) in keys {
+            match self.sweep_one(&key, &version, dry_run) {
+                Ok(removed) => swept.removed += u64::from(removed),
+                Err(error) => swept.pass_over(error)?,
+            }
+        }
+        if !dry_run && self.store.scope() == Scope::Shared {
+            self.host.remove_old_witnesses(OLD_WITNESS);
+        }
+        Ok(swept)
+    }
+
+    /// Removes what is kept under this key, if it is a leftover. `false`: it is not one.
+    fn sweep_one(&self, key: &[u8], version: &Version, dry_run: bool) -> Result<bool> {
+        let is_waits = key.first() == Some(&0);
+        let is_left = match (Page::of_key(key), CommitRecord::of_key(key)) {
+            (Some((name, number)), _) => self.is_orphaned_page(name, number)?,
+            (_, Some(proof)) => self.is_orphaned_commit_record(&proof, dry_run)?,
+            _ if is_waits => self.is_orphaned_edge(key)?,
+            _ => self.is_orphaned_value(key)?,
+        };
+        if is_left && !dry_run {
+            if is_waits {
+                let gone = self.gone(key)?;
+                self.change_edges(key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;
+            } else {
+                // What came in its place since then is needed: a page's name may come back.
+                self.commit_beside(key, Some(version), None, WriteOptions::default())?;
+                self.remove_witness_of_value(key);
+            }
+        }
+        Ok(is_left)
+    }
+
+    fn is_orphaned_page(&self, name: &[u8], number: u64) -> Result<bool> {
+        let (_, record) = self.read(name)?;
+        Ok(record.pages.is_none_or(|pages| !pages.has(number)))
+    }
+
+    fn is_orphaned_edge(&self, key: &[u8]) -> Result<bool> {
+        Ok(!self.gone(key)?.is_empty())
+    }
+
+    /// Those of the waits noted there that are no more.
+    fn gone(&self, key: &[u8]) -> Result<Vec<(Vec<u8>, HandleHash)>> {
+        let stored = self.store.read(key)?;
+        let notes = stored.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
+        let mut gone = Vec::new();
+        for (name, proof) in notes.waits {
+            let waits = match self.read(&name).and_then(|(_, record)| self.entry(record, &proof)) {
+                // The waiter may still be in there.
+                Err(error) if error.is_of_one_record() => continue,
+                waits => waits?,
+            };
+            let lives = waits.is_some_and(|(record, waiter)| {
+                self.liveness(&record, &waiter.owner.domain, &waiter.process) != Liveness::Dead
+            });
+            if !lives {
+                gone.push((name, proof));
+            }
+        }
+        Ok(gone)
+    }
+}

@@ -1,0 +1,103 @@
+//! The end of a long queue: entering a page, leaving it, and closing it to fetch who is on it.
+
+use super::Engine;
+use crate::error::Result;
+use crate::lock::{self, Enqueued, HandleHash, Page, Pages, QueuePosition, Record, Waiter};
+use crate::store::{CommitResult, Version, WriteOptions};
+
+impl Engine {
+    /// Enters a page of a name's queue. `None`: it takes nobody more.
+    pub(super) fn enqueue(&self, name: &[u8], number: u64, entry: &Waiter) -> Result<Option<QueuePosition>> {
+        let mut place = None;
+        self.change_page(name, number, &mut |page| match page.enqueue(number, entry) {
+            Enqueued::Change(next) => Some(next),
+            Enqueued::Already(found) => {
+                place = Some(found);
+                None
+            }
+            Enqueued::Full => None,
+        })?;
+        if let Some(place) = &mut place
+            && let Some(before) = number.checked_sub(1)
+        {
+            let (_, page) = self.page(&Page::key(name, before))?;
+            place.before.extend(page.waiters.iter().rev().map(Waiter::waits_where));
+        }
+        Ok(place)
+    }
+
+    /// Leaves a page. `false`: it was not on it any more, or must be removed from where it is fetched to.
+    pub(super) fn dequeue(&self, name: &[u8], number: u64, proof: &HandleHash) -> Result<bool> {
+        let mut left = false;
+        self.change_page(name, number, &mut |page| {
+            let without = page.without(proof);
+            left = left || without.is_some();
+            without
+        })?;
+        Ok(left)
+    }
+
+    /// Closes a page: nobody enters or leaves it any more. Returns who is on it.
+    pub(super) fn seal(&self, name: &[u8], number: u64) -> Result<Vec<Waiter>> {
+        let page = self.change_page(name, number, &mut |page| {
+            (!page.sealed).then(|| Page { sealed: true, waiters: page.waiters.clone() })
+        })?;
+        Ok(page.waiters)
+    }
+
+    /// Replaces a page until `change` has nothing more to change. Returns it as it then is.
+    fn change_page(&self, name: &[u8], number: u64, change: &mut dyn FnMut(&Page) -> Option<Page>) -> Result<Page> {
+        let key = Page::key(name, number);
+        let mut race = self.race(&key);
+        loop {
+            let (version, page) = self.page(&key)?;
+            let Some(next) = change(&page) else { return Ok(page) };
+            let is_needed = next.sealed || !next.waiters.is_empty();
+            let body = is_needed.then(|| lock::encode_page(&key, &next));
+            if self.commit_beside(&key, version.as_ref(), body.as_deref(), WriteOptions::default())?
+                == CommitResult::Conflict
+            {
+                race.backoff()?;
+            }
+        }
+    }
+
+    /// A page as it is; one that is missing or unreadable is empty.
+    fn page(&self, key: &[u8]) -> Result<(Option<Version>, Page)> {
+        let Some(stored) = self.store.read(key)? else { return Ok((None, Page::default())) };
+        Ok((Some(stored.version), lock::decode_page(&stored.body).unwrap_or_default()))
+    }
+
+    /// The record with its whole queue in it, to be shown.
+    pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
+        for number in numbers(record.pages) {
+            let (_, page) = self.page(&Page::key(&record.name, number))?;
+            let new = |waiter: &Waiter| record.waiters.iter().all(|known| known.proof != waiter.proof);
+            let waiters: Vec<Waiter> = page.waiters.into_iter().filter(new).collect();
+            record.waiters.extend(waiters);
+        }
+        Ok(record)
+    }
+
+    /// Removes the pages that were fetched, and returns who was on them. Should we die before that, they are in nobody's
+    /// way.
+    pub(super) fn remove_pages(&self, before: &Record, now: &Record) -> Result<Vec<Waiter>> {
+        let mut fetched = Vec::new();
+        for number in numbers(before.pages).filter(|number| now.pages.is_none_or(|pages| !pages.has(*number))) {
+            let key = Page::key(&now.name, number);
+            while let (Some(version), page) = self.page(&key)? {
+                if let CommitResult::Done(_) =
+                    self.commit_beside(&key, Some(&version), None, WriteOptions::default())?
+                {
+                    fetched.extend(page.waiters);
+                    break;
+                }
+            }
+        }
+        Ok(fetched)
+    }
+}
+
+fn numbers(pages: Option<Pages>) -> impl Iterator<Item = u64> {
+    pages.into_iter().flat_map(|pages| pages.first..=pages.last)
+}

@@ -1,0 +1,119 @@
+//! `doctor` for people and for programs.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use unicode_width::UnicodeWidthStr;
+
+use super::OutputStyle;
+use super::table::cell;
+use crate::store::{Finding, Verdict};
+
+/// What the verdicts are called, and how they are painted.
+fn word(verdict: Verdict) -> (&'static str, &'static str) {
+    match verdict {
+        Verdict::Good => ("good", "\x1b[32m"),
+        Verdict::Doubtful => ("doubtful", "\x1b[33m"),
+        Verdict::Bad => ("bad", "\x1b[31m"),
+    }
+}
+
+/// The findings one below the other, each with its verdict and, below it, its cure; and what follows from all of them.
+pub fn health(findings: &[Finding], paper: OutputStyle) -> String {
+    let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
+    let margin = "doubtful ".len() + topics + 1;
+    let width = paper.width.saturating_sub(margin).max(20);
+    let mut text = String::new();
+    for finding in findings {
+        let (verdict, paint) = word(finding.verdict);
+        let (paint, end) = if paper.colour { (paint, "\x1b[0m") } else { ("", "") };
+        let mut first = format!("{paint}{}{end} {} ", cell(verdict, "doubtful".len()), cell(finding.topic, topics));
+        let cure = Some(format!("cure: {}", finding.cure)).filter(|_| !finding.cure.is_empty());
+        for line in
+            wrapped(&finding.found, width).into_iter().chain(cure.into_iter().flat_map(|cure| wrapped(&cure, width)))
+        {
+            let _ = writeln!(text, "{first}{line}");
+            first = " ".repeat(margin);
+        }
+    }
+    text + &sum(findings)
+}
+
+fn sum(findings: &[Finding]) -> String {
+    let number = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
+    match (number(Verdict::Bad), number(Verdict::Doubtful)) {
+        (0, 0) => "All is well.\n".to_string(),
+        (0, 1) => "Locks work here; one thing is doubtful.\n".to_string(),
+        (0, doubts) => format!("Locks work here; {doubts} things are doubtful.\n"),
+        _ => "Locks do not work here.\n".to_string(),
+    }
+}
+
+/// The text in lines of at most so many columns, broken at blanks. A word that is longer stands alone.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.width() + 1 + word.width() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines
+}
+
+/// What `doctor --json` prints.
+#[derive(Debug, Serialize)]
+pub struct HealthJson {
+    store: String,
+    findings: Vec<FindingJson>,
+    verdict: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct FindingJson {
+    topic: &'static str,
+    found: String,
+    verdict: &'static str,
+    cure: Option<String>,
+}
+
+impl HealthJson {
+    /// The document for the store with this URL.
+    pub fn new(url: &[u8], findings: &[Finding]) -> HealthJson {
+        let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Good);
+        let of = |finding: &Finding| FindingJson {
+            topic: finding.topic,
+            found: finding.found.clone(),
+            verdict: word(finding.verdict).0,
+            cure: Some(finding.cure.clone()).filter(|cure| !cure.is_empty()),
+        };
+        HealthJson {
+            store: String::from_utf8_lossy(url).into_owned(),
+            findings: findings.iter().map(of).collect(),
+            verdict: word(worst).0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_stand_below_each_other_and_fit() {
+        let findings = [
+            Finding::good("a", "one"),
+            Finding::doubtful("longer", "found ".repeat(12).trim_end(), "to do ".repeat(12).trim_end()),
+        ];
+        let text = health(&findings, OutputStyle { colour: false, width: 40 });
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "good     a      one");
+        assert_eq!(lines[1], "doubtful longer found found found found");
+        assert_eq!(lines[4], "                cure: to do to do to do");
+        assert_eq!(lines.last(), Some(&"Locks work here; one thing is doubtful."));
+        assert!(lines.iter().all(|line| line.len() <= 40), "{text}");
+    }
+}

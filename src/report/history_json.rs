@@ -1,0 +1,65 @@
+//! The JSON document of `history`: as stable as the others.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::json::mode;
+use super::user;
+use crate::duration::rfc3339;
+use crate::history::{Past, Who};
+use crate::lock::Mode;
+use crate::lock::codec::ended_word;
+
+/// One grant.
+#[derive(Debug, Serialize)]
+pub struct PastJson {
+    name: String,
+    #[serde(flatten)]
+    holder: WhoJson,
+    label: Option<String>,
+    mode: &'static str,
+    slot: Option<u32>,
+    token: Option<u64>,
+    from: String,
+    to: Option<String>,
+    /// In seconds.
+    waited: f64,
+    ended: Option<&'static str>,
+    broken_by: Option<WhoJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct WhoJson {
+    pid: Option<i32>,
+    host: String,
+    user: String,
+    command: String,
+}
+
+impl PastJson {
+    /// The document of one grant.
+    pub fn new(past: &Past) -> PastJson {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let time = |millis| rfc3339(Duration::from_millis(millis));
+        let who = |who: &Who| WhoJson {
+            pid: who.pid,
+            host: who.host.clone(),
+            user: user(who.uid),
+            command: text(&who.command),
+        };
+        PastJson {
+            name: text(&past.name),
+            holder: who(&past.holder),
+            label: past.holder.label.as_deref().map(text),
+            mode: mode(past.share),
+            slot: (past.share == Mode::Slot).then_some(past.slot),
+            token: past.token,
+            from: time(past.from),
+            to: past.to.map(time),
+            waited: past.waited as f64 / 1000.0,
+            ended: past.how.map(ended_word),
+            broken_by: past.broken_by.as_ref().map(who),
+        }
+    }
+}

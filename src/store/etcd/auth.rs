@@ -1,0 +1,184 @@
+//! Who we are to etcd: user and password, and the token that it gives for them.
+//!
+//! A login costs the server a twentieth of a second on purpose, so the token is kept for the next call, in a directory
+//! that is this user's alone and gone with the boot. It is opened through no link and believed only if nobody else can
+//! have written it. A token that is too old is refused; then we log in once more.
+//! A token of an earlier cluster may not even be refused: it names a step of that cluster's log, and etcd waits until its
+//! own log has come that far. So a token that a server does not answer is dropped, too.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat, renameat};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::{UnlinkatFlags, mkdir, unlinkat};
+use sha2::{Digest, Sha256};
+
+use super::{Access, api};
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::name::escape_path;
+use crate::store::Cluster;
+
+pub(super) struct Auth {
+    who: Option<(String, String)>,
+    uid: u32,
+    runtime: Option<PathBuf>,
+    /// The name of the file that the token is kept in.
+    file: String,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    token: Option<String>,
+    looked: bool,
+    needless: bool,
+}
+
+impl Auth {
+    pub(super) fn new(cluster: &Cluster, access: &Access, uid: u32) -> Result<Auth> {
+        let who = match (&access.user, &access.password, &access.password_file) {
+            (None, _, _) => None,
+            (Some(user), Some(password), _) => Some((user.clone(), password.clone())),
+            (Some(user), None, Some(path)) => Some((user.clone(), first_line(path)?)),
+            (Some(_), None, None) => {
+                let what = "CSALOCK_ETCD_USER is set without a password";
+                return Err(Error::new(Exit::Usage, what, "set CSALOCK_ETCD_PASSWORD_FILE, or CSALOCK_ETCD_PASSWORD"));
+            }
+        };
+        let mut hash = Sha256::new();
+        for part in
+            [cluster.url().as_str()].into_iter().chain(who.iter().flat_map(|(user, word)| [&user[..], &word[..]]))
+        {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let file = hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
+        let runtime = access.runtime.clone();
+        Ok(Auth { who, uid, runtime, file: format!("etcd-token-{file}"), state: Mutex::default() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// User and password, where we have to log in.
+    pub(super) fn wanted(&self) -> Option<(&str, &str)> {
+        let (user, password) = self.who.as_ref().filter(|_| !self.state().needless)?;
+        Some((user, password))
+    }
+
+    /// The token that we have.
+    pub(super) fn token(&self) -> Option<String> {
+        self.who.as_ref()?;
+        let mut state = self.state();
+        if state.token.is_none() && !std::mem::replace(&mut state.looked, true) {
+            state.token = self.directory(false).and_then(|directory| self.kept(&directory));
+        }
+        state.token.clone()
+    }
+
+    /// This token is of no use any more, neither here nor to the next process that finds it.
+    pub(super) fn forget(&self, old: &str) {
+        let mut state = self.state();
+        if state.token.as_deref() == Some(old) {
+            state.token = None;
+        }
+        let directory = self.directory(false);
+        // Another process of this user may have logged in meanwhile.
+        let kept = directory.as_ref().and_then(|directory| self.kept(directory));
+        if let Some(directory) = directory.filter(|_| kept.as_deref() == Some(old)) {
+            let _ = unlinkat(&directory, &self.file[..], UnlinkatFlags::NoRemoveDir);
+        }
+        state.token = state.token.take().or(kept.filter(|kept| kept != old));
+    }
+
+    /// The server does not ask who we are.
+    pub(super) fn is_needless(&self) {
+        self.state().needless = true;
+    }
+
+    /// Keeps a new token, if there is a place for it.
+    pub(super) fn remember(&self, token: &str) {
+        self.state().token = Some(token.to_string());
+        let _ = self.directory(true).and_then(|directory| self.keep(&directory, token).ok());
+    }
+
+    fn kept(&self, directory: &File) -> Option<String> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+        let file = File::from(openat(directory, &self.file[..], flags, Mode::empty()).ok()?);
+        let found = file.metadata().ok()?;
+        if !found.is_file() || found.uid() != self.uid || found.mode() & 0o077 != 0 {
+            return None;
+        }
+        let mut token = String::new();
+        file.take(api::LONGEST_TOKEN as u64).read_to_string(&mut token).ok()?;
+        Some(token).filter(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()))
+    }
+
+    fn keep(&self, directory: &File, token: &str) -> std::io::Result<()> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
+        let draft = format!("{}.{:016x}", self.file, u64::from_ne_bytes(random));
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mut file = File::from(openat(directory, &draft[..], flags, Mode::from_bits_truncate(0o600))?);
+        file.write_all(token.as_bytes())?;
+        renameat(directory, &draft[..], directory, &self.file[..])?;
+        Ok(())
+    }
+
+    /// The directory of this user's tokens; made if it is to be, and `None` where it cannot be trusted.
+    fn directory(&self, make: bool) -> Option<File> {
+        let of_the_system = PathBuf::from(format!("/run/user/{}", self.uid));
+        let path = match self.runtime.clone().or(Some(of_the_system)).filter(|path| self.is_ours(path, 0o022)) {
+            Some(runtime) => runtime.join("csalock"),
+            None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
+        };
+        if make {
+            let _ = mkdir(&path, Mode::S_IRWXU);
+        }
+        self.open_own(&path, 0o077)
+    }
+
+    fn is_ours(&self, path: &Path, closed: u32) -> bool {
+        self.open_own(path, closed).is_some()
+    }
+
+    /// A directory that is ours, and in which these bits of the mode are not set.
+    fn open_own(&self, path: &Path, closed: u32) -> Option<File> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let directory = open(path, flags, Mode::empty()).ok()?;
+        let found = fstat(&directory).ok()?;
+        (found.st_uid == self.uid && found.st_mode & closed == 0).then(|| File::from(directory))
+    }
+}
+
+/// The first line of a file that others cannot read.
+fn first_line(path: &Path) -> Result<String> {
+    let failed = |error: std::io::Error| {
+        Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read CSALOCK_ETCD_PASSWORD_FILE", path)
+    };
+    // A pipe would have to be waited for, and could be read once only; several of our processes read it.
+    let file = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} is no ordinary file", escape_path(path));
+        return Err(Error::new(Exit::Usage, what, "name one that has the password in its first line"));
+    }
+    if found.mode() & 0o007 != 0 {
+        let what = format!("everybody can read the password in {}", escape_path(path));
+        return Err(Error::new(Exit::Permission, what, format!("chmod o= {}", escape_path(path))));
+    }
+    let mut text = String::new();
+    file.take(api::LONGEST_TOKEN as u64).read_to_string(&mut text).map_err(failed)?;
+    let line = text.lines().next().filter(|line| !line.is_empty()).map(str::to_string);
+    line.ok_or_else(|| {
+        let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} has no password in its first line", escape_path(path));
+        Error::new(Exit::Usage, what, "write it there")
+    })
+}

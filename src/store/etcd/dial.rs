@@ -1,0 +1,149 @@
+//! From a server's name to a connection.
+//!
+//! ureq would look up names in a thread for each request, and keep time in its own way. Here an address is an address;
+//! a name is looked up in a thread, which can be left alone when it takes too long, and what was found is known to the
+//! whole process for a while: a child that shares our memory must not start threads.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use rustls::{ClientConfig, ClientConnection};
+use rustls_pki_types::ServerName;
+use ureq::config::Config;
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{ConnectionDetails, Connector as UreqConnector, NextTimeout};
+
+use super::connection::{CallDeadline, Connection, Socket};
+use super::errors::CallError;
+use crate::host::Host;
+
+/// So long what was found of a name is believed, and what was not.
+const BELIEVED: Duration = Duration::from_secs(60);
+const DOUBTED: Duration = Duration::from_secs(5);
+
+/// One of several servers that does not take a connection that fast is left for the next.
+const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
+
+/// So long we wait for the first answer of the name service.
+const TO_LOOK_UP: Duration = Duration::from_secs(2);
+
+type Looked = (Duration, Option<Vec<SocketAddr>>);
+
+static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
+
+/// Makes connections.
+#[derive(Clone)]
+pub(super) struct Connector {
+    pub(super) host: Arc<dyn Host>,
+    pub(super) call_deadline: Arc<CallDeadline>,
+    pub(super) tls: Option<Arc<ClientConfig>>,
+    /// Whether there is only one server to go to.
+    pub(super) lonely: bool,
+}
+
+impl Connector {
+    /// A connection to `HOST:PORT`.
+    pub(super) fn dial(&self, server: &str) -> io::Result<Connection> {
+        let mut most = self.call_deadline.left();
+        if !self.lonely {
+            most = most.min(MOST_FOR_CONNECTING);
+        }
+        if most.is_zero() {
+            return Err(CallError::Silent.into());
+        }
+        let addresses = self.addresses(server, most)?;
+        let share = most / u32::try_from(addresses.len()).unwrap_or(1).max(1);
+        let mut last = CallError::Unresolved;
+        for address in addresses {
+            match TcpStream::connect_timeout(&address, share.max(Duration::from_millis(1))) {
+                Ok(stream) => return self.talk(server, stream),
+                Err(error) => last = CallError::from(error),
+            }
+        }
+        Err(last.into())
+    }
+
+    /// Learns the addresses of all these. Now, because a child that shares our memory must not start a thread.
+    pub(super) fn look_up_names(&self, servers: &[String]) {
+        servers.iter().for_each(|server| drop(self.addresses(server, TO_LOOK_UP)));
+    }
+
+    fn talk(&self, server: &str, stream: TcpStream) -> io::Result<Connection> {
+        let socket = Socket::new(stream, self.call_deadline.clone())?;
+        let Some(config) = &self.tls else { return Connection::new(socket, None) };
+        let name = ServerName::try_from(host_of(server).to_string()).map_err(|_| CallError::Unresolved)?;
+        let tls = ClientConnection::new(config.clone(), name).map_err(|error| CallError::Tls(error.to_string()))?;
+        Connection::new(socket, Some(tls)).map_err(|error| match CallError::from(error) {
+            CallError::Closed => CallError::Tls("it closed the connection".to_string()).into(),
+            other => other.into(),
+        })
+    }
+
+    fn addresses(&self, server: &str, at_most: Duration) -> io::Result<Vec<SocketAddr>> {
+        let port = server.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default();
+        if let Ok(address) = host_of(server).parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        let now = self.host.boottime();
+        let known = LOOKED_UP.lock().unwrap_or_else(PoisonError::into_inner).get(server).cloned();
+        let found = match known {
+            Some((until, found)) if now < until => found,
+            _ => {
+                let found = look_up(server, at_most);
+                let until = self.host.boottime() + if found.is_some() { BELIEVED } else { DOUBTED };
+                let mut all = LOOKED_UP.lock().unwrap_or_else(PoisonError::into_inner);
+                all.insert(server.to_string(), (until, found.clone()));
+                found
+            }
+        };
+        found.ok_or_else(|| CallError::Unresolved.into())
+    }
+}
+
+fn look_up(server: &str, at_most: Duration) -> Option<Vec<SocketAddr>> {
+    let (tell, told) = mpsc::channel();
+    let server = server.to_string();
+    let thread = std::thread::Builder::new().spawn(move || {
+        let _ = tell.send(server.to_socket_addrs().ok().map(|found| found.take(8).collect::<Vec<_>>()));
+    });
+    let found = told.recv_timeout(at_most).ok()?;
+    // We may fork, so it must not be busy with its own end.
+    let _ = thread.map(std::thread::JoinHandle::join);
+    found.filter(|found| !found.is_empty())
+}
+
+/// The host of `HOST:PORT`, without brackets.
+fn host_of(server: &str) -> &str {
+    let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+impl UreqConnector for Connector {
+    type Out = Connection;
+
+    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<Connection>, ureq::Error> {
+        let server = details.uri.authority().map(ureq::http::uri::Authority::as_str).unwrap_or_default();
+        Ok(Some(self.dial(server)?))
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Dialler")
+    }
+}
+
+/// For ureq, which wants to look up names before a connection is made: that is done when it is.
+#[derive(Debug)]
+pub(super) struct NoResolver;
+
+impl Resolver for NoResolver {
+    fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        Ok(self.empty())
+    }
+}

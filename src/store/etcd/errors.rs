@@ -1,0 +1,255 @@
+//! What goes wrong between us and etcd, in our words: with exit code and cure, and whether it may pass.
+
+use std::fmt;
+use std::io;
+
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::name::{escape, shell_quote};
+use crate::store::Cluster;
+
+/// Why one server did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum CallError {
+    /// Its name leads to no address.
+    Unresolved,
+    /// Nobody can be reached there: why.
+    Refused(String),
+    /// It did not answer in time.
+    Silent,
+    /// It closed the connection instead of an answer.
+    Closed,
+    /// TLS did not come about: why.
+    Tls(String),
+    /// It speaks TLS, and we did not.
+    WantsTls,
+    /// The JSON gateway is off.
+    NoGateway,
+    /// Its answer was longer than we listen to.
+    TooLong,
+    /// It answered with something that etcd does not say.
+    Strange(String),
+    /// etcd's own words, and gRPC's number for them.
+    Said(u32, String),
+}
+
+/// What may help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RetryPolicy {
+    /// To ask again, here or elsewhere.
+    Again,
+    /// To ask elsewhere; here only if it has worked before.
+    Elsewhere,
+    /// To log in anew.
+    Login,
+    /// Nothing: that is the cluster's answer.
+    None,
+}
+
+impl CallError {
+    /// What may help.
+    pub(super) fn retry_policy(&self) -> RetryPolicy {
+        match self {
+            CallError::Silent | CallError::Closed => RetryPolicy::Again,
+            CallError::Said(code, message) => match (code, &message[..]) {
+                (16, _) => RetryPolicy::Login,
+                (_, said) if said.contains("invalid auth token") || said.contains("auth store is old") => {
+                    RetryPolicy::Login
+                }
+                (1 | 4 | 14, _) => RetryPolicy::Again,
+                (_, said) if passes(said) => RetryPolicy::Again,
+                _ => RetryPolicy::None,
+            },
+            CallError::TooLong => RetryPolicy::None,
+            _ => RetryPolicy::Elsewhere,
+        }
+    }
+
+    /// Whether waiting may help: a server that is down or starts is silent or refuses connections. A wrong name, a wrong
+    /// port that speaks something else, and TLS that fails stay as they are.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(self, CallError::Refused(_)) || self.retry_policy() == RetryPolicy::Again
+    }
+
+    /// Whether etcd says that there is no such lease.
+    pub(super) fn is_lease_gone(&self) -> bool {
+        matches!(self, CallError::Said(_, message) if message.contains("lease not found"))
+    }
+
+    /// Whether etcd says that there already is such a lease.
+    pub(super) fn is_lease_there(&self) -> bool {
+        matches!(self, CallError::Said(_, message) if message.contains("lease already exists"))
+    }
+
+    /// Whether etcd says that nobody needs to log in.
+    pub(super) fn needs_no_login(&self) -> bool {
+        matches!(self, CallError::Said(_, message) if message.contains("authentication is not enabled"))
+    }
+
+    /// The error of a call that met these troubles, each at the server of that name.
+    pub(super) fn error(troubles: &[(String, CallError)], cluster: &Cluster) -> Error {
+        let servers = cluster.endpoints.join(", ");
+        let Some((server, last)) = troubles.last() else {
+            return Error::new(Exit::Unreachable, format!("no time was left to ask etcd at {servers}"), PATIENCE);
+        };
+        if let CallError::Said(code, message) = last
+            && last.retry_policy() != RetryPolicy::Again
+        {
+            return refused(*code, message, server, cluster);
+        }
+        let each: Vec<String> = troubles.iter().map(|(server, trouble)| format!("{server}: {trouble}")).collect();
+        // What only time can heal says least about what to do.
+        let telling = troubles
+            .iter()
+            .map(|(_, trouble)| trouble)
+            .find(|trouble| trouble.retry_policy() == RetryPolicy::Elsewhere);
+        let what = format!("etcd cannot be reached: {}", each.join("; "));
+        Error::new(Exit::Unreachable, what, cure(telling.unwrap_or(last)))
+    }
+}
+
+const PATIENCE: &str = "see whether most of its members are up (`etcdctl endpoint health`), then try again";
+
+fn cure(trouble: &CallError) -> &'static str {
+    match trouble {
+        CallError::Unresolved => "see the spelling of the store's URL, and the name service",
+        CallError::Refused(_) => "see whether etcd runs there and whether the store's URL has the right host and port",
+        CallError::Tls(why) if why.contains("CertificateRequired") || why.contains("BadCertificate") => {
+            "it wants a certificate from us: set CSALOCK_ETCD_CERT and CSALOCK_ETCD_KEY"
+        }
+        CallError::Tls(why) if why.contains("UnknownIssuer") => {
+            "set CSALOCK_ETCD_CACERT to the certificate of the authority that signed its own"
+        }
+        CallError::Tls(why) if why.contains("NotValidForName") => {
+            "name the server in the store's URL as its certificate does, or give it a certificate for that name"
+        }
+        CallError::Tls(_) => {
+            "see whether it speaks TLS at all (else say etcd:// instead of etcds://), and its certificate"
+        }
+        CallError::WantsTls => "say etcds:// instead of etcd:// in the store's URL",
+        CallError::NoGateway => {
+            "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, \
+             where 3.4 has it off; or name the port for clients, if this one is for peers"
+        }
+        CallError::Strange(_) | CallError::TooLong => {
+            "see what it is that answers there, and whether etcd is 3.4 or later"
+        }
+        CallError::Said(_, said) if said.contains("connection error") => {
+            "its JSON gateway cannot reach etcd itself: with --client-cert-auth its own certificate must be good for \
+             clients as well (extendedKeyUsage clientAuth)"
+        }
+        CallError::Silent | CallError::Closed | CallError::Said(..) => PATIENCE,
+    }
+}
+
+/// What etcd says while its members look for a leader or are overburdened.
+fn passes(said: &str) -> bool {
+    [
+        "request timed out",
+        "leader changed",
+        "no leader",
+        "not leader",
+        "too many requests",
+        "not healthy",
+        "server stopped",
+    ]
+    .iter()
+    .any(|passing| said.contains(passing))
+}
+
+/// What the cluster does not do for us, wherever we ask.
+fn refused(code: u32, message: &str, server: &str, cluster: &Cluster) -> Error {
+    let said = escape(message.trim_start_matches("etcdserver: ").as_bytes());
+    let failed = |exit, what: &str, cure: &str| Error::new(exit, format!("etcd at {server} {what}: {said}"), cure);
+    match message {
+        _ if message.contains("authentication failed") => failed(
+            Exit::Permission,
+            "does not let us in",
+            "see CSALOCK_ETCD_USER and CSALOCK_ETCD_PASSWORD or CSALOCK_ETCD_PASSWORD_FILE",
+        ),
+        _ if message.contains("user name is empty") => failed(
+            Exit::Permission,
+            "wants to know who we are",
+            "set CSALOCK_ETCD_USER and CSALOCK_ETCD_PASSWORD or CSALOCK_ETCD_PASSWORD_FILE",
+        ),
+        _ if code == 7 || message.contains("permission denied") => failed(
+            Exit::Permission,
+            "refuses this",
+            &format!(
+                "give the user a role that may: etcdctl role grant-permission ROLE --prefix=true readwrite {}",
+                shell_quote(format!("{}/", cluster.prefix).as_bytes())
+            ),
+        ),
+        _ if code == 16 => failed(Exit::Permission, "does not know our login", "see CSALOCK_ETCD_USER, then try again"),
+        _ if message.contains("database space exceeded") => failed(
+            Exit::InputOutput,
+            "is full",
+            "compact and defragment it, then `etcdctl alarm disarm`; see --quota-backend-bytes",
+        ),
+        _ if message.contains("too large") || message.contains("larger than max") => failed(
+            Exit::InputOutput,
+            "takes nothing that large",
+            "use a smaller value, or raise --max-request-bytes of etcd",
+        ),
+        _ => failed(Exit::System, "refuses this", "see its log, and whether etcd is 3.4 or later"),
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CallError::Unresolved => write!(out, "no host of that name is known"),
+            CallError::Refused(why) | CallError::Strange(why) => write!(out, "{}", escape(why.as_bytes())),
+            CallError::TooLong => write!(out, "its answer does not end"),
+            CallError::Silent => write!(out, "no answer in time"),
+            CallError::Closed => write!(out, "the connection was closed without an answer"),
+            CallError::Tls(why) => write!(out, "no TLS with it: {}", escape(why.as_bytes())),
+            CallError::WantsTls => write!(out, "it speaks TLS"),
+            CallError::NoGateway => write!(out, "its JSON gateway is off (404)"),
+            CallError::Said(_, message) => {
+                write!(out, "{}", escape(message.trim_start_matches("etcdserver: ").as_bytes()))
+            }
+        }
+    }
+}
+
+impl std::error::Error for CallError {}
+
+impl From<CallError> for io::Error {
+    fn from(trouble: CallError) -> io::Error {
+        io::Error::other(trouble)
+    }
+}
+
+impl From<io::Error> for CallError {
+    fn from(error: io::Error) -> CallError {
+        let inside = error.get_ref();
+        if let Some(trouble) = inside.and_then(|inside| inside.downcast_ref::<CallError>()) {
+            return trouble.clone();
+        }
+        if let Some(tls) = inside.and_then(|inside| inside.downcast_ref::<rustls::Error>()) {
+            return CallError::Tls(tls.to_string());
+        }
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => CallError::Silent,
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                CallError::Closed
+            }
+            io::ErrorKind::ConnectionRefused => {
+                CallError::Refused("nothing listens there (connection refused)".to_string())
+            }
+            _ => CallError::Refused(error.to_string()),
+        }
+    }
+}
+
+impl From<ureq::Error> for CallError {
+    fn from(error: ureq::Error) -> CallError {
+        match error {
+            ureq::Error::Io(error) => error.into(),
+            ureq::Error::Timeout(_) => CallError::Silent,
+            ureq::Error::BodyExceedsLimit(_) => CallError::TooLong,
+            other => CallError::Strange(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What an answer comes to, whoever gave it: for [`crate::untrusted`], since nobody else may see the inside of this.
+
+use super::api::{Anything, Authenticated, Done, Found, Granted};
+use super::client::understood;
+use super::errors::CallError;
+use super::health::Members;
+use super::http_framing::length_of_answer;
+use super::watch::begun;
+use crate::store::Cluster;
+
+/// What was asked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Asked {
+    Range,
+    Transaction,
+    Lease,
+    Login,
+    Watch,
+    Owed,
+    Members,
+}
+
+/// Understands an answer, and returns all that is said about it.
+pub(crate) fn answered(asked: Asked, status: u16, body: &[u8]) -> Vec<String> {
+    let trouble = match asked {
+        Asked::Range => understood::<Found>(status, body).map(|found| {
+            assert!(status == 200 && found.header.revision > 0, "an answer without a header is none of etcd's");
+            assert!(found.kvs.iter().all(|pair| (1..=i64::MAX as u64).contains(&pair.mod_revision)));
+        }),
+        Asked::Transaction => understood::<Done>(status, body).map(|done| {
+            assert!((1..=i64::MAX as u64).contains(&done.header.revision), "it would be a token that falls");
+        }),
+        Asked::Lease => understood::<Granted>(status, body).map(drop),
+        Asked::Login => understood::<Authenticated>(status, body).map(|login| {
+            assert!(login.token.bytes().all(|byte| byte.is_ascii_graphic()), "it goes into a header of HTTP");
+        }),
+        Asked::Members => understood::<Members>(status, body).and(understood::<Anything>(status, body)).map(drop),
+        Asked::Watch => {
+            let _ = begun(body);
+            Ok(())
+        }
+        Asked::Owed => {
+            if let Ok(Some(length)) = length_of_answer(body) {
+                assert!(0 < length && length <= body.len());
+            }
+            Ok(())
+        }
+    };
+    let cluster =
+        Cluster { tls: false, endpoints: vec!["h:1".to_string()], prefix: String::from_utf8_lossy(body).into_owned() };
+    let said = |trouble: CallError| {
+        let _ = (trouble.retry_policy(), trouble.is_lease_gone(), trouble.is_lease_there(), trouble.needs_no_login());
+        [trouble.to_string(), CallError::error(&[("h:1".to_string(), trouble)], &cluster).to_string()]
+    };
+    trouble.err().into_iter().flat_map(said).collect()
+}

@@ -1,0 +1,390 @@
+//! The history of a store, as a file of lines that are only ever appended, and its older generation:
+//!
+//! ```text
+//! STORE/.work/history      .../history.1      .../history.lock      of a directory
+//! DATABASE-history         .../history.1      .../history.lock      of an SQLite database
+//! ```
+//!
+//! **Appending** is one write(2) at the end of the file, which a local file system does for one writer after the other.
+//! (On NFS two hosts that write at once may spoil each other's lines.) It waits for nobody: no kernel lock, no FIFO, no
+//! lease keeps it. It goes to a plain file with one name only, so that nobody can direct it elsewhere by a link, and it
+//! stops short of a limit of file sizes, which would end the process.
+//!
+//! **Bounds.** A file that would get heavier than half of what is allowed becomes the older generation, in place of the one
+//! before. So does one that was begun longer ago than lines are kept: then all in the generation before it is older than
+//! that. If nobody has written to it for as long, both go. A process that renames holds flock(2) on a third file, so that
+//! no two rename one after the other and drop a generation; a process that does not get it appends to what it has open.
+//! Only users who may write the store can open that file: to open a file is enough to lock it.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat};
+use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
+use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
+use rustix::process::{Resource, getrlimit};
+
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::history::Limits;
+use crate::name::escape_path;
+
+/// No link is followed, nothing is waited for, nothing is inherited.
+const CAUTIOUS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
+
+const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
+
+/// Permissions of the files of lines, at most.
+const SHARED: Mode = Mode::from_bits_truncate(0o666);
+
+/// Permissions of the lock, at most. Nobody reads it.
+const LOCK: Mode = Mode::from_bits_truncate(0o222);
+
+/// So often others may rotate before we have written.
+const MOST_TRIES: usize = 8;
+
+/// No line is longer.
+const MOST_OF_LINE: u64 = 64 << 10;
+
+/// No more of a generation is read: its end.
+const MOST_READ: u64 = 1 << 30;
+
+/// One store's history.
+pub(super) struct HistoryFile<'a> {
+    /// Where its files are.
+    pub(super) at: BorrowedFd<'a>,
+    /// The file's name there.
+    pub(super) name: PathBuf,
+    /// What it is to belong to the same users as.
+    pub(super) like: &'a dyn Fn() -> nix::Result<FileStat>,
+}
+
+impl HistoryFile<'_> {
+    /// Appends a line, at this time since 1970. An error means that the line is lost.
+    pub(super) fn append(&self, line: &[u8], limits: &Limits, now: Duration) -> nix::Result<()> {
+        let length = line.len() as u64;
+        if length > limits.size / 2 {
+            return Ok(());
+        }
+        for _ in 0..MOST_TRIES {
+            let file = self.open_or_create(&self.name, SHARED)?;
+            let found = look_at(&file)?;
+            if found.stx_nlink == 0 {
+                continue;
+            }
+            if FileType::from_raw_mode(found.stx_mode.into()) != FileType::RegularFile || found.stx_nlink > 1 {
+                return Err(Errno::EINVAL);
+            }
+            let size = found.stx_size + length;
+            if getrlimit(Resource::Fsize).current.is_some_and(|most| size > most) {
+                return Err(Errno::EFBIG);
+            }
+            let has_room = size <= limits.size / 2 && (found.stx_size == 0 || age(begun(&found), now) <= limits.age);
+            // Somebody is rotating this very moment.
+            if has_room || (!self.rotate(&found, limits, now)? && size <= limits.size) {
+                return write_once(&file, line);
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
+
+    /// Visits the lines, the older generation's first. `path` is the file's, for messages.
+    pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let failed = |error: std::io::Error| {
+            Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path)
+        };
+        // The newer one first: should it become the older one in between, then it is opened twice and not missed.
+        let newer = self.open_to_read(&self.name, path)?;
+        let older = self.open_to_read(&self.older(), path)?;
+        let which = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).ok();
+        let twice = older.as_ref().and_then(which) == newer.as_ref().and_then(which);
+        for file in [older.filter(|_| !twice), newer].into_iter().flatten() {
+            each_line(file, visit).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Opens a file to write to it; makes it for the users of the store, with these permissions at most.
+    fn open_or_create(&self, name: &Path, most: Mode) -> nix::Result<File> {
+        let flags = OFlag::O_WRONLY | OFlag::O_APPEND | CAUTIOUS;
+        // Not both in one: what somebody else made in a directory for all must not be opened with O_CREAT, proc_sys_fs(5).
+        match openat(self.at, name, flags, Mode::empty()) {
+            Err(Errno::ENOENT) => match openat(self.at, name, flags | OFlag::O_CREAT | OFlag::O_EXCL, most & PRIVATE) {
+                Ok(made) => {
+                    self.share(&made, most);
+                    Ok(made.into())
+                }
+                Err(Errno::EEXIST) => openat(self.at, name, flags, Mode::empty()).map(File::from),
+                Err(errno) => Err(errno),
+            },
+            opened => opened.map(File::from),
+        }
+    }
+
+    /// Lets those write the new file who use the store. Where that is not allowed, theirs are the lines that are lost.
+    fn share(&self, made: &OwnedFd, most: Mode) {
+        let (Ok(like), Ok(found)) = ((self.like)(), fstat(made)) else { return };
+        let owner = (geteuid().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
+        let group = (found.st_gid != like.st_gid).then(|| like.st_gid.into());
+        let kept = (owner.is_none() && group.is_none()) || fchown(made, owner, group).is_ok();
+        let known = if kept { Mode::all() } else { !Mode::S_IRWXG };
+        let mode = (Mode::from_bits_truncate(like.st_mode) & known | PRIVATE) & most;
+        if mode != most & PRIVATE {
+            let _ = fchmod(made, mode);
+        }
+    }
+
+    /// Makes the file the older generation, or removes both if there is nothing in them that is still kept. `false`:
+    /// another process does so.
+    fn rotate(&self, found: &Statx, limits: &Limits, now: Duration) -> nix::Result<bool> {
+        // Without the lock half the history may be lost one day, and else it would stop.
+        let lock = self.open_or_create(&self.with(".lock"), LOCK).ok();
+        let tried = lock.as_ref().map_or(Ok(()), fs2::FileExt::try_lock_exclusive);
+        if tried.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            return Ok(false);
+        }
+        match fstatat(self.at, &self.name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(named) if named.st_ino == found.stx_ino => {}
+            // Somebody has done it already.
+            Ok(_) | Err(Errno::ENOENT) => return Ok(true),
+            Err(errno) => return Err(errno),
+        }
+        if age(seconds(found.stx_mtime.tv_sec), now) > limits.age {
+            for name in [&self.older(), &self.name] {
+                match unlinkat(self.at, name, UnlinkatFlags::NoRemoveDir) {
+                    Ok(()) | Err(Errno::ENOENT) => {}
+                    Err(errno) => return Err(errno),
+                }
+            }
+        } else {
+            renameat(self.at, &self.name, self.at, &self.older())?;
+        }
+        Ok(true)
+    }
+
+    fn older(&self) -> PathBuf {
+        self.with(".1")
+    }
+
+    fn with(&self, suffix: &str) -> PathBuf {
+        let mut name = self.name.clone().into_os_string();
+        name.push(suffix);
+        name.into()
+    }
+
+    fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<File>> {
+        let strange = || {
+            let what = format!("{} or its older generation is no plain file, so no history", escape_path(path));
+            Error::new(Exit::Corrupt, what, "see who made it, and move it away")
+        };
+        let opened = openat(self.at, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty());
+        match opened.and_then(|file| Ok((fstat(&file)?, File::from(file)))) {
+            Ok((found, file)) if found.st_mode & SFlag::S_IFMT.bits() == SFlag::S_IFREG.bits() => Ok(Some(file)),
+            Ok(_) | Err(Errno::ELOOP | Errno::ENXIO) => Err(strange()),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(Error::os(errno, "read the history", path)),
+        }
+    }
+}
+
+fn look_at(file: &File) -> nix::Result<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    statx(file, "", StatxAt::EMPTY_PATH, wanted).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
+}
+
+/// When the file was made; where nobody knows, when it was written last.
+fn begun(found: &Statx) -> Duration {
+    let known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
+    seconds(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec })
+}
+
+fn seconds(since_1970: i64) -> Duration {
+    Duration::from_secs(since_1970.max(0) as u64)
+}
+
+fn age(then: Duration, now: Duration) -> Duration {
+    now.saturating_sub(then)
+}
+
+/// All at once or not at all, as far as the file system lets us.
+fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
+    loop {
+        match nix::unistd::write(file, line) {
+            Err(Errno::EINTR) => {}
+            Ok(written) if written < line.len() => return Err(Errno::EIO),
+            done => return done.map(drop),
+        }
+    }
+}
+
+fn each_line(mut file: File, visit: &mut dyn FnMut(&[u8])) -> std::io::Result<()> {
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(MOST_READ)))?;
+    let mut lines = BufReader::with_capacity(64 << 10, file.take(MOST_READ));
+    let mut line = Vec::new();
+    while lines.by_ref().take(MOST_OF_LINE).read_until(b'\n', &mut line)? > 0 {
+        visit(&line);
+        line.clear();
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(4_000_000_000);
+
+    fn limits(size: u64) -> Limits {
+        Limits { size, age: NOW }
+    }
+
+    /// Does something with the chronicle in a directory of its own.
+    fn with(work: impl Fn(&HistoryFile<'_>, &Path)) {
+        let place = tempfile::tempdir().unwrap();
+        let directory = File::open(place.path()).unwrap();
+        let like = || fstat(&directory);
+        work(&HistoryFile { at: directory.as_fd(), name: "history".into(), like: &like }, place.path());
+    }
+
+    fn lines(history_file: &HistoryFile<'_>) -> Vec<String> {
+        let mut lines = Vec::new();
+        history_file
+            .read(Path::new("history"), &mut |line| lines.push(String::from_utf8_lossy(line).into_owned()))
+            .unwrap();
+        lines
+    }
+
+    fn weight(place: &Path) -> u64 {
+        fs::read_dir(place).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
+    }
+
+    #[test]
+    fn lines_come_back_in_order_and_the_size_bounds_them() {
+        with(|history_file, place| {
+            for number in 0..1000 {
+                history_file.append(format!("line {number}\n").as_bytes(), &limits(1000), NOW).unwrap();
+                assert!(weight(place) <= 1000, "{}", weight(place));
+            }
+            let kept = lines(history_file);
+            assert!(kept.len() > 50 && kept.last().unwrap() == "line 999\n", "{kept:?}");
+            let numbers: Vec<u32> = kept.iter().map(|line| line[5..].trim().parse().unwrap()).collect();
+            assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{numbers:?}");
+        });
+    }
+
+    #[test]
+    fn many_at_once_lose_nothing_when_it_is_rotated() {
+        with(|history_file, place| {
+            let writer = |thread: usize| {
+                let directory = File::open(place).unwrap();
+                let like = || fstat(&directory);
+                let chronicle = HistoryFile { at: directory.as_fd(), name: "history".into(), like: &like };
+                for number in 0..100 {
+                    chronicle.append(format!("{thread} {number:016}\n").as_bytes(), &limits(20_000), NOW).unwrap();
+                }
+            };
+            std::thread::scope(|scope| (0..8).for_each(|thread| drop(scope.spawn(move || writer(thread)))));
+            assert!(place.join("history.1").exists());
+            let mut kept = lines(history_file);
+            kept.sort();
+            kept.dedup();
+            assert_eq!(kept.len(), 800);
+        });
+    }
+
+    #[test]
+    fn a_line_that_has_no_room_is_not_written() {
+        with(|history_file, place| {
+            history_file.append(b"too long\n", &limits(10), NOW).unwrap();
+            history_file.append(b"any\n", &limits(0), NOW).unwrap();
+            assert_eq!(fs::read_dir(place).unwrap().count(), 0);
+        });
+    }
+
+    #[test]
+    fn what_is_wholly_too_old_goes_and_what_was_begun_too_long_ago_becomes_the_older() {
+        let keep = |age| Limits { size: 1 << 20, age: Duration::from_secs(age) };
+        let today = seconds(fs::metadata("/proc/self").unwrap().ctime());
+        let tomorrow = today + Duration::from_secs(24 * 3600);
+        with(|history_file, _| {
+            history_file.append(b"old\n", &keep(3600), today).unwrap();
+            history_file.append(b"new\n", &keep(3600), tomorrow).unwrap();
+            assert_eq!(lines(history_file), ["new\n"]);
+        });
+        with(|chronicle, place| {
+            chronicle.append(b"one\n", &keep(3600), today).unwrap();
+            let file = File::options().append(true).open(place.join("history")).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH + tomorrow).unwrap();
+            chronicle.append(b"two\n", &keep(3600), tomorrow).unwrap();
+            assert_eq!(lines(chronicle), ["one\n", "two\n"]);
+            assert_eq!(fs::read_to_string(place.join("history.1")).unwrap(), "one\n");
+        });
+    }
+
+    #[test]
+    fn nothing_but_a_plain_file_with_one_name_is_written_to() {
+        let plant: [fn(&Path); 4] = [
+            |place| std::os::unix::fs::symlink("elsewhere", place.join("history")).unwrap(),
+            |place| fs::hard_link(place.join("elsewhere"), place.join("history")).unwrap(),
+            |place| nix::unistd::mkfifo(&place.join("history"), PRIVATE).unwrap(),
+            |place| fs::create_dir(place.join("history")).unwrap(),
+        ];
+        for plant in plant {
+            with(|history_file, place| {
+                fs::write(place.join("elsewhere"), "").unwrap();
+                plant(place);
+                assert!(history_file.append(b"line\n", &limits(1000), NOW).is_err());
+                assert_eq!(fs::read(place.join("elsewhere")).unwrap(), b"");
+            });
+        }
+    }
+
+    #[test]
+    fn who_may_only_read_cannot_open_the_lock_and_whoever_locks_the_history_stops_nothing() {
+        for (of_store, of_history, of_lock) in
+            [(0o755, 0o644, 0o200), (0o2775, 0o664, 0o220), (0o1777, 0o666, 0o222), (0o700, 0o600, 0o200)]
+        {
+            with(|history_file, place| {
+                fs::set_permissions(place, PermissionsExt::from_mode(of_store)).unwrap();
+                history_file.append(b"first\n", &limits(100), NOW).unwrap();
+                let reader = File::open(place.join("history")).unwrap();
+                fs2::FileExt::lock_exclusive(&reader).unwrap();
+                for _ in 0..20 {
+                    history_file.append(b"one of many\n", &limits(100), NOW).unwrap();
+                }
+                history_file.append(b"last\n", &limits(100), NOW).unwrap();
+                assert_eq!(lines(history_file).last().unwrap(), "last\n");
+                let mode = |name| fs::metadata(place.join(name)).unwrap().permissions().mode() & 0o7777;
+                assert_eq!((mode("history"), mode("history.1")), (of_history, of_history));
+                assert_eq!(mode("history.lock"), of_lock);
+            });
+        }
+    }
+
+    #[test]
+    fn who_cannot_rotate_keeps_to_the_limit_all_the_same() {
+        with(|history_file, place| {
+            history_file.append(b"first\n", &limits(1000), NOW).unwrap();
+            let keeper = File::create(place.join("history.lock")).unwrap();
+            fs2::FileExt::lock_exclusive(&keeper).unwrap();
+            for _ in 0..1000 {
+                let _ = history_file.append(b"one of many\n", &limits(1000), NOW);
+            }
+            assert!(weight(place) > 900 && weight(place) <= 1000, "{}", weight(place));
+            drop(keeper);
+            history_file.append(b"last\n", &limits(1000), NOW).unwrap();
+            assert_eq!(lines(history_file).last().unwrap(), "last\n");
+        });
+    }
+}

@@ -1,0 +1,150 @@
+//! What can be said of the place of a store without opening it: the mount, who may use it, the room that is left. For
+//! `csalock doctor`; it also says it of a place where a store is yet to be made, and of a store that cannot be opened.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{AccessFlags, Gid, Group, Uid, User, eaccess, geteuid};
+
+use super::{Finding, Location, mount};
+use crate::error::Error;
+use crate::name::escape_path;
+
+/// With less than this a store may be full any moment: bytes and inodes.
+const LITTLE: (u64, u64) = (16 << 20, 1000);
+
+/// Where a store is kept, and what it is called.
+pub(super) struct Place<'a> {
+    /// What is to be there: `directory`, `database`.
+    pub(super) what: &'static str,
+    pub(super) path: &'a Path,
+}
+
+/// What can be said of the surroundings of the store at a location that cannot be opened. Nothing, where it has none.
+pub fn surroundings(location: &Location) -> Vec<Finding> {
+    let place = match location {
+        Location::Directory { path, .. } => Place { what: "directory", path },
+        Location::Sqlite { path } => Place { what: "database", path },
+        Location::Etcd(_) => return Vec::new(),
+    };
+    if place.path.exists() || place.path.parent().is_some_and(Path::is_dir) { place.findings() } else { Vec::new() }
+}
+
+impl Place<'_> {
+    /// The mount, who may use it, the room that is left.
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let Some(there) = first_that_exists(self.path) else { return Vec::new() };
+        let mut findings = mount::of(there).map(|mount| mount.findings()).unwrap_or_default();
+        findings.extend(self.access(there));
+        findings.extend(room(there));
+        findings
+    }
+
+    /// Mode, owner and group, whether we may write there, and whether others may do too much.
+    fn access(&self, there: &Path) -> Option<Finding> {
+        let found = std::fs::metadata(there).ok()?;
+        let mut text = rights(&found);
+        if there != self.path {
+            text = format!("to be made in {}: {text}", escape_path(there));
+        } else if self.what == "database"
+            && let Some(directory) = there.parent()
+            && let Ok(found) = std::fs::metadata(directory)
+        {
+            text = format!("{text}; its directory: {}", rights(&found));
+        }
+        let directory = if found.is_dir() { Some(there) } else { there.parent() };
+        if directory.is_some_and(is_open_to_all) {
+            let cure =
+                "give the directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)";
+            return Some(Finding::bad("access", format!("{text}; everybody may remove what others put there"), cure));
+        }
+        let us = user(geteuid());
+        let wanted = if found.is_dir() { AccessFlags::W_OK | AccessFlags::X_OK } else { AccessFlags::W_OK };
+        Some(match self.refused(there, wanted) {
+            None if self.what == "database" && there == self.path && has_mere_readers(&found, directory) => {
+                let text = format!("{text}; {us} may take locks; users who may only read it can block all changes");
+                Finding::doubtful("access", text, "chmod go-r the database, or use a dir: store")
+            }
+            None => Finding::good("access", format!("{text}; {us} may take locks")),
+            Some(error) => Finding::bad("access", format!("{text}; {us} may not take locks"), error.hint()),
+        })
+    }
+
+    /// What keeps us from writing there.
+    fn refused(&self, there: &Path, wanted: AccessFlags) -> Option<Error> {
+        let checked =
+            |path: &Path, wanted| eaccess(path, wanted).map_err(|errno| Error::os(errno, "write to", path)).err();
+        let journal = self.path.parent().filter(|_| self.what == "database" && there == self.path);
+        checked(there, wanted)
+            .or_else(|| journal.and_then(|directory| checked(directory, AccessFlags::W_OK | AccessFlags::X_OK)))
+    }
+}
+
+/// Whether users may read a database in this directory, and not write it. SQLite lets a reader lock it.
+fn has_mere_readers(database: &std::fs::Metadata, directory: Option<&Path>) -> bool {
+    let way = directory.and_then(|directory| std::fs::metadata(directory).ok()).map_or(0o777, |found| found.mode());
+    [3, 0].iter().any(|class| database.mode() >> class & 0o6 == 0o4 && way >> class & 0o1 == 0o1)
+}
+
+/// Whether everybody may write there, and nothing keeps anybody from removing what others made.
+fn is_open_to_all(directory: &Path) -> bool {
+    std::fs::metadata(directory).is_ok_and(|found| found.mode() & 0o1002 == 0o0002)
+}
+
+/// The path itself, or what of it is there.
+pub(super) fn first_that_exists(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|path| path.exists())
+}
+
+fn rights(found: &std::fs::Metadata) -> String {
+    let group = Group::from_gid(Gid::from_raw(found.gid())).ok().flatten();
+    let group = group.map_or_else(|| found.gid().to_string(), |group| group.name);
+    let sticky = if found.is_dir() && found.mode() & 0o1000 != 0 { ", sticky" } else { "" };
+    format!("mode {:04o}{sticky}, owner {}, group {group}", found.mode() & 0o7777, user(found.uid().into()))
+}
+
+fn user(uid: Uid) -> String {
+    User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
+}
+
+/// What is left of bytes and of inodes. Where the file system counts no inodes, nothing is said of them.
+fn room(there: &Path) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut told = |topic, left: u64, little: u64, text: String, cure: &str| {
+        let is_little = left < little;
+        findings.push(if is_little { Finding::doubtful(topic, text, cure) } else { Finding::good(topic, text) });
+    };
+    if let Ok(free) = fs2::available_space(there) {
+        told("space", free, LITTLE.0, format!("{} free", bytes(free)), "free some space there");
+    }
+    if let Ok(found) = statvfs(there)
+        && found.files() > 0
+    {
+        let (free, all) = (found.files_available(), found.files());
+        told("inodes", free, LITTLE.1.min(all / 10), format!("{free} of {all} free"), "remove some files there");
+    }
+    findings
+}
+
+/// A size for people.
+fn bytes(size: u64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = units.iter().find(|(shift, _)| size >> shift > 0);
+    unit.map_or_else(
+        || format!("{size} bytes"),
+        |(shift, unit)| format!("{:.1} {unit}", size as f64 / (1u64 << shift) as f64),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn sizes_are_shown_in_the_unit_that_fits() {
+        for (size, wanted) in [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")] {
+            assert_eq!(bytes(size), wanted);
+        }
+    }
+}

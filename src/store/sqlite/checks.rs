@@ -1,0 +1,178 @@
+//! Where the database stands: checked before SQLite sees the path, and created with better words than it has.
+
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::stat::{Mode, SFlag, lstat, mknod, stat};
+use nix::sys::statfs::statfs;
+use nix::unistd::{AccessFlags, eaccess, geteuid};
+
+use crate::error::{Error, Result};
+use crate::exit::Exit;
+use crate::name::escape_path;
+use crate::store::file_system::network;
+
+/// Checks that a database may stand at `path`.
+pub(super) fn check_directory(path: &Path) -> Result<()> {
+    let directory = directory_of(path)?;
+    let failed = |errno| Error::os(errno, "use the database's directory", directory);
+    let found = stat(directory).map_err(failed)?;
+    if SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT != SFlag::S_IFDIR {
+        return Err(failed(Errno::ENOTDIR));
+    }
+    let mode = Mode::from_bits_truncate(found.st_mode);
+    if mode.contains(Mode::S_IWOTH) && !mode.contains(Mode::S_ISVTX) {
+        return Err(Error::new(
+            Exit::Permission,
+            format!("everybody may replace the database {}", escape_path(path)),
+            "give its directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
+        ));
+    }
+    match network(statfs(directory).map_err(failed)?.filesystem_type()) {
+        Some(kind) => Err(Error::new(
+            Exit::Unreachable,
+            format!("{} is on {kind}, where SQLite cannot lock its database safely", escape_path(path)),
+            "use a dir: store there, or a local directory for this one",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Whether the file is there. Anything but a plain file is refused.
+pub(super) fn check_file(path: &Path) -> Result<bool> {
+    let found = match lstat(path) {
+        Ok(found) => found,
+        Err(Errno::ENOENT) if directory_of(path)?.is_dir() => return Ok(false),
+        Err(errno) => return Err(Error::os(errno, "open the database", path)),
+    };
+    match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => check_journals(path).map(|()| true),
+        SFlag::S_IFLNK => Err(Error::new(
+            Exit::Permission,
+            format!("the database {} is a symbolic link", escape_path(path)),
+            "links are not followed there; name the real file",
+        )),
+        _ => Err(Error::new(
+            Exit::Unreachable,
+            format!("{} is no file, so no database", escape_path(path)),
+            "name a file, or use a dir: store",
+        )),
+    }
+}
+
+/// What tells a file from another one that has its path.
+pub(super) type FileId = (u64, u64);
+
+/// The file that has this path, if one has.
+pub(super) fn file_id(path: &Path) -> Option<FileId> {
+    lstat(path).ok().map(|found| (found.st_dev, found.st_ino))
+}
+
+/// Refuses what SQLite would take for a journal, and wait for or fail on in its own words.
+fn check_journals(path: &Path) -> Result<()> {
+    for behind in ["-journal", "-wal"] {
+        let mut journal = path.as_os_str().to_os_string();
+        journal.push(behind);
+        let journal = Path::new(&journal);
+        let found = lstat(journal).map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
+        if found.is_ok_and(|kind| kind != SFlag::S_IFREG) {
+            let what = format!("{} is no file, so no journal of the database", escape_path(journal));
+            return Err(Error::new(Exit::Corrupt, what, "see who made it, and move it away"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a database that more people may use than those with this mode. That it is gone is seen by whoever writes.
+pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
+    let Ok(found) = lstat(path) else { return Ok(()) };
+    if found.st_mode & 0o077 & !mode == 0 {
+        return Ok(());
+    }
+    let (path, found) = (escape_path(path), found.st_mode & 0o7777);
+    Err(Error::new(
+        Exit::Permission,
+        format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
+        format!("chmod {:04o} the database, or use a dir: store, where records have modes", found & (mode | 0o7700)),
+    ))
+}
+
+/// Makes an empty file, with this mode at most. That somebody else was faster is as good.
+///
+/// SQLite would make it, too: but never writable for the group, and without a reason when it cannot. mknod(2) opens
+/// nothing, so nothing is closed, which would drop what locks another connection of this process has on it.
+pub(super) fn create_file(path: &Path, mode: Option<u32>) -> Result<()> {
+    let mode = Mode::from_bits_truncate(mode.unwrap_or(0o666) & 0o666);
+    match mknod(path, SFlag::S_IFREG, mode, 0) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        Err(errno) => Err(Error::os(errno, "create the database", path)),
+    }
+}
+
+/// What the system has against using the database, found out without opening it.
+pub(super) fn obstacle(path: &Path) -> Option<Error> {
+    if let Err(error) = check_directory(path).and_then(|()| check_file(path)) {
+        return Some(error);
+    }
+    for (wanted, doing) in [(AccessFlags::R_OK, "read the database"), (AccessFlags::W_OK, "write the database")] {
+        if let Err(errno) = eaccess(path, wanted) {
+            return Some(Error::os(errno, doing, path));
+        }
+    }
+    let directory = directory_of(path).ok()?;
+    match eaccess(directory, AccessFlags::W_OK | AccessFlags::X_OK) {
+        Err(errno) => Some(Error::os(errno, "create the database's journal in", directory)),
+        Ok(()) => foreign_journal(path, directory).or_else(|| no_inodes(path, directory)),
+    }
+}
+
+/// A journal is a new file.
+fn no_inodes(path: &Path, directory: &Path) -> Option<Error> {
+    let found = statfs(directory).ok()?;
+    // Some file systems count none.
+    let are_used_up = found.files() > 0 && found.files_free() == 0;
+    are_used_up.then(|| Error::os(Errno::ENOSPC, "write the database", path))
+}
+
+/// Whoever is killed while he writes leaves a journal, which the next one plays back and removes. Not where the sticky bit
+/// keeps him from that.
+fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
+    let place = stat(directory).ok()?;
+    let journal = lstat(&journal_of(path)).ok()?;
+    let (we, sticky) = (geteuid(), Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX));
+    if !sticky || we.is_root() || [place.st_uid, journal.st_uid].contains(&we.as_raw()) {
+        return None;
+    }
+    Some(Error::new(
+        Exit::Permission,
+        format!("user {} was killed while writing the database {}", journal.st_uid, escape_path(path)),
+        "let that user, the directory's owner or root use it once; share databases without the sticky bit (chmod -t)",
+    ))
+}
+
+/// The same path with the links in its directory resolved.
+pub(super) fn without_links(path: &Path) -> PathBuf {
+    let resolved = directory_of(path).ok().and_then(|directory| std::fs::canonicalize(directory).ok());
+    match (resolved, path.file_name()) {
+        (Some(directory), Some(file)) => directory.join(file),
+        _ => path.to_path_buf(),
+    }
+}
+
+fn directory_of(path: &Path) -> Result<&Path> {
+    match (path.parent(), path.file_name()) {
+        (Some(directory), Some(_)) if directory.as_os_str().is_empty() => Ok(Path::new(".")),
+        (Some(directory), Some(_)) => Ok(directory),
+        _ => Err(Error::new(
+            Exit::Unreachable,
+            format!("{} is a directory, not a database", escape_path(path)),
+            "name a file in it, or use a dir: store",
+        )),
+    }
+}
+
+fn journal_of(path: &Path) -> PathBuf {
+    let mut journal = path.as_os_str().to_owned();
+    journal.push("-journal");
+    journal.into()
+}

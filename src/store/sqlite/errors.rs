@@ -1,0 +1,116 @@
+//! SQLite's errors as ours: the exit code, and words that say more than "unable to open database file".
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use rusqlite::{ErrorCode, ffi};
+
+use super::checks;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::flock::posix_holders;
+use crate::host::{command_of, start_of};
+use crate::name::{escape, escape_path, shell_quote};
+
+/// The longest path that SQLite takes, less what it appends for the journal.
+const LONGEST_PATH: usize = 500;
+
+/// Maximum number of bytes of a command line that are shown.
+const MOST_OF_COMMAND: usize = 256;
+
+const MOVE_IT_AWAY: &str = "nothing was changed; move it away when nobody holds a lock in it";
+
+/// What went wrong: as SQLite says it, or already in our words.
+pub(super) enum Cause {
+    Sqlite(rusqlite::Error),
+    Ours(Exit, String, &'static str),
+}
+
+impl From<rusqlite::Error> for Cause {
+    fn from(error: rusqlite::Error) -> Cause {
+        Cause::Sqlite(error)
+    }
+}
+
+/// Whether it was refused because a link is part of the path.
+pub(super) fn is_link<T>(opened: &rusqlite::Result<T>) -> bool {
+    let code = opened.as_ref().err().and_then(rusqlite::Error::sqlite_error);
+    code.is_some_and(|code| code.extended_code == ffi::SQLITE_CANTOPEN_SYMLINK)
+}
+
+/// Whether the file under the connection was removed or replaced.
+pub(super) fn was_moved(cause: &Cause) -> bool {
+    let Cause::Sqlite(error) = cause else { return false };
+    error.sqlite_error().is_some_and(|code| code.extended_code == ffi::SQLITE_READONLY_DBMOVED)
+}
+
+/// Whether the database makes no sense, or could not be read.
+pub(super) fn looks_damaged(cause: &Cause) -> bool {
+    let Cause::Sqlite(error) = cause else { return false };
+    matches!(error.sqlite_error_code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
+}
+
+/// Whether other processes had locked the database for as long as the call could wait.
+pub(super) fn is_busy(cause: &Cause) -> bool {
+    let Cause::Sqlite(error) = cause else { return false };
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// Our error for that. The lock is busy for callers with a deadline; for others the store is out of reach.
+pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
+    let exit = if has_deadline { Exit::Busy } else { Exit::Unreachable };
+    // Other calls of csalock have it for an instant each. The one that keeps it was there before this call.
+    let oldest = posix_holders(path).into_iter().min_by_key(|pid| start_of(*pid));
+    let (by, cure) = match oldest {
+        Some(pid) => {
+            let command = command_of(pid);
+            let command = escape(&command[..command.len().min(MOST_OF_COMMAND)]);
+            (format!("pid {pid} ({command})"), "end that process or its transaction, then try again".to_string())
+        }
+        None => (
+            "another process".to_string(),
+            format!("find it with `fuser -v {}`", shell_quote(path.as_os_str().as_bytes())),
+        ),
+    };
+    Error::new(exit, format!("the database {} is kept locked by {by}", escape_path(path)), cure)
+}
+
+/// Somebody has removed the row that numbers the versions.
+pub(super) fn without_counter() -> Cause {
+    let what = "has lost its row with the empty name, the last version number";
+    Cause::Ours(Exit::Corrupt, what.to_string(), MOVE_IT_AWAY)
+}
+
+/// Our error for a failure of the database at `path`.
+pub(super) fn explain(cause: Cause, path: &Path) -> Error {
+    let error = match cause {
+        Cause::Ours(exit, what, cure) => {
+            return Error::new(exit, format!("the database {} {what}", escape_path(path)), cure);
+        }
+        Cause::Sqlite(error) => error,
+    };
+    let failed = |exit, what: &str, cure: &str| {
+        Error::new(exit, format!("the database {} {what}: {error}", escape_path(path)), cure)
+    };
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Error::os(Errno::ENOSPC, "write the database", path),
+        Some(ErrorCode::OutOfMemory) => Error::os(Errno::ENOMEM, "use the database", path),
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => failed(
+            Exit::Corrupt,
+            "is damaged, or no database at all",
+            "nothing was changed; move it away, or name another store with --store",
+        ),
+        Some(ErrorCode::Unknown) => failed(Exit::Corrupt, "lacks what csalock put in it", MOVE_IT_AWAY),
+        Some(ErrorCode::CannotOpen) if path.as_os_str().len() >= LONGEST_PATH => {
+            Error::os(Errno::ENAMETOOLONG, "open the database", path)
+        }
+        Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => checks::obstacle(path)
+            .unwrap_or_else(|| failed(Exit::System, "cannot be used", "see the limit of open files (ulimit -n)")),
+        Some(ErrorCode::SystemIoFailure) => checks::obstacle(path).unwrap_or_else(|| {
+            let cure = "see the kernel log, quotas and the state of that file system, then try again";
+            failed(Exit::InputOutput, "cannot be read or written", cure)
+        }),
+        _ => failed(Exit::System, "cannot be used", "see whether `sqlite3` can, then try again"),
+    }
+}

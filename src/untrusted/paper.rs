@@ -1,0 +1,51 @@
+//! What people are shown: no character of it is obeyed by a terminal, and all JSON is JSON.
+
+use std::sync::Arc;
+
+use crate::engine::LockStatus;
+use crate::host::{Fake, Host};
+use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
+use crate::report::{OutputStyle, Reporter, SightJson, json, table};
+use crate::store::Scope;
+
+/// Nothing in here moves a cursor, colours, reorders or hides.
+pub(super) fn is_harmless(text: &str) -> bool {
+    let reorders = |char| {
+        matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+    };
+    text.chars().all(|char| !char.is_control() && !reorders(char))
+}
+
+/// Shows a record in every way there is.
+pub(super) fn show(record: Record) {
+    let host: Arc<dyn Host> = Arc::new(Fake::new(1));
+    let reporter = Reporter { host: host.as_ref(), scope: Scope::Local };
+    let standings = [
+        Ok(Liveness::Alive),
+        Ok(Liveness::Unknown),
+        Err(EndReason::Died),
+        Err(EndReason::Expired),
+        Err(EndReason::Released),
+    ];
+    let status = LockStatus {
+        holders: (0..record.holders.len()).map(|at| standings[at % standings.len()]).collect(),
+        owners: record.holders.iter().map(|grant| grant.owner.processes.len().saturating_sub(1)).collect(),
+        waiters: record.waiters.iter().map(|_| Liveness::Unknown).collect(),
+        record,
+    };
+    let record = &status.record;
+    for width in [0, 20, 80, 300] {
+        let lines = table(&record.name, &status, &reporter, OutputStyle { colour: false, width });
+        assert!(lines.lines().all(is_harmless), "{lines:?}");
+    }
+    let document = json(&SightJson::new(&record.name, &status, &reporter)).expect("it is a document");
+    assert!(is_harmless(&document), "{document:?}");
+    serde_json::from_str::<serde_json::Value>(&document).expect("it is JSON");
+    for grant in &record.holders {
+        let ending = EndedGrant { grant: grant.clone(), reason: EndReason::Broken };
+        let said = [reporter.holder(grant), reporter.holding(grant), reporter.ending(&ending)].concat();
+        assert!(is_harmless(&said), "{said:?}");
+    }
+    assert!(!format!("{:?}", Handle::new([7; 16])).contains("07"), "a handle is never shown by accident");
+}

@@ -1,0 +1,199 @@
+//! Anything at all, made of a fuzzer's bytes: each choice takes some of them, and none are left when it is through.
+
+use std::time::Duration;
+
+use crate::lock::{
+    Begun, EndReason, EndedGrant, Grant, Handle, HandleHash, Lease, LeaseClock, Lifetime, Mode, Moment, Owner, Pages,
+    PidDomain, ProcessId, Record, Sighting, Value, Waiter,
+};
+
+/// The bytes that are left.
+pub(super) struct Source<'a>(pub(super) &'a [u8]);
+
+impl Source<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn one_in_two(&mut self) -> bool {
+        self.byte() & 1 == 1
+    }
+
+    /// Small ones, the largest, and anything between.
+    fn number(&mut self) -> u64 {
+        match self.byte() {
+            255 => u64::MAX,
+            254 => (0..8).fold(0, |number, _| number << 8 | u64::from(self.byte())),
+            small => u64::from(small),
+        }
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let length = usize::from(self.byte() & 31).min(self.0.len());
+        let (taken, rest) = self.0.split_at(length);
+        self.0 = rest;
+        taken.to_vec()
+    }
+
+    fn text(&mut self) -> String {
+        String::from_utf8_lossy(&self.bytes()).into_owned()
+    }
+
+    fn option<T>(&mut self, some: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        self.one_in_two().then(|| some(self))
+    }
+
+    fn few<T>(&mut self, mut one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.byte() & 3).map(|_| one(self)).collect()
+    }
+
+    fn proof(&mut self) -> HandleHash {
+        Handle::new([self.byte(); 16]).proof()
+    }
+
+    fn process(&mut self) -> ProcessId {
+        ProcessId { pid: (self.number() as i32 & i32::MAX).max(1), start: self.number() }
+    }
+
+    fn share(&mut self) -> Mode {
+        [Mode::Exclusive, Mode::Shared, Mode::Slot][usize::from(self.byte()) % 3]
+    }
+
+    pub(super) fn owner(&mut self) -> Owner {
+        Owner {
+            domain: PidDomain { machine: self.text(), boot: self.text(), pids: self.text(), net: self.number() },
+            processes: self.few(Source::process),
+            supervisor: self.option(Source::process),
+            host: self.text(),
+            uid: self.number() as u32,
+            command: self.bytes(),
+            label: self.option(Source::bytes),
+        }
+    }
+
+    fn lease(&mut self) -> Lease {
+        let clock = match self.byte() % 3 {
+            0 => LeaseClock::FileSystem(Begun { boot: self.number(), at: self.number(), span: self.number() }),
+            1 => LeaseClock::Etcd(self.number()),
+            _ => LeaseClock::Boot(self.text()),
+        };
+        Lease { clock, ends: self.number(), wall: self.number() }
+    }
+
+    fn lifetime(&mut self) -> Lifetime {
+        match self.byte() % 7 {
+            0 => Lifetime::WhileOwnerLives,
+            1 => Lifetime::Ttl(self.number()),
+            2 => Lifetime::ExpiresAt(self.lease()),
+            3 => Lifetime::KeepalivePending(self.number()),
+            4 => Lifetime::Keepalive(self.lease()),
+            5 => Lifetime::OwnerDied,
+            _ => Lifetime::UntilReleased,
+        }
+    }
+
+    fn grant(&mut self) -> Grant {
+        Grant {
+            proof: self.proof(),
+            token: Some(self.number()),
+            mode: self.share(),
+            slot: self.number() as u32,
+            owner: self.owner(),
+            lifetime: self.lifetime(),
+            since: self.number(),
+            waited: self.number(),
+            provisional: self.option(Source::process),
+            release_on_exit: self.one_in_two(),
+            claim: self.option(Source::bytes),
+        }
+    }
+
+    pub(super) fn waiter(&mut self) -> Waiter {
+        Waiter {
+            proof: self.proof(),
+            mode: self.share(),
+            owner: self.owner(),
+            process: self.process(),
+            lifetime: self.lifetime(),
+            needs_confirmation: self.one_in_two(),
+            release_on_exit: self.one_in_two(),
+            claim: self.option(Source::bytes),
+            enclosing_grants: self.few(Source::proof),
+            blocked_processes: self.few(Source::process),
+            lease: self.option(Source::lease),
+            since: self.number(),
+        }
+    }
+
+    fn value(&mut self) -> Value {
+        let within = self.option(Source::bytes);
+        let size = within.as_ref().map_or_else(|| self.number(), |bytes| bytes.len() as u64);
+        let mode = self.option(|source| source.number() as u32 & 0o777);
+        Value {
+            version: Some(self.number() >> 2),
+            token: Some(self.number()),
+            size,
+            write_id: self.number(),
+            mode,
+            inline: within,
+        }
+    }
+
+    fn ending(&mut self) -> EndedGrant {
+        let how =
+            [EndReason::Released, EndReason::Died, EndReason::Expired, EndReason::Broken][usize::from(self.byte()) % 4];
+        EndedGrant { grant: self.grant(), reason: how }
+    }
+
+    pub(super) fn name(&mut self) -> Vec<u8> {
+        [b"n".to_vec(), self.bytes()].concat().into_iter().filter(|byte| *byte != 0).collect()
+    }
+
+    /// A record as [`crate::lock::decide`] could have left it, as far as the codec is concerned.
+    pub(super) fn record(&mut self) -> Record {
+        let first = self.number() >> 2;
+        let mut record = Record {
+            name: self.name(),
+            slots: self.option(|source| (source.number() as u32).max(1)),
+            pages: self.option(|source| Pages { first, last: first + (source.number() & 31) }),
+            holders: self.few(Source::grant),
+            waiters: self.few(Source::waiter),
+            value: self.option(Source::value),
+            ended_grants: self.few(Source::ending),
+            sightings: Vec::new(),
+        };
+        while record.broken_invariant().is_some() {
+            if record.waiters.pop().is_none() {
+                record.holders.pop();
+            }
+        }
+        let leases: Vec<Lease> = record.leases().cloned().collect();
+        for lease in leases.into_iter().filter(|lease| matches!(lease.clock, LeaseClock::FileSystem(_))) {
+            record.sightings.extend(self.option(|source| source.sighting(lease)));
+        }
+        record
+    }
+
+    fn sighting(&mut self, lease: Lease) -> Sighting {
+        let (boottime, store) = (Duration::from_micros(self.number()), Duration::from_micros(self.number()));
+        Sighting { lease, boot: self.number(), at: Moment { boottime, store } }
+    }
+
+    pub(super) fn names(&mut self) -> Vec<Vec<u8>> {
+        self.few(Source::bytes)
+    }
+
+    pub(super) fn flag(&mut self) -> bool {
+        self.one_in_two()
+    }
+
+    pub(super) fn noted(&mut self) -> (Vec<u8>, HandleHash) {
+        (self.bytes(), self.proof())
+    }
+
+    pub(super) fn several<T>(&mut self, one: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        self.few(one)
+    }
+}

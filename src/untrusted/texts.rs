@@ -1,0 +1,126 @@
+//! What people and scripts type, and what a store's history says: names, patterns, durations, sizes, URLs, lines.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use super::paper::is_harmless;
+use crate::duration::{parse_backoff, parse_duration, parse_timeout, rfc3339, shown as span_shown};
+use crate::glob;
+use crate::history::{Past, parse_size};
+use crate::lock::codec::checksum;
+use crate::name::{check, escape, escape_path, shell_quote};
+use crate::report::{PastJson, json, timeline};
+use crate::store::Location;
+
+/// A URL is refused, or means a store whose own URL means the same.
+pub(super) fn url(bytes: &[u8]) {
+    let Ok(found) = Location::parse(OsStr::from_bytes(bytes), Path::new("/here")).map_err(refused) else { return };
+    let again = Location::parse(&found.url(), Path::new("/elsewhere"));
+    assert_eq!(again, Ok(found), "its URL means something else");
+}
+
+fn refused(error: crate::error::Error) {
+    assert!(is_harmless(&error.to_string()), "{error:?}");
+}
+
+/// A duration is refused, or shown as one that is never longer and is then shown the same.
+pub(super) fn duration(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(span) = parse_duration(text) {
+        assert!(span >= Duration::from_millis(1));
+        let short = span_shown(span);
+        let read = parse_duration(&short).expect("what is shown can be typed");
+        assert!(read <= span && span_shown(read) == short, "{span:?} {short} {read:?}");
+        rfc3339(span);
+        assert_eq!(parse_timeout(text).map(|limit| limit.0), Ok(Some(span)));
+    }
+    if let Ok(backoff) = parse_backoff(text) {
+        assert!(Duration::ZERO < backoff.min && backoff.min <= backoff.max);
+    }
+    if let Ok(size) = parse_size(text) {
+        assert!(size <= 1 << 30);
+    }
+}
+
+/// Names and patterns: shown without harm, typed as shown they are the same, and no pattern takes for ever. The first
+/// line is the pattern, the rest the name.
+pub(super) fn name(bytes: &[u8]) {
+    let bytes = &bytes[..bytes.len().min(4 << 10)];
+    let (pattern, name) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').unwrap_or(0));
+    let matches = glob::matches(pattern, name);
+    if !glob::is_pattern(pattern) {
+        assert_eq!(matches, pattern == name);
+    }
+    assert!(glob::matches(b"*", name) && glob::matches(&[pattern, b"*"].concat(), &[name, b"x"].concat()) || !matches);
+    for bytes in [pattern, name, bytes] {
+        let error = check(bytes).err();
+        let texts = [escape(bytes), shell_quote(bytes), escape_path(Path::new(OsStr::from_bytes(bytes)))];
+        assert!(texts.iter().all(|text| is_harmless(text)) && error.iter().all(|error| is_harmless(error.message())));
+        assert_eq!(as_a_shell_reads(&shell_quote(bytes)), bytes, "{}", shell_quote(bytes));
+        if error.is_none() {
+            super::files::file_name_maps_back(bytes);
+        }
+    }
+}
+
+/// What bash, zsh, mksh and busybox make of one word: as it is, in single quotes, or in those of ANSI C.
+fn as_a_shell_reads(word: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut rest = word;
+    while !rest.is_empty() {
+        if let Some(c) = rest.strip_prefix("$'") {
+            let mut chars = c.char_indices();
+            let end = loop {
+                match chars.next().expect("it is closed") {
+                    (at, '\'') => break at,
+                    (_, '\\') => match chars.next().expect("something is escaped").1 {
+                        'n' => bytes.push(b'\n'),
+                        't' => bytes.push(b'\t'),
+                        'r' => bytes.push(b'\r'),
+                        'x' => {
+                            let mut digit = || chars.next().and_then(|(_, char)| char.to_digit(16)).expect("a digit");
+                            bytes.push((digit() * 16 + digit()) as u8);
+                        }
+                        plain @ ('\\' | '\'') => bytes.push(plain as u8),
+                        other => panic!("\\{other} means something else in each shell"),
+                    },
+                    (_, char) => bytes.extend(char.to_string().bytes()),
+                }
+            };
+            rest = &c[end + 1..];
+        } else if let Some(plain) = rest.strip_prefix('\'') {
+            let end = plain.find('\'').expect("it is closed");
+            bytes.extend(&plain.as_bytes()[..end]);
+            rest = &plain[end + 1..];
+        } else if let Some(quote) = rest.strip_prefix("\\'") {
+            bytes.push(b'\'');
+            rest = quote;
+        } else {
+            let first = rest.as_bytes()[0];
+            assert!(first.is_ascii_alphanumeric() || b"_./-+=@%:,".contains(&first), "{word}");
+            bytes.push(first);
+            rest = &rest[1..];
+        }
+    }
+    bytes
+}
+
+/// A line of history is passed by, or is what its past grant is written as; and it is shown without harm.
+pub(super) fn history(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes).replace('\n', " ");
+    let sealed = format!("past:1 {:016x} {text}\n", checksum(text.as_bytes()));
+    for line in [bytes, sealed.as_bytes()] {
+        let Some(past) = Past::read(line) else { continue };
+        let written = past.line().into_bytes();
+        assert!([line, b"\n"].concat().windows(written.len()).any(|part| part == written), "{:?}", past.line());
+        let document = json(&PastJson::new(&past)).expect("it is a document");
+        assert!(is_harmless(&document), "{document:?}");
+        for width in [0, 20, 80] {
+            let _ = width;
+        }
+        let lines = timeline(&[past], Duration::ZERO, Duration::from_millis(1_800_000_000_000), "here", false);
+        assert!(lines.lines().all(is_harmless), "{lines:?}");
+    }
+}
