@@ -1,6 +1,6 @@
-//! An alarm clock that goes on while the machine is suspended: timerfd(2) on CLOCK_BOOTTIME.
+//! A timer that continues while the machine is suspended: timerfd(2) on CLOCK_BOOTTIME.
 //!
-//! The time limits of poll(2) do not: after a night's sleep they are as far away as before, but leases are over.
+//! The timeouts of poll(2) stop during suspend, but leases expire meanwhile.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -11,26 +11,26 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 
-/// An alarm clock.
+/// A timer on CLOCK_BOOTTIME.
 #[derive(Debug)]
 pub struct BoottimeTimer(TimerFd);
 
 impl BoottimeTimer {
-    /// One that is not set.
+    /// Creates a timer that is not set.
     ///
     /// # Errors
     ///
-    /// When the system has no descriptors left.
+    /// Returns an error if the system has no descriptors left.
     pub fn new() -> Result<BoottimeTimer> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let failed = |errno: nix::Error| Error::new(Exit::System, format!("cannot set a timer: {}", errno.desc()), "");
         TimerFd::new(ClockId::CLOCK_BOOTTIME, flags).map(BoottimeTimer).map_err(failed)
     }
 
-    /// From then on it is readable; `None`: never.
+    /// Makes the timer readable from `at` on; `None`: never.
     pub fn set(&self, at: Option<Duration>) {
         let _ = match at {
-            // All zeros would mean never.
+            // A zero time would disable the timer.
             Some(at) => self.0.set(
                 Expiration::OneShot(TimeSpec::from_duration(at.max(Duration::from_nanos(1)))),
                 TimerSetTimeFlags::TFD_TIMER_ABSTIME,

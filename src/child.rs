@@ -1,17 +1,17 @@
-//! The command of `run-with-lock`: a fork that takes the lock for itself and then becomes the command, and a guardian
-//! that stays behind, waits for its end and gives the lock back.
+//! The command of `run-with-lock`: a fork that acquires the lock and becomes the command, and a supervisor that waits
+//! for the end of the command and releases the lock.
 //!
-//! 1. [`CommandLine::spawn_vfork`] tries without a full fork: a child that shares our memory, while we stand still, takes the lock if
-//!    it is free and becomes the command. That is nearly always so, and saves a third of the time.
-//! 2. Else [`CommandLine::fork`] forks, before the lock is taken, so that what the record names is the job itself, by the process id
-//!    that it will keep; a job whose guardian was killed keeps its lock until it ends.
-//! 3. The child takes the lock, waiting for it if need be. While it waits it dies with its guardian. Then it tells
-//!    [`Report::Granted`] and executes the command: with no descriptor of ours, and with signals as they were when we
-//!    were started. If it gets no lock it tells [`Report::Exit`].
-//!    Where the lock has a lease it needs leave: its guardian first starts who renews it and looks to its end, so that no
-//!    command ever runs without.
-//! 4. The guardian [watches](Running::supervise): it forwards signals, ends the command when its time is over, and sees how
-//!    it ended.
+//! 1. [`CommandLine::spawn_vfork`] avoids a full fork: a child that shares the memory of this process acquires the lock
+//!    if it is free and becomes the command. The parent is suspended meanwhile. This is the usual case and saves a
+//!    third of the time.
+//! 2. Otherwise [`CommandLine::fork`] forks before the child acquires the lock. The record then names the command's own
+//!    process id, and a command whose supervisor was killed keeps its lock until it ends.
+//! 3. The child acquires the lock and waits if necessary; a waiting child dies with its supervisor. It reports
+//!    [`Report::Granted`] and executes the command without csalock's descriptors and with the original signals. Without
+//!    a lock it reports [`Report::Exit`]. A lock with a lease needs a start signal: the supervisor first starts its
+//!    keeper, so no command runs without a keeper.
+//! 4. The supervisor [watches](RunningCommand::supervise): it forwards signals, ends the command at its deadline and reports
+//!    its end.
 
 #![expect(unsafe_code, reason = "fork")]
 
@@ -37,7 +37,7 @@ use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
 pub use helper::Helper;
-pub use running::{Deadline, EventSource, ExitReport, Running, StopReason};
+pub use running::{Deadline, EventSource, ExitReport, RunningCommand, StopReason};
 
 use crate::detach;
 use crate::environment::Environment;
@@ -46,37 +46,37 @@ use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::signals::{Signals, reraise};
 
-/// Room for the stack of a child that shares our memory; what it does not touch costs nothing.
+/// Stack size in bytes of a child that shares the parent's memory; untouched pages cost nothing.
 const CHILDS_STACK: NonZeroUsize = NonZeroUsize::new(512 * 1024).unwrap();
 
-/// A command that is to be run.
+/// A command and its arguments.
 #[derive(Debug, Clone)]
 pub struct CommandLine {
     words: Vec<CString>,
 }
 
-/// Who we are after the fork.
+/// The role of this process after the fork.
 #[derive(Debug)]
 pub enum Fork {
-    /// The one who stays behind.
-    Parent(Running),
-    /// The one who is to become the command.
+    /// The process that stays as the supervisor.
+    Parent(RunningCommand),
+    /// The process that becomes the command.
     Child(ChildSide),
 }
 
-/// How far a child came that shares our memory. Atomic, for the compiler cannot know that what is written before an exec
-/// is read by somebody else after it.
+/// The progress of a child that shares the parent's memory. The value is atomic because the compiler cannot know that
+/// the parent reads it after the child's exec.
 #[derive(Debug, Default)]
 pub struct VforkStatus(AtomicU16);
 
-/// What became of a child that shares our memory.
+/// The result of a child that shares the parent's memory.
 #[derive(Debug)]
 pub enum VforkOutcome {
-    /// It took the lock, and is now the command.
-    Running(Running),
-    /// It did nothing, for the lock is not to be had at once, or something is wrong. Do it the long way.
+    /// The child acquired the lock and is now the command.
+    Running(RunningCommand),
+    /// The child did nothing, because the lock is not free or an error occurred. The caller must use a full fork.
     No,
-    /// It had the lock and could not become the command; this is the exit code.
+    /// The child acquired the lock but could not become the command; this is the exit code.
     Failed(Exit),
 }
 
@@ -84,59 +84,59 @@ impl VforkStatus {
     const GRANTED: u16 = 1;
     const FAILED: u16 = 2;
 
-    /// The lock is taken; the command comes next.
+    /// Records that the lock is acquired and the command comes next.
     pub fn granted(&self) {
         self.0.store(VforkStatus::GRANTED, Ordering::SeqCst);
     }
 
-    /// The command could not be run, and the lock was given back.
+    /// Records that the command could not be run and the lock was released.
     pub fn failed(&self, exit: Exit) {
         self.0.store(VforkStatus::FAILED | u16::from(exit.code()) << 8, Ordering::SeqCst);
     }
 }
 
-/// The process that is to become the command.
+/// The process that becomes the command.
 #[derive(Debug)]
 pub struct ChildSide {
     tell: OwnedFd,
     supervisor: Pid,
-    /// Where leave comes to become the command, if it needs one.
+    /// The descriptor of the start signal, if the child needs a start signal.
     go: Option<OwnedFd>,
 }
 
-/// What the child has to tell its guardian before it becomes the command, or ends without.
+/// The report of the child to its supervisor before the child becomes the command or ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
-    /// The lock is taken.
+    /// The lock is acquired.
     Granted,
-    /// There will be no command; end with this exit code.
+    /// The child ends without a command; this is the exit code.
     Exit(u8),
 }
 
 impl CommandLine {
-    /// `words` are the program and its arguments, at least one.
+    /// Creates a command line. `words` are the program and its arguments, at least one word.
     pub fn new(words: impl IntoIterator<Item = OsString>) -> CommandLine {
-        // Words that came from a command line cannot contain NUL.
+        // Words of a command line cannot contain NUL.
         let words = words.into_iter().filter_map(|word| CString::new(word.into_vec()).ok()).collect();
         CommandLine { words }
     }
 
-    /// The command line, its words separated by spaces.
+    /// Returns the command line, its words separated by spaces.
     pub fn line(&self) -> Vec<u8> {
         self.words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ')
     }
 
-    /// Starts a child that shares our memory, and waits until it has become the command or ended; `take` runs in it, and
-    /// says in its argument how far it got. What it opens stays its own, what it allocates becomes ours.
+    /// Starts a child that shares this memory, and waits until it is the command or has ended. The child runs `take`,
+    /// which reports through its argument. The child keeps its descriptors; this process keeps its allocations.
     ///
     /// # Errors
     ///
-    /// As [`CommandLine::fork`].
+    /// Returns the errors of [`CommandLine::fork`].
     pub fn spawn_vfork(&self, take: &dyn Fn(&VforkStatus)) -> Result<VforkOutcome> {
         let progress = VforkStatus::default();
         let failed = |errno: Errno| Error::os(errno, "start", self.shown());
-        // SAFETY: a fresh mapping of nobody else's, all zeros, that is never unmapped before the process ends. (A vector
-        // would have every page of it touched.)
+        // SAFETY: the mapping is fresh, private and zeroed, and stays mapped until the process ends. (A vector would
+        // touch every page.)
         let stack = unsafe {
             let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_PRIVATE);
             let begin = mmap_anonymous(None, CHILDS_STACK, access, kind).map_err(failed)?;
@@ -147,42 +147,42 @@ impl CommandLine {
             take(&progress);
             0
         });
-        // SAFETY: CLONE_VFORK keeps this thread, the only one, still until the child has left our memory, so the two never
-        // use it at the same time; the stack outlives the child's use of it.
+        // SAFETY: CLONE_VFORK suspends this only thread until the child has left its memory, so the two never use it at
+        // the same time; the stack outlives the child's use of it.
         let started = unsafe { clone(child, stack, flags, Some(Signal::SIGCHLD as i32)) };
         let pid = started.map_err(failed)?;
         let came = progress.0.load(Ordering::SeqCst);
         if came == VforkStatus::GRANTED {
-            return Ok(VforkOutcome::Running(Running::new(pid, None, None)));
+            return Ok(VforkOutcome::Running(RunningCommand::new(pid, None, None)));
         }
         let ended = nix::sys::wait::waitpid(pid, None);
         Ok(match ended {
             _ if came != 0 => VforkOutcome::Failed(Exit::Code((came >> 8) as u8)),
-            // The job itself, though not yet the command. What it left half-done in our memory is not to be trusted: whoever
-            // tidies that up may wait for ever for a mutex that it held.
+            // The signal ended the child before it became the command. The shared memory may be inconsistent: a cleanup
+            // could wait without end for a mutex that the child held.
             Ok(WaitStatus::Signaled(_, signal, _)) => detach::exit_now(Exit::signalled(signal as i32).code()),
             _ => VforkOutcome::No,
         })
     }
 
-    /// Forks the child that is to become the command; with `leave` only after [`Running::send_go`].
+    /// Forks the child that becomes the command; with `leave` it waits for [`RunningCommand::send_go`].
     ///
     /// # Errors
     ///
-    /// When the system has no processes or descriptors left.
+    /// Returns an error if the system has no processes or descriptors left.
     pub fn fork(&self, leave: bool) -> Result<Fork> {
         let failed = |errno: Errno| Error::os(errno, "start", self.shown());
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
         let (ask, give) = leave.then(|| pipe2(OFlag::O_CLOEXEC)).transpose().map_err(failed)?.unzip();
         let supervisor = nix::unistd::Pid::this();
-        // SAFETY: this process has one thread, so the child may do whatever we may.
+        // SAFETY: this process has one thread, so the child may do everything that the parent may do.
         match unsafe { fork() }.map_err(failed)? {
-            ForkResult::Parent { child } => Ok(Fork::Parent(Running::new(child, Some(hear), give))),
+            ForkResult::Parent { child } => Ok(Fork::Parent(RunningCommand::new(child, Some(hear), give))),
             ForkResult::Child => Ok(Fork::Child(ChildSide { tell, supervisor, go: ask })),
         }
     }
 
-    /// Becomes the command at once; one that is killed when this guardian ends. Returns only if that fails.
+    /// Becomes the command, or returns an error. The command is killed when the supervisor `killed_with` ends.
     pub fn execute(
         &self,
         variables: &[(&str, OsString)],
@@ -192,14 +192,14 @@ impl CommandLine {
     ) -> Error {
         let _ = set_pdeathsig(killed_with.map(|_| Signal::SIGKILL));
         if killed_with.is_some_and(|supervisor| getppid() != supervisor) {
-            // It was gone before we asked to be told.
+            // The supervisor ended before the death signal was set.
             reraise(Signal::SIGKILL);
         }
         signals.restore(inherited);
         close_again(inherited);
         let environment = Environment::block(variables);
         let errno = match execvpe(&self.words[0], &self.words, &environment) {
-            // A script without #! is the shell's, as execvp(3) has it.
+            // A shell runs a script without #!, as execvp(3) does.
             Err(Errno::ENOEXEC) => self.execute_with_shell(&environment),
             Err(errno) => errno,
             Ok(never) => match never {},
@@ -229,18 +229,18 @@ impl CommandLine {
 }
 
 impl ChildSide {
-    /// From now on, until it becomes the command, the process ends when its guardian does.
+    /// Ends this process when its supervisor ends, until this process becomes the command.
     pub fn depend_on_guardian(&self, inherited: StartupState) {
-        // By SIGTERM we leave the queue in good order. Where that is ignored, whoever serves the queue passes the dead over.
+        // SIGTERM lets a waiter leave the queue properly. If SIGTERM is ignored, the queue skips the dead waiter.
         let gentle = !inherited.ignored(Signal::SIGTERM);
         let _ = set_pdeathsig(if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
         if getppid() != self.supervisor {
-            // It was gone before we asked to be told.
+            // The supervisor ended before the death signal was set.
             reraise(Signal::SIGKILL);
         }
     }
 
-    /// Waits for leave to become the command, at most so long. Whether it came.
+    /// Waits at most `at_most` for the start signal. Returns true if it came.
     pub fn wait_for_go(&self, at_most: Duration) -> bool {
         let Some(ask) = &self.go else { return true };
         let at_most = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
@@ -248,17 +248,17 @@ impl ChildSide {
         came.is_ok_and(|ready| ready > 0) && in_spite_of_signals(|| nix::unistd::read(ask, &mut [0; 1])) == Ok(1)
     }
 
-    /// Tells the guardian.
+    /// Sends a report to the supervisor.
     pub fn tell(&self, report: Report) {
         let message = match report {
             Report::Granted => vec![b'G'],
             Report::Exit(code) => vec![b'E', code],
         };
-        // A guardian that is gone need not know.
+        // A supervisor that has ended needs no report.
         let _ = in_spite_of_signals(|| nix::unistd::write(&self.tell, &message));
     }
 
-    /// Ends the process without having become the command.
+    /// Ends the process instead of becoming the command.
     #[expect(clippy::disallowed_methods, reason = "this is another process than the one whose main alone exits")]
     pub fn leave(self, exit: Exit) -> ! {
         if let Exit::Signal(signal) = exit
@@ -280,10 +280,10 @@ fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Resu
     }
 }
 
-/// Descriptors that were closed when we were started are /dev/null in here; the command finds them closed again.
+/// Closes the descriptors that were closed at the start, for the command. Meanwhile they are /dev/null in this process.
 fn close_again(inherited: StartupState) {
     for descriptor in (0..3).filter(|descriptor| inherited.closed(*descriptor)) {
-        // SAFETY: nothing of ours uses the descriptor any more, and closing a number touches no memory.
+        // SAFETY: nothing in this process uses the descriptor any more, and closing a number touches no memory.
         unsafe { nix::libc::close(descriptor as i32) };
     }
 }

@@ -1,4 +1,4 @@
-//! From what was typed to an exit code: one file per command, and what they share.
+//! The way from the arguments to an exit code: one file per command, and what the commands share.
 
 mod claim;
 mod context;
@@ -29,7 +29,7 @@ use crate::exit::Exit;
 use crate::signals;
 use context::Context;
 
-/// Runs the program: reads the arguments, does what they say, prints the result.
+/// Runs the program: reads the arguments, executes the command, prints the result.
 pub fn run() -> Exit {
     signals::ignore_file_size_signal();
     if let Some(csa) = csa::called_as(std::env::args_os().next()) {
@@ -63,7 +63,7 @@ pub fn run() -> Exit {
     }))
 }
 
-/// How long the command waits for its locks, if it takes any, and what it makes of a wait in vain.
+/// Returns how long the command waits for its locks and how it reacts to a timeout, if it acquires any.
 fn waiting(command: &Command) -> Option<&Waiting> {
     match command {
         Command::Lock(asked) => Some(&asked.taking.waiting),
@@ -76,7 +76,7 @@ fn waiting(command: &Command) -> Option<&Waiting> {
     }
 }
 
-/// Tells what failed, and ends as a signal would have ended us.
+/// Reports a failure, and ends the process by the signal that ended the command.
 fn end(done: anyhow::Result<Exit>) -> Exit {
     let exit = done.unwrap_or_else(|error| {
         context::eprint_line(&format!("{error:#}"));
@@ -90,7 +90,7 @@ fn end(done: anyhow::Result<Exit>) -> Exit {
     exit
 }
 
-/// `csalock help lock` is `csalock lock --help`.
+/// Turns `csalock help lock` into `csalock lock --help`.
 fn help_last(mut words: Vec<OsString>) -> Vec<OsString> {
     if words.get(1).is_some_and(|word| word == "help") {
         words.remove(1);
@@ -99,7 +99,7 @@ fn help_last(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-/// Whoever reads a listing may have seen enough (`csalock status | head -1`): then we end as any program would.
+/// Exits like any other program if the reader of a listing stops early (`csalock status | head -1`).
 fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     let is_broken_pipe = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::BrokenPipe;
     match error.root_cause().downcast_ref().is_some_and(is_broken_pipe) {
@@ -108,7 +108,7 @@ fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     }
 }
 
-/// The exit code of a failure: what its cause says, wherever in the chain that stands.
+/// Returns the exit code of a failure, taken from the first cause in the chain that has a code.
 fn exit_of(error: &anyhow::Error) -> Exit {
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<Error>() {

@@ -1,5 +1,5 @@
-//! A process in the background: one that has no terminal, no descriptor and no working directory of ours, that signals to
-//! us do not reach, and that outlives us.
+//! Background processes: such a process has no terminal, descriptor or working directory of its parent, does not
+//! receive the signals sent to the parent, and outlives it.
 
 #![expect(unsafe_code, reason = "fork")]
 
@@ -17,20 +17,20 @@ use nix::unistd::{ForkResult, Pid, chdir, fork, setsid};
 
 use crate::error::{Error, Result};
 
-/// Whose child it is.
+/// The parent of a background process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detach {
-    /// Ours.
+    /// This process.
     Child,
-    /// Nobody's who was there before: whoever we are to become has no child that it did not make.
+    /// Init or another adopter, because the program that this process becomes must have no child of csalock.
     Orphan,
 }
 
-/// Runs `work` in a process in the background, with no descriptor but `keep`. Returns its pid where it is our child.
+/// Runs `work` in a background process, with `keep` as its only descriptor. Returns its pid if it is a child.
 ///
 /// # Errors
 ///
-/// When the system has no processes left.
+/// Returns an error if the system has no processes left.
 pub fn spawn(
     name: &std::ffi::CStr,
     parent: Detach,
@@ -38,7 +38,7 @@ pub fn spawn(
     work: impl FnOnce(),
 ) -> Result<Option<Pid>> {
     let failed = |errno: Errno| Error::os(errno, "start", "a process in the background");
-    // SAFETY: this process has one thread, so the child may do whatever we may.
+    // SAFETY: this process has one thread, so the child may do everything that the parent may do.
     if let ForkResult::Parent { child } = unsafe { fork() }.map_err(failed)? {
         if parent == Detach::Child {
             return Ok(Some(child));
@@ -46,9 +46,9 @@ pub fn spawn(
         return waitpid(child, None).map(|_| None).map_err(failed);
     }
     if parent == Detach::Orphan {
-        // What is sent to all of our group from the moment on that we go on does not reach it.
+        // A new session protects the child from signals that are sent to the parent's process group from now on.
         let _ = setsid();
-        // SAFETY: as above. Should it fail, nobody renews, and the lease ends.
+        // SAFETY: as above. If the fork fails, no keeper renews the lease, and it expires.
         match unsafe { fork() } {
             Ok(ForkResult::Child) => {}
             _ => leave(),
@@ -65,14 +65,14 @@ fn detach(name: &std::ffi::CStr, keep: Option<RawFd>) {
     show_arguments(name);
     let _ = set_name(name);
     let _ = set_pdeathsig(None);
-    // Whoever ends all of a session means its owner; we end with that.
+    // A signal to the whole session is meant for the owner; the background process ends when the owner ends.
     for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGPIPE] {
-        // SAFETY: ignoring runs no code of ours.
+        // SAFETY: an ignored signal runs no code.
         let _ = unsafe { sigaction(signal, &SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty())) };
     }
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
     close_all_but(keep);
-    // What prints by mistake must not print into somebody's file.
+    // Accidental output must not go to a file that gets descriptor 1 or 2.
     for _ in 0..3 {
         let null = open("/dev/null", OFlag::O_RDWR, Mode::empty());
         if let Ok(null) = null {
@@ -81,11 +81,11 @@ fn detach(name: &std::ffi::CStr, keep: Option<RawFd>) {
     }
 }
 
-/// Shows this name also where ps(1) shows the arguments, as far as there is room: those of our parent are not ours.
+/// Overwrites the inherited arguments, as ps(1) shows them, with this name, as far as there is room.
 fn show_arguments(name: &std::ffi::CStr) {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let field = |number: usize| stat.rsplit_once(") ")?.1.split(' ').nth(number - 3)?.parse::<u64>().ok();
-    // See proc_pid_stat(5): arg_start and arg_end.
+    // proc_pid_stat(5) defines these fields: arg_start and arg_end.
     let (Some(start), Some(end)) = (field(48), field(49)) else { return };
     let Some(room) = end.checked_sub(start).filter(|room| start > 0 && *room > 1) else { return };
     let mut shown = name.to_bytes().to_vec();
@@ -97,26 +97,26 @@ fn show_arguments(name: &std::ffi::CStr) {
 }
 
 fn close_all_but(keep: Option<RawFd>) {
-    // To look at what is open takes a descriptor, and there may be none left.
+    // The list of open descriptors needs a descriptor itself, and the process may be at its limit.
     for descriptor in (0..3).filter(|descriptor| Some(*descriptor) != keep) {
-        // SAFETY: as below.
+        // SAFETY: the comment below applies.
         unsafe { nix::libc::close(descriptor) };
     }
     let names = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<RawFd> = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for descriptor in open.into_iter().filter(|descriptor| Some(*descriptor) != keep) {
-        // SAFETY: whatever of ours has it open is not used in this process any more, and nothing here owns it.
+        // SAFETY: this process no longer uses the owner of the descriptor, and nothing here owns it.
         unsafe { nix::libc::close(descriptor) };
     }
 }
 
-/// Ends the process without a word: nothing that it got from its parent is to be tidied up twice.
+/// Ends the process silently with status 0, without cleanup: the parent cleans up the inherited state.
 pub fn leave() -> ! {
     exit_now(0)
 }
 
-/// The same with a status, from any thread, whatever the others are held up by.
+/// Ends the process with a status, from any thread, even if other threads are blocked.
 pub fn exit_now(status: u8) -> ! {
-    // SAFETY: ends the process.
+    // SAFETY: _exit(2) ends the process.
     unsafe { nix::libc::_exit(status.into()) }
 }

@@ -1,18 +1,18 @@
-//! Durations as they are typed and as they are shown.
+//! Durations as users type them and as csalock shows them.
 
 use std::time::Duration;
 
 use crate::cli::Limit;
 use crate::engine::Backoff;
 
-/// Longer than any lock, and far from any overflow: about 300 years.
+/// Maximum duration, about 300 years: longer than any lock, and far from any overflow.
 const LONGEST: Duration = Duration::from_secs(10_000_000_000);
 
-/// A duration above zero: `250ms`, `10s`, `5m`, `1h30m`, or a number of seconds with or without a fraction.
+/// Parses a duration above zero: `250ms`, `10s`, `5m`, `1h30m`, or seconds with or without a fraction.
 ///
 /// # Errors
 ///
-/// Says what is wrong with anything else; nothing is silently changed.
+/// Returns the problem if the text is invalid; the function never changes a value silently.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse(text)? {
         Duration::ZERO => Err("must be more than 0".to_string()),
@@ -21,11 +21,11 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// As [`parse_duration`], or `0` to try once, or `inf` to wait for ever.
+/// Parses a timeout: a duration as for [`parse_duration`], `0` to try once, or `inf` to wait without a limit.
 ///
 /// # Errors
 ///
-/// As [`parse_duration`].
+/// Returns the errors of [`parse_duration`].
 pub fn parse_timeout(text: &str) -> Result<Limit, String> {
     match text {
         "inf" => Ok(Limit(None)),
@@ -35,11 +35,11 @@ pub fn parse_timeout(text: &str) -> Result<Limit, String> {
     }
 }
 
-/// `MIN..MAX`.
+/// Parses a polling interval `MIN..MAX`.
 ///
 /// # Errors
 ///
-/// As [`parse_duration`], and when `MAX` is below `MIN`.
+/// Returns the errors of [`parse_duration`], and an error if `MAX` is below `MIN`.
 pub fn parse_backoff(text: &str) -> Result<Backoff, String> {
     let (min, max) = text.split_once("..").ok_or("say MIN..MAX, for example 50ms..2s")?;
     let (min, max) = (parse_duration(min)?, parse_duration(max)?);
@@ -54,7 +54,7 @@ fn parse(text: &str) -> Result<Duration, String> {
     let span = if !text.is_empty() && text.bytes().all(is_number) {
         text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     } else if text.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase()) {
-        // (In capitals, M would be a month.)
+        // (humantime reads an upper-case M as a month.)
         humantime::parse_duration(text).ok()
     } else {
         None
@@ -66,7 +66,7 @@ fn parse(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A duration for people, with at most two units: `12ms`, `3s`, `4m10s`, `2h5m`, `3d4h`.
+/// Formats a duration with at most two units: `12ms`, `3s`, `4m10s`, `2h5m`, `3d4h`.
 pub fn shown(span: Duration) -> String {
     let seconds = span.as_secs();
     let two = |big: u64, unit: char, small: u64, rest: char| match small {
@@ -82,7 +82,7 @@ pub fn shown(span: Duration) -> String {
     }
 }
 
-/// A time since 1970 as RFC 3339 in UTC, to the second.
+/// Formats a time since 1970 as RFC 3339 in UTC, in seconds.
 pub fn rfc3339(since_1970: Duration) -> String {
     let time = std::time::UNIX_EPOCH.checked_add(since_1970.min(LONGEST));
     time.map(|time| humantime::format_rfc3339_seconds(time).to_string()).unwrap_or_default()

@@ -1,7 +1,7 @@
-//! The one loop: read the record, learn what must be known, decide, then swap or wait. And again.
+//! The engine's loop: read the record, gather the required facts, decide, then commit or wait, and repeat.
 //!
-//! Nothing above the engine touches a store, nothing below it knows what a lock is. It decides nothing itself: all
-//! rules are in [`crate::lock::decide`].
+//! The layers above the engine never access a store; the layers below it know nothing about locks. The engine itself
+//! contains no rules: all rules are in [`crate::lock::decide`].
 
 mod acquire;
 mod acquire_all;
@@ -50,33 +50,33 @@ use crate::lock::{
 };
 use crate::store::{CommitResult, Durability, Store, Version, Versioned, Write, WriteOptions};
 
-/// A store and the host it is used from.
+/// Runs lock requests of a host against a store.
 pub struct Engine {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
     remembers: Limits,
-    /// How long leases are that are renewed.
+    /// Duration of leases that a keeper renews.
     lease: Duration,
     lent: Mutex<Vec<IssuedLease>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
 }
 
-/// One record that is to take another one's place.
+/// The replacement of a record by its next version.
 struct RecordUpdate<'a> {
     expect: Option<Version>,
     before: &'a Record,
     record: &'a Record,
     wake: &'a [HandleHash],
-    /// Leases whose end justifies this.
+    /// Leases whose expiry justifies the replacement.
     over: &'a [Lease],
 }
 
-/// One look at a record.
+/// A record as read, with its version; the version is `None` if the store has no such record.
 type VersionedRecord = (Option<Version>, Record);
 
 impl Engine {
-    /// An engine for this store.
+    /// Creates an engine for this store and this host.
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
         Engine {
             store,
@@ -89,40 +89,40 @@ impl Engine {
         }
     }
 
-    /// The same, that keeps so much history.
+    /// Sets the limits for the history that the engine keeps.
     pub fn remembering(self, limits: Limits) -> Engine {
         Engine { remembers: limits, ..self }
     }
 
-    /// The same, whose leases are so long where they are renewed.
+    /// Sets the duration of leases that a keeper renews.
     pub fn leasing(self, lease: Duration) -> Engine {
         Engine { lease, ..self }
     }
 
-    /// Its store.
+    /// Returns the engine's store.
     pub fn store(&self) -> &dyn Store {
         self.store.as_ref()
     }
 
-    /// Its host.
+    /// Returns the engine's host.
     pub fn host(&self) -> &dyn Host {
         self.host.as_ref()
     }
 
-    /// A new secret.
+    /// Generates a new handle, which is a secret.
     ///
     /// # Errors
     ///
-    /// When the system has no random numbers.
+    /// Fails if the system has no random numbers.
     pub fn new_handle(&self) -> Result<Handle> {
         Ok(Handle::new(self.host.random()?))
     }
 
-    /// Does what needs no waiting.
+    /// Executes a request that needs no waiting, and returns the response.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked or told.
+    /// Fails if the store cannot be read or written.
     pub fn apply(&self, name: &[u8], ask: &Request) -> Result<Response> {
         self.apply_as(name, ask, None)
     }
@@ -135,11 +135,11 @@ impl Engine {
         }
     }
 
-    /// The same, unless others are faster as long as this race goes on.
+    /// Executes a request like [`Engine::apply`], but returns `None` if other writers win until `race` ends.
     fn try_apply(&self, mut race: CasRetry<'_>, ask: &Request, by: Option<&Owner>) -> Result<Option<Response>> {
         let name = race.key;
         let mut ask = ask.clone();
-        // The answer, if the record knows nothing of it.
+        // The response to return if the next read shows no trace of the grant.
         let mut removed: Option<Response> = None;
         loop {
             let (version, record) = self.read(name)?;
@@ -160,8 +160,8 @@ impl Engine {
                     let swapped =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
                     let stored = self.commit_update(&[swapped], &[], by)?;
-                    // What stood there just now left a trace if another process ended it. So if there is none, our own write
-                    // was stored, and the reply was lost.
+                    // An ending by another process leaves a trace of the previous grant. If there is no trace, the
+                    // store has our write and only the reply was lost.
                     let leaves_no_trace = |outcome: &Response| match outcome {
                         Response::Released(_) => true,
                         _ => next.is_removable(),
@@ -169,7 +169,7 @@ impl Engine {
                     removed = outcome.clone().filter(|outcome| stored.is_none() && leaves_no_trace(outcome));
                     if let (Some(version), Some(outcome)) = (stored, outcome) {
                         match &outcome {
-                            // Whoever renews on and on knows.
+                            // The keeper itself renews such a lease, so it needs no notification.
                             Response::Renewed(Grant { lifetime: Lifetime::Keepalive(_), .. }) => {}
                             Response::Renewed(grant) => self.tell_supervisor(&grant.proof),
                             _ => {}
@@ -192,38 +192,38 @@ impl Engine {
         }
     }
 
-    /// Somebody on this host who says that a grant is theirs.
+    /// Returns the credentials of a caller on this host that presents a grant as its own.
     ///
     /// # Errors
     ///
-    /// When this host cannot be told from others.
+    /// Fails if this host cannot be distinguished from other hosts.
     pub fn credentials(&self, proof: Option<HandleHash>, owners: Vec<ProcessId>) -> Result<Credentials> {
         Ok(Credentials { proof, owners, claim: None, domain: self.host.domain()?, supervises: false, repeated: false })
     }
 
-    /// The process on this host that took the grant with this proof for itself, or that supervises it.
+    /// Returns the credentials of the process on this host that acquired the grant with this hash, or supervises it.
     ///
     /// # Errors
     ///
-    /// As [`Engine::credentials`].
+    /// Fails like [`Engine::credentials`].
     pub fn supervisor(&self, proof: HandleHash) -> Result<Credentials> {
         Ok(Credentials { supervises: true, ..self.credentials(Some(proof), Vec::new())? })
     }
 
-    /// Everything about one name, for people; `None` when it is free and was never heard of.
+    /// Returns the status of a name, for display; the record of an unknown name is free.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked.
+    /// Fails if the store cannot be read.
     pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
         self.inspect_record(self.read(name)?.1)
     }
 
-    /// Everything about every name, one after the other. `visit` gets an `Err` for a record that is unreadable.
+    /// Visits the status of every name in turn. `visit` gets an `Err` for an unreadable record.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked, and what `visit` returns.
+    /// Fails if the store cannot be read, or with the error that `visit` returns.
     pub fn for_each_lock(&self, visit: &mut dyn FnMut(Result<LockStatus>) -> Result<()>) -> Result<()> {
         self.store.scan(&mut |place, stored| {
             if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
@@ -235,14 +235,14 @@ impl Engine {
         })
     }
 
-    /// Whether something is kept beside records, and under its own name. What only looks like that is in a record's place.
+    /// Returns true for an auxiliary object under its own name. A lookalike is stored in the place of a record.
     fn is_auxiliary(&self, stored: &Versioned, place: &str) -> bool {
         let key =
             Some(&stored.body).filter(|body| lock::is_auxiliary(body)).and_then(|body| lock::name_of_internal(body));
         key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
     }
 
-    /// A record, if it is in the place of its name. (One that a power cut tore has none.)
+    /// Returns the record if it is in the place of its name. A record that a power cut tore has no name and passes.
     fn check_location(&self, record: Record, place: &str) -> Result<Record> {
         if record.name.is_empty() || self.store.describe(&record.name) == place {
             return Ok(record);
@@ -250,8 +250,8 @@ impl Engine {
         Err(of_another_name(place, &record.name))
     }
 
-    /// An owner that ends while its record is read may have confirmed or released the grant before, so the record is read
-    /// again before a grant is shown as ended.
+    /// Returns the status of a record. The method reads the record again before it reports a grant as ended. An owner
+    /// that ends during the read may have confirmed or released the grant before.
     fn inspect_record(&self, mut record: Record) -> Result<LockStatus> {
         loop {
             let whole = self.whole(record.clone())?;
@@ -267,7 +267,7 @@ impl Engine {
         }
     }
 
-    /// Removes what is kept beside the records under this name, if it is there.
+    /// Removes the auxiliary object under this name, if it exists.
     fn remove_auxiliary(&self, key: &[u8], durability: Durability) -> Result<()> {
         let keep = WriteOptions { durability, mode: None };
         while let Some(version) = self.store.version(key)? {
@@ -290,7 +290,7 @@ impl Engine {
         Ok((Some(stored.version), record))
     }
 
-    /// Decides for somebody who is willing to wait so long.
+    /// Decides about a request whose caller waits for `policy` at most; `None` means no limit.
     fn decide(&self, record: &Record, ask: &Request, policy: Option<Duration>) -> Result<Transition> {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
@@ -309,12 +309,12 @@ impl Engine {
         }
     }
 
-    /// Finds out what must be known to decide about this record, as we read it.
+    /// Answers a query of the decision about this record, as it was read, and adds the answer to the facts.
     fn learn(&self, record: &Record, facts: &mut Facts, query: Query, policy: Option<Duration>) -> Result<()> {
         match query {
             Query::Outlasts(lease) => {
                 let left = self.store.time_to_expiry(&lease, &record.sightings)?;
-                facts.insert_outlasts(lease, policy.is_some_and(|patience| left > patience));
+                facts.insert_outlasts(lease, policy.is_some_and(|time_left| left > time_left));
             }
             Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
             Query::NewLease(span) => facts.insert_new_lease(span, self.store.grant_lease(Duration::from_millis(span))?),
@@ -337,8 +337,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a grant of this record depended on this process when we read it, and does not any more: then it confirmed that
-    /// grant before it ended, and its end says nothing.
+    /// Returns true if a grant of this record depended on this process at the read and no longer does. The process then
+    /// confirmed that grant before it ended, so its end proves nothing.
     fn was_confirmed_since(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Result<bool> {
         let depend = |record: &Record| -> Vec<HandleHash> {
             let on_it = |grant: &&Grant| grant.provisional.as_ref() == Some(process) && grant.owner.domain == *domain;
@@ -348,8 +348,8 @@ impl Engine {
         Ok(!before.is_empty() && depend(&self.read(&record.name)?.1) != before)
     }
 
-    /// Stores records, and what is kept beside them, as one change; wakes those it concerns, and writes down what ended;
-    /// what was broken, by whom. `None`: somebody was faster.
+    /// Commits records and auxiliary objects as one change, wakes the waiters concerned and logs the ended grants. `by`
+    /// is the owner that broke them. Returns `None` if another writer committed first.
     fn commit_update(
         &self,
         records: &[RecordUpdate<'_>],
@@ -373,7 +373,7 @@ impl Engine {
             self.tell_supervisors(before, record);
             self.end_leases(before, record);
             self.remove_witnesses(before, record);
-            // What is left behind if this fails misleads nobody, and the record is as it is.
+            // Leftovers of a failed removal do no harm, and the record is committed already.
             let _ = self.remove_leftovers(before, record);
             self.log_endings(before, record, by);
         }
@@ -381,7 +381,7 @@ impl Engine {
         Ok(Some(version))
     }
 
-    /// Nobody could read a larger one.
+    /// Fails if the record is too large to be read again.
     fn check_size(&self, name: &[u8], body: Option<&[u8]>) -> Result<()> {
         if body.is_none_or(|body| body.len() <= lock::MOST_BYTES) {
             return Ok(());
@@ -390,12 +390,12 @@ impl Engine {
         Err(Error::new(Exit::System, what, "nothing was changed; try again when some of them are gone"))
     }
 
-    /// Tells those who watch a command that its grant has changed.
+    /// Notifies the supervisor of a command that its grant has changed.
     fn tell_supervisor(&self, proof: &HandleHash) {
         self.host.wake(WakeAddress::Supervisor(proof));
     }
 
-    /// Tells those who watch a command whose grant ended. A supervisor knows what it released, and sees its command die.
+    /// Notifies the supervisors of ended grants. A supervisor knows its own releases and sees its command die.
     fn tell_supervisors(&self, before: &Record, after: &Record) {
         let is_over = |grant: &&Grant| after.holders.iter().all(|other| other.proof != grant.proof);
         for grant in before.holders.iter().filter(is_over) {
@@ -420,11 +420,11 @@ impl Engine {
         }
     }
 
-    /// Removes what was kept beside a record for waiters who wait no more.
+    /// Removes auxiliary objects that the new record no longer needs.
     fn remove_leftovers(&self, before: &Record, now: &Record) -> Result<()> {
         let fetched = self.remove_pages(before, now)?;
         self.remove_old_value(before, now)?;
-        // Who was granted what he waited for takes his notes away himself.
+        // A waiter that was granted the lock retracts its published edges itself.
         let is_there = |waiter: &&Waiter| {
             now.waiters.iter().any(|other| other.proof == waiter.proof)
                 || now.holders.iter().any(|grant| grant.proof == waiter.proof)
@@ -445,7 +445,7 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
     Error::corrupt(format!("{place} is the record of another name, {}", crate::name::escape(other)))
 }
 
-/// Reads a record. One that a power cut may have torn, and that is torn, is as good as none: its name is empty then.
+/// Reads a record. A torn record counts as absent if a power cut may have torn it: its name is then empty.
 fn decode(stored: &Versioned, place: &str) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
@@ -454,7 +454,7 @@ fn decode(stored: &Versioned, place: &str) -> Result<Record> {
     }
 }
 
-/// The token of what was granted just now is the version that it was stored as.
+/// Adds the token to a response: the token of a new grant is the version under which the store has it.
 fn with_token(response: Response, version: &Version) -> Response {
     let numbered = |grant: Grant| Grant { token: grant.token.or(Some(version.number)), ..grant };
     match response {

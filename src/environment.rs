@@ -1,4 +1,4 @@
-//! What the process was given beside its arguments: the one place that reads the environment.
+//! The inputs of the process beside its arguments: only this module reads the environment.
 
 use std::ffi::{CString, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -15,10 +15,10 @@ use crate::history::{Limits, parse_size};
 use crate::name::escape;
 use crate::store::{Access, Layout, Location};
 
-/// No lease that is renewed is shorter.
+/// Minimum length of a lease that a keeper renews.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
-/// The variables that tell a command of the lock that it runs under. `run-with-lock` does not set all of them for each lock.
+/// Variables that describe a lock to the command under it. `run-with-lock` does not set all of them for each lock.
 const OF_A_LOCK: [&str; 7] = [
     "CSALOCK_NAME",
     "CSALOCK_STORE",
@@ -29,18 +29,18 @@ const OF_A_LOCK: [&str; 7] = [
     "CSALOCK_OUTER",
 ];
 
-/// Variables, current directory and user, as they were at the start.
+/// The variables, the current directory and the user at the start of the process.
 #[derive(Debug, Clone)]
 pub struct Environment {
     /// `CSALOCK_STORE`
     pub store: Option<OsString>,
-    /// `CSALOCK_NAME`: of the lock that we run under
+    /// `CSALOCK_NAME`: the name of the lock that this process runs under
     name: Option<OsString>,
-    /// `CSALOCK_OUTER_STORE`: what was chosen before `run-with-lock` gave us its store
+    /// `CSALOCK_OUTER_STORE`: the store that was chosen before `run-with-lock` set its own store
     outer_store: Option<OsString>,
     /// `CSALOCK_HANDLE`
     pub handle: Option<OsString>,
-    /// `CSALOCK_OUTER`: the proofs of the grants around the one of that handle
+    /// `CSALOCK_OUTER`: the handle hashes of the grants that enclose the grant of that handle
     pub outer: Option<OsString>,
     /// `CSALOCK_TIMEOUT`
     pub timeout: Option<OsString>,
@@ -48,14 +48,14 @@ pub struct Environment {
     lease: Option<OsString>,
     /// `CSALOCK_HISTORY`, `CSALOCK_HISTORY_SIZE`, `CSALOCK_HISTORY_AGE`
     history: [Option<OsString>; 3],
-    /// Where the default store of this user is, or would be.
+    /// The directory of this user's default store, even if it does not exist.
     state: Option<PathBuf>,
-    /// The current directory; empty when it was removed.
+    /// The current directory; empty if it was removed.
     pub current: PathBuf,
 }
 
 impl Environment {
-    /// That of this process.
+    /// Reads the environment of this process.
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn of_this_process() -> Environment {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -63,7 +63,7 @@ impl Environment {
         let state = if Uid::effective().is_root() {
             Some(PathBuf::from("/var/lib"))
         } else {
-            // cron may leave HOME unset; the user database knows it then.
+            // cron may leave HOME unset; the user database has the home directory too.
             let known = || User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir);
             absolute("XDG_STATE_HOME")
                 .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(".local/state")))
@@ -82,8 +82,8 @@ impl Environment {
         }
     }
 
-    /// The store of files' locks, if somebody chose one. A command under `run-with-lock` finds the store of its own lock in
-    /// `CSALOCK_STORE`; but others who lock the same file do not, so that is no choice.
+    /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run-with-lock` does not
+    /// count, because other programs that lock the same file do not inherit it.
     pub fn store_for_files(&self) -> Option<&OsString> {
         match &self.store {
             Some(store) if Location::is_inherited(store) => self.outer_store.as_ref(),
@@ -91,13 +91,13 @@ impl Environment {
         }
     }
 
-    /// The same of this file, given by its absolute path.
+    /// Returns the store for the lock of the file with this absolute path.
     pub fn store_of_file(&self, path: &[u8]) -> Option<&OsString> {
         let is_own = self.name.as_ref().is_some_and(|name| name.as_bytes() == path);
         if is_own { self.store.as_ref() } else { self.store_for_files() }
     }
 
-    /// How an etcd cluster is to be accessed.
+    /// Returns the credentials and certificates for an etcd cluster.
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn etcd() -> Access {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -114,14 +114,14 @@ impl Environment {
         }
     }
 
-    /// The file that commits are logged to: `CSALOCK_TRACE`, in builds for tests.
+    /// Returns the file of the commit log, `CSALOCK_TRACE`, in builds for tests.
     #[cfg(debug_assertions)]
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn trace() -> Option<PathBuf> {
         std::env::var_os("CSALOCK_TRACE").filter(|value| !value.is_empty()).map(PathBuf::from)
     }
 
-    /// The environment of a command: ours, with these variables instead of those that tell of an outer lock.
+    /// Returns a command's environment: the current one, but these variables replace those of an outer lock.
     pub fn block(variables: &[(&str, OsString)]) -> Vec<CString> {
         let is_ours = |name: &OsString| OF_A_LOCK.iter().any(|ours| name == ours);
         let inherited = std::env::vars_os().filter(|(name, _)| !is_ours(name));
@@ -132,17 +132,17 @@ impl Environment {
         inherited.chain(added).filter_map(pair).collect()
     }
 
-    /// Where programs are looked for.
+    /// Returns the search path for programs.
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn path() -> OsString {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
-    /// How long leases are that are renewed.
+    /// Returns the length of leases that a keeper renews.
     ///
     /// # Errors
     ///
-    /// A usage error when the variable says it wrongly.
+    /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };
         let wrong = |why: &str| {
@@ -150,15 +150,15 @@ impl Environment {
             Error::new(Exit::Usage, what, "set it to a duration such as 60s, or unset it")
         };
         let span = parse_duration(&text.to_string_lossy()).map_err(|why| wrong(&why))?;
-        // A third of it must be enough to ask a server that is slow today, and etcd counts whole seconds.
+        // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
         if span < SHORTEST_LEASE { Err(wrong("is less than three seconds")) } else { Ok(span) }
     }
 
-    /// How much history is kept.
+    /// Returns the limits of the history.
     ///
     /// # Errors
     ///
-    /// A usage error that names the variable which says it wrongly.
+    /// Returns a usage error that names the variable with the invalid value.
     pub fn history(&self) -> Result<Limits> {
         let [kept, size, age] = &self.history;
         let mut limits = Limits::default();
@@ -177,11 +177,11 @@ impl Environment {
         Ok(if kept.as_ref().is_some_and(|kept| kept == "0") { limits.off() } else { limits })
     }
 
-    /// The store for bare names where none was chosen.
+    /// Returns the store for bare names if the user chose no store.
     ///
     /// # Errors
     ///
-    /// When this user has no home.
+    /// Returns an error if this user has no home directory.
     pub fn default_store(&self) -> Result<Location> {
         let state = self.state.as_ref().ok_or_else(|| {
             Error::new(Exit::Unreachable, "this user has no home directory", "name a store with --store")
@@ -190,13 +190,13 @@ impl Environment {
     }
 }
 
-/// Whether the user wants no colours: <https://no-color.org>.
+/// Returns true if the user wants no colours: <https://no-color.org>.
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub fn no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
-/// Whether the terminal can only print: then nothing is drawn on it.
+/// Returns true if the terminal can only print text, so that csalock draws nothing on it.
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub fn is_dumb_terminal() -> bool {
     std::env::var_os("TERM").is_none_or(|kind| kind.is_empty() || kind == "dumb")

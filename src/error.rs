@@ -1,6 +1,6 @@
-//! What went wrong when we could not find out: one error type with its exit code and its cure.
+//! The error type of this crate, with an exit code and a hint, for results that csalock could not determine.
 //!
-//! "No" is never an error here: busy, not held and stale are [`crate::lock::Response`]s.
+//! A negative answer is not an error: busy, not held and stale are [`crate::lock::Response`]s.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use crate::store::Version;
 /// A `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failure: what happened to which thing, what to do about it, and the exit code that goes with it.
+/// A failure: the problem, a hint for the next step, and the exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     exit: Exit,
@@ -26,12 +26,12 @@ pub struct Error {
 }
 
 impl Error {
-    /// `what` names the thing and what happened to it, `cure` the next step.
+    /// Creates an error. `what` names the thing and its problem, `cure` the next step.
     pub fn new(exit: Exit, what: impl Into<String>, cure: impl Into<String>) -> Error {
         Error { exit, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
-    /// A record that cannot be understood.
+    /// Returns an error for a record that cannot be decoded.
     pub fn corrupt(what: impl Into<String>) -> Error {
         Error::new(
             Exit::Corrupt,
@@ -40,7 +40,7 @@ impl Error {
         )
     }
 
-    /// A system call on `path` that failed while `doing` something.
+    /// Returns an error for a system call on `path` that failed while `doing` something.
     pub fn os(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let path = path.as_ref();
         let (exit, cure) = classify(errno);
@@ -55,7 +55,7 @@ impl Error {
         Error { is_own, ..Error::new(exit, what, cure) }
     }
 
-    /// The same, of something that may have happened for all that.
+    /// Adds that the failed operation may have happened anyway.
     #[must_use]
     pub fn outcome_unknown(self) -> Error {
         let cure =
@@ -63,67 +63,67 @@ impl Error {
         Error { hint: cure.to_string(), ..self }
     }
 
-    /// The same, of a record whose contents are unreadable in this version.
+    /// Adds that the record's contents are unreadable in this version.
     #[must_use]
     pub fn in_version(self, version: Version) -> Error {
         Error { unreadable: Some(version), ..self }
     }
 
-    /// The version of the record that is unreadable, if the failed read found one. Only this version may be removed on the
-    /// strength of that read: another process may have replaced the record since.
+    /// Returns the version of the unreadable record, if the failed read found a version. Only this version may be
+    /// removed because of that read: another process may have replaced the record since.
     pub fn version(&self) -> Option<Version> {
         self.unreadable
     }
 
-    /// Whether it concerns one record, and the others may be all right: its contents are unreadable, or not for us.
+    /// Returns true if the error concerns a single record: its contents are unreadable or access to it is denied.
     pub fn is_of_one_record(&self) -> bool {
         matches!(self.exit, Exit::Corrupt | Exit::Permission)
     }
 
-    /// Whether access was denied to something that belongs to this user, so that it may hold what this user wrote.
+    /// Returns true if access was denied to a file of this user, which may therefore hold data that this user wrote.
     pub fn is_own(&self) -> bool {
         self.is_own
     }
 
-    /// The same, of a store whose servers have never answered this process and may soon.
+    /// Adds that the store's servers have never answered this process, but may answer soon.
     #[must_use]
     pub fn unreached(self) -> Error {
         Error { is_unreached: true, ..self }
     }
 
-    /// Whether the store's servers have never answered this process and may soon, for example after a restart. Nothing
-    /// was changed.
+    /// Returns true if the store's servers have never answered this process, but may answer soon, for example after a
+    /// restart. The store is unchanged.
     pub fn is_unreached(&self) -> bool {
         self.is_unreached
     }
 
-    /// What happened to which thing.
+    /// Returns the thing and its problem.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do about it; empty where nobody knows.
+    /// Returns the next step; empty if there is no hint.
     pub fn hint(&self) -> &str {
         &self.hint
     }
 
-    /// Whether a change was refused for a reason that often passes: the store is full, read-only or fails just now.
+    /// Returns true if the store refused a change for a reason that often passes: it is full, read-only or failing.
     pub fn is_refused_change(&self) -> bool {
         matches!(self.exit, Exit::InputOutput | Exit::CannotCreate)
     }
 
-    /// The exit code that goes with it.
+    /// Returns the exit code.
     pub fn exit(&self) -> Exit {
         self.exit
     }
 }
 
-/// Whether this user owns it.
+/// Returns true if this user owns the file.
 fn is_own(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == nix::unistd::geteuid().as_raw())
 }
 
-/// The exit code and the cure for an error number, wherever it comes from.
+/// Returns the exit code and the hint for an error number.
 fn classify(errno: Errno) -> (Exit, &'static str) {
     match errno {
         Errno::EACCES | Errno::EPERM => {

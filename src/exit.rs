@@ -1,59 +1,59 @@
-//! The exit codes: the whole table, in one place.
+//! The table of all exit codes.
 //!
-//! They are a stable interface. Numbers below 64 and above 127 are the command's own under `run-with-lock`;
-//! 64 to 77 are those of sysexits(3), 124 to 127 those of timeout(1) and the shell. The man page's EXIT STATUS
-//! section is tested against [`Exit::ALL`].
+//! They are a stable interface. Numbers below 64 and above 127 are the command's own under `run-with-lock`; 64 to 77
+//! are those of sysexits(3), 124 to 127 those of timeout(1) and the shell. A test compares the man page's EXIT STATUS
+//! section with [`Exit::ALL`].
 
-/// How the program ends.
+/// The exit status of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// What was asked for is done.
+    /// The request is done.
     Done,
-    /// The command line makes no sense.
+    /// The command line is invalid.
     Usage,
-    /// A record cannot be understood.
+    /// A record cannot be decoded.
     Corrupt,
     /// The store cannot be reached.
     Unreachable,
-    /// A bug in csalock.
+    /// csalock has a bug.
     Bug,
-    /// The operating system refused something that it should not.
+    /// The operating system refused a call that must succeed.
     System,
-    /// The store, or something in it, cannot be created.
+    /// The store, or an object in it, cannot be created.
     CannotCreate,
     /// Reading or writing failed, for example because the disk is full.
     InputOutput,
-    /// Not taken within the timeout.
+    /// The lock was not acquired within the timeout.
     Busy,
     /// A permission is missing.
     Permission,
-    /// The holder is gone without having given back, and `--fail-on-stale` was given; or a value has another version than
-    /// `--if-version` says.
+    /// The holder ended without a release, and `--fail-on-stale` was given. For a value: its version differs from
+    /// `--if-version`.
     Stale,
-    /// The caller holds no such lock, or nobody does; or there is no value, or no claim.
+    /// The caller does not hold the lock, or the lock has no holder; or the value or claim does not exist.
     NotHeld,
-    /// Somebody else holds it.
+    /// Another process holds the lock.
     NotOwner,
-    /// A name is claimed under another id, or there is a value and `--if-absent` was given.
+    /// Another id claims the name, or the value exists and `--if-absent` was given.
     NotUnique,
-    /// Waiting would never end.
+    /// The wait would be a deadlock.
     Deadlock,
     /// The lock was lost while the command ran, or before it could be used.
     Lost,
-    /// `--max-hold` was over and the command was ended.
+    /// The time of `--max-hold` was over and csalock ended the command.
     MaxHold,
     /// The command was found but cannot be executed.
     CannotExecute,
     /// The command was not found.
     NotFound,
-    /// The command's own status, or the number that `-E` chose for busy.
+    /// The command's own status, or the number that `-E` sets for busy.
     Code(u8),
-    /// By this signal, which ended what we were doing.
+    /// A signal ended the program.
     Signal(i32),
 }
 
 impl Exit {
-    /// Every code with a meaning of its own: number and the words of the man page.
+    /// Every code with a meaning of its own: the number and the words of the man page.
     pub const ALL: [(Exit, &'static str); 19] = [
         (Exit::Done, "done"),
         (Exit::Usage, "usage error"),
@@ -76,7 +76,7 @@ impl Exit {
         (Exit::NotFound, "the command was not found"),
     ];
 
-    /// The number that the shell sees in `$?`.
+    /// Returns the number that the shell sees in `$?`.
     pub fn code(self) -> u8 {
         match self {
             Exit::Done => 0,
@@ -103,7 +103,7 @@ impl Exit {
         }
     }
 
-    /// The status of a command that a signal ended, as the shell counts it: 128 + N.
+    /// Returns the status of a command that a signal ended, as the shell counts it: 128 + N.
     pub fn signalled(signal: i32) -> Exit {
         Exit::Code(128u8.wrapping_add(signal as u8))
     }

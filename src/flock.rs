@@ -1,9 +1,9 @@
-//! flock(2) on a file: what flock(1) takes, for those who must agree with its users.
+//! flock(2) on a file: the lock that flock(1) acquires, for scripts that must agree with its users.
 //!
-//! The lock is that of the *open file*: every process that has a descriptor of it holds the lock, and each of them can end
-//! it for all. flock(2) waits for ever or not at all. So a helper, a child that shares the open file, blocks in it,
-//! while we wait for its end, a signal or the end of our patience, whatever comes first. Nobody polls, and who waits
-//! stands in the kernel's own queue.
+//! The lock belongs to the *open file*: every process with a descriptor of it holds the lock, and each can release it
+//! for all. flock(2) waits without a limit or not at all. A helper, a child that shares the open file, therefore blocks
+//! in flock(2). csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
+//! polls, and waiters queue in the kernel.
 
 #![expect(unsafe_code, reason = "fork")]
 
@@ -37,57 +37,57 @@ use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
 use crate::signals::{FORWARDED, Signals};
 
-/// How often a file may be replaced under our hands before we give up.
+/// Maximum number of times that the file may be replaced during an attempt to lock it.
 const MOST_REPLACED: u32 = 100;
 
-/// Descriptors that a command inherits begin here, where scripts that count their own do not come; lower ones are for
-/// those whose `ulimit -n` is not even so much.
+/// Lowest numbers of descriptors that a command inherits, tried in order. Scripts that number their own descriptors
+/// stay below 200; the lower numbers are for a small `ulimit -n`.
 const NUMBERS: [i32; 3] = [200, 10, 3];
 
-/// A file that is locked. The lock ends when the last process has closed it.
+/// A locked file. The lock ends when the last process has closed the file.
 #[derive(Debug)]
 pub struct Flock {
     file: File,
     path: PathBuf,
 }
 
-/// How an attempt to lock a file ended.
+/// The result of an attempt to lock a file.
 #[derive(Debug)]
 pub enum Flocked {
-    /// It is locked.
+    /// The file is locked.
     Held(Flock),
-    /// Somebody else has it, and had it until patience was over.
+    /// Another process holds the lock and kept it until the timeout.
     Busy,
-    /// This signal came while we waited.
+    /// This signal interrupted the wait.
     Interrupted(Signal),
 }
 
-/// A wait, for those who are willing to.
+/// The parameters of a wait for a lock.
 pub struct FlockWait<'a> {
-    /// Whose clock counts.
+    /// The host whose clock counts.
     pub host: &'a dyn Host,
-    /// What else may come.
+    /// The signals that interrupt the wait.
     pub signals: &'a Signals,
-    /// When it is over, on CLOCK_BOOTTIME; `None`: never.
+    /// The end of the wait on CLOCK_BOOTTIME; `None`: no limit.
     pub until: Option<Duration>,
-    /// Is called when the wait begins and goes on; says when it wants to be called again at the latest. Its error ends the
-    /// wait.
+    /// Called when the wait begins and while it continues; returns the longest delay until the next call. An error ends
+    /// the wait.
     pub on_tick: &'a mut dyn FnMut() -> Result<Option<Duration>>,
 }
 
 impl Flock {
-    /// Locks a file, which is made if it is missing. Without `wait` it is tried once. Alone, or with others who share it.
+    /// Locks a file, exclusive or shared, and creates it if it is missing. Without `wait` it tries once.
     ///
     /// # Errors
     ///
-    /// When the file cannot be opened, or its file system knows no such locks.
+    /// Returns an error if the file cannot be opened, or its file system does not support such locks.
     pub fn take(path: &Path, mode: LockMode, mut wait: Option<&mut FlockWait<'_>>) -> Result<Flocked> {
         let mut access = OFlag::O_RDONLY;
         for _ in 0..MOST_REPLACED {
             let file = open(path, access)?;
             match attempt(&file, mode) {
                 Ok(()) => {}
-                // On NFS it is a lock for writing, and wants a file that may be written.
+                // NFS implements this lock as a write lock, which needs a writable descriptor.
                 Err(Errno::EBADF | Errno::EIO) if access == OFlag::O_RDONLY && mode == LockMode::Exclusive => {
                     access = OFlag::O_RDWR;
                     continue;
@@ -110,16 +110,16 @@ impl Flock {
         Err(Error::new(Exit::System, what, "lock a file that stays, beside it"))
     }
 
-    /// Whether this is that file, under whatever name.
+    /// Returns true if `path` is a name of the locked file.
     pub fn is_of(&self, path: &Path) -> bool {
         is_still(&self.file, path).unwrap_or(false)
     }
 
-    /// What this process executes will have the file open, and so hold the lock for as long.
+    /// Keeps the file open across exec, so that the executed program holds the lock.
     ///
     /// # Errors
     ///
-    /// When no descriptor is left.
+    /// Returns an error if no descriptor is available.
     pub fn to_be_inherited(&self) -> Result<()> {
         let numbers = NUMBERS.into_iter().map(|from| fcntl(&self.file, FcntlArg::F_DUPFD(from)));
         let mut tried = numbers.skip_while(|tried| matches!(tried, Err(Errno::EINVAL | Errno::EMFILE)));
@@ -130,14 +130,14 @@ impl Flock {
     }
 }
 
-/// Opens it as flock(1) does, and never to wait for the other end of a pipe. The path has been resolved, so a link at its
-/// end is another file than the one that was meant.
+/// Opens the file as flock(1) does, without waiting for the other end of a pipe. The path is already resolved, so a
+/// link at its end is another file than the requested file.
 fn open(path: &Path, access: OFlag) -> Result<File> {
     let flags = access | OFlag::O_NOCTTY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let opened = match nix::fcntl::open(path, flags, Mode::empty()) {
-        // Only then: in a directory like /tmp nobody may open for creation what somebody else has created.
+        // O_CREAT comes second: in a directory like /tmp no user may open another user's file with O_CREAT.
         Err(Errno::ENOENT) => nix::fcntl::open(path, flags | OFlag::O_CREAT, Mode::from_bits_truncate(0o666)),
-        // Somebody has a lease on it (fcntl(2)) and is asked to let go of it only if we wait.
+        // Another process has a lease on the file (fcntl(2)); it must release the lease only if the open waits.
         Err(Errno::EWOULDBLOCK) => nix::fcntl::open(path, flags & !OFlag::O_NONBLOCK, Mode::empty()),
         opened => opened,
     };
@@ -180,7 +180,7 @@ fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(0))
 }
 
-/// Whether the file still has that path.
+/// Returns true if the file still has that path.
 fn is_still(file: &File, path: &Path) -> Result<bool> {
     let failed = |error: std::io::Error| Error::os(errno_of(&error), "look at", path);
     let open = file.metadata().map_err(failed)?;
@@ -191,7 +191,7 @@ fn is_still(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-/// How a wait ended.
+/// The result of a wait.
 enum Waited {
     Locked,
     TimeOver,
@@ -202,7 +202,7 @@ impl FlockWait<'_> {
     fn begin(&mut self, path: &Path, file: &File, mode: LockMode) -> Result<Waited> {
         let failed = |errno| Error::os(errno, "lock", path);
         let mut helper = Helper::start(file, mode).map_err(failed)?;
-        // Also when it is over at once: whoever waited has to look after what he held meanwhile.
+        // A wait that ends immediately needs this call too: the caller must check the grants that it held meanwhile.
         let mut look_at = self.look_again_at()?;
         loop {
             match helper.ended() {
@@ -210,14 +210,14 @@ impl FlockWait<'_> {
                 Some(Err(Errno::EINTR)) => helper = Helper::start(file, mode).map_err(failed)?,
                 Some(locked) => return locked.map(|()| Waited::Locked).map_err(failed),
             }
-            // The end of children is a signal as well: the helper's is seen above, and others are not ours.
+            // SIGCHLD arrives here too. The loop checks the helper above; other children do not matter here.
             let came = std::iter::from_fn(|| self.signals.next()).find(|came| FORWARDED.contains(&came.signal));
             if let Some(came) = came {
                 return Ok(Waited::Interrupted(came.signal));
             }
             let now = self.host.boottime();
             if self.until.is_some_and(|until| until <= now) {
-                // It may have got it just now.
+                // The helper may have acquired the lock at the last moment.
                 return Ok(if helper.stop() { Waited::Locked } else { Waited::TimeOver });
             }
             if look_at.is_some_and(|at| at <= now) {
@@ -233,10 +233,10 @@ impl FlockWait<'_> {
         Ok((self.on_tick)()?.map(|span| now.saturating_add(span)))
     }
 
-    /// Until a signal comes, the helper's end among them, or the time is over.
+    /// Sleeps until a signal comes (SIGCHLD of the helper included) or `at_most` is over.
     fn sleep(&self, at_most: Option<Duration>) -> Result<()> {
         let mut polled = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        // Beyond a day the kernel's and libc's limits would have to be known.
+        // A limit of one day avoids the limits of the kernel and libc.
         let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
         match ppoll(&mut polled, at_most, None) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
@@ -245,37 +245,37 @@ impl FlockWait<'_> {
     }
 }
 
-/// The process that blocks in flock(2) in our place. It ends with us, whatever becomes of us, and when it is dropped.
+/// The process that blocks in flock(2) for csalock. It ends when csalock ends, or when this value is dropped.
 struct Helper {
     pid: Pid,
-    /// How it ended, once that has been asked for: from then on its pid may be somebody else's. EINTR: somebody killed it.
+    /// The result, once reaped; the pid may belong to another process from then on. EINTR: a signal killed the helper.
     ended: Cell<Option<nix::Result<()>>>,
 }
 
 impl Helper {
     fn start(file: &File, mode: LockMode) -> nix::Result<Helper> {
         let parent = Pid::this();
-        // SAFETY: the child makes system calls and nothing else; it takes no lock and allocates nothing.
+        // SAFETY: the child only makes system calls; it acquires no mutex and allocates nothing.
         match unsafe { fork() }? {
             ForkResult::Parent { child } => Ok(Helper { pid: child, ended: Cell::new(None) }),
             ForkResult::Child => {
-                // The signals that end a wait are blocked here as they are there, so it ends when we say so.
+                // The child inherits the blocked signals that end a wait, so only the parent ends it.
                 let locked = set_pdeathsig(Signal::SIGKILL).and_then(|()| match getppid() == parent {
                     true => block(file, mode),
                     false => Err(Errno::ESRCH),
                 });
-                // SAFETY: ends the process at once; nothing that our parent began is finished here a second time.
+                // SAFETY: _exit(2) ends the process immediately and runs no cleanup of the parent a second time.
                 unsafe { nix::libc::_exit(locked.err().map_or(0, |errno| errno as i32)) }
             }
         }
     }
 
-    /// Whether it got the lock; `None` while it tries.
+    /// Returns the result of the attempt, or `None` while the helper waits.
     fn ended(&self) -> Option<nix::Result<()>> {
         self.reap(Some(WaitPidFlag::WNOHANG))
     }
 
-    /// Ends it. Whether it had got the lock before.
+    /// Ends the helper. Returns true if it had acquired the lock.
     fn stop(&self) -> bool {
         if self.ended.get().is_none() {
             let _ = kill(self.pid, Signal::SIGKILL);

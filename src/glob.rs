@@ -1,13 +1,13 @@
-//! Patterns for names: `*`, `?` and `[...]`, as in the shell, over bytes. A `*` also matches `/`, for names are no paths.
+//! Patterns for names: `*`, `?` and `[...]`, as in the shell, over bytes. Names are not paths, so `*` matches `/` too.
 
-/// Whether a name could be meant as a pattern.
+/// Returns true if a name contains pattern characters.
 pub fn is_pattern(name: &[u8]) -> bool {
     name.iter().any(|byte| b"*?[".contains(byte))
 }
 
-/// Whether the whole name fits the pattern.
+/// Returns true if the whole name matches the pattern.
 pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
-    // On a mismatch, let the last star take one byte more: linear memory, and never worse than the product of lengths.
+    // On a mismatch the last star takes a byte more: linear memory, and time at most the product of the lengths.
     let (mut at, mut on) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while on < name.len() {
@@ -28,14 +28,14 @@ pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
     pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
-/// Matches one byte; where the pattern goes on, or `None`.
+/// Matches a single byte. Returns the index of the rest of the pattern, or `None`.
 fn one(pattern: &[u8], at: usize, byte: u8) -> Option<usize> {
     match *pattern.get(at)? {
         b'?' => Some(at + 1),
         b'[' => match set(pattern, at + 1, byte) {
             Some((true, next)) => Some(next),
             Some((false, _)) => None,
-            // No closing bracket: then it is just a bracket.
+            // A bracket without a closing bracket is an ordinary character.
             None => (byte == b'[').then_some(at + 1),
         },
         plain => (plain == byte).then_some(at + 1),

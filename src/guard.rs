@@ -1,4 +1,4 @@
-//! Locks for Rust programs: a guard that gives back when it goes.
+//! Locks for Rust programs: a guard releases its lock when it is dropped.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -15,26 +15,26 @@ use crate::lock::{Grant, Handle, HandleHash, Lifetime, Owner, Request, Response}
 use crate::name;
 use crate::store::{self, Location, Scope};
 
-/// What is never sent.
+/// The message type of a channel that never sends.
 enum Never {}
 
-/// How long a guard that is dropped waits for a store that other hosts may share.
+/// Maximum time that the drop of a guard waits for a store that other hosts may share.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
 
-/// A store of locks, for this process.
+/// A store of locks for this process.
 pub struct Locks {
     engine: Arc<Engine>,
     location: Location,
 }
 
-/// A lock that this process holds. Dropping it gives it back; should the process die, the lock is free all the same.
+/// A lock that this process holds. Dropping the guard releases the lock; the lock is free too if the process dies.
 ///
-/// Where other hosts may share the store, a thread renews its lease as long as the guard is there. Should that not be
-/// possible for the length of a lease, the lock is lost: [`Guard::release`] says so.
+/// If other hosts may share the store, a thread renews the lease until the guard is dropped. If renewal fails for the
+/// length of a lease, the lock is lost: [`Guard::release`] then returns false.
 #[must_use = "the lock is given back when the guard is dropped"]
 pub struct Guard<'a> {
     engine: &'a Arc<Engine>,
-    /// Dropping it ends the thread that renews.
+    /// Dropping this sender ends the thread that renews.
     renewer: Option<Sender<Never>>,
     name: Vec<u8>,
     handle: Handle,
@@ -42,12 +42,12 @@ pub struct Guard<'a> {
 }
 
 impl Locks {
-    /// The locks in the store at `url`, as `--store` takes it: `dir:PATH`, `sqlite:PATH` or
+    /// Opens the store at `url`, in the syntax of `--store`: `dir:PATH`, `sqlite:PATH` or
     /// `etcd://HOST:PORT/PREFIX`.
     ///
     /// # Errors
     ///
-    /// When the URL is none, or the store cannot be used.
+    /// Returns an error if the URL is invalid, or the store cannot be used.
     pub fn open(url: &str) -> Result<Locks> {
         let host: Arc<dyn Host> = Arc::new(Unix::new());
         let environment = Environment::of_this_process();
@@ -57,7 +57,7 @@ impl Locks {
         Ok(Locks { engine, location })
     }
 
-    /// The name that a lock has in this store: one with a slash means a file, by whatever path it is named.
+    /// Returns the name of a lock in this store. A name with a slash means a file, by any path of the file.
     fn name_here(&self, typed: &str) -> Result<Vec<u8>> {
         name::check(typed.as_bytes())?;
         if !name::is_path(typed.as_bytes()) {
@@ -68,13 +68,13 @@ impl Locks {
         Ok(file.file_name().filter(|_| is_beside).unwrap_or(file.as_os_str()).as_bytes().to_vec())
     }
 
-    /// Takes a lock for this process, waiting for it at most so long. `None`: somebody else has it. A name with a slash means
-    /// that file, as on the command line.
+    /// Acquires a lock for this process and waits at most `at_most`. Returns `None` if another process holds it. A name
+    /// with a slash means that file, as on the command line.
     ///
     /// # Errors
     ///
-    /// When we could not find out: the store cannot be asked or told, or the name is none. And
-    /// [`Exit::Deadlock`] when this process holds it already.
+    /// Returns an error if the store cannot be read or written, or if the name is invalid. Returns [`Exit::Deadlock`]
+    /// if this process already holds the lock.
     pub fn lock(&self, name: &str, at_most: Duration) -> Result<Option<Guard<'_>>> {
         let name = self.name_here(name)?;
         let host = self.engine.host();
@@ -108,7 +108,7 @@ impl Locks {
 }
 
 impl Locks {
-    /// Starts a thread that renews a grant until it is given back, or what this returns is dropped.
+    /// Starts a thread that renews a grant until the grant is released or the returned sender is dropped.
     fn renew(&self, name: &[u8], handle: &Handle) -> Sender<Never> {
         let (stop, stopped) = channel::<Never>();
         let (engine, name, proof) = (self.engine.clone(), name.to_vec(), handle.proof());
@@ -132,17 +132,17 @@ impl Locks {
 }
 
 impl Guard<'_> {
-    /// The fencing token: it only grows from one holder of this name to the next, so whoever is written to under the lock
-    /// can refuse those who come too late.
+    /// Returns the fencing token. It only grows from one holder of this name to the next, so a service can refuse late
+    /// writes under an old lock.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Gives the lock back, and says whether it was still held until now.
+    /// Releases the lock. Returns true if it was held until now.
     ///
     /// # Errors
     ///
-    /// When the store cannot be told. The lock is free all the same when this process ends.
+    /// Returns an error if the store cannot be written. The lock is free anyway when this process ends.
     pub fn release(mut self) -> Result<bool> {
         let response = release(self.engine, &self.name, self.handle.proof());
         drop(self.renewer.take());
@@ -156,10 +156,10 @@ fn release(engine: &Engine, name: &[u8], proof: HandleHash) -> Result<Response> 
 }
 
 impl Drop for Guard<'_> {
-    /// Releases the lock; [`Guard::release`] also says whether it was still held.
+    /// Releases the lock. [`Guard::release`] reports, in addition, whether it was still held.
     ///
-    /// A dead NFS server holds up its callers until it is back. So where other hosts may share the store, a thread
-    /// releases the lock, and the caller waits for it for at most five seconds. Without that release the lease ends the lock.
+    /// A dead NFS server blocks its callers until it is back. If other hosts may share the store, a thread therefore
+    /// releases the lock, and the caller waits at most five seconds. If that release fails, the lease ends the lock.
     fn drop(&mut self) {
         let proof = self.handle.proof();
         if self.engine.store().scope() == Scope::Local {

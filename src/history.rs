@@ -1,8 +1,7 @@
-//! Past grants: who held what, from when to when, how long they had waited for it, and how it ended.
+//! Past grants: the holder, the times of start and end, the time of waiting, and the reason for the end.
 //!
-//! Each is one line ([`Past::line`]) that a store appends to what it keeps beside its records, within [`Limits`]. It is a
-//! memory for people and nothing else: nothing is ever decided by it, a line may be lost, and to write one costs nobody a
-//! lock or a wait.
+//! Each grant is a line ([`Past::line`]) that a store appends to its history, within [`Limits`]. The history is only
+//! for people: no decision depends on it, and a line may be lost. Writing a line needs no lock and no wait.
 
 mod limits;
 mod line;
@@ -11,48 +10,48 @@ pub use limits::{Limits, parse_size};
 
 use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
 
-/// A grant, from its beginning to its end.
+/// A grant from its start to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Past {
-    /// What was held, as its record bears it.
+    /// The name of the lock, as its record has it.
     pub name: Vec<u8>,
-    /// The fencing number.
+    /// The fencing token.
     pub token: Option<u64>,
-    /// How much of it.
+    /// The mode of the grant.
     pub share: Mode,
-    /// Which place, for [`Mode::Slot`].
+    /// The slot number for [`Mode::Slot`].
     pub slot: u32,
-    /// By whom.
+    /// The holder.
     pub holder: Who,
-    /// From when on: milliseconds since 1970, as [`Grant::since`].
+    /// The start, in milliseconds since 1970, as [`Grant::since`].
     pub from: u64,
-    /// Until when, likewise. `None`: it is held, or nobody has written down its end.
+    /// The end, in milliseconds since 1970. `None`: the lock is still held, or the end was not recorded.
     pub to: Option<u64>,
-    /// How long it was waited for, in milliseconds.
+    /// The time of waiting, in milliseconds.
     pub waited: u64,
-    /// How it ended. `None`: it is held.
+    /// The reason for the end. `None`: the lock is held.
     pub how: Option<EndReason>,
-    /// Who broke it.
+    /// The process that broke the grant.
     pub broken_by: Option<Who>,
 }
 
-/// Somebody, as people know them.
+/// A process, described for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Who {
-    /// The process, where it was one.
+    /// The process id, if it is known.
     pub pid: Option<i32>,
-    /// Its host's name.
+    /// The host's name.
     pub host: String,
-    /// The numeric user.
+    /// The numeric user id.
     pub uid: u32,
-    /// What it ran.
+    /// The command line.
     pub command: Vec<u8>,
-    /// What `--label` said.
+    /// The value of `--label`.
     pub label: Option<Vec<u8>>,
 }
 
 impl Who {
-    /// A party, and which of its processes counts.
+    /// Describes an owner by the process id that counts.
     pub fn new(owner: &Owner, pid: Option<i32>) -> Who {
         let Owner { host, uid, command, label, .. } = owner.clone();
         Who { pid, host, uid, command, label }
@@ -60,7 +59,7 @@ impl Who {
 }
 
 impl Past {
-    /// A grant that is held, by this process.
+    /// Describes a grant that this process holds.
     pub fn held(name: &[u8], grant: &Grant, pid: Option<i32>) -> Past {
         Past {
             name: name.to_vec(),
@@ -76,17 +75,17 @@ impl Past {
         }
     }
 
-    /// A grant that is over, as was found at this time.
+    /// Describes a grant that ended at `now` or earlier.
     pub fn ended(name: &[u8], ending: &EndedGrant, pid: Option<i32>, now: u64) -> Past {
         let to = match (ending.grant.lifetime.lease(), ending.reason) {
-            // Whenever that was noticed.
+            // The lease expired at its own end, even if csalock noticed it later.
             (Some(lease), EndReason::Expired) => lease.wall.min(now),
             _ => now,
         };
         Past { to: Some(to), how: Some(ending.reason), ..Past::held(name, &ending.grant, pid) }
     }
 
-    /// Whether both are of one grant.
+    /// Returns true if both describe the same grant.
     pub fn is_same_grant(&self, other: &Past) -> bool {
         let which = |past: &Past| (past.token, past.slot, past.from, past.holder.pid);
         which(self) == which(other) && self.name == other.name

@@ -1,6 +1,6 @@
-//! What machine this is, what time it is there, and what becomes of its processes: the one seam to all of that.
+//! Access to the machine: its identity, its clocks and its processes. Only this module accesses them.
 //!
-//! Two hosts exist: [`Unix`], the real one, and [`Fake`], whose clock and processes a test decides about.
+//! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 
 pub mod boot_lease;
 mod fake;
@@ -26,109 +26,109 @@ use crate::error::Result;
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::store::{Scope, Subscription};
 
-/// Clock, identity and fate of processes, and waiting.
+/// Clocks, identity, liveness of processes, and waiting.
 pub trait Host: Send + Sync {
-    /// CLOCK_BOOTTIME: counts suspend, and nobody can set it.
+    /// Returns CLOCK_BOOTTIME, which counts suspend and cannot be set.
     fn boottime(&self) -> Duration;
 
-    /// The wall clock, since 1970: to be shown, and the floor of new tokens.
+    /// Returns the wall clock since 1970, for display and as the lower bound of new tokens.
     fn wall(&self) -> Duration;
 
-    /// Where this process lives.
+    /// Returns the pid domain of this process.
     fn domain(&self) -> Result<PidDomain>;
 
-    /// The host's name, to be shown.
+    /// Returns the host's name, for display.
     fn name(&self) -> String;
 
-    /// The numeric user that this process acts as.
+    /// Returns the effective numeric user id of this process.
     fn uid(&self) -> u32;
 
-    /// This process.
+    /// Returns this process.
     fn this_process(&self) -> Result<ProcessId>;
 
-    /// The process with this pid, or `None` if there is none.
+    /// Returns the process with this pid, or `None` if it does not exist.
     fn process(&self, pid: i32) -> Result<Option<ProcessId>>;
 
-    /// The processes that may hold something and go on only when this one ends, innermost first, as far as that can be seen:
-    /// `some_time_later` it can be seen better.
+    /// Returns the visible processes that may hold locks and continue only when this process ends, innermost first.
+    /// With `some_time_later` the answer is more precise.
     fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId>;
 
-    /// What is known of a process that lived at `home`, for a store that reaches so far.
+    /// Returns the liveness of a process in the pid domain `domain`, for a store with the scope `reach`.
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness;
 
-    /// Whether a process that lived at `home` has ended, and this parent of it has not yet waited for it and is at work: then
-    /// the parent is about to release what the process held.
+    /// Returns true if the process has ended, and its parent `supervisor` is running and has not yet waited for it. The
+    /// parent is then about to release the locks of the process.
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
 
-    /// Does nothing for this long.
+    /// Sleeps for this time.
     fn sleep(&self, span: Duration);
 
-    /// Whether a signal came that ends the waits of this process and that nothing has heard yet.
+    /// Returns true if a signal that ends the waits of this process is pending and unread.
     fn is_interrupted(&self) -> bool;
 
-    /// Notes in this machine's memory, for as long as it runs, that an entry with this key was written from here.
+    /// Records in this machine's memory, until shutdown, that this machine wrote the entry with this key.
     fn leave_witness(&self, key: &str);
 
-    /// Whether that was noted, by this user. No other machine has the note: also none that was resumed from the same
-    /// snapshot, if the entry is younger than that.
+    /// Returns true if this user left a witness for the key. No other machine has the witness, even if it was resumed
+    /// from the same snapshot, provided that the entry is younger than the snapshot.
     fn has_witness(&self, key: &str, uid: u32) -> bool;
 
-    /// Forgets it.
+    /// Removes the witness of this key.
     fn remove_witness(&self, key: &str);
 
-    /// Forgets all of this user that are as old as this, of whatever store.
+    /// Removes this user's witnesses of at least this age, for every store.
     fn remove_old_witnesses(&self, age: Duration);
 
-    /// Random bytes that nobody can guess.
+    /// Returns random bytes that cannot be guessed.
     fn random(&self) -> Result<[u8; 16]>;
 
-    /// Begins to wait: from now on [`Host::wake`] with this proof reaches the vigil. `interrupt` ends its waits when it
-    /// becomes readable.
+    /// Creates a wait set: from now on [`Host::wake`] with this handle hash reaches it. `interrupt` ends its waits when
+    /// it becomes readable.
     fn wait_set<'a>(&self, proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> Result<Box<dyn WaitSet + 'a>>;
 
-    /// Wakes whoever listens there, if it is in reach, and says whether anybody does. Nobody may rely on it: a ring can be
-    /// lost.
+    /// Wakes the process that listens at this address, if it is in reach. Returns true if a process listens. A wake-up
+    /// can be lost, so no caller relies on it.
     fn wake(&self, listener: WakeAddress<'_>) -> bool;
 }
 
-/// One waiter's ears. What happened before a wait, but after the vigil began, ends that wait at once.
+/// A waiter's wake-up sources. An event before a wait, but after the creation of the wait set, ends that wait.
 pub trait WaitSet {
-    /// Waits until one of the signs, the interrupt, or `at_most` is over.
+    /// Waits for a source, for the interrupt or until `at_most` is over.
     fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason>;
 
-    /// From now on, a ring for [`WakeAddress::OnBehalf`] of one of these keys ends a wait as well. `false`: somebody else
-    /// hears those for one of them.
+    /// Ends a wait too when a wake-up for [`WakeAddress::OnBehalf`] of a key arrives. Returns false if another process
+    /// already listens for a key.
     fn answer(&mut self, keys: &[Vec<u8>]) -> bool;
 }
 
-/// What a waiter looks out for, beside its own bell.
+/// The events that a waiter watches, in addition to its own wake-up socket.
 pub struct WaitSources<'a> {
-    /// One of these processes ends.
+    /// The processes whose end wakes the waiter.
     pub processes: &'a [ProcessId],
-    /// The parents that release when one of these processes ends.
+    /// The parents that release a lock when such a process ends.
     pub supervisors: &'a [ProcessId],
-    /// Its bell in the store rings. What has rung is heard no longer.
+    /// The waiter's channel in the store. The subscription ends after a wake-up.
     pub subscription: &'a mut Option<Box<dyn Subscription>>,
 }
 
-/// Why a wait ended.
+/// The reason for the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeReason {
-    /// There may be something new to see.
+    /// The record may have changed.
     LookAgain,
-    /// The interrupt came.
+    /// The interrupt is readable.
     Interrupted,
-    /// Somebody wants to know what we wait for.
+    /// Another process asks what this process waits for.
     Asked,
-    /// The time was over.
+    /// The time is over.
     TimeOver,
 }
 
-/// Does nothing for so long.
+/// Sleeps for this time.
 ///
 /// # Errors
 ///
-/// When the system cannot wait.
+/// Returns an error if the system cannot wait.
 pub fn pause(host: &dyn Host, span: Duration) -> Result<()> {
     let nobodys = crate::lock::Handle::new(host.random()?).proof();
     let mut signs = WaitSources { processes: &[], supervisors: &[], subscription: &mut None };

@@ -5,9 +5,9 @@
 //!
 //! let store = tempfile::tempdir()?;
 //! let locks = csalock::Locks::open(&format!("dir:{}", store.path().display()))?;
-//! if let Some(guard) = locks.take("nightly", Duration::from_secs(30))? {
+//! if let Some(guard) = locks.lock("nightly", Duration::from_secs(30))? {
 //!     println!("nobody else is here; token {}", guard.token());
-//!     assert!(guard.give_back()?, "it was ours until now");
+//!     assert!(guard.release()?, "it was ours until now");
 //! } else {
 //!     println!("somebody else has it");
 //! }
@@ -23,9 +23,9 @@
 //!                   '-> flock
 //! ```
 //!
-//! [`lock`] is pure: what a record is and every rule of locking. [`engine`] is the one loop that reads, learns, decides
-//! and swaps. A [`store`] keeps bytes, a [`host`] knows clocks and processes; neither knows what a lock is. [`command`] is
-//! what the program does, [`report`] everything that it says, [`exit`] how it ends.
+//! [`lock`] is pure: it defines the record and every rule of locking. [`engine`] is the loop that reads, queries,
+//! decides and commits. A [`store`] keeps bytes, a [`host`] has clocks and processes; neither knows locks. [`command`]
+//! contains the actions of the program, [`report`] its output and [`exit`] its exit codes.
 #![deny(missing_docs)]
 
 pub mod boottime_timer;

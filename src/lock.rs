@@ -1,7 +1,7 @@
-//! What a lock is and what may happen to it: pure data and one pure function.
+//! The data of a lock and the rules for changing it: pure data and one pure function.
 //!
-//! Nothing in here reads a clock, a file or a process. [`Record`] is what a store keeps under a name,
-//! [`decide`] is every rule there is, [`Facts`] is what the engine found out for it.
+//! This module reads no clock, file or process. A store keeps a [`Record`] under a name, [`decide`] contains every
+//! rule, and the engine passes its findings as [`Facts`].
 
 mod ask;
 pub(crate) mod codec;

@@ -1,8 +1,8 @@
-//! `csalock`: locks for shell scripts. See csalock(1), and `src/lib.rs` for the map of the sources.
+//! `csalock`: locks for shell scripts. csalock(1) is the manual, and `src/lib.rs` has the map of the sources.
 
 use std::process::ExitCode;
 
-/// musl's allocator asks the kernel for every few pages, which is half of our start-up time.
+/// musl's allocator calls the kernel every few pages, which takes half of the start-up time.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;

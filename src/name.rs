@@ -1,4 +1,4 @@
-//! Names: what may be one, which file one with a `/` means, and how names are shown to people.
+//! Names: the valid names, the file that a name with a `/` means, and the display of names.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,17 +11,17 @@ use nix::errno::Errno;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 
-/// The longest name, in bytes.
+/// Maximum length of a name, in bytes.
 pub const LONGEST: usize = 1024;
 
-/// How many links a path may go through: the kernel's own limit, path_resolution(7).
+/// Maximum number of symlinks followed in a path: the kernel's own limit, path_resolution(7).
 const MOST_LINKS: usize = 40;
 
-/// Checks a name as it was typed.
+/// Checks a name as the user typed it.
 ///
 /// # Errors
 ///
-/// A usage error for the empty name, one that is too long, and one with NUL in it.
+/// Returns a usage error for an empty name, a name that is too long, and a name that contains NUL.
 pub fn check(name: &[u8]) -> Result<()> {
     let wrong = |what: String| Err(Error::new(Exit::Usage, what, "a name is 1 to 1024 bytes, anything but NUL"));
     match name {
@@ -32,16 +32,16 @@ pub fn check(name: &[u8]) -> Result<()> {
     }
 }
 
-/// Whether a name means a file.
+/// Returns true if a name means a file.
 pub fn is_path(name: &[u8]) -> bool {
     name.contains(&b'/')
 }
 
-/// A path that starts at `current` if it does not start at the root.
+/// Returns an absolute path. A relative path starts at `current`.
 ///
 /// # Errors
 ///
-/// When there is no current directory any more: `current` is empty then.
+/// Returns an error if the current directory was removed: `current` is empty then.
 pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
     let path = current.join(path);
     if !path.is_absolute() {
@@ -51,12 +51,12 @@ pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The one absolute path, without symbolic links, that every spelling of a file comes to. The file need not exist, its
-/// directory must.
+/// Returns the absolute path of a file, without symbolic links, equal for every spelling. The file may be missing, but
+/// its directory must exist.
 ///
 /// # Errors
 ///
-/// When the directory cannot be found or looked into.
+/// Returns an error if the directory cannot be found or accessed.
 pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
     let mut path = absolute(OsStr::from_bytes(name), current)?;
     for _ in 0..MOST_LINKS {
@@ -76,7 +76,7 @@ pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
     Err(Error::os(Errno::ELOOP, "follow the links of", &path))
 }
 
-/// A path's directory and last component, for a file that does not exist.
+/// Returns the directory and the last component of a path, for a file that does not exist.
 fn split(path: &Path) -> Result<(PathBuf, &OsStr)> {
     match path.components().next_back() {
         Some(Component::Normal(file)) => {
@@ -91,7 +91,7 @@ fn cannot_find(error: &io::Error, path: &Path) -> Error {
     Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", path)
 }
 
-/// A name, label or command as it is shown: printable text as it is, everything else escaped as in C.
+/// Formats a name, label or command for display: printable text is unchanged, and other bytes are escaped as in C.
 pub fn escape(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -107,19 +107,19 @@ pub fn escape(bytes: &[u8]) -> String {
     text
 }
 
-/// Whether a terminal would obey some of it.
+/// Returns true if a terminal would interpret a part of the text.
 pub(crate) fn needs_escaping(bytes: &[u8]) -> bool {
     bytes.utf8_chunks().any(|chunk| chunk.valid().contains(is_invisible) || !chunk.invalid().is_empty())
 }
 
-/// Controls, and the marks that reorder or hide text on a terminal.
+/// Returns true for control characters and for marks that reorder or hide text on a terminal.
 pub(crate) fn is_invisible(char: char) -> bool {
     char.is_control()
         || matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// A name as one would type it in a shell.
+/// Quotes a name for a shell.
 pub fn shell_quote(bytes: &[u8]) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_./-+=@%:,".contains(byte);
     if !bytes.is_empty() && bytes.iter().all(plain) {
@@ -131,7 +131,7 @@ pub fn shell_quote(bytes: &[u8]) -> String {
     }
 }
 
-/// As what stands in `$'...'` is read by all shells that know that: byte by byte, for they disagree about code points.
+/// Returns the text for `$'...'`, escaped byte by byte: the shells with this syntax disagree about code points.
 fn in_ansi_c(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
     let escape =
@@ -153,7 +153,7 @@ fn in_ansi_c(bytes: &[u8]) -> String {
     text
 }
 
-/// A path as it is shown.
+/// Formats a path for display.
 pub fn escape_path(path: &Path) -> String {
     escape(path.as_os_str().as_bytes())
 }

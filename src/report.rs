@@ -1,4 +1,4 @@
-//! All wording: what a person reads, and what a program parses.
+//! All wording: texts for people, and documents for programs.
 
 mod doctor;
 mod history_json;
@@ -24,27 +24,27 @@ use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, Proce
 use crate::name::escape;
 use crate::store::Scope;
 
-/// What sentences about holders need to know beside the record.
+/// The context that sentences about holders need in addition to the record.
 pub struct Reporter<'a> {
-    /// Clock and processes.
+    /// The clock and the processes.
     pub host: &'a dyn Host,
-    /// How far the store reaches.
+    /// The scope of the store.
     pub scope: Scope,
 }
 
 impl Reporter<'_> {
-    /// The owner whose life counts now: the first that is not dead.
+    /// Returns the owner process whose life counts now: the first process that is not dead.
     pub fn owner(&self, party: &Owner) -> Option<ProcessId> {
         let lives = |owner: &&ProcessId| self.host.liveness(&party.domain, owner, self.scope).may_live_here();
         party.processes.iter().find(lives).or(party.processes.last()).copied()
     }
 
-    /// Who, where, since when, until when and what, in one line.
+    /// Returns one line with process, host, start, end and command of a grant.
     pub fn holder(&self, grant: &Grant) -> String {
         self.grant(grant, &format!(", {}", self.until(grant)))
     }
 
-    /// The same as a clause: that it is held, or claimed, and by whom.
+    /// Returns a clause that tells whether the lock is held or claimed, and by which holder.
     pub fn holding(&self, grant: &Grant) -> String {
         let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
         let (who, host) = (shown_user(grant.owner.uid), escape(grant.owner.host.as_bytes()));
@@ -71,7 +71,7 @@ impl Reporter<'_> {
         text
     }
 
-    /// Who and where.
+    /// Returns the process, host and user of an owner.
     pub fn party(&self, party: &Owner) -> String {
         let pid = self.owner(party).map_or("no process".to_string(), |owner| format!("pid {}", owner.pid));
         format!("{pid} on {} (user {})", escape(party.host.as_bytes()), shown_user(party.uid))
@@ -93,7 +93,7 @@ impl Reporter<'_> {
         }
     }
 
-    /// What became of somebody's grant.
+    /// Returns how a grant ended, in one line.
     pub fn ending(&self, ending: &EndedGrant) -> String {
         let how = match ending.reason {
             EndReason::Released if ending.grant.provisional.is_some() => "which was not told of it",
@@ -109,12 +109,12 @@ impl Reporter<'_> {
     }
 }
 
-/// The same for people: whoever keeps the user database may be a stranger, too.
+/// Returns the user for people, escaped: the user database may be untrusted, too.
 fn shown_user(uid: u32) -> String {
     escape(user(uid).as_bytes())
 }
 
-/// A user's name, or the number where nobody knows one.
+/// Returns a user's name, or the number if the user has no name.
 pub fn user(uid: u32) -> String {
     User::from_uid(Uid::from_raw(uid)).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
 }

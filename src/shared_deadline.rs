@@ -1,9 +1,9 @@
-//! When the lease ends by which a command holds, as several of our processes must know it: the one that takes the lock and
-//! becomes the command, the guardian that ends the command before, and the keeper that renews.
+//! The expiry time of the lease of a command, shared by three processes. The command acquires the lock, the supervisor
+//! ends the command before that time, and the keeper renews the lease.
 //!
-//! It is a number in memory that they share since before they forked, CLOCK_BOOTTIME in milliseconds; and beside it,
-//! of which leases it is the end, as long as those are the first; whether the keeper had to kill the command; and which locks
-//! the command released itself.
+//! The processes share the memory from before the fork. It has the expiry time on CLOCK_BOOTTIME in milliseconds, and
+//! the leases that expire first, at that time. It also has a flag if the keeper had to kill the command, and the locks
+//! that the command released itself.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
@@ -18,13 +18,13 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{Lease, LeaseClock};
 
-/// So many leases are known by their [`mark`]s: together with the rest they fill a page.
+/// Maximum number of leases, each with a [`lease_id`]; together with the other fields they fill a page.
 const MOST_MARKS: usize = 501;
 
-/// Each word of [`Shared::released`] stands for so many locks.
+/// Number of locks in each word of [`Shared::released`].
 const BITS: usize = u64::BITS as usize;
 
-/// The end of a lease.
+/// The expiry time of a lease in shared memory.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedDeadline(&'static Shared);
 
@@ -32,25 +32,25 @@ pub struct SharedDeadline(&'static Shared);
 struct Shared {
     ends: AtomicU64,
     killed: AtomicU64,
-    /// How many of the marks are those of the leases that end there.
+    /// The number of marks in use, for the leases that expire at `ends`.
     first: AtomicU64,
     released: [AtomicU64; 8],
     marks: [AtomicU64; MOST_MARKS],
 }
 
 impl SharedDeadline {
-    /// Not known yet.
+    /// The value of `ends` before the expiry time is known.
     const UNKNOWN: u64 = 0;
 
-    /// In memory of its own, that is never given back.
+    /// Allocates shared memory that is never freed.
     ///
     /// # Errors
     ///
-    /// When there is none left.
+    /// Returns an error if no memory is available.
     pub fn new() -> Result<SharedDeadline> {
         let failed = |errno: Errno| Error::new(Exit::System, format!("cannot share memory: {}", errno.desc()), "");
         let size = NonZeroUsize::MIN.saturating_add(size_of::<Shared>() - 1);
-        // SAFETY: a fresh mapping, all zeros, at the start of a page, that stays to the end of each process.
+        // SAFETY: the mapping is fresh, zeroed and page-aligned, and stays to the end of each process.
         let shared = unsafe {
             let (access, kind) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
             mmap_anonymous(None, size, access, kind).map_err(failed)?.cast::<Shared>().as_ref()
@@ -58,7 +58,7 @@ impl SharedDeadline {
         Ok(SharedDeadline(shared))
     }
 
-    /// The first of these leases ends then, and none was known before; `None`: there is no end.
+    /// Sets the first expiry time of these leases; no time was known before. `None`: they do not expire.
     pub fn start(self, ends: Option<Duration>, leases: &[&Lease]) {
         self.store(ends);
         let known = leases.iter().zip(&self.0.marks);
@@ -66,21 +66,21 @@ impl SharedDeadline {
         self.0.first.store(count as u64, Ordering::SeqCst);
     }
 
-    /// When this lease ends, at the earliest, if it is one of the first and nothing was said since.
+    /// Returns the earliest expiry time of this lease, if `start` had the lease and no `store` followed.
     pub fn expiry_of(self, lease: &Lease) -> Option<Duration> {
         let first = self.0.marks.iter().take(self.0.first.load(Ordering::SeqCst) as usize);
         let is_first = first.map(|known| known.load(Ordering::SeqCst)).any(|known| known == lease_id(lease));
         self.load().filter(|_| is_first)
     }
 
-    /// It ends then; `None`: there is no end.
+    /// Sets the expiry time; `None`: the lease does not expire.
     pub fn store(self, ends: Option<Duration>) {
         self.0.first.store(0, Ordering::SeqCst);
         let ends = ends.map_or(u64::MAX, |ends| (ends.as_millis() as u64).max(1));
         self.0.ends.store(ends, Ordering::SeqCst);
     }
 
-    /// When it ends, if it does and that is known.
+    /// Returns the expiry time, if it exists and is known.
     pub fn load(self) -> Option<Duration> {
         match self.0.ends.load(Ordering::SeqCst) {
             SharedDeadline::UNKNOWN | u64::MAX => None,
@@ -88,35 +88,35 @@ impl SharedDeadline {
         }
     }
 
-    /// The keeper kills the command.
+    /// Records that the keeper kills the command.
     pub fn set_killed(self) {
         self.0.killed.store(1, Ordering::SeqCst);
     }
 
-    /// The keeper saw that the command released the lock with this index. Returns false if there is no room to say so.
+    /// Records that the command released the lock with this index. Returns false if the index has no room.
     pub fn release(self, at: usize) -> bool {
         let word = self.0.released.get(at / BITS);
         word.map(|word| word.fetch_or(1 << (at % BITS), Ordering::SeqCst)).is_some()
     }
 
-    /// The same of the first locks, so many.
+    /// Records that the command released the first `count` locks.
     pub fn release_first(self, count: usize) {
         (0..count).all(|at| self.release(at));
     }
 
-    /// Whether it saw that.
+    /// Returns true if the command released the lock with this index.
     pub fn is_released(self, at: usize) -> bool {
         let word = self.0.released.get(at / BITS);
         word.is_some_and(|word| word.load(Ordering::SeqCst) & (1 << (at % BITS)) != 0)
     }
 
-    /// Whether the keeper had to kill the command.
+    /// Returns true if the keeper had to kill the command.
     pub fn was_killed(self) -> bool {
         self.0.killed.load(Ordering::SeqCst) != 0
     }
 }
 
-/// What parts the leases of one holder: on one clock, those that end at one time are as good as one.
+/// Returns the id that tells one holder's leases apart; leases on one clock with equal times are interchangeable.
 fn lease_id(lease: &Lease) -> u64 {
     match lease.clock {
         LeaseClock::Etcd(id) => id,

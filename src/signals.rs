@@ -1,7 +1,7 @@
-//! Signals as something to wait for, next to everything else that we wait for: signalfd(2).
+//! Signals as events that csalock can wait for together with other events: signalfd(2).
 //!
-//! While we wait for a lock, a signal that would end us must first take us out of the queue; while a command runs, it is
-//! the command's. Signals that were ignored when we were started stay ignored.
+//! During a wait for a lock, a signal that would end csalock first removes it from the queue. While a command runs,
+//! csalock forwards the signal to the command. Signals that were ignored at the start stay ignored.
 
 #![expect(unsafe_code, reason = "changing a signal's disposition is unsafe, and a fork needs it")]
 
@@ -20,24 +20,24 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::host::StartupState;
 
-/// The signals that end a wait, and that a command gets instead of us.
+/// The signals that end a wait, and that csalock forwards to a command.
 pub const FORWARDED: [Signal; 6] =
     [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// Bit N is set if [`Signals`] of this process queue signal N, which ends a wait.
+/// The set of signals that end a wait and that a [`Signals`] of this process queues: bit N for signal N.
 static QUEUED: AtomicU64 = AtomicU64::new(0);
 
-/// A signal that came.
+/// A signal that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedSignal {
-    /// Which one.
+    /// The signal.
     pub signal: Signal,
-    /// It came from the terminal, which sends it to our whole process group, the command included. (SIGHUP it may send to
-    /// the first process of a session alone.)
+    /// True if the terminal sent the signal to the whole process group, the command included. (False for SIGHUP,
+    /// because the terminal may send it only to the first process of a session.)
     pub from_terminal: bool,
 }
 
-/// From its creation on signals are queued here instead of doing what they do.
+/// A queue of signals, which do not have their usual effect from its creation on.
 pub struct Signals {
     descriptor: SignalFd,
     interrupt: SignalFd,
@@ -45,25 +45,25 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Begins to queue: [`FORWARDED`] and the end of children.
+    /// Starts to queue [`FORWARDED`] and SIGCHLD.
     ///
     /// # Errors
     ///
-    /// When the system has no descriptors left.
+    /// Returns an error if the system has no descriptors left.
     pub fn listen(inherited: StartupState) -> Result<Signals> {
         let signals = Signals::listen_also(inherited, &[Signal::SIGCHLD])?;
-        // A child that stops is none of our business; and were SIGCHLD ignored, no child could be waited for.
+        // Stopped children do not matter here, and a process that ignores SIGCHLD cannot wait for children.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
-        // SAFETY: the default disposition runs no code of ours.
+        // SAFETY: the default disposition runs no code.
         unsafe { sigaction(Signal::SIGCHLD, &action) }.map_err(failed)?;
         Ok(signals)
     }
 
-    /// Begins to queue [`FORWARDED`], and these.
+    /// Starts to queue [`FORWARDED`] and the signals `others`.
     ///
     /// # Errors
     ///
-    /// As [`Signals::listen`].
+    /// Returns the errors of [`Signals::listen`].
     pub fn listen_also(inherited: StartupState, others: &[Signal]) -> Result<Signals> {
         let mut ending = SigSet::empty();
         FORWARDED.into_iter().filter(|signal| !inherited.ignored(*signal)).for_each(|signal| ending.add(signal));
@@ -76,34 +76,34 @@ impl Signals {
         Ok(Signals { descriptor: open(&mask)?, interrupt: open(&ending)?, before })
     }
 
-    /// Becomes readable when a signal came that ends a wait. (The end of a child does not: with `exec csalock` a script
-    /// leaves us its own.)
+    /// Returns a descriptor that becomes readable when a signal that ends a wait arrives. (SIGCHLD does not end a wait:
+    /// after `exec csalock` the script's children are children of csalock.)
     pub fn interrupt(&self) -> BorrowedFd<'_> {
         self.interrupt.as_fd()
     }
 
-    /// How to exit when a wait was interrupted: by the signal that did.
+    /// Returns the exit status after an interrupted wait: the signal that interrupted it.
     pub fn exit(&self) -> Exit {
         self.interrupted_by().map_or(Exit::System, |signal| Exit::Signal(signal as i32))
     }
 
-    /// Whether one came that ends a wait. It can still be asked for by [`Signals::exit`].
+    /// Returns true if a signal that ends a wait is pending. The signal stays available to [`Signals::exit`].
     pub fn pending(&self) -> bool {
         !self.no_signal_within(Duration::ZERO)
     }
 
-    /// Waits that long for one that ends a wait. Whether none came.
+    /// Waits at most `span` for a signal that ends a wait. Returns true if none arrived.
     pub fn no_signal_within(&self, span: Duration) -> bool {
         let mut polled = [PollFd::new(self.interrupt(), PollFlags::POLLIN)];
         !matches!(poll(&mut polled, PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX)), Ok(1))
     }
 
-    /// The signal that ended a wait.
+    /// Returns the signal that ended a wait.
     fn interrupted_by(&self) -> Option<Signal> {
         std::iter::from_fn(|| self.next()).map(|came| came.signal).find(|signal| FORWARDED.contains(signal))
     }
 
-    /// The next one that came, if any did.
+    /// Returns the next signal in the queue, if a signal arrived.
     pub fn next(&self) -> Option<ReceivedSignal> {
         let info = self.descriptor.read_signal().ok().flatten()?;
         let signal = Signal::try_from(info.ssi_signo as i32).ok()?;
@@ -111,11 +111,11 @@ impl Signals {
         Some(ReceivedSignal { signal, from_terminal })
     }
 
-    /// Gives back to what is about to be executed the mask and dispositions that we were started with.
+    /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.
     pub fn restore(&self, inherited: StartupState) {
         for signal in [Signal::SIGPIPE, Signal::SIGCHLD, Signal::SIGXFSZ] {
             let handler = if inherited.ignored(signal) { SigHandler::SigIgn } else { SigHandler::SigDfl };
-            // SAFETY: neither disposition runs code of ours.
+            // SAFETY: neither disposition runs code.
             let _ = unsafe { sigaction(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty())) };
         }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), None);
@@ -128,12 +128,12 @@ impl AsFd for Signals {
     }
 }
 
-/// Whether a signal is queued that ends a wait and that nothing has read yet. Without [`Signals`] none is: it ends the
-/// process.
+/// Returns true if a queued signal that ends a wait is unread. Without [`Signals`] it returns false, because such a
+/// signal ends the process.
 pub fn is_pending() -> bool {
     let queued = QUEUED.load(Ordering::SeqCst);
     let mut set = MaybeUninit::uninit();
-    // SAFETY: sigpending(2) writes to the set, and nothing else; the set is initialised if it succeeds.
+    // SAFETY: sigpending(2) only writes to the set; the set is initialised if the call succeeds.
     let pending = unsafe {
         if queued == 0 || libc::sigpending(set.as_mut_ptr()) != 0 {
             return false;
@@ -151,15 +151,15 @@ fn failed(errno: Errno) -> Error {
     Error::new(Exit::System, format!("cannot wait for signals: {}", errno.desc()), "")
 }
 
-/// While it lives, this is called when Ctrl-Z is typed; to stop is then its business, by [`stop`].
+/// A handler for Ctrl-Z. While this value exists, only the handler stops the process, by [`stop`].
 #[derive(Debug)]
 pub struct SigtstpHandler(SigAction);
 
 impl SigtstpHandler {
-    /// `None` where Ctrl-Z is ignored. What is called may do only what signal-safety(7) allows.
+    /// Installs the handler. Returns `None` if Ctrl-Z is ignored. The handler must obey signal-safety(7).
     pub fn call(handler: extern "C" fn(libc::c_int)) -> Option<SigtstpHandler> {
         let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
-        // SAFETY: the handler promises to be one.
+        // SAFETY: the caller guarantees that the handler obeys signal-safety(7).
         let before = unsafe { sigaction(Signal::SIGTSTP, &action) }.ok()?;
         let ignored = matches!(before.handler(), SigHandler::SigIgn);
         let caught = SigtstpHandler(before);
@@ -169,15 +169,15 @@ impl SigtstpHandler {
 
 impl Drop for SigtstpHandler {
     fn drop(&mut self) {
-        // SAFETY: what was there before is as good as it was.
+        // SAFETY: the previous action is as valid as before.
         let _ = unsafe { sigaction(Signal::SIGTSTP, &self.0) };
     }
 }
 
-/// Stops this process as Ctrl-Z does, unless that is ignored. Returns when it goes on. Safe in a signal handler.
+/// Stops this process as Ctrl-Z does, unless Ctrl-Z is ignored. Returns after SIGCONT. Safe in a signal handler.
 pub fn stop() {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default disposition runs no code of ours.
+    // SAFETY: the default disposition runs no code.
     let Ok(action) = (unsafe { sigaction(Signal::SIGTSTP, &default) }) else { return };
     if !matches!(action.handler(), SigHandler::SigIgn) {
         let (mut mask, mut before) = (SigSet::empty(), SigSet::empty());
@@ -186,23 +186,23 @@ pub fn stop() {
         let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&mask), Some(&mut before));
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&before), None);
     }
-    // SAFETY: what was there before is as good as it was.
+    // SAFETY: the previous action is as valid as before.
     let _ = unsafe { sigaction(Signal::SIGTSTP, &action) };
 }
 
-/// A limit on the size of files is an error that can be told, not a death without a word.
+/// Ignores SIGXFSZ, so that a limit on file sizes causes an error message instead of a silent death.
 pub fn ignore_file_size_signal() {
     let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
-    // SAFETY: ignoring runs no code of ours.
+    // SAFETY: an ignored signal runs no code.
     let _ = unsafe { sigaction(Signal::SIGXFSZ, &ignore) };
 }
 
-/// Ends this process by a signal, so that whoever waits for it sees what happened. Returns if the signal does not do so.
+/// Ends this process by a signal, so that its parent sees the signal. Returns if the signal does not end the process.
 pub fn reraise(signal: Signal) {
     let mut mask = SigSet::empty();
     mask.add(signal);
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default disposition runs no code of ours.
+    // SAFETY: the default disposition runs no code.
     let _ = unsafe { sigaction(signal, &default) };
     let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&mask), None);
     let _ = raise(signal);

@@ -1,13 +1,13 @@
-//! Where records live. A store keeps bytes under names and swaps them; it does not know what a lock is.
+//! Stores of records. A store commits bytes under names; it does not know what a lock is.
 //!
-//! The whole of what a back end must be able to do is [`Store`], and `tests/stores.rs` is one suite that every
-//! back end passes. What they promise alike:
+//! The trait [`Store`] defines a back end, and `tests/stores.rs` is the conformance suite for every back end.
+//! Guarantees:
 //!
-//! - [`Store::commit`] is an atomic compare-and-swap, also between hosts where the store has several.
-//! - A version's number is a fencing token: under one name it only grows, also after the record was removed and
-//!   came back. (No two versions are equal, so there is no ABA.)
+//! - [`Store::commit`] is an atomic compare-and-swap, even between hosts if the store has several.
+//! - A version's number is a fencing token: it only grows under a name, even if the record is removed and created
+//!   again. (All versions differ, so there is no ABA problem.)
 //! - A process that dies at any instruction leaves either the old record or the new one.
-//! - Nothing but `swap`, `sweep` and `note` changes anything. Asking a store that does not exist yet finds nothing in it.
+//! - Only a commit or a sweep changes records. Reads create nothing: a store that does not exist yet reads as empty.
 
 mod answers;
 pub(crate) mod directory;
@@ -33,7 +33,7 @@ pub use etcd::{Access, Etcd};
 pub use finding::{Finding, Verdict};
 pub use identity::in_order;
 pub use memory::Memory;
-pub use path_checks::surroundings;
+pub use path_checks::path_findings;
 pub use scratch::Scratch;
 pub use sqlite::Sqlite;
 pub use url::{Cluster, Layout, Location};
@@ -45,96 +45,96 @@ use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{Lease, Sighting};
 
-/// Which of a record's versions. Equal only to itself.
+/// Version of a record. Different versions are never equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version {
-    /// Only grows for a name: the fencing token of what was granted in this version.
+    /// Number that only grows under a name: the fencing token of the grants in this version.
     pub number: u64,
-    /// Whatever else a store needs to tell it from others.
+    /// Further data that a store needs to distinguish versions.
     pub mark: u64,
 }
 
-/// A record as a store has it.
+/// A stored record and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versioned {
-    /// Which version.
+    /// Version of the record.
     pub version: Version,
-    /// The record's bytes.
+    /// Bytes of the record.
     pub body: Vec<u8>,
-    /// It was written before the last power cut or reboot and not synced: if it makes no sense, that is why.
+    /// True if the record was written before the last reboot and not synced: damage then has a known cause.
     pub may_be_torn: bool,
 }
 
-/// What became of a swap.
+/// Result of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommitResult {
-    /// It is stored, as this version. After a removal the version names nothing.
+    /// The store committed this version. After a removal, the version does not refer to a record.
     Done(Version),
-    /// Somebody was faster, or the reply to our own success was lost: read again, and look for your own step in the
-    /// record before you take it for somebody else's.
+    /// Another caller was faster, or the reply to our own success was lost. The caller must read again and first look
+    /// for its own step in the record.
     Conflict,
 }
 
-/// What a power cut may do to what was swapped.
+/// Effect that a power cut may have on a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Durability {
-    /// Anything: undo it, or tear the record. It dies with the boot anyway.
+    /// A power cut may undo the commit or tear the record. The record is valid for this boot only.
     #[default]
     Volatile,
-    /// Undo it. Either the old record is there, whole, or the new one.
+    /// A power cut may undo the commit, but leaves either the old record or the new one.
     Atomic,
-    /// Nothing, once the swap has returned.
+    /// A power cut has no effect after the commit has returned.
     Durable,
 }
 
-/// How a swap is to be stored.
+/// Options of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteOptions {
-    /// What it outlasts.
+    /// Durability of the record.
     pub durability: Durability,
-    /// Who may read it: the permission bits of a file, at most. `None`: whoever may read the store.
+    /// Permission bits of the record's file, at most. `None`: every user who may read the store may read the record.
     pub mode: Option<u32>,
 }
 
-/// One of several swaps that are one: see [`Store::commit_with`].
+/// One change of a batch: see [`Store::commit_batch`].
 #[derive(Debug, Clone, Copy)]
 pub struct Write<'a> {
-    /// Under which name.
+    /// Name of the record.
     pub name: &'a [u8],
-    /// What must be there.
+    /// Expected version.
     pub expect: Option<Version>,
-    /// What comes in its place.
+    /// New bytes, or `None` for a removal.
     pub body: Option<&'a [u8]>,
-    /// How it is to be stored.
+    /// Options of the write.
     pub options: WriteOptions,
     /// Leases that must be over.
     pub over: &'a [Lease],
 }
 
-/// How far a store reaches.
+/// Set of hosts that may use a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// Every process that uses it runs under this kernel, or ran under it before a reboot.
+    /// Every process that uses the store runs under this kernel, or ran under it before a reboot.
     Local,
-    /// Other hosts may use it.
+    /// Other hosts may use the store.
     Shared,
 }
 
-/// What a sweep did, or would do.
+/// Result of a sweep or of its dry run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// How many leftovers it removed.
+    /// Number of leftovers removed.
     pub removed: u64,
-    /// Why it left a record or a leftover alone, one error for each.
+    /// Errors about the records and leftovers that the sweep skipped, one for each.
     pub passed_over: Vec<Error>,
 }
 
 impl Swept {
-    /// Takes note of a failure that concerns one record, so that the sweep can go on with the next.
+    /// Records a failure that concerns one record, so that the sweep can continue.
     ///
     /// # Errors
     ///
-    /// When it concerns more than that.
+    /// Returns the error if it concerns more than one record.
     pub fn pass_over(&mut self, error: Error) -> Result<()> {
         if !error.is_of_one_record() {
             return Err(error);
@@ -144,22 +144,22 @@ impl Swept {
     }
 }
 
-/// What to do with one record of a scan. It gets where the record is, and the record if it could be read.
+/// Callback for one record of a scan. It gets the record's location, and the record or the error of its read.
 pub type Visit<'a> = dyn FnMut(&str, Result<Versioned>) -> Result<()> + 'a;
 
 /// Named, versioned bytes, and leases on a clock that all users of the store share.
 pub trait Store: Send + Sync {
-    /// The record under `name`, or `None` where there is none. If there is one whose bytes cannot be had, the error bears
-    /// its version ([`Error::version`]), wherever the store knows it.
+    /// Returns the record under `name`, or `None` if there is none. If its bytes cannot be read, the error contains its
+    /// version ([`Error::version`]), provided that the store knows it.
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>>;
 
-    /// Which version stands under `name`, also where it cannot be read.
+    /// Returns the version of the record under `name`, even if its bytes cannot be read.
     fn version(&self, name: &[u8]) -> Result<Option<Version>> {
         Ok(self.read(name)?.map(|stored| stored.version))
     }
 
-    /// Replaces the record under `name` by `body`, or removes it if that is `None`, provided that its version is still
-    /// `expect` (`None`: that there is none).
+    /// Replaces the record under `name` by `body`, or removes it if `body` is `None`, provided that its version is
+    /// still `expect` (`None`: no record).
     fn commit_with(
         &self,
         name: &[u8],
@@ -168,19 +168,19 @@ pub trait Store: Send + Sync {
         keep: WriteOptions,
     ) -> Result<CommitResult>;
 
-    /// The same for what need not outlive the boot.
+    /// Commits with the default options, for a record that need not outlive the boot.
     fn commit(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         self.commit_with(name, expect, body, WriteOptions::default())
     }
 
-    /// How many changes [`Store::commit_batch`] makes as one.
+    /// Returns the maximum number of changes of [`Store::commit_batch`].
     fn max_batch(&self) -> usize {
         1
     }
 
-    /// Makes all of these changes, each under a name of its own, or none. The version is that of all of them. It is a
-    /// conflict, too, if one of their leases lasts. A store whose leases end by a clock looks at it here: that clock only
-    /// goes forward, so a lease that is over before the swap is over during it. Any other store must look during the swap.
+    /// Commits all of these changes or none; each has its own name, and all get the same version. The result is a
+    /// conflict if one of their leases lasts. A store with leases on a clock checks them first, because an expired
+    /// lease cannot come back. Any other store must check the leases during the commit.
     fn commit_batch(&self, changes: &[Write<'_>]) -> Result<CommitResult> {
         match changes {
             [one] => {
@@ -198,96 +198,96 @@ pub trait Store: Send + Sync {
     /// Visits every record, in no particular order, in memory that does not grow with their number.
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
 
-    /// A lease that ends `span` from now.
+    /// Grants a lease that ends `span` from now.
     fn grant_lease(&self, span: Duration) -> Result<Lease>;
 
-    /// How long a lease has left at least, for its holder; zero when it is over. What is over stays over.
+    /// Returns the minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
     fn lease_ttl(&self, lease: &Lease) -> Result<Duration>;
 
-    /// Whether a lease is over: as [`Store::lease_ttl`], for less.
+    /// Returns true if a lease is over: like [`Store::lease_ttl`], but cheaper.
     fn lease_expired(&self, lease: &Lease) -> Result<bool> {
         Ok(self.lease_ttl(lease)?.is_zero())
     }
 
-    /// How long until this host takes a lease for over that it found in a record with these sightings. If the store's clock
-    /// may be set, that is later than its holder does.
+    /// Returns the time until this host treats a lease from a record with these sightings as over. If the store's clock
+    /// may be set, that is later than for its holder.
     fn time_to_expiry(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
         self.lease_ttl(lease)
     }
 
-    /// Sightings of these leases that the next caller on this host needs, beside those that were seen already.
+    /// Returns new sightings of these leases that the next caller on this host needs.
     fn new_sightings(&self, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
         Ok(Vec::new())
     }
 
-    /// Takes note that nobody needs a lease any more. Nobody relies on it.
+    /// Revokes a lease that is not needed any more. Correctness does not depend on it.
     fn revoke_lease(&self, _lease: &Lease) {}
 
-    /// Until then, on CLOCK_BOOTTIME, and less than a second longer, calls that come now may try to get an answer; `None`: as
-    /// long as the store thinks right. A store that cannot be kept waiting for one need not care.
+    /// Sets the deadline of later calls, on CLOCK_BOOTTIME; a call may exceed it by less than a second. `None` means
+    /// the store's default. A store whose calls never wait may ignore it.
     fn set_deadline(&self, _until: Option<Duration>) {}
 
-    /// Who may be using it.
+    /// Returns the hosts that may use the store.
     fn scope(&self) -> Scope;
 
-    /// Where `name`'s record is, for messages.
+    /// Returns the location of `name`'s record, for messages.
     fn describe(&self, name: &[u8]) -> String;
 
-    /// Whether [`Store::notify`] reaches waiters on other hosts.
+    /// Returns true if [`Store::notify`] reaches waiters on other hosts.
     fn can_notify(&self) -> bool {
         false
     }
 
-    /// Wakes the waiter that hears this bell; what that leaves in the store goes away with the lease. Nobody relies on it.
+    /// Wakes the subscriber of this channel; stored traces end with the lease. Correctness does not depend on it.
     fn notify(&self, _bell: &[u8], _lease: Option<&Lease>) {}
 
-    /// Sees to it that what was noted, rung and remembered so far reaches the store, if it can within a moment.
+    /// Waits briefly until published edges, notifications and history lines have reached the store.
     fn flush(&self) {}
 
-    /// Begins to listen for a bell: for all that rang after this version was stored if [`Store::can_notify`], else for all that
-    /// rings from now on.
+    /// Subscribes to a channel: to all notifications after this version was stored if [`Store::can_notify`], else to
+    /// all from now on.
     fn subscribe(&self, _bell: &[u8], _since: &Version) -> Option<Box<dyn Subscription>> {
         None
     }
 
-    /// Removes what a waiter that is gone may have left in the store to be rung by.
+    /// Removes the channel that a dead waiter may have left in the store.
     fn remove_channel(&self, _bell: &[u8]) {}
 
-    /// Begins to listen for changes of the record under `name` that come from now on, where a store tells of them.
+    /// Subscribes to later changes of the record under `name`, if the store reports changes.
     fn subscribe_changes(&self, _name: &[u8]) -> Option<Box<dyn Subscription>> {
         None
     }
 
-    /// What there is to say about its health: what it is, who shares it, its clock, its server.
+    /// Returns findings about the store's health: its kind, its users, its clock, its server.
     fn diagnose(&self) -> Vec<Finding>;
 
-    /// Removes leftovers of processes that died half-way. There are none where they go with leases.
+    /// Removes leftovers of processes that died half-way. A store whose leftovers end with leases has none.
     fn sweep(&self, _dry_run: bool) -> Result<Swept> {
         Ok(Swept::default())
     }
 
-    /// Keeps a line of history, its newline included, as far as the limits allow. It may be lost, and nothing is waited for.
+    /// Appends a line of history with its newline, within the limits. It does not wait, and the line may be lost.
     fn append_history(&self, line: &[u8], limits: &Limits);
 
-    /// Visits the lines of history, in the order in which they came. `false`: this store keeps none.
+    /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
 }
 
-/// Somebody who listens for a bell in the store.
+/// Subscription to a channel or to changes of a record.
 pub trait Subscription {
-    /// Becomes readable when the bell may have rung.
+    /// Returns a descriptor that becomes readable when a notification may have come.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Whether it rang, or nothing more can be heard: then somebody has to look, and to listen anew. Does not wait.
+    /// Returns true after a notification or the end of the subscription; the caller then reads and subscribes anew.
     fn is_notified(&mut self) -> bool;
 }
 
-/// Opens the store at a location. Creates nothing: the first swap does.
+/// Opens the store at a location. It creates nothing: the first commit does.
 ///
 /// # Errors
 ///
-/// When there is something that is no store, or that must not be one: on a network file system for SQLite, or open to
-/// other users without the sticky bit.
+/// Fails if the location has something other than a store, or an unsafe one: SQLite on a network file system, or a
+/// place that other users may write without the sticky bit.
 pub fn open(location: &Location, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
     Ok(match location {
         Location::Directory { path, layout, shared: false } => Box::new(Directory::open(path, *layout, host)?),

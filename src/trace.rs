@@ -1,9 +1,9 @@
-//! The trace: in builds for tests, a log of every commit that an engine makes. Release builds contain none of it.
+//! The trace: in builds for tests, a log of every commit of an engine. Release builds do not contain it.
 //!
-//! `CSALOCK_TRACE` names the file. A commit is two lines of JSON, each appended by one write(2): the intent, before the
-//! store is called, and the result, after it answered. An intent without a result, or with an unknown one, may or may not
-//! have happened. An intent bears everything that the rules need to decide again: the record before, the request and the
-//! facts. `tests/trace` holds the checker.
+//! `CSALOCK_TRACE` names the file. A commit is two lines of JSON, each appended by one write(2). The intent comes
+//! before the call of the store, and the result after its answer. An intent without a result, or with an unknown
+//! result, may or may not have happened. An intent contains the input of the rules, so that a checker can repeat the
+//! decision: the record before, the request and the facts. `tests/trace` holds the checker.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -20,48 +20,48 @@ use crate::host::Host;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
 use crate::store::{CommitResult, Store, Version, Write};
 
-/// One line of a trace.
+/// A line of a trace.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
     /// The process. No other object in a line begins with this field, so a reader finds the start of a line.
     pub process: ProcessId,
-    /// Where the process runs.
+    /// The pid domain of the process.
     pub domain: PidDomain,
-    /// Which commit of the process: when it began, in nanoseconds on CLOCK_BOOTTIME. A count would begin anew after exec(2).
+    /// The id of the commit: its start in nanoseconds on CLOCK_BOOTTIME. A counter would start again after exec(2).
     pub step: u64,
-    /// When the line was made, in milliseconds on CLOCK_BOOTTIME.
+    /// The time of the line, in milliseconds on CLOCK_BOOTTIME.
     pub at: u64,
-    /// What it says.
+    /// The content of the line.
     pub event: Event,
 }
 
-/// What a line says.
+/// The content of a line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Event {
-    /// These changes are about to be made as one.
+    /// The engine is about to make these changes in one commit.
     Intent(Vec<Intent>),
-    /// They are made, as this version: number and mark.
-    Stored(u64, u64),
-    /// The store says that another process was faster.
+    /// The store made the changes with this version: number and mark.
+    Committed(u64, u64),
+    /// The store reports that another process committed first.
     Conflict,
-    /// The store failed: the changes may have been made.
+    /// The store failed; the changes may have been made.
     Unknown(String),
 }
 
-/// A change that is about to be made.
+/// A change that the engine is about to make.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Intent {
-    /// Where the store has it, as messages name it.
+    /// The place in the store, as messages name it.
     pub place: String,
     /// The name.
     pub name: Bytes,
-    /// The version that must be there: number and mark.
+    /// The expected current version: number and mark.
     pub expect: Option<(u64, u64)>,
-    /// The record that was read, for a change of a record.
+    /// For a change of a record: the record that was read.
     pub before: Option<Bytes>,
-    /// What comes in its place.
+    /// The new contents.
     pub body: Option<Bytes>,
-    /// Why, for a change of a record.
+    /// For a change of a record: the decision behind it.
     pub decided: Option<Decided>,
 }
 
@@ -70,15 +70,15 @@ pub struct Intent {
 pub struct Decided {
     /// The request.
     pub ask: Request,
-    /// What was known.
+    /// The known facts.
     pub facts: Facts,
-    /// When the engine began to find that out, in milliseconds on CLOCK_BOOTTIME.
+    /// The time when the engine began to collect the facts, in milliseconds on CLOCK_BOOTTIME.
     pub from: u64,
-    /// When it had found it out.
+    /// The time when the engine had collected the facts, in milliseconds on CLOCK_BOOTTIME.
     pub until: u64,
 }
 
-/// Bytes, as a text in which each character is one byte.
+/// Bytes, serialized as a text in which each character is one byte.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct Bytes(pub Vec<u8>);
@@ -97,11 +97,11 @@ impl From<Bytes> for String {
 
 type Of = (ThreadId, Vec<u8>);
 
-/// Where an engine logs its commits.
+/// The log of an engine's commits.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     path: Option<PathBuf>,
-    /// This process, so that it is not looked up for each line.
+    /// This process, cached because each line contains it.
     process: Mutex<Option<ProcessId>>,
     /// The last decision of each thread about each name.
     decided: Mutex<Vec<(Of, Decided)>>,
@@ -112,12 +112,12 @@ impl Trace {
         Trace { path, ..Trace::default() }
     }
 
-    /// The time, if anything is logged.
+    /// Returns the time in milliseconds on CLOCK_BOOTTIME, if the trace is on.
     pub(crate) fn now(&self, host: &dyn Host) -> Option<u64> {
         self.path.as_ref().map(|_| host.boottime().as_millis() as u64)
     }
 
-    /// Keeps a decision for the commit that carries it out.
+    /// Stores a decision for the commit that carries it out.
     pub(crate) fn decided(&self, host: &dyn Host, from: Option<u64>, record: &Record, ask: &Request, facts: &Facts) {
         let (Some(from), Some(until)) = (from, self.now(host)) else { return };
         let decided = Decided { ask: ask.clone(), facts: facts.clone(), from, until };
@@ -127,7 +127,7 @@ impl Trace {
         known.push((of, decided));
     }
 
-    /// Makes these changes, and logs that. `before`: the records that some of them replace.
+    /// Makes these changes and logs them. `before` has the records that some changes replace.
     pub(crate) fn commit(
         &self,
         store: &dyn Store,
@@ -143,11 +143,11 @@ impl Trace {
         self.log(host, step, Event::Intent(intents))?;
         let swap = store.commit_batch(changes);
         let event = match &swap {
-            Ok(CommitResult::Done(Version { number, mark })) => Event::Stored(*number, *mark),
+            Ok(CommitResult::Done(Version { number, mark })) => Event::Committed(*number, *mark),
             Ok(CommitResult::Conflict) => Event::Conflict,
             Err(error) => Event::Unknown(error.to_string()),
         };
-        // Without this line the checker takes the intent for one that may have happened.
+        // Without this line the checker assumes that the commit may have happened.
         let _ = self.log(host, step, event);
         swap
     }
@@ -167,7 +167,7 @@ impl Trace {
         }
     }
 
-    /// This process, which may be a fork of the one that made the engine.
+    /// Returns this process, which may be a fork of the process that created the engine.
     #[expect(clippy::disallowed_methods, reason = "only to see whether the process is still the same")]
     fn process(&self, host: &dyn Host) -> Result<ProcessId> {
         let mut known = self.process.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,7 +190,7 @@ impl Trace {
     }
 }
 
-/// A number that no other commit of this process has, even if two threads ask at once.
+/// Returns a number that is unique among the commits of this process, even if two threads ask at once.
 fn new_step(host: &dyn Host) -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     let now = host.boottime().as_nanos() as u64;
@@ -198,12 +198,12 @@ fn new_step(host: &dyn Host) -> u64 {
     LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last))).map_or(now, next)
 }
 
-/// Reads a page of a queue; `None` for anything else.
+/// Decodes a page of a queue; returns `None` for other bytes.
 pub fn page(body: &[u8]) -> Option<Page> {
     lock::decode_page(body)
 }
 
-/// Reads a decision about several names; `None` for anything else.
+/// Decodes a commit record; returns `None` for other bytes.
 pub fn decision(body: &[u8]) -> Option<CommitRecord> {
     lock::decode_decision(body)
 }

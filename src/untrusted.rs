@@ -1,8 +1,8 @@
-//! What everything that reads strangers' bytes must stand, as properties of any bytes: one function for each reader.
+//! Fuzz properties of every reader of untrusted input: one function for each reader, which must hold for any bytes.
 //!
-//! `fuzz/` tries them on whatever a fuzzer comes up with, `cargo test` on what it has found so far (`fuzz/corpus/`). None
-//! of this is in the program: it is built for tests and for fuzzing only. Time and memory are bounded from outside: a
-//! fuzzer ends an input that takes seconds or a gigabyte.
+//! `fuzz/` tests them with the inputs of a fuzzer, `cargo test` with the inputs that it has found so far
+//! (`fuzz/corpus/`). This module is not in the program, only in builds for tests and fuzzing. The fuzzer bounds time
+//! and memory: it ends an input that takes seconds or a gigabyte.
 
 mod etcd;
 mod files;
@@ -11,10 +11,10 @@ mod record;
 mod source;
 mod texts;
 
-/// What every property is: it panics if something is wrong.
+/// The type of a property: the function panics if the property does not hold.
 pub type Property = fn(&[u8]);
 
-/// All of them, each with the name of its fuzz target and of its part of the corpus.
+/// Every property, with the name of its fuzz target and of its part of the corpus.
 pub const ALL: [(&str, Property); 9] = [
     ("record", record::bytes),
     ("record_there_and_back", record::there_and_back),
@@ -27,11 +27,11 @@ pub const ALL: [(&str, Property); 9] = [
     ("file", files::names_and_proc_stat),
 ];
 
-/// Tries one of them, by its name.
+/// Tests the property with this name.
 ///
 /// # Panics
 ///
-/// When something is wrong, or there is no property of that name.
+/// Panics if the property does not hold, or no property has that name.
 pub fn try_on(name: &str, bytes: &[u8]) {
     let property = ALL.iter().find(|(known, _)| *known == name).expect("a property has that name");
     property.1(bytes);
@@ -41,7 +41,7 @@ pub fn try_on(name: &str, bytes: &[u8]) {
 mod tests {
     use std::path::{Path, PathBuf};
 
-    /// More would make the repository heavy.
+    /// Maximum number of corpus files, to keep the repository small.
     const MOST_FILES: usize = 300;
     const MOST_BYTES: u64 = 400_000;
 

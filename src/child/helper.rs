@@ -1,5 +1,5 @@
-//! A second process that does something of ours when it is told to, and tells what came of it: for what one process
-//! alone cannot try out. It ends with us.
+//! A helper process that runs an action on request and reports the result, for checks that need two processes. The
+//! helper ends with csalock.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -14,26 +14,26 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 
-/// The other process. It is killed when this is dropped.
+/// The helper process. Dropping this value kills it.
 pub struct Helper {
     pid: Pid,
     told: BufReader<UnixStream>,
 }
 
 impl Helper {
-    /// Forks it. It answers each line with what `act` makes of it, one line as well. Whoever calls this has one thread,
-    /// and nothing open that must not be carried over a fork.
+    /// Forks the helper, which answers each line with one line returned by `act`. The caller must have one thread and
+    /// no open state that a fork must not inherit.
     ///
     /// # Errors
     ///
-    /// When the system has no processes or descriptors left.
+    /// Returns an error if the system has no processes or descriptors left.
     pub fn fork(act: impl Fn(&str) -> String) -> Result<Helper> {
         let failed =
             |errno: Errno| Error::new(Exit::System, format!("cannot start a process: {}", errno.desc()), "try again");
         let ours = Pid::this();
         let (here, there) =
             UnixStream::pair().map_err(|error| failed(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
-        // SAFETY: this process has one thread, so the child may do whatever we may.
+        // SAFETY: this process has one thread, so the child may do everything that the parent may do.
         match unsafe { fork() }.map_err(failed)? {
             ForkResult::Parent { child } => Ok(Helper { pid: child, told: BufReader::new(here) }),
             ForkResult::Child => {
@@ -47,20 +47,20 @@ impl Helper {
         }
     }
 
-    /// Tells it to do something.
+    /// Sends a request line to the helper.
     ///
     /// # Errors
     ///
-    /// When it is gone.
+    /// Returns an error if the helper has ended.
     pub fn tell(&mut self, line: &str) -> Result<()> {
         self.told.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(|error| gone(&error))
     }
 
-    /// What it answers, in at most so long.
+    /// Returns the answer of the helper, which must come within `at_most`.
     ///
     /// # Errors
     ///
-    /// When it is gone, or does not answer.
+    /// Returns an error if the helper has ended or does not answer.
     pub fn answer(&mut self, at_most: Duration) -> Result<String> {
         let mut line = String::new();
         let read = self.told.get_ref().set_read_timeout(Some(at_most)).and_then(|()| self.told.read_line(&mut line));

@@ -1,4 +1,4 @@
-//! A command that runs: its signals, its time limits, its end.
+//! A running command: its signals, its time limits and its end.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,25 +18,25 @@ use crate::exit::Exit;
 use crate::host::{Host, WakeSocket};
 use crate::signals::{FORWARDED, Signals};
 
-/// The command, in a process of its own.
+/// The command in a process of its own.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningCommand {
     pid: Pid,
-    /// Where it tells how far it got; `None` if that is known: the lock is taken, the command runs.
+    /// The descriptor of the child's reports; `None` if the lock is acquired and the command runs.
     hear: Option<OwnedFd>,
-    /// Where it waits for leave to become the command.
+    /// The descriptor for the start signal of the child.
     go: RefCell<Option<OwnedFd>>,
 }
 
-/// What may change the limits of a command.
+/// A source of events that may change the time limits of a command.
 pub trait EventSource {
-    /// Becomes readable when there is some.
+    /// Returns a descriptor that becomes readable when an event arrives.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Whether there was some since it was last asked.
+    /// Returns true if an event arrived since the last call.
     fn drain(&self) -> bool;
 
-    /// A child of ours that [`EventSource::drain`] waits for.
+    /// Returns a child of this process that [`EventSource::drain`] waits for.
     fn process(&self) -> Option<Pid> {
         None
     }
@@ -52,65 +52,65 @@ impl EventSource for Option<WakeSocket> {
     }
 }
 
-/// When a command is to be ended, on CLOCK_BOOTTIME.
+/// The time on CLOCK_BOOTTIME when csalock ends a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
-    /// When it gets SIGTERM, and SIGCONT so that it hears it.
+    /// The time of SIGTERM, followed by SIGCONT so that a stopped command receives it.
     pub term: Duration,
-    /// When it gets SIGKILL.
+    /// The time of SIGKILL.
     pub kill: Duration,
-    /// What for.
+    /// The reason for the deadline.
     pub why: StopReason,
 }
 
-/// What a command is ended for.
+/// The reason for ending a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
-    /// `--max-hold` is over.
+    /// The time of `--max-hold` is over.
     MaxHold,
-    /// Its lock's lease is about to be over.
+    /// The lease of its lock is about to expire.
     Lease,
 }
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExitReport {
-    /// What it told last before it became the command; `None` if it died before it could.
+    /// The last report of the child before it became the command; `None` if it died before a report.
     pub told: Option<Report>,
-    /// Its status as the shell counts it.
+    /// The status of the command as the shell counts it.
     pub exit: Exit,
-    /// The signal that ended it, if it came from the terminal, to us as well.
+    /// The signal that ended the command, if the terminal sent it to csalock too.
     pub of_terminal: Option<Signal>,
-    /// If we ended it: what for, and whether it had to be killed.
+    /// If csalock ended the command: the reason, and true if SIGKILL was necessary.
     pub stopped: Option<(StopReason, bool)>,
-    /// If it was to be ended and we may not: it is another user's by now.
+    /// True if csalock could not end the command because it runs as another user by now.
     pub out_of_reach: bool,
 }
 
-impl Running {
-    pub(super) fn new(pid: Pid, hear: Option<OwnedFd>, give: Option<OwnedFd>) -> Running {
-        Running { pid, hear, go: RefCell::new(give) }
+impl RunningCommand {
+    pub(super) fn new(pid: Pid, hear: Option<OwnedFd>, give: Option<OwnedFd>) -> RunningCommand {
+        RunningCommand { pid, hear, go: RefCell::new(give) }
     }
 
-    /// Lets it become the command; or not, and then it gives back.
+    /// Sends the start signal, or without `leave` tells the child to release the lock.
     pub fn send_go(&self, leave: bool) {
         if let Some(give) = self.go.take().filter(|_| leave) {
             let _ = in_spite_of_signals(|| nix::unistd::write(&give, b"!"));
         }
     }
 
-    /// Its process id.
+    /// Returns the process id of the command.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Waits for its end, forwards signals to it, and ends it when one of the limits is reached. The limits are asked for
-    /// when the lock is taken (if it is `limited` from the beginning), when one of them is reached, for it may have moved,
-    /// and when there is news.
+    /// Waits for the end of the command, forwards signals to it, and ends it at one of the deadlines. `ask` returns the
+    /// deadlines. The function calls it when the lock is acquired (if `limited`), at a deadline, which may have moved,
+    /// and after an event.
     ///
     /// # Errors
     ///
-    /// When the system cannot wait.
+    /// Returns an error if the system cannot wait.
     pub fn supervise(
         &self,
         signals: &Signals,
@@ -127,7 +127,7 @@ impl Running {
         let mut child_ended = false;
         loop {
             if let Some(status) = self.ended()? {
-                // What ended it may have come to us as well, and not been looked at yet.
+                // The signal that ended the command may have reached csalock too, still unread.
                 let last = std::iter::from_fn(|| signals.next()).filter(|came| came.from_terminal).last();
                 let of_terminal = last
                     .map(|came| came.signal)
@@ -148,14 +148,14 @@ impl Running {
             if rang && told.is_none() {
                 told = self.told();
             }
-            // What rings before the command runs is its own taking of the locks.
+            // Events before the command runs come from the child's own acquisition of the locks.
             if told.is_some() && stopped.is_none() && (rang || limits.iter().any(|limit| limit.term <= now)) {
                 limits = ask();
                 now = host.boottime();
             }
             if let Some(due) = limits.iter().find(|limit| limit.kill <= now) {
                 if self.ended()?.is_some() {
-                    // It ended by itself while the limits were asked for.
+                    // The command ended by itself while `ask` ran.
                     continue;
                 }
                 if self.send(Signal::SIGKILL) {
@@ -187,7 +187,7 @@ impl Running {
         }
     }
 
-    /// What the child told last, if it told anything new.
+    /// Returns the last report of the child, if a new report arrived.
     fn told(&self) -> Option<Report> {
         let Some(hear) = &self.hear else { return Some(Report::Granted) };
         let mut message = [0; 8];
@@ -199,17 +199,17 @@ impl Running {
         }
     }
 
-    /// Sends it a signal. `false`: we may not.
+    /// Sends a signal to the command. Returns false if permission is denied.
     fn send(&self, signal: Signal) -> bool {
         kill(self.pid, signal) != Err(Errno::EPERM)
     }
 
-    /// Waits for the children that have ended and that we did not begin: the first process of a container, say, adopts
-    /// what the others leave, and nobody else can reap it.
+    /// Reaps ended children that this process did not start. The first process of a container, for example, adopts
+    /// orphans that no other process can reap.
     fn reap_others(&self, known: Option<Pid>) {
         let peek = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         let next = || nix::sys::wait::waitid(Id::All, peek).ok().and_then(|status| status.pid());
-        // How the command or that child ended is asked for elsewhere, and then this is called again.
+        // Other code reaps the command and the known child, and then this function runs again.
         while let Some(pid) = next().filter(|pid| *pid != self.pid && Some(*pid) != known) {
             if waitpid(pid, Some(WaitPidFlag::WNOHANG)).is_err() {
                 break;
@@ -217,14 +217,14 @@ impl Running {
         }
     }
 
-    /// Reaps it when its locks are released: then the time that it used counts as ours, and no zombie is left to a pid 1 that
-    /// reaps none.
+    /// Reaps the command after its locks are released. Its CPU time then counts for this process, and no zombie stays
+    /// behind with a pid 1 that does not reap.
     pub fn reap(&self) {
         let _ = waitpid(self.pid, Some(WaitPidFlag::WNOHANG));
     }
 
-    /// How it ended, if it has. It stays a zombie: as long as it is one, others see that we are about to give back, and do
-    /// not take its lock for one that a dead owner left behind.
+    /// Returns the status of the command if it has ended, and leaves it as a zombie. The zombie shows other processes
+    /// that a release is about to happen, so that they do not treat the lock as stale.
     fn ended(&self) -> Result<Option<WaitIdStatus>> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         let pid = rustix::process::Pid::from_raw(self.pid.as_raw());

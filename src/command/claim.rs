@@ -19,7 +19,7 @@ use crate::name::{escape, shell_quote};
 use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
 use crate::signals::Signals;
 
-/// An id has no more bytes.
+/// Maximum length of an id in bytes.
 const LONGEST_ID: usize = 255;
 
 pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
@@ -34,7 +34,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let until = context.deadline(&policy);
     opened.each().for_each(|(_, engine)| engine.bound_by(&policy));
     let taken = match taken(&opened, &id) {
-        // To take them is to wait for the store as well, and finds out the same.
+        // Acquiring the names waits for the store too, and finds out the same.
         Err(error) if error.is_unreached() && !policy.is_none() => Vec::new(),
         taken => taken?,
     };
@@ -57,7 +57,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
                 true => json_line(&ClaimJson::new(&display_name, &id, &grants))?,
                 false => format!("{}\n", String::from_utf8_lossy(&id)),
             };
-            // An id that nobody gets is of use to nobody. What was claimed under it before has other handles.
+            // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.
             if let Err(error) = print_before(context, until, &text) {
                 opened.release(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
                 return Err(error.context("nothing was claimed"));
@@ -67,7 +67,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
         AcquireAllResult::Refused(at, Response::Claimed(grant)) => {
             let mut taken = self::taken(&opened, &id)?;
             if taken.is_empty() {
-                // It was given up this moment.
+                // The claim was given up at this moment.
                 taken.push((targets.all[at].display_name.clone(), grant));
             }
             not_unique(asked, &taken)
@@ -92,7 +92,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
         return Ok(Exit::NotHeld);
     }
     let opened = targets.open(context)?;
-    // All or none: what the id does not have is found out before anything is given up.
+    // The command gives up all claims or none, so it checks the id of each name before the first change.
     let mut exit = Exit::Done;
     let mut grants = Vec::new();
     for (at, (target, engine)) in opened.each().enumerate() {
@@ -109,7 +109,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
         return Ok(exit);
     }
     for (engine, names) in opened.stores() {
-        // Somebody else may be giving them up as well, which is as good.
+        // Another process may give up the same claims now, which is as good.
         if !engine.give_up_claims(&names, &id)? && !names.iter().all(|name| matches!(engine.claim_of(name), Ok(None))) {
             let what = "somebody else changed one of the claims meanwhile; those in this store were kept";
             return Err(Error::new(Exit::NotOwner, what, "see `csalock lookup`, then try again").into());
@@ -130,7 +130,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     Ok(Exit::Done)
 }
 
-/// Why there is nothing to be given up.
+/// Returns the reason why there is no claim to give up, and the exit code.
 fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> (String, Exit) {
     let name = escape(name);
     let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
@@ -144,7 +144,7 @@ fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<
     }
 }
 
-/// Those of the names that are claimed under another id, with that claim.
+/// Returns the names that are claimed under another id, each with that claim.
 fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(Vec<u8>, Grant)>> {
     let mut taken = Vec::new();
     for (target, engine) in opened.each() {
@@ -154,7 +154,7 @@ fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(Vec<u8>, Grant)>> {
     Ok(taken)
 }
 
-/// A line for each name that is taken.
+/// Reports each name that is claimed already, on a line of its own.
 fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> anyhow::Result<Exit> {
     if asked.common.json {
         print_json(&TakenJson::new(taken))?;
@@ -188,7 +188,7 @@ fn request(context: &Context, asked: &Claim, handle: &Handle, id: &[u8]) -> Resu
     })
 }
 
-/// What `--id` says: one line, so that whoever reads it gets exactly the id.
+/// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.
 pub(super) fn given_id(id: &OsStr) -> Result<Vec<u8>> {
     let id = id.as_bytes();
     let wrong = |what: String| Error::new(Exit::Usage, what, "name one of 1 to 255 bytes without control characters");
@@ -202,7 +202,7 @@ pub(super) fn given_id(id: &OsStr) -> Result<Vec<u8>> {
     }
 }
 
-/// A random UUID, version 4 (RFC 9562).
+/// Returns a random UUID, version 4 (RFC 9562).
 fn fresh_id(context: &Context) -> Result<Vec<u8>> {
     let mut random = context.host.random()?;
     random[6] = random[6] & 0x0f | 0x40;

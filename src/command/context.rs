@@ -1,4 +1,4 @@
-//! What every command starts from: where we are, which store is meant, who is asking; and how answers are told.
+//! The common basis of the commands: environment, host, store, caller, and the output of results.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
@@ -22,27 +22,27 @@ use crate::report::{Reporter, json};
 use crate::store::{self, Layout, Location, Scope};
 use crate::terminal;
 
-/// So long somebody may take to read what is printed.
+/// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
 
-/// Commands and labels are kept up to so many bytes.
+/// Maximum number of bytes that are kept of a command or label.
 const MOST_SHOWN: usize = 256;
 
-/// This process, its environment and its host.
+/// The environment of this process, its host, and its state at startup.
 pub(super) struct Context {
     pub(super) environment: Environment,
     pub(super) host: Arc<dyn Host>,
     pub(super) inherited: StartupState,
 }
 
-/// One lock: the store that its record is in, and the name that it has there.
+/// A lock: the store that contains its record, and its name in that store.
 #[derive(Debug, Clone)]
 pub(super) struct LockRef {
     pub(super) location: Location,
     pub(super) name: Vec<u8>,
-    /// As people know it: the name, or the file's whole path.
+    /// Name for display: the name, or the file's absolute path.
     pub(super) display_name: Vec<u8>,
-    /// What has to be typed to mean it, in the shell: its store, where that was named, and the name.
+    /// The shell words that mean this lock: `--store` if it was given, and the name.
     pub(super) shell_arg: String,
 }
 
@@ -55,31 +55,31 @@ impl Context {
         }
     }
 
-    /// The store that was chosen, by option or else by this variable; `None` where the default rules hold.
+    /// Returns the store that the option or else this variable selects; `None` means that the default rules apply.
     fn chosen_store(&self, common: &Common, variable: Option<&OsString>) -> Result<Option<Location>> {
         if let Some(url) = &common.store {
             return Location::parse(url, &self.environment.current).map(Some);
         }
         let from_environment = variable.map(|url| Location::parse(url, &self.environment.current)).transpose()?;
-        // A command that runs under a file's lock finds that file's store there. It is not meant for other names.
+        // A command under a file's lock inherits that file's store. The store is not meant for other names.
         let is_beside = |location: &Location| matches!(location, Location::Directory { layout: Layout::Beside, .. });
         let is_given = variable.is_some_and(|url| Location::is_inherited(url));
         Ok(from_environment.filter(|location| !(is_given && is_beside(location))))
     }
 
-    /// The store that a command under a lock of ours is to use for files, as it is said in `CSALOCK_OUTER_STORE`.
+    /// Returns the store for files that a command under our lock uses, as `CSALOCK_OUTER_STORE` passes it on.
     pub(super) fn outer_store(&self) -> OsString {
         let chosen = self.chosen_store(&Common::default(), self.environment.store_for_files());
         chosen.ok().flatten().map(|location| location.url()).unwrap_or_default()
     }
 
-    /// The store of bare names.
+    /// Returns the store of bare names.
     pub(super) fn store(&self, common: &Common) -> Result<Location> {
         let chosen = self.chosen_store(common, self.environment.store.as_ref())?;
         chosen.map_or_else(|| self.environment.default_store(), Ok)
     }
 
-    /// Which lock a name means.
+    /// Returns the lock that a name means.
     pub(super) fn target(&self, common: &Common, typed: &OsStr) -> Result<LockRef> {
         let typed = typed.as_bytes();
         name::check(typed)?;
@@ -108,21 +108,21 @@ impl Context {
         let engine = Engine::new(store::open(location, self.host.clone())?, self.host.clone());
         let engine =
             if engine.store().scope() == Scope::Shared { engine.leasing(self.environment.lease()?) } else { engine };
-        // What is said wrongly there costs nobody a lock; `csalock history` says what is wrong.
+        // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         Ok(engine.remembering(self.environment.history().unwrap_or_default()))
     }
 
-    /// How long leases are that are renewed.
+    /// Returns the length of a lease that is renewed.
     pub(super) fn lease(&self) -> Duration {
         self.environment.lease().unwrap_or(LEASE)
     }
 
-    /// A party on this host.
+    /// Returns an owner on this host.
     pub(super) fn owner(&self, owners: Vec<ProcessId>, command: Vec<u8>, label: Option<&OsString>) -> Result<Owner> {
         let bounded = |bytes: &[u8]| {
             let start = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_SHOWN)]);
             match bytes.len() > MOST_SHOWN {
-                // What is cut is seen to be, and no character is cut in two.
+                // The dots show that text is missing, and no character is cut in two.
                 true => format!("{}...", start.trim_end_matches(char::REPLACEMENT_CHARACTER)).into_bytes(),
                 false => bytes.to_vec(),
             }
@@ -138,7 +138,7 @@ impl Context {
         })
     }
 
-    /// Who says that a lock is theirs: by `--handle`, which then must be right; else by `$CSALOCK_HANDLE` or as the owner.
+    /// Returns the caller's credentials: a valid `--handle`, else `$CSALOCK_HANDLE` or the calling processes.
     pub(super) fn credentials(&self, engine: &Engine, handle: Option<&str>) -> Result<Credentials> {
         let proof = |text: &str| Handle::parse(text.trim()).map(|handle| handle.proof());
         if let Some(text) = handle {
@@ -151,18 +151,18 @@ impl Context {
         engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
     }
 
-    /// When somebody who begins now is not patient any more, on CLOCK_BOOTTIME.
+    /// Returns when a wait that begins now times out, on CLOCK_BOOTTIME.
     pub(super) fn deadline(&self, policy: &WaitPolicy) -> Duration {
         self.host.boottime().saturating_add(policy.limit.unwrap_or(Duration::MAX))
     }
 
-    /// The grant that we run under, as the environment says.
+    /// Returns the handle hash of the grant that we run under, according to the environment.
     pub(super) fn handle_from_env(&self) -> Option<HandleHash> {
         let text = self.environment.handle.as_deref()?.to_str()?;
         Handle::parse(text.trim()).map(|handle| handle.proof())
     }
 
-    /// All grants that we run under, the innermost first.
+    /// Returns the handle hashes of all grants that we run under, the innermost first.
     pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
         let outer = self.environment.outer.as_deref().and_then(OsStr::to_str).unwrap_or("");
         let outer = outer.split(',').filter_map(HandleHash::parse);
@@ -173,8 +173,8 @@ impl Context {
             .collect()
     }
 
-    /// This process and those of the calling script that are the caller: of a subshell in the background, not the script
-    /// around it.
+    /// Returns this process and those processes of the calling script that are the caller. For a subshell in the
+    /// background, the script around it is not the caller.
     pub(super) fn caller_processes(&self) -> Result<Vec<ProcessId>> {
         let this = self.host.this_process()?;
         let called = Invocation { pid: this.pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) };
@@ -185,13 +185,13 @@ impl Context {
             .collect())
     }
 
-    /// The processes of the calling script. A shell may have become this very process for its last command, so it is one
-    /// of them.
+    /// Returns the processes of the calling script. They include this process, because a shell may have become this
+    /// process for its last command.
     pub(super) fn ancestor_processes(&self) -> Result<Vec<ProcessId>> {
         let this = self.host.this_process()?;
         let above = match caller(this.pid) {
             Ok(caller) => caller.owners,
-            // There is none, or none that we may see.
+            // The caller does not exist, or we may not see it.
             Err(error) if matches!(error.exit(), Exit::Usage | Exit::Permission) => Vec::new(),
             Err(error) => return Err(error),
         };
@@ -199,7 +199,7 @@ impl Context {
     }
 }
 
-/// The name, where there must be one and no more.
+/// Returns the name, or an error unless there is exactly one.
 pub(super) fn exactly_one(names: &[OsString]) -> Result<&OsString> {
     match names {
         [name] => Ok(name),
@@ -217,7 +217,7 @@ fn shell_arg(common: &Common, name: &[u8]) -> String {
 }
 
 impl LockRef {
-    /// What another name in the same store is known as.
+    /// Returns the display name of another lock in the same store.
     fn display_name_of_sibling(&self, name: &[u8]) -> String {
         let directory = self.display_name.len() - self.name.len();
         escape(&[&self.display_name[..directory], name].concat())
@@ -232,7 +232,7 @@ impl Waiting {
         WaitPolicy { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
     }
 
-    /// Exits as `-E` says if the store was locked until the timeout.
+    /// Exits with the code of `-E` if the store was locked until the timeout.
     pub(super) fn end(&self, error: anyhow::Error) -> anyhow::Result<Exit> {
         match self.conflict_exit_code.filter(|_| super::exit_of(&error) == Exit::Busy) {
             Some(code) => {
@@ -263,7 +263,7 @@ impl Taking {
 }
 
 impl Common {
-    /// Says something about an answer that the exit code tells as well.
+    /// Prints a message about a result that the exit code reports too, unless `--quiet` is given.
     pub(super) fn note(&self, text: &str) {
         if !self.quiet {
             eprint_line(text);
@@ -271,7 +271,7 @@ impl Common {
     }
 }
 
-/// What to say, and how to exit, when a lock was not got.
+/// Returns the message and the exit code for a lock that was not acquired.
 pub(super) fn refusal(
     response: &Response,
     target: &LockRef,
@@ -336,7 +336,7 @@ pub(super) fn refusal(
                     reporter.ending(ending)
                 ),
                 None => {
-                    // Who named a file by its bare name named another lock.
+                    // A file's bare name means another lock than the file's path.
                     let bare = std::path::Path::new(OsStr::from_bytes(&target.display_name));
                     let or = match bare.components().count() == 1 && bare.exists() {
                         true => format!("; the lock of the file is ./{name}"),
@@ -365,7 +365,7 @@ pub(super) fn refusal(
     }
 }
 
-/// The same for who may have shown a handle by `--handle`.
+/// Returns the message and the exit code for a caller that may have given a `--handle`; see [`refusal`].
 pub(super) fn refusal_of(
     handle: Option<&str>,
     outcome: &Response,
@@ -388,21 +388,21 @@ pub(super) fn refusal_of(
     }
 }
 
-/// Prints a line for people.
+/// Prints a line for people on stderr.
 pub(super) fn eprint_line(text: &str) {
     let mut stderr = std::io::stderr();
     for part in format!("csalock: {text}\n").as_bytes().chunks(terminal::PIPE_BUF) {
-        // A log that nobody reads keeps no lock from its command. (A terminal that stands still is read by somebody.)
+        // A log without a reader must not keep a lock from its command. (A terminal that stands still has a reader.)
         if !stderr.is_terminal() && !terminal::is_writable_within(&stderr, UNREAD) {
             return;
         }
-        // There is nowhere left to say that stderr is gone.
+        // If stderr is gone, no other place is left for the message.
         let _ = stderr.write_all(part);
     }
 }
 
-/// Prints what proves that something is held, which others wait for meanwhile: it has to be read by then, on
-/// CLOCK_BOOTTIME, or within a second.
+/// Prints the proof of a grant that blocks other callers meanwhile. The reader must take it by `until` on
+/// CLOCK_BOOTTIME, or within a second if that is later.
 pub(super) fn print_before(world: &Context, until: Duration, text: &str) -> anyhow::Result<()> {
     for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
         let left = until.saturating_sub(world.host.boottime()).max(UNREAD);
@@ -415,18 +415,18 @@ pub(super) fn print_before(world: &Context, until: Duration, text: &str) -> anyh
     Ok(())
 }
 
-/// Prints a result.
+/// Prints a result on stdout.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     print_bytes(text.as_bytes())
 }
 
-/// Prints bytes as they are.
+/// Prints bytes unchanged on stdout.
 pub(super) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(bytes).and_then(|()| stdout.flush()).context("cannot write to stdout")
 }
 
-/// One JSON document on a line of its own.
+/// Returns a JSON document as a line of its own.
 pub(super) fn json_line(document: &impl serde::Serialize) -> anyhow::Result<String> {
     Ok(format!("{}\n", json(document)?))
 }

@@ -1,6 +1,6 @@
-//! `csaLock FILE...` and `csaUnlock FILE...`: the program under the names of CSA's functions, for the scripts that have
-//! called these. A lock of the file for the calling script, silent unless it fails; it ends with the script. How long it is
-//! tried stands in `$CSALOCK_TIMEOUT`, as `-w` would say it.
+//! `csaLock FILE...` and `csaUnlock FILE...`: the program under the names of CSA's functions, for scripts that call
+//! them. `csaLock` locks the file for the calling script, prints nothing unless it fails, and its lock ends with the
+//! script. `$CSALOCK_TIMEOUT` holds the timeout in the format of `-w`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -15,14 +15,14 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::shell_quote;
 
-/// Which of CSA's functions the program was called as.
+/// The CSA function whose name the program was called by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Csa {
     Lock,
     Unlock,
 }
 
-/// Whether, and as which, by the name that it was called by.
+/// Returns the CSA function that the program was called as, if its name is such a name.
 pub(super) fn called_as(program: Option<OsString>) -> Option<Csa> {
     let program = program?;
     match Path::new(&program).file_name()?.as_bytes() {
@@ -53,7 +53,7 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
     }
 }
 
-/// What they are given are files, also without a slash.
+/// Returns the arguments as paths: they are files, even without a slash.
 fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
     let name = if csa == Csa::Lock { "csaLock" } else { "csaUnlock" };
     if files.first().is_some_and(|first| first == "--") {

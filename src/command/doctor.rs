@@ -1,8 +1,8 @@
-//! `csalock doctor`: whether a store will do.
+//! `csalock doctor`: checks whether a store is suitable.
 //!
-//! What only the store knows, it says itself ([`crate::store::Store::examine`]); what is asked of every store alike is
-//! asked here, through the engine. A lock is tried out under a name that nobody can type: in the store, or where there is
-//! no store yet in one that is made for it and removed again.
+//! A store reports what only it knows ([`crate::store::Store::diagnose`]). This module checks every store alike,
+//! through the engine. The self-test uses a lock under a name that cannot be typed. It runs in the store or, if there
+//! is no store yet, in a store that is made for it and removed again.
 
 mod contents;
 mod self_test;
@@ -22,7 +22,7 @@ use crate::signals::Signals;
 use crate::store::{self, Finding, Location, Scope, Scratch, Verdict};
 use crate::terminal;
 
-/// No line is longer, however wide the terminal is.
+/// Maximum width of a line in columns, however wide the terminal is.
 const WIDEST: usize = 100;
 
 pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
@@ -30,7 +30,7 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
         [] => context.store(&asked.common),
         names => context.target(&asked.common, exactly_one(names)?).map(|target| target.location),
     };
-    // Whoever interrupts us is heard when nothing of ours is left in the store.
+    // An interrupt is handled when none of our traces are left in the store.
     let signals = Signals::listen(context.inherited)?;
     let (url, findings) = match &location {
         Ok(location) => (location.url(), examine(context, location, &signals)),
@@ -59,13 +59,13 @@ fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()>
     print(&health(findings, paper))
 }
 
-/// Everything that is found.
+/// Returns all findings.
 fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Finding> {
     let engine = match context.engine(location) {
         Ok(engine) => engine,
         Err(error) => {
             let mut findings = vec![Finding::failed("store", &error)];
-            findings.extend(store::surroundings(location));
+            findings.extend(store::path_findings(location));
             return findings;
         }
     };
@@ -74,7 +74,7 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
     findings.extend(host(&engine));
     findings.extend(contents::findings(context, location, &engine));
     drop(engine);
-    // What cannot even be read need not be waited for again.
+    // If the records cannot be read, a second wait for the store is useless.
     let is_readable = findings.iter().all(|finding| finding.topic != "records" || finding.verdict != Verdict::Bad);
     if is_readable && !signals.pending() {
         findings
@@ -83,17 +83,17 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
     findings
 }
 
-/// A lock is taken, refused, waited for and given back.
+/// Tests that a lock can be acquired, refused, waited for and released.
 fn tried(context: &Context, location: &Location, signals: &Signals) -> Result<Vec<Finding>> {
     let mark: String = context.host.random()?.iter().map(|byte| format!("{byte:02x}")).collect();
     let scratch = Scratch::of(location, &mark);
     let location = scratch.as_ref().map_or(location, |scratch| &scratch.location);
-    // Before anything is open that must not be carried over a fork.
+    // The fork comes before any open that must not be carried over a fork.
     let other = Helper::fork(|line| self_test::act_as_other(context, location, &mark, line))?;
     Ok(self_test::Trial::new(context, location, &mark, other, signals)?.findings())
 }
 
-/// Who shares it, and what follows from that.
+/// Returns which hosts share the store, and the consequences of that.
 fn hosts(engine: &Engine) -> Finding {
     let lease = span(engine.lease());
     let shared = format!("other hosts may share it: who holds a lock renews a lease of {lease}, and");
@@ -109,7 +109,7 @@ fn hosts(engine: &Engine) -> Finding {
     )
 }
 
-/// What keeps processes of this host from being known again. Nothing is said where all is well.
+/// Returns the reason why processes of this host may not be recognised again; `None` if all is well.
 fn host(engine: &Engine) -> Option<Finding> {
     let known = engine.host().domain().and_then(|domain| engine.host().this_process().map(|_| domain));
     match known {
@@ -128,7 +128,7 @@ fn host(engine: &Engine) -> Option<Finding> {
     }
 }
 
-/// An error where something else was expected.
+/// Returns an error for an unexpected result.
 fn unexpected(what: &str) -> Error {
     Error::new(Exit::Bug, what, "this is a bug, or somebody else writes to the store")
 }

@@ -30,9 +30,9 @@ pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
         }
         Ok(())
     });
-    // Last, for records that were collected just now may have needed some of it.
+    // The sweep is last, because records that were collected just now may have needed some leftovers.
     let swept = scanned.and_then(|()| engine.sweep(asked.dry_run));
-    // What is gone is told even if the rest failed.
+    // Removed locks are reported even if the rest failed.
     if asked.common.json {
         let grants = |endings: &[EndedGrant]| endings.iter().map(|ending| ending.grant.clone()).collect::<Vec<Grant>>();
         let document = |(name, endings): &Removed| UnlockJson::new(name, "removed", &grants(endings), &reporter);
@@ -57,19 +57,19 @@ pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     Ok(passed_over.exit)
 }
 
-/// A name, and its grants that ended; without any, only its waiters died.
+/// A name, and its grants that ended; without such grants, only its waiters died.
 type Removed = (Vec<u8>, Vec<EndedGrant>);
 
-/// Records that were left as they are.
+/// Records that stay as they are.
 struct PassedOver<'a> {
     common: &'a Common,
     told: BTreeSet<String>,
-    /// The exit code of the last one.
+    /// Exit code of the last error.
     exit: Exit,
 }
 
 impl PassedOver<'_> {
-    /// Tells why, once for each record.
+    /// Reports the reason, once for each record.
     fn tell(&mut self, error: &Error) {
         self.exit = error.exit();
         let text = error.to_string();
@@ -80,7 +80,7 @@ impl PassedOver<'_> {
     }
 }
 
-/// Removes what the dead left in one record, or says what that would be.
+/// Removes what dead processes left in one record, or returns what it would remove.
 fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Removed>> {
     let all_well = status.holders.iter().all(std::result::Result::is_ok)
         && status.waiters.iter().all(|liveness| *liveness != Liveness::Dead)
@@ -94,11 +94,11 @@ fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Re
         (false, true) => would_end(&status),
         (false, false) => collect(engine, &status.record.name)?,
     };
-    // Where nobody is any more, only the memory of a broken grant may have been left, or somebody was faster.
+    // Without ended grants and dead waiters, only a broken grant's trace was left, or another process was faster.
     Ok((!endings.is_empty() || waiters_died).then_some((status.record.name, endings)))
 }
 
-/// The grants that ended, and whether there were waiters that died.
+/// The grants that ended, and true if waiters died.
 type Found = (Vec<EndedGrant>, bool);
 
 fn would_end(status: &LockStatus) -> Found {

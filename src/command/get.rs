@@ -36,7 +36,7 @@ fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     let targets = LockSet::new(context, &asked.common, &asked.names)?;
     let target = targets.first();
     let handle = Handle::new(context.host.random()?);
-    // Should we be killed before the value is printed, then the script must not write: it holds the lock only afterwards.
+    // If we are killed before the value is printed, the script must not write. The lock is held only afterwards.
     let request = AcquireRequest { provisional: true, ..acquire_request(context, &asked.taking, asked.pid, &handle)? };
     let opened = targets.open(context)?;
     let signals = Signals::listen(context.inherited)?;
@@ -60,7 +60,7 @@ fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
             report_taken(&asked.common, &targets, &opened, &grants, evicted.as_ref());
             let engine = opened.engine(0);
             let given = give(asked, engine, &target.name, &target.display_name, Some((&handle, grants[0].token)));
-            // A value that was not read is nothing to work with.
+            // A value that was not read is useless.
             if given.is_err() {
                 opened.release(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
                 return given;
@@ -72,7 +72,7 @@ fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     }
 }
 
-/// Prints the value; and under which grant it was read, if the lock was taken for that.
+/// Prints the value, and the grant that it was read under if the lock was acquired for that.
 fn give(
     asked: &Get,
     engine: &Engine,
@@ -94,7 +94,7 @@ fn give(
     Ok(Exit::Done)
 }
 
-/// An option that was given and is about taking only.
+/// Returns an option that was given although it only concerns acquiring.
 fn only_for_taking(taking: &Taking) -> Option<&'static str> {
     let waiting = &taking.waiting;
     [

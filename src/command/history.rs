@@ -14,12 +14,12 @@ use crate::name::escape;
 use crate::report::{PastJson, timeline};
 use crate::store::{Layout, Location};
 
-/// So many grants are good to look at.
+/// Maximum number of grants that are shown by default.
 const LINES: usize = 50;
 
-/// What is asked for: names, and patterns of names.
+/// The requested names, and patterns of names.
 #[derive(Default)]
-struct Wanted {
+struct Filter {
     names: Vec<Vec<u8>>,
     patterns: Vec<Vec<u8>>,
 }
@@ -27,10 +27,10 @@ struct Wanted {
 pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let limits = context.environment.history()?;
     let location = context.store(&asked.common)?;
-    let wanted = Wanted::of(context, asked)?;
+    let wanted = Filter::of(context, asked)?;
     let engine = context.engine(&location)?;
     let mut unreadable: Option<Error> = None;
-    // Looked at first: what ends while we look stands in both, never in neither.
+    // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
     let held = wanted.held(&engine, &mut |error| {
         asked.common.note(&error.to_string());
         unreadable = Some(error);
@@ -65,9 +65,9 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     Ok(unreadable.map_or(Exit::Done, |error| error.exit()))
 }
 
-impl Wanted {
-    fn of(context: &Context, asked: &History) -> Result<Wanted> {
-        let mut wanted = Wanted::default();
+impl Filter {
+    fn of(context: &Context, asked: &History) -> Result<Filter> {
+        let mut wanted = Filter::default();
         for typed in &asked.names {
             let bytes = typed.as_encoded_bytes();
             if glob::is_pattern(bytes) {
@@ -87,13 +87,13 @@ impl Wanted {
         self.names.is_empty() && self.patterns.is_empty()
     }
 
-    /// Whether this name is asked for. A pattern that is the `exact` name of a lock means that lock and no other.
+    /// Returns true if this name is requested. A pattern that is the `exact` name of a lock means only that lock.
     fn has(&self, name: &Vec<u8>, exact: &[&Vec<u8>]) -> bool {
         let fits = |pattern: &Vec<u8>| pattern == name || (!exact.contains(&pattern) && glob::matches(pattern, name));
         self.is_everything() || self.names.contains(name) || self.patterns.iter().any(fits)
     }
 
-    /// The grants that stand in records: they are held, or nobody has noticed their end yet.
+    /// Returns the grants in records: they are held, or no process has noticed their end yet.
     fn held(&self, engine: &Engine, unreadable: &mut dyn FnMut(Error)) -> Result<Vec<Past>> {
         let mut held = Vec::new();
         if self.is_everything() || !self.patterns.is_empty() {

@@ -1,15 +1,14 @@
-//! The keeper: a process in the background that renews the leases by which somebody holds, where other hosts may share the
-//! store and so cannot see that he lives.
+//! The keeper: a background process that renews leases. Shared stores need it: other hosts cannot see that an owner
+//! lives.
 //!
-//! `lock` leaves one behind. It ends when the owner does, and says so in the record; or when nothing is held any more.
+//! `lock` leaves a keeper behind. The keeper records the owner's end and ends then, or when no lock is held any more.
+//! `run-with-lock` has a keeper while its command runs, even for a `--ttl` on this host's own store. So neither a
+//! stopped or killed supervisor nor a silent store lets a second holder in while the command runs. The keeper goes on
+//! without its supervisor and records when the command has ended. The supervisor never waits for the store while the
+//! command runs, and ends the command before the lease ends. Both know the end of the lease by [`SharedDeadline`]. If
+//! the supervisor cannot end the command, the keeper does. If the keeper dies, the supervisor starts another one.
 //!
-//! `run-with-lock` has one as long as its command runs, also for a `--ttl` on this host's own store. So neither a guardian
-//! that is stopped or killed nor a store that does not answer lets a second holder in while the command runs: the keeper
-//! goes on without its guardian and says when the command has ended; the guardian, who never waits for the store while the
-//! command runs, ends the command before the lease does, which both know by [`SharedDeadline`]; and where the guardian is not
-//! there to do it, the keeper does. It starts another keeper should this one die.
-//!
-//! One thread renews, and may have to wait for the store; the other watches processes and clock, and never does.
+//! The first thread renews and may wait for the store. The second thread watches processes and clock and never waits.
 
 mod changes;
 
@@ -40,46 +39,46 @@ use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, Lease, Lifetime, Pro
 use crate::shared_deadline::SharedDeadline;
 use crate::store::Scope;
 
-/// So often it is looked at whether a guardian is at work, and a store is told again that did not answer.
+/// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Number of leases for which a keeper asks a store in vain that does not answer, after its lease is over.
+/// Number of lease lengths for which a keeper still calls a silent store after its lease is over.
 const IN_VAIN: u32 = 4;
 
-/// The status of a keeper that could not begin.
+/// Exit status of a keeper that could not start.
 const EXIT_FAILED: u8 = 1;
 
-/// What is kept, and for whom.
+/// The locks that a keeper renews, and the owners that it watches.
 pub(super) struct KeeperConfig<'a> {
     pub(super) context: &'a Context,
     pub(super) targets: &'a LockSet,
     pub(super) proof: HandleHash,
-    /// The end of all of them is the end of it.
+    /// The owners; the keeper's work ends when all of them have ended.
     pub(super) owners: Vec<ProcessId>,
-    /// Where others who must know it see when the lease ends.
+    /// Publishes the end of the lease to the other processes that must know it.
     pub(super) shared_deadline: SharedDeadline,
-    /// Whether the owners end before their lease does.
+    /// True if the keeper kills the owners before their lease ends.
     pub(super) kills: bool,
-    /// Whether each lock has a lease, also where its store is this host's alone.
+    /// True if each lock has a lease, even if its store belongs to this host alone.
     pub(super) timed: bool,
 }
 
-/// The keeper of a command, as its guardian has it.
+/// The keeper of a command, as its supervisor sees it.
 pub(super) struct Keeper {
     hear: OwnedFd,
     tell: OwnedFd,
     pid: Cell<Option<Pid>>,
-    /// It ended by itself: there is nothing to renew any more.
+    /// True if the keeper ended by itself because no lease is left to renew.
     done: Cell<bool>,
 }
 
-/// How it stands with an owner.
+/// State of an owner, as the keeper sees it.
 enum OwnerState {
-    /// It is there, and this becomes readable when it ends.
+    /// The owner lives; the pidfd becomes readable when it ends.
     Here(OwnedFd),
-    /// It has ended.
+    /// The owner has ended.
     Gone,
-    /// We cannot see it now.
+    /// The keeper cannot observe the owner now.
     Not,
 }
 
@@ -92,35 +91,35 @@ impl OwnerState {
     }
 }
 
-/// How it stands with one lock.
+/// Result of the renewal of one lock.
 enum RenewResult {
-    /// It is held by this lease, until then at least.
+    /// This lease holds the lock, at least until this time on CLOCK_BOOTTIME.
     Until(Lease, Duration),
-    /// It is held, and no lease ends that.
+    /// The lock is held, and no lease limits it.
     ForGood,
-    /// It was given back.
+    /// The lock was released.
     GivenBack,
-    /// Somebody else may have it.
+    /// The lock was lost; another process may hold it.
     Lost,
 }
 
-/// How it stands with all of them.
+/// Result of the renewal of all locks.
 enum RenewAllResult {
-    /// Some are held. When the first of their leases ends, if any of them does.
+    /// Some locks are held. The time is the end of the first of their leases; `None` means that they have no lease.
     Held(Option<Duration>),
-    /// None is held any more: they were given back.
+    /// No lock is held any more; all of them were released.
     GivenBack,
-    /// None is held any more, and one was lost.
+    /// No lock is held any more, and a lock was lost.
     Lost,
 }
 
-/// The lease by which we last saw a lock held, and when it ends.
+/// The lease that held a lock when it was last read, and the end of the lease on CLOCK_BOOTTIME.
 type Known = Option<(Lease, Duration)>;
 
-/// Leaves a keeper behind for whoever holds these grants, where only that can say that the owner died: on stores that other
-/// hosts may share, unless the owner's life does not count.
+/// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores that other
+/// hosts may share need it, unless the owner's life does not count.
 pub(super) fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
-    // Without an owner its end ends nothing.
+    // Without an owner, no owner's death can end the grants.
     let has_lease = grants.iter().any(|grant| grant.lifetime.lease().is_some());
     if !opened.are_shared() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
@@ -130,25 +129,25 @@ pub(super) fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_
 }
 
 impl Keeper {
-    /// One that is not there yet.
+    /// Returns a keeper that has not started yet.
     pub(super) fn new() -> Result<Keeper> {
         let failed = |errno: nix::Error| Error::new(Exit::System, format!("cannot make a pipe: {}", errno.desc()), "");
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
         Ok(Keeper { hear, tell, pid: Cell::new(None), done: Cell::new(false) })
     }
 
-    /// Starts it, unless it is there or has done its work. Whether that is so now.
+    /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
     pub(super) fn ensure_running(&self, keeping: &KeeperConfig<'_>) -> bool {
         if self.pid.get().is_none() && !self.done.get() {
             let supervisor = Pid::this();
             let work = || keeping.run(Some(supervisor), Some(&self.tell));
-            // Without one the command is ended before its lease is.
+            // If the keeper does not start, the supervisor ends the command before the lease ends.
             self.pid.set(detach::spawn(c"csalock-keeper", Detach::Child, Some(&self.tell), work).unwrap_or(None));
         }
         self.pid.get().is_some() || self.done.get()
     }
 
-    /// Ends it.
+    /// Kills and reaps the keeper.
     pub(super) fn stop(&self) {
         if let Some(pid) = self.pid.take() {
             let _ = kill(pid, Signal::SIGKILL);
@@ -179,7 +178,7 @@ impl EventSource for Keeper {
 }
 
 impl KeeperConfig<'_> {
-    /// Renews until everything is over.
+    /// Renews the leases until no lock is held any more or the owners have ended.
     fn run(&self, supervisor: Option<Pid>, tell: Option<&OwnedFd>) {
         let pipe = || pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK);
         let ((hear, poke), (news, changed)) = (retry_until_ok(pipe), retry_until_ok(pipe));
@@ -204,13 +203,13 @@ impl KeeperConfig<'_> {
         })
     }
 
-    /// Watches the owners until they have `ended`, and then says so.
+    /// Watches the owners until they have `ended`, and then records their death.
     fn watch(&self, supervisor: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>, ended: &AtomicBool) {
         let mut owners: Vec<(&ProcessId, OwnerState)> =
             self.owners.iter().map(|owner| (owner, OwnerState::Not)).collect();
         let bell = WakeSocket::new(WakeAddress::Supervisor(&self.proof));
         if supervisor.is_some() {
-            // The command may have renewed or given back before anybody could be rung.
+            // The command may have renewed or released a lock before the wake-up socket existed.
             let _ = write(poke, b"!");
         }
         let timer = retry_until_ok(BoottimeTimer::new);
@@ -230,13 +229,13 @@ impl KeeperConfig<'_> {
                 break;
             }
             let alive: Vec<&OwnedFd> = owners.iter().filter_map(|(_, seen)| seen.pidfd()).collect();
-            // Whom we cannot watch we look after.
+            // The keeper polls the owners that it cannot watch.
             let look_again = (alive.len() < owners.len()).then(|| self.context.host.boottime() + POLL_INTERVAL);
             timer.set(look_again);
             let ends = self.shared_deadline.load().filter(|_| self.kills);
             if let Some(ends) = ends {
                 let now = self.context.host.boottime();
-                // How long it was when it was last begun, or when we first saw it.
+                // The span is the lease's length at its last start, or the time that was left at the first reading.
                 let (_, span) = *lease.insert(match lease {
                     Some(known) if known.0 == ends => known,
                     _ => (ends, ends.saturating_sub(now)),
@@ -259,20 +258,20 @@ impl KeeperConfig<'_> {
                 let _ = write(poke, b"!");
             }
         }
-        // Where the store is slow, whoever renews on and on is always faster than whoever wants to give back.
+        // The renewal loop must stop first: on a slow store it would starve a release.
         ended.store(true, SeqCst);
-        // A guardian that runs gives back itself, however long the store takes; then it ends us.
+        // A running supervisor releases the locks itself, however long the store takes; then it ends the keeper.
         while is_guarded() && supervisor.is_some_and(|guardian| is_at_work(guardian.as_raw())) {
             wait_for([], Some(POLL_INTERVAL));
         }
         self.record_owner_death();
     }
 
-    /// Who cannot be seen is not dead: there may be no descriptors left, or no memory.
+    /// Returns an owner's state. An owner that cannot be observed is not dead: descriptors or memory may be exhausted.
     fn look(&self, owner: &ProcessId) -> OwnerState {
         let Some(pid) = rustix::process::Pid::from_raw(owner.pid) else { return OwnerState::Gone };
         let pidfd = pidfd_open(pid, PidfdFlags::empty());
-        // Only after this is it known to be that process's, and not its pid's next user's.
+        // Only this check after the open proves that the pidfd is the owner's and not that of the pid's next user.
         match (pidfd, self.context.host.process(owner.pid)) {
             (Err(rustix::io::Errno::SRCH), _) => OwnerState::Gone,
             (Ok(pidfd), Ok(Some(found))) if found == *owner => OwnerState::Here(pidfd),
@@ -283,7 +282,7 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// Says that the owners have ended: then everybody sees it, and whoever waits gets the lock.
+    /// Records that the owners have ended, so that every process sees it and the next waiter is granted the lock.
     fn record_owner_death(&self) {
         let mourned = |(target, engine): (&LockRef, &Engine)| {
             engine.apply(&target.name, &Request::OwnerDied(engine.credentials(Some(self.proof), Vec::new())?)).map(drop)
@@ -300,9 +299,9 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// Renews in good time, again and again. Returns when nothing is held any more, or the owners have `ended`.
+    /// Renews each lease in good time. Returns when no lock is held any more, or the owners have `ended`.
     ///
-    /// A keeper without a guardian also gives up when the store has not answered for long after the lease was over.
+    /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
     fn renew_loop(&self, is_guarded: bool, poke: BorrowedFd<'_>, told: &dyn Fn(), ended: &AtomicBool) {
         let timer = retry_until_ok(BoottimeTimer::new);
         let span = self.context.lease();
@@ -347,7 +346,7 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// Renews once what is due.
+    /// Renews once each lease that is due.
     fn renew<'a>(&'a self, opened: &mut Option<OpenLockSet<'a>>, known: &mut [Known]) -> Result<RenewAllResult> {
         let opened = match opened {
             Some(opened) => opened,
@@ -359,7 +358,7 @@ impl KeeperConfig<'_> {
         };
         for (at, ((target, engine), known)) in opened.each().zip(known).enumerate().filter(has_lease) {
             let now = self.context.host.boottime();
-            // A server that stands still must not keep us from the others until the lease is over.
+            // A server that hangs must not keep us from the other stores until the lease is over.
             engine.store().set_deadline(Some(now + self.context.lease() / 6));
             let ends = match self.keep(at, &target.name, engine, known)? {
                 RenewResult::GivenBack => continue,
@@ -367,7 +366,7 @@ impl KeeperConfig<'_> {
                 RenewResult::Until(lease, ends) => Some(known.insert((lease, ends)).1),
                 RenewResult::Lost => Some(now),
             };
-            // Whoever goes on without it needs nobody who looks on.
+            // A command that goes on without the lock needs no keeper.
             if !self.kills && ends.is_some_and(|ends| ends <= now) {
                 lost = true;
                 continue;
@@ -423,15 +422,15 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// When a lease ends that somebody else asked for. Whoever took the lock for us knows it better than a store that counts
-    /// in seconds.
+    /// Returns when a lease that another process requested ends, on CLOCK_BOOTTIME. The process that acquired the lock
+    /// for us knows the time better than a store that counts in seconds.
     fn expiry_of(&self, lease: &Lease, engine: &Engine) -> Result<Duration> {
         let now = self.context.host.boottime();
         self.shared_deadline.expiry_of(lease).map_or_else(|| Ok(now + engine.store().lease_ttl(lease)?), Ok)
     }
 
-    /// What it means that the record has no grant of ours, while the owners live: it was lost, unless its end says that it was
-    /// released. Of that the supervisor hears by us, if it can, so that the record need not keep it.
+    /// Returns what it means that the record lacks our grant while the owners live: it was lost, unless its end is a
+    /// release. The keeper tells the supervisor of a release if it can, so that the record need not keep it.
     fn ended(&self, at: usize, name: &[u8], engine: &Engine, ending: Option<EndedGrant>) -> Result<RenewResult> {
         let Some(ending) = ending.filter(|ending| ending.reason == EndReason::Released) else {
             return Ok(RenewResult::Lost);
@@ -457,7 +456,7 @@ fn wait_for<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: 
     let _ = poll(&mut polled, at_most);
 }
 
-/// Makes what the keeper cannot do without, as soon as it can be had: there may be too many open files just now.
+/// Retries `make` until it succeeds. The keeper cannot work without the result, and descriptors may be exhausted now.
 fn retry_until_ok<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
     loop {
         match make() {
@@ -467,7 +466,7 @@ fn retry_until_ok<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
     }
 }
 
-/// Whether there was anything to read.
+/// Reads and discards all pending bytes. Returns true if there were any.
 fn drain(descriptor: BorrowedFd<'_>) -> bool {
     let mut buffer = [0; 64];
     std::iter::from_fn(|| read(descriptor, &mut buffer).ok().filter(|length| *length > 0)).count() > 0

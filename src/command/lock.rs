@@ -23,7 +23,7 @@ pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     take(context, asked, true)
 }
 
-/// The same, silent unless it fails.
+/// Acquires a lock like `lock`, but prints no output unless it fails.
 pub(super) fn run_silently(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     take(context, asked, false)
 }
@@ -35,7 +35,7 @@ fn take(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
         return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
     }
     let handle = Handle::new(context.host.random()?);
-    // Should we be killed, or fail, before the handle is printed, then nobody was told of the lock: it is held only afterwards.
+    // If we fail or die before the handle is printed, no caller knows of the lock. The lock is held only afterwards.
     let request = AcquireRequest { provisional: true, ..acquire_request(context, &asked.taking, asked.pid, &handle)? };
     let opened = targets.open(context)?;
     let signals = Signals::listen(context.inherited)?;
@@ -55,7 +55,7 @@ fn take(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
                     .and_then(|text| print_before(context, until, &text)),
                 false => Ok(()),
             };
-            // A handle that cannot be printed is of use to nobody.
+            // A handle that cannot be printed is useless.
             if let Err(error) = printed {
                 opened.release(handle.proof()).into_iter().collect::<Result<Vec<_>>>()?;
                 let names =
@@ -69,14 +69,14 @@ fn take(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
         AcquireAllResult::Refused(at, response) => {
             let busy = asked.taking.waiting.conflict_exit_code;
             let (text, exit) = refusal(&response, &targets.all[at], &opened.reporter(at), busy);
-            // Of options nobody has heard who calls us by CSA's names.
+            // Callers that use CSA's names know no options.
             asked.common.note(&if prints { text } else { text.replace("with -w,", "with CSALOCK_TIMEOUT,") });
             Ok(exit)
         }
     }
 }
 
-/// What is to be printed: the handle.
+/// Returns the text to print: the handle.
 fn answer(
     context: &Context,
     asked: &Lock,
@@ -92,13 +92,13 @@ fn answer(
     }
     let names: Vec<&[u8]> = targets.all.iter().map(|target| target.display_name.as_slice()).collect();
     let (at, ending) = evicted.map_or((0, None), |(at, ending)| (*at, Some(ending)));
-    // Its time begins when it is confirmed.
+    // The time limit starts when the grant is confirmed.
     let expires = asked.taking.ttl.map(|span| context.host.wall().saturating_add(span));
     let document = LockJson::new(&names, handle, grants, ending, expires, &opened.reporter(at));
     json_line(&document)
 }
 
-/// Says so where the lock may end with this very call, which the caller will hardly have meant.
+/// Warns if the lock may end with this very call, which the caller hardly intends.
 pub(super) fn warn_of_owner(common: &Common, pid: Option<i32>, targets: &LockSet, request: &AcquireRequest) {
     let (process, party) = (request.process, &request.owner);
     let Some(owner) = party.processes.last().filter(|_| pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives)
@@ -116,7 +116,7 @@ pub(super) fn warn_of_owner(common: &Common, pid: Option<i32>, targets: &LockSet
     }
 }
 
-/// Takes for good what has been told, unless it was given back since, and sees that it lasts.
+/// Confirms grants that the caller knows, unless they were released since, and ensures that they last.
 pub(super) fn confirm_and_keep(
     world: &Context,
     targets: &LockSet,
@@ -131,7 +131,7 @@ pub(super) fn confirm_and_keep(
     }
 }
 
-/// Leaves somebody behind who renews, where that is needed; else gives back.
+/// Starts a keeper if the grants need renewal; if that fails, releases them.
 fn keep_for(
     world: &Context,
     targets: &LockSet,
@@ -153,8 +153,8 @@ fn keep_for(
             timed: false,
         })
     };
-    // Nobody is to renew late what the script is told that it lost.
-    // (A time that somebody set is rounded up by a store that counts in seconds.)
+    // A keeper must not renew late a lock that the script is told to be lost. (A store that counts in seconds rounds up
+    // a time limit that a caller set.)
     let is_renewed = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
     let most = if is_renewed { Duration::ZERO } else { Duration::from_secs(1) };
     let over = opened.lease_ends(grants).is_some_and(|ends| ends + most <= world.host.boottime());
@@ -170,7 +170,7 @@ fn keep_for(
     kept
 }
 
-/// Says from whom a lock was taken, if that one had not given it back.
+/// Reports from which holder a lock was taken over, if that holder had not released it.
 pub(super) fn report_taken(
     common: &Common,
     targets: &LockSet,
@@ -190,7 +190,7 @@ pub(super) fn report_taken(
     }
 }
 
-/// Somebody who takes a lock for the calling script, or for the process with that pid.
+/// Returns a request to acquire a lock for the calling script, or for the process with this pid.
 pub(super) fn acquire_request(
     world: &Context,
     taking: &Taking,
@@ -202,7 +202,7 @@ pub(super) fn acquire_request(
     let Caller { owners, command, .. } = match pid {
         Some(pid) => owner_with_pid(world, pid)?,
         None => match caller(process.pid) {
-            // Nobody's life is needed where the lock ends otherwise.
+            // The lock ends in another way, so it needs no owner's life.
             Err(error) if error.exit() == Exit::Usage && tenure != Lifetime::WhileOwnerLives => {
                 Caller { command: b"?".to_vec(), ..Caller::default() }
             }

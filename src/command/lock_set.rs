@@ -1,4 +1,4 @@
-//! The locks that one call is about: which they are, in which order they are taken, and the stores that they are in.
+//! The locks of one call: their names, the order in which they are acquired, and their stores.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use crate::report::Reporter;
 use crate::shared_deadline::SharedDeadline;
 use crate::store::{Location, Scope, in_order};
 
-/// Locks that are taken together.
+/// Locks that are acquired together.
 #[derive(Debug)]
 pub(super) struct LockSet {
-    /// Each once, in the order in which everybody takes them.
+    /// Each lock once, in the order in which every caller acquires them.
     pub(super) all: Vec<LockRef>,
-    /// Which of them was named first.
+    /// Index of the lock that was named first.
     first: usize,
 }
 
-/// The same, with their stores open.
+/// The locks with their stores open.
 pub(super) struct OpenLockSet<'a> {
     targets: &'a LockSet,
     engines: Vec<Engine>,
-    /// For each target, which engine.
+    /// Index of the engine for each lock.
     of: Vec<usize>,
 }
 
@@ -46,7 +46,7 @@ impl LockSet {
         }
         let first = all.iter().position(|target| Some(key(target)) == first_key).unwrap_or(0);
         for target in &mut all {
-            // One store is opened once, whatever paths it has.
+            // A store is opened once, even if it has several paths.
             if let Some(location) = at(target).and_then(|at| stores[at].first()) {
                 target.location = location.clone();
             }
@@ -54,7 +54,7 @@ impl LockSet {
         Ok(LockSet { all, first })
     }
 
-    /// These names in one store, in their order.
+    /// Returns the set of these names in one store, in their order.
     pub(super) fn of_store(location: &Location, names: Vec<Vec<u8>>) -> LockSet {
         let target = |name: Vec<u8>| {
             let shell_arg = crate::name::shell_quote(&name);
@@ -63,21 +63,21 @@ impl LockSet {
         LockSet { all: names.into_iter().map(target).collect(), first: 0 }
     }
 
-    /// The one that was named first.
+    /// Returns the lock that was named first.
     pub(super) fn first(&self) -> &LockRef {
         &self.all[self.first]
     }
 
-    /// Where the one that was named first stands.
+    /// Returns the index of the lock that was named first.
     pub(super) fn first_at(&self) -> usize {
         self.first
     }
 
-    /// Opens their stores, each once.
+    /// Opens the stores of the locks, each once.
     pub(super) fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
         let mut opened = OpenLockSet { targets: self, engines: Vec::new(), of: Vec::new() };
         for (at, target) in self.all.iter().enumerate() {
-            // They are sorted by store.
+            // The locks are sorted by store.
             if at == 0 || self.all[at - 1].location != target.location {
                 opened.engines.push(context.engine(&target.location)?);
             }
@@ -96,12 +96,12 @@ impl OpenLockSet<'_> {
         Reporter { host: self.engine(at).host(), scope: self.engine(at).store().scope() }
     }
 
-    /// Each target with its engine.
+    /// Returns each lock with its engine.
     pub(super) fn each(&self) -> impl DoubleEndedIterator<Item = (&LockRef, &Engine)> {
         self.targets.all.iter().enumerate().map(|(at, target)| (target, self.engine(at)))
     }
 
-    /// Each store with the names in it.
+    /// Returns each store with the names in it.
     pub(super) fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = self.engines.iter().map(|engine| (engine, Vec::new())).collect();
         for (target, store) in self.targets.all.iter().zip(&self.of) {
@@ -110,7 +110,7 @@ impl OpenLockSet<'_> {
         stores
     }
 
-    /// Takes all of them or none.
+    /// Acquires all of the locks or none.
     pub(super) fn acquire(
         &self,
         request: &AcquireRequest,
@@ -121,13 +121,13 @@ impl OpenLockSet<'_> {
         acquire_all(&self.lock_refs(), request, policy, interrupt, on_wait)
     }
 
-    /// Takes for good what was taken tentatively, and has been told to whoever is to have it. What cannot be had for good is
-    /// given back. `None`: it is gone, for whoever was told has given it back already. A store that answered before and does
-    /// not any more is asked again while we are to `go_on`.
+    /// Confirms provisional grants that the caller knows. Releases the grants that it cannot confirm. Returns `None` if
+    /// the caller has released them already. While `go_on` returns true, it asks a store again that answered before and
+    /// is silent now.
     ///
     /// # Errors
     ///
-    /// When it was lost, and when a store cannot be asked or told.
+    /// Returns an error if a lock was lost, or if a store cannot be read or written.
     pub(super) fn confirm(
         &self,
         request: &AcquireRequest,
@@ -143,7 +143,7 @@ impl OpenLockSet<'_> {
         if let Ok(Some(grants)) = confirmed {
             return Ok(Some(grants));
         }
-        // A lease that is not over was taken by no other process. A lock that is free leaves no trace of its last grant.
+        // No other process acquires a lock before its lease is over. A free lock keeps no trace of its last grant.
         let lasts = self.lease_ends(&grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
         let given_back = self.release(request.handle.proof());
         confirmed?;
@@ -166,23 +166,23 @@ impl OpenLockSet<'_> {
         self.each().map(|(target, engine)| StoredLock { engine, name: &target.name }).collect()
     }
 
-    /// When the first of the leases of these grants ends on CLOCK_BOOTTIME, if they have any.
+    /// Returns when the first of the leases of these grants ends, on CLOCK_BOOTTIME; `None` without a lease.
     pub(super) fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
-    /// Tells whoever watches the leases of these grants, which have just begun.
+    /// Tells the processes that watch the leases of these grants that the leases have just started.
     pub(super) fn start_leases(&self, grants: &[Grant], told: SharedDeadline) {
         let leases: Vec<&Lease> = grants.iter().filter_map(|grant| grant.lifetime.lease()).collect();
         told.start(self.lease_ends(grants), &leases);
     }
 
-    /// Whether other hosts may share one of the stores.
+    /// Returns true if other hosts may share one of the stores.
     pub(super) fn are_shared(&self) -> bool {
         self.engines.iter().any(|engine| engine.store().scope() == Scope::Shared)
     }
 
-    /// Gives back what this handle proves: one answer for each target, as far as it could be found out.
+    /// Releases the grants of this handle. Returns an answer for each lock, as far as its store answered.
     pub(super) fn release(&self, proof: HandleHash) -> Vec<Result<Response>> {
         let release = |(target, engine): (&LockRef, &Engine)| {
             engine.apply(&target.name, &Request::Release(engine.supervisor(proof)?))

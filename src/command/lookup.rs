@@ -47,8 +47,8 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
     })
 }
 
-/// What an id has in the store, in order; and what could not be read, if there was something. Nobody keeps a list, which
-/// could be wrong: all records are looked at.
+/// Returns the names of an id in the store, in order, and the error of an unreadable record, if any. The function reads
+/// all records, because a separate list could be wrong.
 pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<(Vec<Vec<u8>>, Option<Error>)> {
     let engine = context.engine(&context.store(common)?)?;
     let mut names = Vec::new();

@@ -169,7 +169,7 @@ fn refused(response: &Response, asked: &Writing, target: &LockRef, reporter: &Re
     }
 }
 
-/// This process, should it have to wait: the lock is taken for the moment of the write.
+/// Returns a request for this process in case it must wait: the lock is acquired for the moment of the write.
 fn request(context: &Context, asked: &Writing) -> Result<AcquireRequest> {
     let process = context.host.this_process()?;
     let command = caller(process.pid).map_or_else(|_| command_of(process.pid), |caller| caller.command);

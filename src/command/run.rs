@@ -1,4 +1,4 @@
-//! `csalock run-with-lock`: who does what is said in [`crate::child`].
+//! `csalock run-with-lock`. [`crate::child`] describes which process does what.
 
 mod child;
 mod flock_compat;
@@ -13,7 +13,7 @@ use self::flock_compat::FlockCompat;
 use self::supervisor::Supervisor;
 use super::context::{Context, LockRef, eprint_line};
 use super::lock_set::{LockSet, OpenLockSet};
-use crate::child::{CommandLine, Fork, Running, VforkOutcome};
+use crate::child::{CommandLine, Fork, RunningCommand, VforkOutcome};
 use crate::cli::RunWithLock;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -31,11 +31,11 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
     let (names, command_line) = command_line(asked)?;
     let targets = LockSet::new(context, &asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &targets)?;
-    let old_flock = flock_compat.as_ref();
+    let compat = flock_compat.as_ref();
     let handle = Handle::new(context.host.random()?);
     let signals = Signals::listen(context.inherited)?;
     let supervisor = (!asked.no_fork).then(|| context.host.this_process()).transpose()?;
-    // The child opens the stores for itself: neither descriptors nor SQLite's connections may be shared.
+    // The child opens the stores itself, because neither descriptors nor SQLite's connections may be shared.
     let opened = targets.open(context);
     let shared = opened.as_ref().is_ok_and(OpenLockSet::are_shared);
     let kept = shared || asked.taking.ttl.is_some();
@@ -50,14 +50,14 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
         signals,
         handle,
         supervisor,
-        flock_compat: old_flock,
+        flock_compat: compat,
         shared_deadline,
         began,
     };
     if asked.no_fork {
         return take.acquire_and_exec(None);
     }
-    // A child that shares our memory keeps signals from us, so it must not wait for a store that is locked either.
+    // A child that shares our memory keeps signals from us, so it must not wait for a locked store either.
     let is_free = |(target, engine): (&LockRef, &Engine)| {
         engine.store().set_deadline(Some(context.host.boottime()));
         let found = engine.store().read(&target.name);
@@ -65,17 +65,17 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
         found.is_ok_and(|found| found.is_none())
     };
     let are_free = !kept && opened.as_ref().is_ok_and(|opened| opened.each().all(is_free));
-    // From before the command can begin, for it may renew at once. A keeper has a bell of its own.
+    // The socket exists before the command starts, because the command may renew at once. A keeper has its own socket.
     let proof = handle.proof();
     let bell = if kept { None } else { WakeSocket::new(WakeAddress::Supervisor(&proof)) };
-    let guard = |running: Running| {
+    let guard = |running: RunningCommand| {
         let guard = Supervisor {
             context,
             asked,
             targets,
             handle,
             opened,
-            flock_compat: old_flock,
+            flock_compat: compat,
             shared_deadline,
             bell,
             released: RefCell::default(),
@@ -86,8 +86,8 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
         std::mem::forget(guard);
         exit
     };
-    // A file may have to be waited for, and so may leave to begin, which a child that shares our memory must not do.
-    if are_free && old_flock.is_none() {
+    // A file or the start signal may need a wait, and a child that shares our memory must not wait.
+    if are_free && compat.is_none() {
         match plan.spawn_vfork(&|progress| take.acquire_in_vfork(progress))? {
             VforkOutcome::Running(running) => return guard(running),
             VforkOutcome::Failed(exit) => return Ok(exit),
@@ -107,7 +107,7 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
     }
 }
 
-/// The names, and what is to be run: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...`, `NAME -c STRING`.
+/// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.
 fn command_line(asked: &RunWithLock) -> Result<(Vec<OsString>, CommandLine)> {
     let usage = |what: &str| Error::new(Exit::Usage, what, "say: csalock run-with-lock NAME COMMAND [ARGUMENT]...");
     let (typed, mut words) = asked.words.split_first().ok_or_else(|| usage("the name is missing"))?;
@@ -125,7 +125,7 @@ fn command_line(asked: &RunWithLock) -> Result<(Vec<OsString>, CommandLine)> {
     }
     match words {
         [dashes, rest @ ..] if dashes == "--" => words = rest,
-        // As flock(1) has it: after the name.
+        // flock(1) accepts -c after the name, too.
         [dash_c, string] if shell.is_none() && (dash_c == "-c" || dash_c == "--command") => {
             shell = Some(string.clone());
             words = &[];

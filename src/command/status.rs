@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::name::escape;
 use crate::report::{HEADER, OutputStyle, Reporter, SightJson, WIDTH, json, table};
 
-/// Where the locks go as they are found, so that a hundred thousand of them need no memory.
+/// Writes the locks as they are found, so that a hundred thousand of them need no memory.
 struct Page<'a> {
     asked: &'a Status,
     out: std::io::BufWriter<std::io::StdoutLock<'static>>,
@@ -39,7 +39,7 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// What is shown on a terminal may be in colours.
+/// Returns true if the output is a terminal that may show colours.
 pub(super) fn colour() -> bool {
     std::io::stdout().is_terminal() && !crate::environment::no_colour()
 }
@@ -47,7 +47,7 @@ pub(super) fn colour() -> bool {
 impl Page<'_> {
     fn show(&mut self, name: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> anyhow::Result<()> {
         let text = if self.asked.names_only {
-            // A name with a newline in it would be two lines.
+            // A name that contains a newline would be two lines.
             format!("{}\n", escape(name))
         } else if self.asked.common.json {
             let comma = if self.shown == 0 { "[" } else { "," };

@@ -51,7 +51,7 @@ pub(super) fn run(context: &Context, asked: &Unlock) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Refuses what clap cannot: names for which --force has another meaning.
+/// Rejects what clap cannot: names for which --force has another meaning.
 fn check_force(asked: &Unlock) -> Result<()> {
     let (what, cure) = match asked.names.as_slice() {
         [name, ..] if asked.force && asked.all => (
@@ -67,7 +67,7 @@ fn check_force(asked: &Unlock) -> Result<()> {
     Err(Error::new(Exit::Usage, what, cure))
 }
 
-/// Says what became of one lock. Returns the exit code of a refusal, or 0.
+/// Reports the result for one lock. Returns the exit code of a refusal, or 0.
 fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
     let name = escape(&target.display_name);
     match response {
@@ -84,7 +84,7 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
                 print(&format!("{name}: was held by {holder}\n"))?;
             }
         }
-        // It was released before it could be broken.
+        // The holder released the lock before it could be broken.
         Response::NotHeld(_) | Response::NotOwner(..) if asked.force && asked.all => {}
         refused => {
             let (text, exit) = match (asked.token, refused) {
@@ -118,10 +118,10 @@ fn document(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Re
     UnlockJson::new(&target.display_name, word, &grants, reporter)
 }
 
-/// Locks to give back; of those that were found, by which proof.
-type Targets = Vec<(LockRef, Option<HandleHash>)>;
+/// Locks to release; a lock that was found by its grant comes with the handle hash.
+type NamedLocks = Vec<(LockRef, Option<HandleHash>)>;
 
-fn named(context: &Context, asked: &Unlock) -> Result<Targets> {
+fn named(context: &Context, asked: &Unlock) -> Result<NamedLocks> {
     asked.names.iter().map(|name| Ok((context.target(&asked.common, name)?, None))).collect()
 }
 
@@ -139,7 +139,7 @@ fn release(
     engine.apply(&target.name, &Request::Release(credentials))
 }
 
-/// Breaks what `asked` means by one target. Claims are permanent, so that only their name or token breaks them.
+/// Breaks the grants that `asked` means in one target. Claims are permanent: only a name or token breaks them.
 fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Response> {
     let is_lock = |grant: &Grant| grant.claim.is_none();
     let has_token = |grant: &Grant| grant.token == asked.token;
@@ -151,7 +151,7 @@ fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) 
     engine.break_lock(&target.name, meant, by)
 }
 
-/// Who breaks it, for those who look at the history: the calling script, or whoever it can be said to be.
+/// Returns the breaker for the history: the calling script, or this process if the script is unknown.
 fn breaker(context: &Context) -> Option<Owner> {
     let this = context.host.this_process().ok()?;
     let nobody = || Caller { owners: vec![this], command: crate::host::command_of(this.pid), ..Caller::default() };
@@ -159,14 +159,14 @@ fn breaker(context: &Context) -> Option<Owner> {
     context.owner(owners, command, None).ok()
 }
 
-/// Says why one record stays as it is. Returns the exit code of that.
+/// Reports why a record stays as it is. Returns the exit code for that.
 fn pass_over(asked: &Unlock, error: &Error) -> Exit {
     asked.common.note(&format!("passed over: {error}"));
     error.exit()
 }
 
-/// Every lock of the store that is held or was left, without claims; and how to exit at best: an unreadable record stays.
-fn everything_held(context: &Context, asked: &Unlock) -> Result<(Targets, Exit)> {
+/// Returns each held or abandoned lock of the store except claims, and the exit code: an unreadable record stays.
+fn everything_held(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let location = context.store(&asked.common)?;
     context.engine(&location)?.for_each_lock(&mut |status| {
@@ -186,12 +186,12 @@ fn everything_held(context: &Context, asked: &Unlock) -> Result<(Targets, Exit)>
     Ok((targets, exit))
 }
 
-/// Every grant that is the caller's, in each store that can be reached from here: the one of bare names, the one of the
-/// lock that we run under, and those beside the files in the current directory and beside the named ones. Proof is being
-/// the owner, or `--handle`; the locks that the caller was started under are not its own. And how to exit at best: a record
-/// that makes no sense, or that belongs to another user and cannot be read, is not the caller's. Any other record that cannot
-/// be read may be.
-fn everything_owned(context: &Context, asked: &Unlock) -> Result<(Targets, Exit)> {
+/// Returns each grant of the caller in every store that can be reached from here, and the best possible exit code. The
+/// stores are those of bare names, of the enclosing lock, and beside the files in the current directory and the named
+/// files. The caller proves a grant as its owner, or by `--handle`; the locks that the caller was started under are not
+/// its own. An invalid record, or an unreadable record of another user, is not the caller's. Any other unreadable
+/// record may be the caller's.
+fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let (owners, under) = (context.caller_processes()?, context.enclosing_grants());
     for (location, directory) in stores(context, asked)? {
@@ -241,7 +241,7 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(Targets, Exit)
     Ok((targets, exit))
 }
 
-/// The stores to look through, and for those beside files the directory of these.
+/// Returns the stores to search, each with the directory of its files if the store is beside files.
 fn stores(context: &Context, asked: &Unlock) -> Result<Vec<(Location, Option<PathBuf>)>> {
     let mut stores = vec![(context.store(&asked.common)?, None)];
     let mut add = |location: Location, directory: Option<PathBuf>| {

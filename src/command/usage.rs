@@ -1,4 +1,4 @@
-//! What is wrong with what was typed, and what was meant by it.
+//! Usage errors: the mistake in the arguments, and a tip about the probable intent.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -9,7 +9,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::cli::Cli;
 use crate::exit::Exit;
 
-/// Prints what clap found wrong, or was asked for.
+/// Prints the error that clap found, or the help that the caller requested.
 pub(super) fn tell(error: clap::Error) -> Exit {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let error = if asked_for { error } else { advise(without_harm().unwrap_or(error)) };
@@ -21,20 +21,20 @@ pub(super) fn tell(error: clap::Error) -> Exit {
     }
 }
 
-/// What is wrong in the arguments, in which others than the caller may have chosen words, without what a terminal would
-/// obey; `None` where that is nothing.
+/// Returns the error in the arguments, with control characters escaped, because other users may have chosen words.
+/// `None` means that no argument needs escaping.
 fn without_harm() -> Option<clap::Error> {
-    let is_harmful = |word: &OsString| crate::name::needs_escaping(word.as_encoded_bytes());
+    let must_escape = |word: &OsString| crate::name::needs_escaping(word.as_encoded_bytes());
     let words: Vec<_> = std::env::args_os().collect();
-    words.iter().any(is_harmful).then_some(())?;
-    let shown = words.into_iter().map(|word| match is_harmful(&word) {
+    words.iter().any(must_escape).then_some(())?;
+    let shown = words.into_iter().map(|word| match must_escape(&word) {
         true => crate::name::escape(word.as_encoded_bytes()).into(),
         false => word,
     });
     Some(Cli::try_parse_from(shown).err().unwrap_or_else(|| clap::Error::new(ErrorKind::ValueValidation)))
 }
 
-/// With a tip of ours, where those who come from flock(1) go wrong.
+/// Adds our own tip if a user of flock(1) typically makes this mistake.
 fn advise(mut error: clap::Error) -> clap::Error {
     let word = |kind| match error.get(kind) {
         Some(ContextValue::String(word)) => word.as_str(),
@@ -54,11 +54,11 @@ fn advise(mut error: clap::Error) -> clap::Error {
         _ => return error,
     };
     if tip.is_some() {
-        // Its usage is that of the option that it takes for the one that was meant.
+        // The usage belongs to the option that clap assumes was meant.
         error.remove(ContextKind::SuggestedArg);
         error.remove(ContextKind::Usage);
     }
-    // Clap's own is to write `--` before it. For most commands this makes it the name of a lock, for `put` a value.
+    // Clap suggests `--` before the word. For most commands this makes it the name of a lock, for `put` a value.
     if std::env::args_os().nth(1).is_none_or(|command| command != "put") {
         error.remove(ContextKind::Suggested);
     }

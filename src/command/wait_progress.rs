@@ -1,4 +1,4 @@
-//! What a person who waits is told: once, who is in the way; and on a terminal, again and again, how the wait goes.
+//! Reports a wait to people: the obstacle once and, on a terminal, the progress of the wait again and again.
 
 mod status_line;
 
@@ -15,19 +15,19 @@ use crate::name::escape;
 use crate::report::Reporter;
 use crate::terminal;
 
-/// So often the line is drawn.
+/// Interval between drawings of the line.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Tells of one wait. When it is dropped nothing of it is on the screen but what was told once.
+/// Reports one wait. After the drop, only the messages that are printed once remain on the screen.
 pub(super) struct WaitProgress<'a> {
     common: &'a Common,
     told: bool,
     told_outage: bool,
-    /// When the wait began, if it has.
+    /// Start of the wait on CLOCK_BOOTTIME, if it has started.
     since: Option<Duration>,
-    /// `None`: it was not needed yet; `Some(None)`: there is to be none.
+    /// `None` means that no line was needed yet, `Some(None)` that there must be no line.
     line: Option<Option<StatusLine>>,
-    /// The holder in words, which may need a slow user database.
+    /// The holder as text, which may need a slow user database.
     holder: Option<(Grant, String)>,
 }
 
@@ -36,7 +36,7 @@ impl<'a> WaitProgress<'a> {
         WaitProgress { common, told: false, told_outage: false, since: None, line: None, holder: None }
     }
 
-    /// Called whenever the wait for `target` begins or goes on: see [`crate::engine::Onlooker`].
+    /// Reports the wait for `target` whenever it starts or goes on; see [`crate::engine::Onlooker`].
     pub(super) fn update(
         &mut self,
         target: &LockRef,
@@ -46,7 +46,7 @@ impl<'a> WaitProgress<'a> {
         let stderr = std::io::stderr();
         let watched = !self.common.quiet && stderr.is_terminal();
         if watched && !self.told && terminal::would_get_sigttou(&stderr) {
-            // Stopped, we would keep everybody behind us waiting. It can be told when we are in front.
+            // If we were stopped, all waiters behind us would wait. The report can wait until we are in the foreground.
             return Some(TICK);
         }
         let told = if waiting.outage.is_some() { &mut self.told_outage } else { &mut self.told };
@@ -63,7 +63,7 @@ impl<'a> WaitProgress<'a> {
         }
         let now = reporter.host.boottime();
         let waited = now.saturating_sub(*self.since.get_or_insert(now));
-        // A short wait is to end without a flicker.
+        // A short wait should end without a flicker.
         if waited >= TICK {
             let text = self.progress(reporter, waiting, waited);
             self.line.get_or_insert_with(StatusLine::new).as_ref()?.show(text);
@@ -71,7 +71,7 @@ impl<'a> WaitProgress<'a> {
         Some(TICK)
     }
 
-    /// How it goes, what changes first, for the end may be cut off.
+    /// Returns the progress as text. The part that changes most comes first, because the end may be cut off.
     fn progress(&mut self, reporter: &Reporter<'_>, waiting: &Waiting<'_>, waited: Duration) -> String {
         let left =
             waiting.left.map(|left| format!(", {} left", whole(left + Duration::from_millis(999)))).unwrap_or_default();
@@ -79,7 +79,7 @@ impl<'a> WaitProgress<'a> {
             return format!("waited {}{left}; {}", whole(waited), error.message());
         }
         let place = waiting.ahead + 1;
-        // How many stand on the pages of a long queue only those would know who read them all.
+        // Only a reader of all overflow pages would know the length of a long queue.
         let place = match waiting.record.pages {
             None => format!("{place} of {}", waiting.record.waiters.len().max(place)),
             Some(_) => format!("number {place}"),
@@ -104,7 +104,7 @@ impl<'a> WaitProgress<'a> {
     }
 }
 
-/// Without fractions, which would only flicker.
+/// Returns a time without fractions, which would only flicker.
 fn whole(time: Duration) -> String {
     if time.as_secs() == 0 { "0s".to_string() } else { span(time) }
 }

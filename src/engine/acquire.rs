@@ -1,4 +1,4 @@
-//! Taking a lock, with all the waiting that this may need.
+//! Acquisition of a lock, including the wait for it.
 
 mod wait;
 
@@ -19,31 +19,31 @@ use crate::store::{Scope, Subscription};
 pub use wait::Waiting;
 pub(super) use wait::{DEADLOCK_CHECK_DELAY, Onlooker};
 
-/// So long a waiter asks a store that answered before, or did not: while he asks, he does not hear the interrupt.
+/// Maximum duration of one store call after the first answer or outage: a waiter hears no interrupt during the call.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// So long after his time somebody who waited may go on trying to leave the queue, or to get what is granted already.
+/// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 
-/// A lease that is over by this much is over on every clock that rounds.
+/// Time past the end of a lease that covers the rounding of every clock.
 const ROUNDING: Duration = Duration::from_millis(1);
 
-/// How an attempt to take a lock ended.
+/// Result of an attempt to acquire a lock.
 #[derive(Debug)]
 pub enum AcquireResult {
-    /// With this answer.
+    /// The attempt ended with this response.
     Answer(Response),
-    /// Not at all: the interrupt came. Nothing is held, nothing is queued.
+    /// The attempt ended by an interrupt. The caller holds nothing, and the queue has no entry of it.
     Interrupted,
 }
 
 impl Engine {
-    /// Takes a lock, waiting for it as long as `patience` lasts.
+    /// Acquires a lock and waits for it as long as `policy` allows.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked or told. Should the lock be taken all the same, then by a grant that dies with the
-    /// applicant.
+    /// Fails if the store cannot be read or written. If the lock is acquired nevertheless, its grant ends with the
+    /// caller.
     pub fn acquire(
         &self,
         name: &[u8],
@@ -75,7 +75,7 @@ impl Engine {
         self.store.set_deadline(Some(clock.deadline().unwrap_or(Duration::MAX)));
         self.leave_witness(name, &request.handle.proof());
         let taken = attempt.run_through_outages(&mut clock, on_wait);
-        // A waiter that gave up may still be in the queue, if the store did not take that.
+        // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
             Ok(AcquireResult::Answer(Response::Busy(_))) => !policy.is_none(),
             Ok(AcquireResult::Answer(response)) => matches!(response, Response::Granted(..)),
@@ -85,18 +85,18 @@ impl Engine {
             self.remove_witness(name, &request.handle.proof());
         }
         if attempt.noted.is_some() {
-            // A note that stays leads to a wait that is no more, and misleads nobody.
+            // An edge that stays points to a wait that no longer exists, so it does no harm.
             let _ = self.retract(name, &attempt.application.entry);
         }
         self.store.set_deadline(None);
         taken
     }
 
-    /// Takes for good what was granted tentatively. `None`: it was lost meanwhile.
+    /// Confirms a provisional grant permanently. Returns `None` if the grant was lost in the meantime.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked or told.
+    /// Fails if the store cannot be read or written.
     pub fn confirm(&self, name: &[u8], request: &AcquireRequest) -> Result<Option<Grant>> {
         let for_good = AcquireRequest {
             provisional: false,
@@ -111,13 +111,13 @@ impl Engine {
         }
     }
 
-    /// Asks the store no longer than somebody is patient who begins now.
+    /// Limits the store calls to the time that `policy` allows from now.
     pub fn bound_by(&self, policy: &WaitPolicy) {
         let until = policy.limit.map_or(Duration::MAX, |limit| self.host.boottime().saturating_add(limit));
         self.store.set_deadline(Some(until));
     }
 
-    /// How long to wait at most with so many ahead; `None` when patience is over.
+    /// Returns the maximum pause with `ahead` waiters in front, or `None` if the policy ends the wait.
     fn pause(
         &self,
         clock: &mut WaitClock,
@@ -129,59 +129,59 @@ impl Engine {
         for lease in leases {
             pause = pause.min(self.store.time_to_expiry(lease, seen)? + ROUNDING);
         }
-        // Else others would take us for dead.
+        // A longer pause would let this waiter's lease expire, and other hosts would consider it dead.
         Ok(Some(if self.store.scope() == Scope::Shared { pause.min(self.lease / 4) } else { pause }))
     }
 
-    /// Whether a signal came, for a caller who wants to hear it.
+    /// Returns true if a signal arrived and the caller wants to handle it.
     pub(super) fn is_interrupted(&self, interrupt: Option<BorrowedFd<'_>>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()
     }
 
-    /// Whether nobody can wake a waiter from another host.
+    /// Returns true if other hosts cannot wake a waiter of this store.
     fn must_poll(&self) -> bool {
         self.store.scope() == Scope::Shared && !self.store.can_notify()
     }
 }
 
-/// One attempt to take a lock.
+/// State of one attempt to acquire a lock.
 struct Acquisition<'a> {
     engine: &'a Engine,
     name: &'a [u8],
     application: Acquire,
-    /// When there is no time left to be overtaken, on CLOCK_BOOTTIME.
+    /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
     give_up_at: Duration,
-    /// The tenure that was begun for a grant that somebody was faster than.
+    /// The lifetime that was started for a grant whose commit lost to another writer.
     begun: Option<Lifetime>,
     wait_set: Option<Box<dyn WaitSet + 'a>>,
     subscription: Option<Box<dyn Subscription>>,
     interrupt: Option<BorrowedFd<'a>>,
-    /// Whom this wait holds up, and whether we have looked at all.
+    /// The callers that this wait blocks, and whether a first inspection has happened.
     blocked_callers: BlockedCallers,
     looked_for_caller: bool,
-    /// When to look around for a circle, on CLOCK_BOOTTIME.
+    /// Time of the first deadlock check on CLOCK_BOOTTIME.
     look_around_at: Option<Duration>,
-    /// When we were seen to be the one who ends a circle.
+    /// Time at which a check found this wait to be the victim of a cycle, on CLOCK_BOOTTIME.
     suspected_at: Option<Duration>,
-    /// Whether we listen for those who want to know what we wait for.
+    /// True if this wait listens for processes that ask what it waits for.
     can_be_asked: bool,
-    /// Where others can find this wait by its notes; `None`: nobody needs to.
+    /// The extent to which this wait's edges are published; `None` if no other process needs them.
     noted: Option<Published>,
-    /// Whether the store has answered before.
+    /// True if the store has answered before.
     in_touch: bool,
-    /// Whether the store has not answered before.
+    /// True if the store has failed to answer before.
     was_out_of_reach: bool,
-    /// Whether the store has put us into the queue.
+    /// True if the store has accepted this waiter into the queue.
     is_queued: bool,
 }
 
 impl<'a> Acquisition<'a> {
-    /// Goes on when a store that many hosts share does not answer for a while; and when a store
-    /// is full or read-only for a while after it put us into the queue.
+    /// Runs the attempt and continues it after outages. A shared store may stop answering for a while. A full or
+    /// read-only store ends the attempt, unless this waiter is already in the queue.
     fn run_through_outages(&mut self, clock: &mut WaitClock, on_wait: &mut Onlooker<'_>) -> Result<AcquireResult> {
         loop {
             let error = match self.run(clock, on_wait) {
-                // The signal ended a wait for the store, which has no other way to say so.
+                // The signal ended a wait for the store, which can report this only as an error.
                 Err(_) if self.engine.is_interrupted(self.interrupt) => return Ok(self.interrupted()),
                 Err(error) if self.may_pass(&error) => error,
                 taken => return taken,
@@ -222,7 +222,7 @@ impl<'a> Acquisition<'a> {
                     self.begin(record, grant)?;
                 }
                 Transition::Done(response) if !matches!(response, Response::Busy(_)) => {}
-                // It may be our own caller who is in our way.
+                // The blocking holder may be our own caller.
                 _ if self.prepare_to_wait()? => {
                     current = Some((version, record));
                     continue;
@@ -231,13 +231,13 @@ impl<'a> Acquisition<'a> {
             }
             match step {
                 Transition::Done(outcome) => {
-                    // Somebody else has claimed it; perhaps under our id.
+                    // Another process has claimed the name, possibly under the same id.
                     if let Response::Claimed(grant) | Response::Granted(grant, _) = &outcome
                         && grant.proof != self.application.entry.proof
                     {
                         self.leave_if_possible()?;
                     }
-                    // What was seen only while we waited: then we are in the queue.
+                    // A cycle that is detected only during the wait finds this waiter in the queue.
                     if let Response::Deadlock(_) = outcome
                         && (self.application.position.is_some() || is_waiting(&record, &self.application.entry.proof))
                         && let Response::GrantedMeanwhile(_) = self.leave_if_possible()?
@@ -251,7 +251,7 @@ impl<'a> Acquisition<'a> {
                 }
                 Transition::Write { record: mut next, response: outcome, wake, over } => {
                     if outcome.is_none() {
-                        // Who is in the queue can be rung, so we listen before we are.
+                        // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
                         self.listen()?;
                     }
                     race.has_priority = !self.application.queue || holds(&record, &self.application.entry.proof);
@@ -264,7 +264,7 @@ impl<'a> Acquisition<'a> {
                         && clock.left(engine.host.boottime()) == Some(Duration::ZERO)
                         && let Some(busy) = self.give_up(record.clone())?
                     {
-                        // The store did not take what a waiter says of itself, and the lock is busy all the same.
+                        // The store refused the waiter's entry, and the lock is still busy.
                         return Ok(busy);
                     }
                     match (stored?, outcome) {
@@ -273,7 +273,7 @@ impl<'a> Acquisition<'a> {
                         }
                         (Some(version), None) => {
                             self.is_queued = true;
-                            // A grant in it that ends before the record is read again must keep its token.
+                            // A grant in the record that ends before the next read must keep its token.
                             crate::lock::number(&mut next, version.number);
                             current = Some((Some(version), next));
                         }
@@ -318,12 +318,12 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// The time of a grant begins now, before it is written.
+    /// Starts the lifetime of a grant just before its commit.
     fn begin(&mut self, record: &mut Record, grant: &mut Grant) -> Result<()> {
         self.engine.begin_grant(&self.application.lifetime, &mut self.begun, record, grant)
     }
 
-    /// Our time is over: it is busy, unless it was granted meanwhile.
+    /// Ends the wait at its deadline: returns busy, or `None` if the lock was granted in the meantime.
     fn give_up(&mut self, record: Record) -> Result<Option<AcquireResult>> {
         match self.leave_if_possible()? {
             Response::GrantedMeanwhile(_) => Ok(None),
@@ -334,8 +334,8 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Leaves the queue. A store that is full or read-only changes nothing about the answer: the next process that changes
-    /// the record passes over a waiter that has ended.
+    /// Leaves the queue. A full or read-only store does not change the response: the next process that changes the
+    /// record skips a waiter that has ended.
     fn leave_if_possible(&mut self) -> Result<Response> {
         match self.leave() {
             Err(error) if error.is_refused_change() => Ok(Response::Cancelled),
@@ -343,10 +343,10 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Leaves the queue. Where others are faster until it is late, by the end of the waiter's lease, if that can be had:
-    /// whoever comes next passes over him and what was granted to him.
+    /// Leaves the queue. If other writers win until `give_up_at`, the waiter revokes its lease, where the store can do
+    /// that. The next process then skips the waiter and any grant that it received.
     fn leave(&mut self) -> Result<Response> {
-        // A bell in the store would keep a directory of records from going away with the last of them.
+        // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
         let (engine, me) = (self.engine, self.application.entry.proof);
         let page = self.application.position.as_ref().map(|place| place.page);
@@ -371,7 +371,7 @@ impl<'a> Acquisition<'a> {
         engine.apply(self.name, &ask)
     }
 
-    /// Gives up because the interrupt came. What cannot be said at once ends by itself.
+    /// Gives up because of the interrupt. Entries that cannot be removed immediately end on their own.
     fn interrupted(&mut self) -> AcquireResult {
         self.give_up_at = self.engine.host.boottime();
         self.engine.store.set_deadline(Some(self.give_up_at));
@@ -379,7 +379,7 @@ impl<'a> Acquisition<'a> {
         AcquireResult::Interrupted
     }
 
-    /// Leaves the queue, and gives back what was granted in the meantime.
+    /// Leaves the queue, and releases a grant that arrived in the meantime.
     fn abandon(&mut self) -> Result<()> {
         if let Response::GrantedMeanwhile(_) = self.leave()? {
             let credentials = self.engine.supervisor(self.application.entry.proof)?;

@@ -1,13 +1,12 @@
-//! Taking several names: all of them or none.
+//! Acquisition of several names: all of them or none.
 //!
-//! Whoever waits for one name should not keep the others from those who could use them meanwhile. So one name is waited
-//! for with nothing else in hand, then the others are tried; if one of them is taken, everything is given back and that
-//! one is waited for. As long as this goes on nobody waits while he holds, so these calls cannot stand in a circle.
+//! A waiter for one name should not block the other names, which other callers could use meanwhile. So the call waits
+//! for one name while it holds nothing else, then tries the others. If one of them is held, the call releases
+//! everything and waits for that one. Here no call waits while it holds a lock, so these calls cannot form a cycle.
 //!
-//! Others might always be faster, though. After [`MOST_ROUNDS`] rounds the names are taken in their fixed order, each
-//! kept while the next is waited for. Every call has the same order, so there is no circle among them then either, and
-//! each queue is first come, first served: everybody gets all names in the end. What is kept by a lease is kept longer
-//! while the next is waited for.
+//! Other callers might always be faster. After [`MOST_ROUNDS`] rounds the call acquires the names in their fixed order
+//! and keeps each while it waits for the next. All calls use one order, so they form no cycle. Each queue is first
+//! come, first served, so every caller gets all names in the end. The call extends kept leases meanwhile.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -20,39 +19,39 @@ use crate::host::Invocation;
 use crate::lock::{EndedGrant, Grant, Request, Response};
 use crate::store::Durability;
 
-/// So often everything is given back because one name was taken.
+/// Maximum number of rounds that end with the release of everything because one name was held.
 const MOST_ROUNDS: usize = 3;
 
-/// One of several names, in the store that it is in.
+/// A lock name and the store that contains it.
 #[derive(Clone, Copy)]
 pub struct StoredLock<'a> {
-    /// The store.
+    /// The engine of the store.
     pub engine: &'a Engine,
-    /// The name.
+    /// The name of the lock.
     pub name: &'a [u8],
 }
 
-/// How an attempt to take several names ended.
+/// Result of an attempt to acquire several names.
 #[derive(Debug)]
 pub enum AcquireAllResult {
-    /// All are taken: the grants in the order of the wishes; and from whom, if somebody had not given back. A tentative
-    /// applicant has yet to [confirm](confirm_all) them.
+    /// The call holds all names: the grants in the order of the wishes, and the last stale grant that was evicted, with
+    /// its index. A provisional caller has yet to [confirm](confirm_all) them.
     Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
-    /// None is taken, because of this one.
+    /// The call holds nothing, because of the name with this index.
     Refused(usize, Response),
-    /// None is taken: the interrupt came.
+    /// The call holds nothing, because of the interrupt.
     Interrupted,
 }
 
-/// As [`super::Onlooker`], with the wish that is waited for.
+/// Callback as in [`super::Engine::acquire`], with the index of the wish that the call waits for.
 pub type Onlooker<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
 
-/// Takes all wishes, which stand in an order that is the same for everybody, or none.
+/// Acquires all wishes, in an order that is the same for every caller, or none.
 ///
 /// # Errors
 ///
-/// When a store cannot be asked or told. Nothing is held then that can still be given back; the rest dies with the
-/// applicant.
+/// Fails if a store cannot be read or written. The call then releases every grant that it can; the others end with the
+/// caller.
 pub fn acquire_all(
     wishes: &[StoredLock<'_>],
     request: &AcquireRequest,
@@ -68,7 +67,7 @@ pub fn acquire_all(
     }
     if !matches!(taken, Ok(AcquireAllResult::Granted(..))) {
         if !matches!(taken, Ok(AcquireAllResult::Refused(..))) {
-            // What cannot be said at once ends by itself.
+            // Entries that cannot be removed immediately end on their own.
             several.bound(Some(wishes[0].engine.host().boottime()));
         }
         let given_back = several.release();
@@ -81,12 +80,12 @@ pub fn acquire_all(
     taken
 }
 
-/// Takes for good what was taken tentatively: all of it or nothing. `None`: one was lost meanwhile; that somebody could
-/// take it again since, by another token, is of no use to those who were told the first one.
+/// Confirms all provisional grants permanently, or none. Returns `None` if a grant was lost in the meantime. A new
+/// grant has another token, which is of no use to a caller that knows the old one.
 ///
 /// # Errors
 ///
-/// When a store cannot be asked or told. Some of it may be held for good then.
+/// Fails if a store cannot be read or written. Some of the grants may be permanent then.
 pub fn confirm_all(
     wishes: &[StoredLock<'_>],
     request: &AcquireRequest,
@@ -103,25 +102,25 @@ pub fn confirm_all(
 
 struct MultiAcquire<'a, 'b> {
     wishes: &'a [StoredLock<'a>],
-    /// So long the stores may be asked, on CLOCK_BOOTTIME.
+    /// Deadline of the store calls on CLOCK_BOOTTIME.
     until: Duration,
-    /// The applicant while it holds nothing of this, and while it does.
+    /// The request while the call holds none of the names, and the request while it holds some.
     alone: AcquireRequest,
     keeping: AcquireRequest,
-    /// Somebody else says when the grants are to be confirmed.
+    /// True if a later call of [`confirm_all`] confirms the grants.
     until_confirmed: bool,
     policy: WaitPolicy,
     interrupt: Option<BorrowedFd<'a>>,
-    onlooker: &'a mut Onlooker<'b>,
+    on_wait: &'a mut Onlooker<'b>,
     held: Vec<Option<Grant>>,
     evicted: Option<(usize, EndedGrant)>,
 }
 
-/// Why not all could be taken.
+/// Reason why the call did not acquire all names.
 enum NotAcquired {
-    /// That one, for which it was waited as long as it may be.
+    /// The call waited for this name as long as the policy allows.
     Refused(usize, Response),
-    /// That one, which was only tried.
+    /// The call only tried this name, without waiting.
     Tried(usize, Response),
     Interrupted,
 }
@@ -148,7 +147,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             until_confirmed: request.provisional,
             policy: *policy,
             interrupt,
-            onlooker: on_wait,
+            on_wait,
             held,
             evicted: None,
         }
@@ -187,7 +186,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         unreachable!("the rounds have no end")
     }
 
-    /// Waits for one with nothing else in hand, then tries the others.
+    /// Waits for one name while it holds nothing else, then tries the others.
     fn optimistic_phase(&mut self, first: usize, policy: &WaitPolicy) -> Result<Option<NotAcquired>> {
         if let Some(not) = self.take(first, policy, false)? {
             return Ok(Some(not));
@@ -195,7 +194,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         self.try_all_but(Some(first))
     }
 
-    /// Takes all but this one without waiting; or all of them, where that is one change.
+    /// Acquires all names except this one without waiting; a store with batches acquires all of them at once.
     fn try_all_but(&mut self, one: Option<usize>) -> Result<Option<NotAcquired>> {
         if self.are_one_change() {
             return self.take_together(self.until_confirmed);
@@ -208,13 +207,13 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         Ok(None)
     }
 
-    /// Whether all of them are in one store, which can change them as one.
+    /// Returns true if all names are in one store that can commit them as one batch.
     fn are_one_change(&self) -> bool {
         let engine = self.wishes[0].engine;
         self.wishes.iter().all(|wish| std::ptr::eq(wish.engine, engine)) && engine.changes_at_once(self.wishes.len())
     }
 
-    /// Takes all of them by one change, whichever of them are held already; for good, unless that is to come later.
+    /// Acquires all names by one batch, including those already held; permanently, unless `provisional` is set.
     fn take_together(&mut self, provisional: bool) -> Result<Option<NotAcquired>> {
         let names: Vec<&[u8]> = self.wishes.iter().map(|wish| wish.name).collect();
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
@@ -225,7 +224,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let engine = self.wishes[0].engine;
         let limit = self.policy.limit.map(|_| self.until.saturating_sub(engine.host().boottime()));
         let rest = WaitPolicy { limit, ..self.policy };
-        let mut on_wait = |waiting: &Waiting<'_>| (self.onlooker)(0, waiting);
+        let mut on_wait = |waiting: &Waiting<'_>| (self.on_wait)(0, waiting);
         let mut take = || engine.acquire_batch(&names, &request, &held, give_up_at);
         let together = engine.when_reached(names[0], &rest, self.interrupt, &mut on_wait, &mut take)?;
         let Some(together) = together else { return Ok(Some(NotAcquired::Interrupted)) };
@@ -240,12 +239,12 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         }
     }
 
-    /// Whose caller may be in our own way where we only try. Where we are willing to wait, that is seen better while we do.
+    /// Returns the invocation if the call only tries: its caller may be the holder. A wait detects that more reliably.
     fn called_to_try(&self) -> Option<Invocation> {
         self.alone.invocation.filter(|_| self.policy.is_none())
     }
 
-    /// Waits for each in order, keeping those before.
+    /// Waits for each name in order and keeps the earlier ones.
     fn ordered_phase(&mut self, began: Duration) -> Result<Option<NotAcquired>> {
         for at in 0..self.wishes.len() {
             let spent = self.wishes[0].engine.host().boottime().saturating_sub(began);
@@ -254,7 +253,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
                 return Ok(Some(not));
             }
         }
-        // That of the first may have been lost meanwhile.
+        // The grant of the first name may have been lost in the meantime.
         if self.until_confirmed { self.try_all_but(None) } else { Ok(None) }
     }
 
@@ -263,7 +262,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let request = if keeping { &self.keeping } else { &self.alone };
         let called = if policy.is_none() { self.called_to_try() } else { request.invocation };
         let applicant = &AcquireRequest { invocation: called, ..request.clone() };
-        let (on_wait, wishes, held) = (&mut *self.onlooker, self.wishes, &mut self.held);
+        let (on_wait, wishes, held) = (&mut *self.on_wait, self.wishes, &mut self.held);
         let taken = engine.acquire(name, applicant, policy, self.interrupt, &mut |waiting| {
             let kept = wishes.iter().zip(&mut *held).filter_map(|(wish, held)| Some((wish, held.as_mut()?)));
             let soon = kept
@@ -284,8 +283,8 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         }
     }
 
-    /// For good: until now each grant depended on the waiting process, so that none outlives it alone; and a wait for the
-    /// last does not eat the lease of the first. `false`: one was lost meanwhile.
+    /// Makes the grants permanent. Until now each one depended on the waiting process, so none outlives it alone, and a
+    /// wait for the last name uses up no lease. Returns `false` if a grant was lost in the meantime.
     fn confirm(&mut self) -> Result<bool> {
         if self.wishes.len() == 1 {
             return if self.until_confirmed { self.confirm_each() } else { Ok(true) };
@@ -294,7 +293,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             let is_for_good = |held: &Option<Grant>| held.as_ref().is_some_and(|grant| grant.provisional.is_none());
             return Ok(self.held.iter().all(is_for_good) || self.take_together(false)?.is_none());
         }
-        // Where the grants end with this process anyway, it need not be said that they do so together.
+        // Grants that end with this process anyway need no commit record to end together.
         if !self.alone.owner_outlives_process {
             return self.confirm_each();
         }
@@ -307,7 +306,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
         for (engine, _) in self.stores() {
             let forgotten = engine.remove_commit_record(&proof);
-            // A decision that was carried out misleads nobody; `gc` removes it.
+            // A commit record that was carried out does no harm; `gc` removes it.
             if !matches!(confirmed, Ok(true)) {
                 forgotten?;
             }
@@ -325,11 +324,11 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         Ok(true)
     }
 
-    /// The stores in which several grants depend on us. Who is killed while he decides may have decided for some only.
+    /// Returns the stores with several grants of ours. A process killed during its commit may have decided for some.
     fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = Vec::new();
         for (StoredLock { engine, name }, held) in self.wishes.iter().zip(&self.held) {
-            // What is claimed under the same id already has another proof.
+            // A name that is claimed under the same id already has another handle hash.
             if held.as_ref().is_none_or(|grant| grant.proof != self.alone.handle.proof()) {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Several names as one change, where the store can make one of several swaps: no crash comes between, so nothing has to
-//! be tentative and nothing to be decided.
+//! Changes of several names by one commit, if the store supports batches. No crash can split a batch, so it needs no
+//! provisional grants and no commit record.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use crate::error::Result;
 use crate::lock::{Acquire, EndedGrant, Grant, Lifetime, Record, Request, Response, Transition};
 use crate::store::Version;
 
-/// How an attempt to change several records ended.
+/// Result of an attempt to change several records.
 pub(super) enum Batch {
-    /// All of them are changed, or were as they ought to be: what is to be answered for each.
+    /// All records are changed, or already were as required: the response for each of them.
     Done(Vec<Response>),
-    /// None of them, because of this one.
+    /// No record is changed, because of the one with this index.
     Refused(usize, Response),
 }
 
 impl Engine {
-    /// Whether so many names can be changed as one.
+    /// Returns true if the store can change this number of names by one commit.
     pub(super) fn changes_at_once(&self, names: usize) -> bool {
         (2..=self.store.max_batch()).contains(&names)
     }
 
-    /// Takes all of these names, some of which may be granted tentatively already (`held`), or none; for good, unless the
-    /// applicant is tentative. Waits for nobody.
+    /// Acquires all these names or none, without waiting; some may be granted provisionally already (`held`). The
+    /// grants are permanent, unless the request is provisional.
     pub(super) fn acquire_batch(
         &self,
         names: &[&[u8]],
@@ -35,7 +35,7 @@ impl Engine {
         let immediately = AcquireRequest { invocation: None, ..request.clone() };
         let mut application = self.application(&immediately, &WaitPolicy::NONE);
         let try_to_take = |application: &Acquire| {
-            // Each has its own, for each may be given back alone.
+            // Each grant has its own lifetime, because each may be released alone.
             let mut begun: Vec<Option<Lifetime>> = vec![None; names.len()];
             let mut decide = |at: usize, record: &Record| {
                 let refuse_stale = application.refuse_stale && !held[at];
@@ -51,7 +51,7 @@ impl Engine {
         };
         let mut taken = try_to_take(&application)?;
         if let Some(called) = request.invocation.filter(|_| matches!(taken, Batch::Refused(..))) {
-            // It may be held by whoever waits for us.
+            // The holder may be a process that waits for this one.
             application.entry.blocked_processes = self.host.blocked_callers(&called, false);
             taken = try_to_take(&application)?;
         }
@@ -62,8 +62,8 @@ impl Engine {
         Ok(taken)
     }
 
-    /// Decides about each of these names, and makes all changes as one if all answers are as `wanted`. If others are
-    /// faster until it is too late, the first is busy.
+    /// Decides about each name, and commits all changes as one batch if `query` accepts all responses. If other writers
+    /// win until `give_up_at`, the first name is busy.
     pub(super) fn commit_batch(
         &self,
         names: &[&[u8]],
@@ -72,7 +72,7 @@ impl Engine {
         give_up_at: Duration,
     ) -> Result<Batch> {
         let mut race = self.race(names[0]).until(give_up_at);
-        // Who tries waits for nobody, and who holds one of them already is waited for.
+        // A caller that only tries waits for no process, and other waiters depend on a caller that holds a name.
         race.has_priority = true;
         loop {
             let mut looks: Vec<(VersionedRecord, Option<Transition>)> = Vec::new();
@@ -118,7 +118,7 @@ fn swapped<'a>((version, before): &'a (Option<Version>, Record), step: &'a Trans
     }
 }
 
-/// The grants in the order of the names, and from whom the last of them was taken, if somebody had not given it back.
+/// Returns the grants in the order of the names, and the last stale grant that was evicted, with its index.
 pub(super) fn granted(outcomes: Vec<Response>) -> (Vec<Grant>, Option<(usize, EndedGrant)>) {
     let (mut grants, mut evicted) = (Vec::new(), None);
     for (at, response) in outcomes.into_iter().enumerate() {

@@ -1,11 +1,11 @@
-//! Who is held up by a wait: the processes of the scripts that go on only when it ends. What they hold does not become free
-//! meanwhile.
+//! The callers that a wait blocks: processes of the scripts that continue only after it. The locks that they hold do
+//! not become free meanwhile.
 //!
-//! Whom a shell waits for cannot be asked, only seen ([`Host::blocked_callers`]), and at first not everything can: what a script
-//! does in the background may look like what it waits for, until the script has begun something else. On a busy machine
-//! that takes its time, and between two commands a script looks as if it waited again. So whoever is held up has to seem
-//! so twice; and whoever was once seen to go on is not held up any more. Only who does not wait at all is told what there
-//! is to be seen at once.
+//! A shell cannot be asked which process it waits for; that can only be observed ([`Host::blocked_callers`]). At first
+//! a background job may look like a foreground command, until the script starts another command. This start takes time
+//! on a busy machine, and between two commands a script looks as if it waited again. So a caller counts as blocked
+//! after two observations, and stops counting once it was seen to continue. A request that does not wait uses the first
+//! observation.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use super::acquire::DEADLOCK_CHECK_DELAY;
 use crate::host::{Host, Invocation};
 use crate::lock::ProcessId;
 
-/// What is to be seen of the script around a wait.
+/// Observations of the script around a wait.
 #[derive(Debug)]
 pub(super) struct BlockedCallers {
     called: Option<Invocation>,
-    /// Those who seem to wait, and when that is looked at again, on CLOCK_BOOTTIME.
+    /// Callers that seem to wait, and the time of their next inspection on CLOCK_BOOTTIME.
     provisional: Option<(Vec<ProcessId>, Duration)>,
 }
 
@@ -26,12 +26,12 @@ impl BlockedCallers {
         BlockedCallers { called, provisional: None }
     }
 
-    /// Those who seem to be held up from the beginning; `None`: nobody called us.
+    /// Returns the callers that seem blocked from the beginning, or `None` if there is no caller.
     pub(super) fn immediately(&self, host: &dyn Host) -> Option<Vec<ProcessId>> {
         Some(host.blocked_callers(self.called.as_ref()?, false))
     }
 
-    /// Looks again, at this time of CLOCK_BOOTTIME, some time after the wait began.
+    /// Inspects the callers again at `now` on CLOCK_BOOTTIME, some time after the wait began.
     pub(super) fn look_again(&mut self, host: &dyn Host, now: Duration, within: &mut Vec<ProcessId>) {
         let Some(called) = self.called.filter(|_| !(within.is_empty() && self.is_known())) else { return };
         let mut seen = host.blocked_callers(&called, true);
@@ -48,12 +48,12 @@ impl BlockedCallers {
         *within = seen;
     }
 
-    /// Whether nobody will be added any more.
+    /// Returns true if no further caller can be added.
     pub(super) fn is_known(&self) -> bool {
         self.called.is_none() || self.provisional.as_ref().is_some_and(|(doubtful, _)| doubtful.is_empty())
     }
 
-    /// When to look again, if `first` is when to do so for the first time.
+    /// Returns the time of the next inspection, if any; `first` is the time of the first inspection.
     pub(super) fn next_look(&self, first: Duration) -> Option<Duration> {
         (!self.is_known()).then(|| self.provisional.as_ref().map_or(first, |(_, at)| *at))
     }
@@ -66,8 +66,8 @@ mod tests {
 
     const FIRST: Duration = Duration::from_millis(100);
 
-    /// Whom a wait holds up where these are seen at once, and those later, one look after the other; and whether no more
-    /// can come.
+    /// Returns the callers that a wait blocks after an immediate observation and these later ones. The flag is true if
+    /// no further caller can be added.
     fn blocked_callers(immediately: &[i32], later: &[(Duration, &[i32])]) -> (Vec<i32>, bool) {
         let host = Fake::new(1);
         let mut blocked_callers = BlockedCallers::new(Some(Invocation { pid: 1, ignores_interrupt: true }));

@@ -1,4 +1,4 @@
-//! Breaking a lock, whoever holds it.
+//! Breaking a lock, regardless of its holder.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use crate::exit::Exit;
 use crate::lock::{Grant, Owner, Request, Response};
 use crate::store::{CommitResult, WriteOptions};
 
-/// How long the removal of an unreadable record is tried again, when the store says that it changes all the time.
+/// Maximum time for retries to remove an unreadable record, if the store reports changes all the time.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Ends the grants that one read finds, or those of them that are `meant`, and remembers who did so. Grants that came
-    /// after that read stay: they are the answer, if there are any. If every grant is meant, an unreadable record is
-    /// removed; the answer then names no grant.
+    /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that
+    /// came after that read stay; the response contains them, if there are any. If every grant is meant, the call
+    /// removes an unreadable record, and the response contains no grant.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked or told; when the record is unreadable and only some grants are meant, or the store
-    /// does not know its version.
+    /// Fails if the store cannot be read or written. An unreadable record is an error if only some grants are meant, or
+    /// if the store does not know its version.
     pub fn break_lock(
         &self,
         name: &[u8],
@@ -32,7 +32,7 @@ impl Engine {
             let error = match self.read(name) {
                 Ok((_, record)) if was_unreadable => {
                     return Ok(match record.holders {
-                        // Another process removed it, or we did and the reply was lost.
+                        // Another process removed the record, or this process did and the reply was lost.
                         none if none.is_empty() => Response::Broken(Vec::new()),
                         holders => Response::NotOwner(holders, None),
                     });

@@ -1,4 +1,4 @@
-//! The one place in which the engine changes a store.
+//! The only place in which the engine changes a store.
 
 use super::Engine;
 use crate::error::Result;
@@ -6,20 +6,20 @@ use crate::lock::Record;
 use crate::store::{CommitResult, Version, Write, WriteOptions};
 
 impl Engine {
-    /// Makes these changes as one. `before`: the records that some of them replace; the others are of what is kept beside
-    /// records.
+    /// Commits these changes as one. `before` contains the records that some of them replace; the other changes are of
+    /// auxiliary objects.
     #[cfg(debug_assertions)]
     pub(super) fn commit(&self, changes: &[Write<'_>], before: &[&Record]) -> Result<CommitResult> {
         self.trace.commit(self.store.as_ref(), self.host.as_ref(), changes, before)
     }
 
-    /// Makes these changes as one.
+    /// Commits these changes as one.
     #[cfg(not(debug_assertions))]
     pub(super) fn commit(&self, changes: &[Write<'_>], _before: &[&Record]) -> Result<CommitResult> {
         self.store.swap_all(changes)
     }
 
-    /// Changes what is kept beside records, under this name.
+    /// Commits a change of the auxiliary object under this name.
     pub(super) fn commit_beside(
         &self,
         name: &[u8],
@@ -30,7 +30,7 @@ impl Engine {
         self.commit(&[Write { name, expect: expect.copied(), body, options: keep, over: &[] }], &[])
     }
 
-    /// Logs the commits to this file.
+    /// Makes the engine log its commits to this file.
     #[cfg(debug_assertions)]
     #[must_use]
     pub fn tracing(self, path: std::path::PathBuf) -> Engine {

@@ -1,4 +1,4 @@
-//! Making a [`CommitRecord`], and asking for somebody else's.
+//! Creation of a [`CommitRecord`], and queries about the commit records of other processes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::lock::{
 use crate::store::{CommitResult, Durability, Scope, Version, WriteOptions};
 
 impl Engine {
-    /// Decides that all these grants stand. `false`: somebody took us for dead.
+    /// Commits all these grants together. Returns `false` if another process considered this one dead.
     pub(super) fn commit_all(&self, proof: &HandleHash, names: &[&[u8]], durability: Durability) -> Result<bool> {
         let key = CommitRecord::key(proof);
         let mut decision = CommitRecord { committed: false, names: names.iter().map(|name| name.to_vec()).collect() };
@@ -20,7 +20,7 @@ impl Engine {
             decision.committed = made;
             let body = lock::encode_decision(&key, &decision);
             let keep = WriteOptions { durability, mode: None };
-            // Whoever takes us for dead, and our grants away, before this has left a gap; after this he ends the decision.
+            // A process that evicts our grants before this check leaves a gap; a later one removes the commit record.
             if made && !self.holds_all(names, proof)? {
                 return Ok(false);
             }
@@ -32,7 +32,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Swaps a decision. `None`: somebody else did.
+    /// Writes a commit record by compare-and-swap. Returns `None` if another process changed it.
     fn try_commit_all(
         &self,
         proof: &HandleHash,
@@ -48,9 +48,9 @@ impl Engine {
                 return Ok(Some(stored));
             }
             match self.commit_record(proof)? {
-                // The reply was lost.
+                // The store has our write, and only the reply was lost.
                 Some((stored, found)) if found == *decision => return Ok(Some(stored)),
-                // A conflict with nobody: a directory was not where it is.
+                // The conflict has no rival: a directory was not in its place.
                 found if found.as_ref().map(|(version, _)| version) == expect => {
                     race.backoff()?;
                 }
@@ -59,11 +59,11 @@ impl Engine {
         }
     }
 
-    /// Gives up these claims of one id, all of them or none. `false`: one of them is its no more.
+    /// Releases these claims of one id, all of them or none. Returns `false` if the id has lost one of them.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked or told.
+    /// Fails if the store cannot be read or written.
     pub fn give_up_claims(&self, names: &[&[u8]], id: &[u8]) -> Result<bool> {
         let of_id = || Ok(Credentials { claim: Some(id.to_vec()), ..self.credentials(None, Vec::new())? });
         if let [name] = names {
@@ -92,7 +92,7 @@ impl Engine {
         self.commit_beside(&key, None, Some(&body), keep)?;
         for name in names {
             self.leave_witness(name, &doubt.proof);
-            // Those before are confirmed again by whoever writes them next, once we are gone.
+            // If this process ends, the next writer of each earlier name confirms its grant again.
             if !matches!(self.apply(name, &Request::Prepare(of_id()?, doubt.clone()))?, Response::Renewed(_)) {
                 return Ok(false);
             }
@@ -114,17 +114,17 @@ impl Engine {
         Ok(true)
     }
 
-    /// Takes a decision away that nobody needs any more.
+    /// Removes a commit record that no process needs any more.
     pub(super) fn remove_commit_record(&self, proof: &HandleHash) -> Result<()> {
         self.remove_auxiliary(&CommitRecord::key(proof), Durability::Volatile)
     }
 
-    /// Whether somebody, who is dead, has decided that his grants stand.
+    /// Returns true if a process, which is dead, has committed the grants with this handle hash.
     pub(super) fn has_committed(&self, proof: &HandleHash) -> Result<bool> {
         Ok(self.commit_record(proof)?.is_some_and(|(_, decision)| decision.committed))
     }
 
-    /// The same, and it stays like that.
+    /// Returns true if the grants with this handle hash are committed, and makes the answer final.
     pub(super) fn has_committed_finally(&self, proof: &HandleHash) -> Result<bool> {
         if !self.has_committed(proof)? {
             self.remove_uncommitted(proof)?;
@@ -144,7 +144,7 @@ impl Engine {
         Ok(stored.and_then(|stored| Some((stored.version, lock::decode_decision(&stored.body)?))))
     }
 
-    /// Whether a decision was left by somebody who died, once all the grants that depend on it are confirmed.
+    /// Returns true if a dead process left this commit record and all grants that depend on it are confirmed.
     pub(super) fn is_orphaned_commit_record(&self, proof: &HandleHash, dry_run: bool) -> Result<bool> {
         let Some((_, decision)) = self.commit_record(proof)? else { return Ok(false) };
         for name in &decision.names {

@@ -1,10 +1,10 @@
-//! A race: somebody else changes a record between our look at it and our swap.
+//! CAS retries: another process changes a record between our read and our commit.
 //!
-//! Somebody wins each race, so all of them together get on. On a store of this host a lost try costs next to nothing,
-//! and the next one is made at once. Where many hosts share the store, a try is several exchanges with it; of forty who
-//! try at once thirty-nine do it in vain, and he who holds, and for whom all of them wait, is held up by them. So a loser
-//! pauses, for a time drawn at random from a span that doubles each time. Who gives back, renews or confirms does not:
-//! there is one of him, and he has the right of way. Nor does he who only tries: his next look says no, most likely.
+//! Each conflict has a winner, so all processes together make progress. On a local store a lost try costs next to
+//! nothing, and the next try follows at once. On a shared store a try is several exchanges with the store. Of forty
+//! simultaneous tries, thirty-nine are in vain and delay the holder that all of them wait for. So a loser pauses for a
+//! random time within a span that doubles each time. A release, renewal or confirmation has a single caller and
+//! priority, so it does not pause. A mere try does not pause either: its next read most likely reports busy.
 
 use std::time::Duration;
 
@@ -14,52 +14,52 @@ use crate::exit::Exit;
 use crate::lock::Request;
 use crate::store::Scope;
 
-/// So often somebody may be faster than we are, one time after the other, before we say that something is wrong.
+/// Maximum number of consecutive tries lost to other writers before the retries fail with an error.
 const MOST_LOST: u32 = 50_000;
 
-/// What is lost less often may be lost to nobody, as when a directory moves, however late it is.
+/// Number of tries that may be lost without a rival, as when a directory moves; the deadline does not limit them.
 const FEW: u32 = 3;
 
-/// No pause is longer: some dozens who try at once have room in it.
+/// Maximum pause, which leaves room for some dozens of simultaneous tries.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// Tries to change one record.
+/// State of the tries to change one record.
 pub(super) struct CasRetry<'a> {
     engine: &'a Engine,
     pub(super) key: &'a [u8],
     lost: u32,
-    /// When this try began, on CLOCK_BOOTTIME.
+    /// Start of this try on CLOCK_BOOTTIME.
     began: Duration,
-    /// When there is no time for another try.
+    /// Time on CLOCK_BOOTTIME after which no further try follows.
     deadline: Duration,
     pub(super) has_priority: bool,
 }
 
 impl Engine {
-    /// Begins a race for what is kept under this key.
+    /// Starts CAS retries for the object under this key.
     pub(super) fn race<'a>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
         let began = self.host.boottime();
         CasRetry { engine: self, key, lost: 0, began, deadline: Duration::MAX, has_priority: false }
     }
 
-    /// The same, of somebody who asks for this.
+    /// Starts CAS retries for this request, which decides whether they have priority.
     pub(super) fn race_for<'a>(&'a self, key: &'a [u8], ask: &Request) -> CasRetry<'a> {
-        let has_right_of_way = !matches!(ask, Request::Acquire(_) | Request::Cancel(..) | Request::Gc);
-        CasRetry { has_priority: has_right_of_way, ..self.race(key) }
+        let has_priority = !matches!(ask, Request::Acquire(_) | Request::Cancel(..) | Request::Gc);
+        CasRetry { has_priority, ..self.race(key) }
     }
 }
 
 impl CasRetry<'_> {
-    /// The same, that goes on until then at most, on CLOCK_BOOTTIME.
+    /// Limits the retries to this time on CLOCK_BOOTTIME.
     pub(super) fn until(self, give_up_at: Duration) -> Self {
         CasRetry { deadline: give_up_at, ..self }
     }
 
-    /// Somebody was faster. Whether there is time for another look, which is to be had now.
+    /// Counts a lost try and pauses if necessary. Returns true if there is time for another read, now.
     ///
     /// # Errors
     ///
-    /// When that was so more often than anybody could have been faster.
+    /// Fails if the number of lost tries exceeds any plausible number of rivals.
     pub(super) fn backoff(&mut self) -> Result<bool> {
         self.lost += 1;
         if self.lost >= MOST_LOST {

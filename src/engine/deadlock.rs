@@ -1,23 +1,23 @@
-//! Seeing a circle of waits: leaving a note of each wait that others may depend on, and following the notes.
+//! Deadlock detection: publishing the edges of waits that other waits may depend on, and following these edges.
 
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Cycle, Facts, HandleHash, Liveness, Record, WaitEdges, WaitNode, Waiter, find_cycle};
 use crate::store::{CommitResult, WriteOptions};
 
-/// So many waits are followed at most.
+/// Maximum number of waits that are followed.
 const MOST_WAITS: usize = 2000;
 
-/// Of the waits of one process for one lock so many are noted, and as many of those under one grant. If one of them is
-/// stuck, all behind it are as well, and hold up the same: more would only be more to read and write, for a thousand of
-/// them at every step of each.
+/// Maximum number of published waits of one process for one lock, and of those under one grant. If one of these waits
+/// is stuck, all waits behind it are stuck too and block the same processes. More edges would only cost reads and
+/// writes, for a thousand waits at every step of each.
 const MOST_OF_A_LOCK: usize = 4;
 
-/// So often two looks at the same waits may differ before we leave it to the next one who looks.
+/// Maximum number of differing reads of the same waits before the check is left to the next process.
 const MOST_LOOKS: usize = 20;
 
-/// Where a wait is noted, of all the places in which others will look for it. Not everywhere: there are enough of those
-/// who wait for the same; when they do not any more, it is to be tried again.
+/// Extent to which a wait is published under the keys that other processes read. A key with enough similar waits gets
+/// no further one; when those waits end, the publication must be repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Published {
     Nowhere,
@@ -26,7 +26,7 @@ pub(super) enum Published {
 }
 
 impl Engine {
-    /// Leaves a note of this wait wherever others will look for it.
+    /// Publishes this wait under every key that other processes read.
     pub(super) fn publish(&self, name: &[u8], waiter: &Waiter) -> Result<Published> {
         let wait = (name.to_vec(), waiter.proof);
         let keys = WaitEdges::keys(waiter);
@@ -69,14 +69,14 @@ impl Engine {
         Ok(self.store.read(key)?.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default())
     }
 
-    /// Whether this waiter is in the queue, and not known to be dead.
+    /// Returns true if this waiter is in the queue and is not known to be dead.
     fn is_waiting(&self, name: &[u8], proof: &HandleHash) -> Result<bool> {
         let (_, record) = self.read(name)?;
         let Some((record, waiter)) = self.entry(record, proof)? else { return Ok(false) };
         Ok(self.liveness(&record, &waiter.owner.domain, &waiter.process) != Liveness::Dead)
     }
 
-    /// Takes the notes of a wait away.
+    /// Removes the published edges of a wait.
     pub(super) fn retract(&self, name: &[u8], waiter: &Waiter) -> Result<()> {
         WaitEdges::keys(waiter).iter().try_for_each(|key| {
             self.change_edges(key, &|notes| notes.waits.retain(|(of, proof)| *proof != waiter.proof || of != name))
@@ -101,7 +101,7 @@ impl Engine {
         }
     }
 
-    /// The circle that this wait closes, if it does. All of it was there at one moment.
+    /// Returns the cycle that this wait closes, if there is one. All its edges existed at one moment.
     pub(super) fn find_deadlock(&self, name: &[u8], me: &HandleHash) -> Result<Option<Cycle>> {
         let mut before = None;
         for _ in 0..MOST_LOOKS {
@@ -123,7 +123,7 @@ impl Engine {
                 continue;
             }
             let (_, record) = match self.read(&name) {
-                // A wait does not fail because the record of another lock is unreadable.
+                // An unreadable record of another lock does not fail this wait.
                 Err(error) if !waits.is_empty() && error.is_of_one_record() => continue,
                 read => read?,
             };
@@ -145,7 +145,7 @@ impl Engine {
         }
     }
 
-    /// A waiter's entry, wherever in the queue it is.
+    /// Returns a waiter's entry from any part of the queue, and the record with that part.
     pub(super) fn entry(&self, record: Record, proof: &HandleHash) -> Result<Option<(Record, Waiter)>> {
         let of = |record: &Record| record.waiters.iter().find(|waiter| waiter.proof == *proof).cloned();
         if let Some(waiter) = of(&record) {

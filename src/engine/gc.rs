@@ -1,5 +1,5 @@
-//! What the killed left beside the records: pages that were fetched, notes of waits that are no more, and decisions that are
-//! carried out. Nobody is misled by them; `gc` clears them away.
+//! Removal of auxiliary objects that killed processes left: fetched pages, edges of former waits, and commit records
+//! that were carried out. These leftovers do no harm; `gc` removes them.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use crate::error::Result;
 use crate::lock::{self, CommitRecord, HandleHash, Liveness, Page};
 use crate::store::{Scope, Swept, Version, WriteOptions};
 
-/// The host that left a witness removes it with the entry. The witness stays where another host removed the entry, or the
-/// store is gone, so `gc` removes old ones. If an entry is as old, its lease alone decides when its owner has died.
+/// Minimum age of witnesses that `gc` removes. The host of a witness removes it with the entry, but not if another host
+/// removed the entry or the store is gone. If an entry is as old, its lease alone decides its owner's death.
 const OLD_WITNESS: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Engine {
-    /// Removes them. A leftover that depends on an unreadable record stays, for that record may still need it.
+    /// Removes leftovers. A leftover that depends on an unreadable record stays, because that record may still need it.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked or told.
+    /// Fails if the store cannot be read or written.
     pub fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        // What was half-way to being stored can be seen then.
+        // The sweep of the store makes half-finished writes visible.
         let mut swept = self.store.sweep(dry_run)?;
         let mut keys = Vec::new();
         self.store.scan(&mut |_, stored| {
@@ -39,7 +39,7 @@ impl Engine {
         Ok(swept)
     }
 
-    /// Removes what is kept under this key, if it is a leftover. `false`: it is not one.
+    /// Removes the object under this key if it is a leftover. Returns `false` if it is not a leftover.
     fn sweep_one(&self, key: &[u8], version: &Version, dry_run: bool) -> Result<bool> {
         let is_waits = key.first() == Some(&0);
         let is_left = match (Page::of_key(key), CommitRecord::of_key(key)) {
@@ -53,7 +53,7 @@ impl Engine {
                 let gone = self.gone(key)?;
                 self.change_edges(key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;
             } else {
-                // What came in its place since then is needed: a page's name may come back.
+                // The name of a page may come back, so an object that has replaced this version must stay.
                 self.commit_beside(key, Some(version), None, WriteOptions::default())?;
                 self.remove_witness_of_value(key);
             }
@@ -70,14 +70,14 @@ impl Engine {
         Ok(!self.gone(key)?.is_empty())
     }
 
-    /// Those of the waits noted there that are no more.
+    /// Returns the published waits under this key that no longer exist.
     fn gone(&self, key: &[u8]) -> Result<Vec<(Vec<u8>, HandleHash)>> {
         let stored = self.store.read(key)?;
         let notes = stored.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
         let mut gone = Vec::new();
         for (name, proof) in notes.waits {
             let waits = match self.read(&name).and_then(|(_, record)| self.entry(record, &proof)) {
-                // The waiter may still be in there.
+                // The unreadable record may still contain the waiter.
                 Err(error) if error.is_of_one_record() => continue,
                 waits => waits?,
             };

@@ -1,5 +1,5 @@
-//! What the engine writes down of grants that are over. It does so when the lock has moved on and those whom that concerns
-//! have been rung, and whatever goes wrong here concerns nobody.
+//! The engine's log of ended grants. The engine writes it after the commit and the wake-ups, and a failure of the log
+//! affects no process.
 
 use super::Engine;
 use crate::error::Result;
@@ -7,7 +7,7 @@ use crate::history::{Limits, Past, Who};
 use crate::lock::{Owner, Record};
 
 impl Engine {
-    /// Writes down the grants that stood in `before` and had ended in what took its place; if they were broken, by whom.
+    /// Logs the grants in `before` that had ended in `after`; `by` is the owner that broke them.
     pub(super) fn log_endings(&self, before: &Record, after: &Record, by: Option<&Owner>) {
         if self.remembers.are_off() || before.holders.is_empty() {
             return;
@@ -23,11 +23,11 @@ impl Engine {
         }
     }
 
-    /// Visits every grant that is over and not forgotten, in the order of their ends. `false`: this store keeps no history.
+    /// Visits every ended grant still kept, in the order of their ends. Returns `false` if this store has no history.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked.
+    /// Fails if the store cannot be read.
     pub fn each_past(&self, limits: &Limits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let kept_since = self.host.wall().saturating_sub(limits.age).as_millis() as u64;
         self.store.read_history(&mut |line| {
@@ -39,7 +39,7 @@ impl Engine {
         })
     }
 
-    /// The process that counts: the first that is not dead. Where there is but one, nobody needs to be asked.
+    /// Returns the pid of the effective owner: the first process that is not dead. A single process needs no check.
     pub fn pid(&self, party: &Owner) -> Option<i32> {
         let lives = |owner: &&crate::lock::ProcessId| {
             party.processes.len() == 1 || self.host.liveness(&party.domain, owner, self.store.scope()).may_live_here()

@@ -1,19 +1,19 @@
-//! A record and what became of everybody in it, to be shown.
+//! A record with the liveness of its holders and waiters, for display.
 
 use super::prefetch::prefetch_liveness;
 use crate::error::Result;
 use crate::lock::{EndReason, Facts, Liveness, Query, Record, grant_status};
 
-/// A record and what became of everybody in it.
+/// A record with the liveness of its holders and waiters.
 #[derive(Debug, Clone)]
 pub struct LockStatus {
     /// The record.
     pub record: Record,
-    /// For each holder: what is known of its owner, or why its grant no longer stands.
+    /// For each holder: the liveness of its owner, or the reason why its grant has ended.
     pub holders: Vec<std::result::Result<Liveness, EndReason>>,
-    /// For each holder: which of its owners is the effective one.
+    /// For each holder: the index of its effective owner.
     pub owners: Vec<usize>,
-    /// For each waiter: what is known of it.
+    /// For each waiter: its liveness.
     pub waiters: Vec<Liveness>,
 }
 
@@ -29,7 +29,7 @@ impl LockStatus {
         }
     }
 
-    /// Whether somebody holds it who has not gone.
+    /// Returns true if the lock has a holder whose grant has not ended.
     pub fn is_held(&self) -> bool {
         self.holders.iter().any(std::result::Result::is_ok)
     }

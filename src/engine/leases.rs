@@ -1,8 +1,8 @@
-//! Leases as their holder sees them: when they end on our own clock, at the earliest; and giving back those that nobody
-//! needs any more.
+//! Leases from the holder's view: their earliest end on the local clock, and the revocation of leases that are no
+//! longer needed.
 //!
-//! The store says when a lease is over for everybody ([`crate::store::Store::until_over`]). Its holder counts on
-//! CLOCK_BOOTTIME, from before it asked for the lease, so for the holder it is over first.
+//! The store decides when a lease is over for every host ([`crate::store::Store::time_to_expiry`]). The holder counts
+//! on CLOCK_BOOTTIME, from before its request for the lease, so for the holder the lease is over first.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use crate::error::Result;
 use crate::lock::{Grant, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Prepare, Record, Request, Response};
 use crate::store::Scope;
 
-/// How long leases are that are renewed, where nothing else was said.
+/// Default duration of leases that a keeper renews.
 pub const LEASE: Duration = Duration::from_secs(60);
 
-/// A lease that we asked for.
+/// A lease that this engine requested.
 #[derive(Debug)]
 pub(super) struct IssuedLease {
     lease: Lease,
-    /// When it ends on CLOCK_BOOTTIME, at the earliest.
+    /// Earliest end of the lease on CLOCK_BOOTTIME.
     ends: Duration,
     span: Duration,
 }
 
 impl Engine {
-    /// A tenure that begins now.
+    /// Starts a lifetime now and returns it.
     ///
     /// # Errors
     ///
-    /// When the store's clock cannot be asked.
+    /// Fails if the store's clock cannot be read.
     pub fn start(&self, lifetime: &Lifetime) -> Result<Lifetime> {
         match lifetime {
             Lifetime::Ttl(span) => Ok(Lifetime::ExpiresAt(self.grant_lease(Duration::from_millis(*span))?)),
@@ -40,8 +40,8 @@ impl Engine {
         }
     }
 
-    /// Begins the time of a grant in the record that is about to be written. What was `begun` for a try that somebody was
-    /// faster than will do if it is fresh.
+    /// Starts the lifetime of a grant in the record that is about to be written. A fresh lifetime in `begun`, from a
+    /// try that lost to another writer, is used again.
     pub(super) fn begin_grant(
         &self,
         lifetime: &Lifetime,
@@ -59,17 +59,17 @@ impl Engine {
         Ok(())
     }
 
-    /// When a tenure that was begun here ends on CLOCK_BOOTTIME, at the earliest. `None`: by no lease of ours.
+    /// Returns the earliest end of a lifetime on CLOCK_BOOTTIME, or `None` if it has no lease of this engine.
     pub fn ends(&self, lifetime: &Lifetime) -> Option<Duration> {
         self.own(lifetime.lease()?, |lent| lent.ends)
     }
 
-    /// How long leases are that are renewed.
+    /// Returns the duration of leases that a keeper renews.
     pub fn lease(&self) -> Duration {
         self.lease
     }
 
-    /// A lease that ends so long from now.
+    /// Requests a lease that ends `span` from now.
     pub(super) fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let ends = self.host.boottime().saturating_add(span);
         let lease = self.store.grant_lease(span)?;
@@ -80,8 +80,8 @@ impl Engine {
         Ok(lease)
     }
 
-    /// Lets a tentative grant last for another lease if it has less than half of one, or one that nobody would renew, and
-    /// says how soon to ask for that again; `None`: it has none. What cannot be had is missed when the grant is confirmed.
+    /// Extends a provisional grant if its lease has less than half left, or has no keeper. Returns the time until the
+    /// next call, or `None` without a lease. The confirmation detects a failed extension.
     pub(super) fn extend_if_short(&self, name: &[u8], request: &AcquireRequest, grant: &mut Grant) -> Option<Duration> {
         let lease = grant.lifetime.lease()?;
         let is_short = self.left_of_own(lease).is_none_or(|left| left < self.lease / 2);
@@ -100,8 +100,8 @@ impl Engine {
         self.apply(name, &Request::Prepare(self.credentials(Some(proof), Vec::new())?, doubt))
     }
 
-    /// Whether a lease in a record was over when we read it. Whoever renews, or gives back, stores another record and
-    /// ends his old lease then; so of a lease that is in the record no more its end says nothing, and we are only late.
+    /// Returns true if a lease in a record was over at the read. A renewal or release stores another record and ends
+    /// the old lease. The end of a lease that has left the record proves nothing; our read is only late.
     pub(super) fn lease_expired(&self, record: &Record, lease: &Lease) -> Result<bool> {
         let is_over = match lease.clock {
             LeaseClock::FileSystem(_) => self.store.time_to_expiry(lease, &record.sightings)?.is_zero(),
@@ -113,12 +113,12 @@ impl Engine {
         Ok(self.read(&record.name)?.1.leases().any(|it| it == lease))
     }
 
-    /// How long a lease of ours has left.
+    /// Returns the remaining time of a lease that this engine requested.
     pub(super) fn left_of_own(&self, lease: &Lease) -> Option<Duration> {
         self.own(lease, |lent| lent.ends.saturating_sub(self.host.boottime()))
     }
 
-    /// Whether a tenure that was begun here has only just begun.
+    /// Returns true if a lifetime that started here has at least 90 percent of its time left.
     fn is_fresh(&self, lifetime: &Lifetime) -> bool {
         let now = self.host.boottime();
         let is_fresh = |lent: &IssuedLease| lent.ends.saturating_sub(now) >= lent.span / 10 * 9;
@@ -130,14 +130,14 @@ impl Engine {
         lent.iter().find(|lent| lent.lease == *lease).map(of)
     }
 
-    /// Gives back the leases of those who hold or wait no more.
+    /// Revokes the leases of former holders and waiters.
     pub(super) fn end_leases(&self, before: &Record, now: &Record) {
         let now: Vec<&Lease> = now.leases().collect();
         before.leases().filter(|lease| !now.contains(lease)).for_each(|lease| self.store.revoke_lease(lease));
     }
 
-    /// Writes into a record which of its leases this host has seen, if the next caller on this host could not find that out.
-    /// That caller may not wait, and would count from the beginning. If nothing can be written, that caller does so.
+    /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. The next
+    /// caller may not wait, and would count from the beginning. If the write fails, it does so.
     pub fn note_leases(&self, record: &Record) {
         let leases: Vec<&Lease> = record.leases().take(MOST_SIGHTINGS).collect();
         let sightings = self.store.new_sightings(&leases, &record.sightings).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Outages: a caller who waits for a lock waits for the store, too.
+//! Outages: a caller that waits for a lock waits for the store too.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeReason};
 use crate::lock::Record;
 
-/// The longest pause before a store that does not answer is asked again.
+/// Maximum pause between two calls to a store that does not answer.
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
-    /// Does `work` again and again while the store's servers have never answered and may soon. `None`: the interrupt came.
+    /// Repeats `work` while the store's servers have never answered but may soon. Returns `None` on an interrupt.
     ///
     /// # Errors
     ///
-    /// With the last error of `work`, when it is another one or the patience is over.
+    /// Fails with the last error of `work`, if it has another cause or the policy ends the wait.
     pub(super) fn when_reached<T>(
         &self,
         name: &[u8],
@@ -41,11 +41,11 @@ impl Engine {
         }
     }
 
-    /// Pauses after this error. `true`: the interrupt came.
+    /// Pauses after this error. Returns true on an interrupt.
     ///
     /// # Errors
     ///
-    /// With the error, when the patience is over.
+    /// Fails with this error if the policy ends the wait.
     pub(super) fn outlast(
         &self,
         name: &[u8],

@@ -1,4 +1,4 @@
-//! The end of a long queue: entering a page, leaving it, and closing it to fetch who is on it.
+//! The overflow of a long queue: joining a page, leaving it, and sealing it to fetch its waiters.
 
 use super::Engine;
 use crate::error::Result;
@@ -6,11 +6,11 @@ use crate::lock::{self, Enqueued, HandleHash, Page, Pages, QueuePosition, Record
 use crate::store::{CommitResult, Version, WriteOptions};
 
 impl Engine {
-    /// Enters a page of a name's queue. `None`: it takes nobody more.
+    /// Adds a waiter to a page of a name's queue. Returns `None` if the page takes no more waiters.
     pub(super) fn enqueue(&self, name: &[u8], number: u64, entry: &Waiter) -> Result<Option<QueuePosition>> {
         let mut place = None;
         self.change_page(name, number, &mut |page| match page.enqueue(number, entry) {
-            Enqueued::Change(next) => Some(next),
+            Enqueued::Write(next) => Some(next),
             Enqueued::Already(found) => {
                 place = Some(found);
                 None
@@ -26,7 +26,7 @@ impl Engine {
         Ok(place)
     }
 
-    /// Leaves a page. `false`: it was not on it any more, or must be removed from where it is fetched to.
+    /// Removes a waiter from a page. Returns `false` if it is gone, or must be removed from the place it is fetched to.
     pub(super) fn dequeue(&self, name: &[u8], number: u64, proof: &HandleHash) -> Result<bool> {
         let mut left = false;
         self.change_page(name, number, &mut |page| {
@@ -37,7 +37,7 @@ impl Engine {
         Ok(left)
     }
 
-    /// Closes a page: nobody enters or leaves it any more. Returns who is on it.
+    /// Seals a page and returns its waiters: no waiter joins or leaves it any more.
     pub(super) fn seal(&self, name: &[u8], number: u64) -> Result<Vec<Waiter>> {
         let page = self.change_page(name, number, &mut |page| {
             (!page.sealed).then(|| Page { sealed: true, waiters: page.waiters.clone() })
@@ -45,7 +45,7 @@ impl Engine {
         Ok(page.waiters)
     }
 
-    /// Replaces a page until `change` has nothing more to change. Returns it as it then is.
+    /// Replaces a page until `change` has no further change. Returns the resulting page.
     fn change_page(&self, name: &[u8], number: u64, change: &mut dyn FnMut(&Page) -> Option<Page>) -> Result<Page> {
         let key = Page::key(name, number);
         let mut race = self.race(&key);
@@ -62,13 +62,13 @@ impl Engine {
         }
     }
 
-    /// A page as it is; one that is missing or unreadable is empty.
+    /// Returns a page; a missing or unreadable page is empty.
     fn page(&self, key: &[u8]) -> Result<(Option<Version>, Page)> {
         let Some(stored) = self.store.read(key)? else { return Ok((None, Page::default())) };
         Ok((Some(stored.version), lock::decode_page(&stored.body).unwrap_or_default()))
     }
 
-    /// The record with its whole queue in it, to be shown.
+    /// Returns the record with its entire queue, for display.
     pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
         for number in numbers(record.pages) {
             let (_, page) = self.page(&Page::key(&record.name, number))?;
@@ -79,8 +79,7 @@ impl Engine {
         Ok(record)
     }
 
-    /// Removes the pages that were fetched, and returns who was on them. Should we die before that, they are in nobody's
-    /// way.
+    /// Removes the fetched pages and returns their waiters. Pages that a killed process leaves do no harm.
     pub(super) fn remove_pages(&self, before: &Record, now: &Record) -> Result<Vec<Waiter>> {
         let mut fetched = Vec::new();
         for number in numbers(before.pages).filter(|number| now.pages.is_none_or(|pages| !pages.has(*number))) {

@@ -1,14 +1,14 @@
-//! What is asked about a crowd at once. To decide is to begin anew after each answer, which is cheap while a record has
-//! sixteen waiters and a few holders; of the thousands that shared locks may have, or that a stranger wrote, each would cost as
-//! much as all of them.
+//! Prefetching the liveness of many processes. A decision restarts after each answer, which is cheap for sixteen
+//! waiters and a few holders. A shared lock or untrusted input may have thousands, and each of them would cost as much
+//! as all of them.
 
 use crate::error::Result;
 use crate::lock::{Facts, Query, Record, grant_status};
 
-/// Fewer are asked about when it is their turn, and perhaps never.
+/// Maximum number of entries whose liveness is queried only on demand.
 const CROWD: usize = 64;
 
-/// Learns what has become of all who stand in a record, if they are many.
+/// Inserts the liveness of all holders and waiters of a record, if they are many.
 pub(super) fn prefetch_liveness(
     record: &Record,
     facts: &mut Facts,
@@ -19,7 +19,7 @@ pub(super) fn prefetch_liveness(
     }
     for grant in &record.holders {
         while let Err(query) = grant_status(grant, facts) {
-            // That is more than a question: it may make up somebody's mind.
+            // This query is not prefetched, because its answer may force a decision about the commit.
             if matches!(query, Query::Committed(_)) {
                 break;
             }

@@ -1,46 +1,46 @@
-//! Who wants a lock, and what he asks the protocol for.
+//! The request of a caller for a lock, and its translation for the protocol.
 
 use super::{Engine, WaitPolicy};
 use crate::host::Invocation;
 use crate::lock::{Acquire, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Waiter};
 use crate::store::Scope;
 
-/// Who wants a lock, and on what terms.
+/// A request for a lock, and its terms.
 #[derive(Debug, Clone)]
 pub struct AcquireRequest {
     /// The secret that will prove the grant.
     pub handle: Handle,
-    /// How much of it.
+    /// The mode of the grant.
     pub mode: Mode,
-    /// For whom.
+    /// The owner of the grant.
     pub owner: Owner,
     /// The process that waits.
     pub process: ProcessId,
-    /// Whether that process may end without the party losing what it waited for: then a grant must be confirmed.
+    /// True if the owner keeps the lock when that process ends: the grant must then be confirmed.
     pub owner_outlives_process: bool,
-    /// Whether the party's end gives the lock back, as a matter of course.
+    /// True if the end of the owner counts as a normal release.
     pub release_on_exit: bool,
-    /// The id under which the name is to be claimed, if it is.
+    /// The id under which the request claims the name, if it does.
     pub claim: Option<Vec<u8>>,
-    /// How long the grant is to last.
+    /// The lifetime of the grant.
     pub lifetime: Lifetime,
-    /// How many may hold at once, for [`Mode::Slot`].
+    /// Maximum number of holders, for [`Mode::Slot`].
     pub slots: Option<u32>,
-    /// Refuse when the holder is gone without having given back.
+    /// True if the request fails when the holder ended without a release.
     pub refuse_stale: bool,
-    /// What is granted depends on the waiting process until it is asked for again without this.
+    /// True if the grant depends on the waiting process until a second request without this flag.
     pub provisional: bool,
-    /// Take nothing that is not granted already.
+    /// True if the request may only confirm an existing grant.
     pub confirming: bool,
-    /// The grants that do not end before this wait does: those that the applicant works under, and its own where it
-    /// takes several names one after the other.
+    /// The grants that do not end before this wait: the enclosing grants of the caller, and its own while it acquires
+    /// several names in order.
     pub enclosing_grants: Vec<HandleHash>,
-    /// The process whose caller waits for it: [`Waiter::blocked_processes`] is found out when there is a wait.
+    /// The process whose caller waits for it; a wait derives [`Waiter::blocked_processes`] from it.
     pub invocation: Option<Invocation>,
 }
 
 impl AcquireRequest {
-    /// A process that takes a lock for itself alone, while it lives.
+    /// Creates the request of a process that acquires an exclusive lock for itself, for as long as it lives.
     pub fn for_itself(handle: Handle, owner: Owner, process: ProcessId) -> AcquireRequest {
         AcquireRequest {
             handle,
@@ -66,7 +66,7 @@ impl Engine {
         let lifetime = match (&request.lifetime, self.store.scope()) {
             // Other hosts cannot see whether the owner lives.
             (Lifetime::WhileOwnerLives, Scope::Shared) => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
-            // Nor whether the process lives that has not yet said that it knows of its grant.
+            // Other hosts cannot see whether the process of a provisional grant lives.
             (_, Scope::Shared) if request.provisional => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
             (tenure, _) => tenure.clone(),
         };

@@ -1,4 +1,4 @@
-//! The loop on a store in memory and a host whose clock only moves when somebody waits.
+//! Tests of the engine with a store in memory and a host whose clock moves only during waits.
 
 use super::*;
 use crate::host::Fake;
@@ -6,7 +6,7 @@ use crate::host::Fake;
 use crate::lock::{EndReason, EndedGrant, Lifetime, Liveness, Mode, Owner};
 use crate::store::Memory;
 
-/// Two processes of one host, 1 and 2, both alive.
+/// Returns an engine, and its host with two live processes, 1 and 2.
 fn engine() -> (Engine, Fake) {
     let host = Fake::new(1);
     host.set_liveness(2, Liveness::Alive);

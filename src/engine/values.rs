@@ -1,5 +1,5 @@
-//! Values: reading one, and writing or deleting it. The rules are in [`crate::lock`]'s `value.rs`; here is what they need of
-//! the store: the bytes of those that are apart, and waiting for whoever holds the lock.
+//! Reading, writing and deleting values. The rules are in [`crate::lock`]'s `value.rs`. This module adds the store
+//! operations: the bytes of external values, and the wait for the holder.
 
 use std::os::fd::BorrowedFd;
 
@@ -13,31 +13,31 @@ use crate::lock::{
 };
 use crate::store::{Durability, Write, WriteOptions};
 
-/// What is to be written, by whoever may.
+/// A requested change of a value.
 #[derive(Debug, Clone)]
 pub struct ValueWrite<'a> {
-    /// Who says that he may.
+    /// The credentials of the writer.
     pub by: Credentials,
-    /// The bytes; `None`: what is there is to be deleted.
+    /// The new bytes; `None` deletes the value.
     pub bytes: Option<&'a [u8]>,
-    /// Who may read them, if not everybody who may read the store: the permission bits of a file.
+    /// File permission bits that limit the readers of the bytes; without them, every reader of the store may read them.
     pub mode: Option<u32>,
-    /// What must be so.
+    /// The condition that must hold for the write.
     pub precondition: Option<Precondition>,
-    /// Only as the holder; else also where nobody holds the lock.
+    /// True if only the holder may write; otherwise the write is allowed even if the lock is free.
     pub require_lock: bool,
-    /// And give back the lock.
+    /// True if the write releases the lock too.
     pub release: bool,
-    /// Also when the grant is over, if nobody has had the lock since.
+    /// True if an ended grant is sufficient, provided that no other process has held the lock since.
     pub even_if_stale: bool,
 }
 
 impl Engine {
-    /// The value of a name and its bytes, if it has one.
+    /// Returns the value of a name and its bytes, if the name has a value.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked, or the value's bytes are missing.
+    /// Fails if the store cannot be read, or if the value's bytes are missing.
     pub fn value(&self, name: &[u8]) -> Result<Option<(Value, Vec<u8>)>> {
         let mut missing = None;
         let mut race = self.race(name);
@@ -60,7 +60,7 @@ impl Engine {
                 let unreadable = || Error::corrupt(format!("{}: the value is unreadable", self.store.describe(&key)));
                 return Ok(Some((value, bytes.ok_or_else(unreadable)?.1)));
             }
-            // Bytes go only after the record has gone on to others.
+            // The record changes before the bytes are removed, so a second miss for the same record is an error.
             if missing == Some(value.write_id) {
                 return Err(Error::corrupt(format!("{}: the value is missing", self.store.describe(&key))));
             }
@@ -69,12 +69,12 @@ impl Engine {
         }
     }
 
-    /// Writes or deletes a value: at once where that can be, else when the applicant has been granted the lock, which is
-    /// given back with that.
+    /// Writes or deletes a value: immediately if possible, otherwise after the caller has been granted the lock. The
+    /// write then releases that lock.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked or told.
+    /// Fails if the store cannot be read or written.
     pub fn write(
         &self,
         name: &[u8],
@@ -98,8 +98,8 @@ impl Engine {
             return Ok(AcquireResult::Answer(outcome));
         }
         let spent = self.host.boottime().saturating_sub(began);
-        let patience = &WaitPolicy { limit: policy.limit.map(|limit| limit.saturating_sub(spent)), ..*policy };
-        match self.acquire(name, request, patience, interrupt, on_wait)? {
+        let rest_of_policy = &WaitPolicy { limit: policy.limit.map(|limit| limit.saturating_sub(spent)), ..*policy };
+        match self.acquire(name, request, rest_of_policy, interrupt, on_wait)? {
             AcquireResult::Answer(Response::Granted(..)) => {}
             refused => return Ok(refused),
         }
@@ -113,21 +113,21 @@ impl Engine {
         written.map(AcquireResult::Answer)
     }
 
-    /// The grant by which a name is claimed for good, if it is.
+    /// Returns the grant that claims a name permanently, if there is one.
     ///
     /// # Errors
     ///
-    /// When the store cannot be asked.
+    /// Fails if the store cannot be read.
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
         Ok(self.claim_in(&self.inspect(name)?))
     }
 
-    /// The same of what was seen.
+    /// Returns the grant in this status that claims the name permanently, if there is one.
     pub fn claim_in(&self, status: &LockStatus) -> Option<Grant> {
         let mut held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
         let (grant, _) = held.find(|(grant, _)| grant.claim.is_some())?;
         let is_at_work = |process| self.liveness(&status.record, &grant.owner.domain, process) != Liveness::Dead;
-        // Somebody may be about to give it up: till then it is one.
+        // A provisional claim with a commit record is about to be given up; until then it counts as a claim.
         let may_come_to_nothing =
             grant.provisional.as_ref().is_some_and(is_at_work) && !self.has_committed(&grant.proof).unwrap_or(false);
         (!may_come_to_nothing).then(|| grant.clone())
@@ -147,7 +147,7 @@ impl Engine {
         let mut stored = false;
         let key = Value::key(name, mark);
         let done = self.try_to_write(name, query, &mut writing, &mut stored, writer);
-        // After an error it may have been written all the same; then somebody else's `gc` knows better.
+        // After an error the write may have happened nevertheless; a later `gc` decides that with more information.
         if stored && matches!(&done, Ok(response) if !matches!(response, Response::Written(..))) {
             self.remove_auxiliary(&key, Durability::Volatile)?;
             self.remove_witness_of_value(&key);
@@ -166,7 +166,7 @@ impl Engine {
         let mut race = self.race(name);
         loop {
             let (version, record) = self.read(name)?;
-            // What only some may read stays like that until somebody says otherwise.
+            // The mode of an existing value stays until a writer sets another one.
             let mode = query.mode.or(record.value.as_ref().and_then(|value| value.mode));
             if let (Some(value), Some(bytes)) = (&mut writing.value, query.bytes)
                 && value.mode != mode
@@ -202,7 +202,7 @@ impl Engine {
             {
                 *stored = true;
                 self.commit(&[*value], &[])?;
-                // That took its time.
+                // The write of the bytes took time, so the record is read again.
                 continue;
             }
             let swapped = RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
@@ -214,7 +214,7 @@ impl Engine {
         }
     }
 
-    /// Removes the bytes of a value that the record no longer names.
+    /// Removes the bytes of a value that the record no longer references.
     pub(super) fn remove_old_value(&self, before: &Record, now: &Record) -> Result<()> {
         let apart = |record: &Record| record.value.as_ref().filter(|it| it.inline.is_none()).map(|it| it.write_id);
         match apart(before) {
@@ -228,7 +228,7 @@ impl Engine {
         }
     }
 
-    /// Whether these bytes were left by somebody who died before a record named them, or after.
+    /// Returns true if no record references these bytes and their writer can no longer make a record do so.
     pub(super) fn is_orphaned_value(&self, key: &[u8]) -> Result<bool> {
         let Some((name, mark)) = Value::of_key(key) else { return Ok(false) };
         let Some(stored) = self.store.read(key)? else { return Ok(false) };
@@ -239,8 +239,8 @@ impl Engine {
     }
 }
 
-/// What a power cut may do to a swap from one record to the other: values and claims must outlast it, and what bears them
-/// must not be torn.
+/// Returns the durability of a commit from one record to another. Values and claims must survive a power cut, and a
+/// power cut must not tear a record that contains them.
 pub(super) fn durability(before: &Record, now: &Record) -> Durability {
     let claims = |record: &Record| -> Vec<(HandleHash, bool)> {
         let claims = record.holders.iter().filter(|grant| grant.claim.is_some());

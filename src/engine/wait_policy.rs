@@ -1,43 +1,43 @@
-//! How long, and how often, somebody is willing to try.
+//! Limits of a wait in time and attempts.
 
 use std::time::Duration;
 
-/// A ring can be lost, though none should: so often a waiter looks for itself where every user is on this host.
+/// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
 
-/// How a waiter polls where it cannot be rung, or where it only has so many attempts.
+/// Polling interval of a waiter that receives no wake-ups, or has a limited number of attempts.
 const OFTEN: Backoff = Backoff { min: Duration::from_millis(20), max: Duration::from_millis(500) };
 
-/// How long, and how often, somebody is willing to try.
+/// Maximum duration and number of attempts of a wait, and its polling interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// At most this long; `None`: for ever.
+    /// Maximum duration; `None` means no limit.
     pub limit: Option<Duration>,
-    /// At most so many looks.
+    /// Maximum number of attempts; `None` means no limit.
     pub attempts: Option<u32>,
-    /// The pauses between looks that nothing prompts.
+    /// Pauses between attempts without a wake-up.
     pub backoff: Option<Backoff>,
 }
 
 /// Pauses that double from `min` to `max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
-    /// The first one.
+    /// The first pause.
     pub min: Duration,
-    /// The longest.
+    /// The longest pause.
     pub max: Duration,
 }
 
 impl WaitPolicy {
-    /// Try once.
+    /// Policy of a single attempt.
     pub const NONE: WaitPolicy = WaitPolicy { limit: Some(Duration::ZERO), attempts: None, backoff: None };
 
-    /// Whether it is one try only.
+    /// Returns true if the policy allows a single attempt only.
     pub fn is_none(&self) -> bool {
         self.limit == Some(Duration::ZERO) || self.attempts == Some(1)
     }
 
-    /// Begins now; `polls`: where nobody can wake us.
+    /// Starts a wait at `now`; `polls` is true if no process can wake the waiter.
     pub(super) fn begin(&self, now: Duration, polls: bool) -> WaitClock {
         let often = self.attempts.is_some() || polls;
         let backoff = self.backoff.unwrap_or(if often { OFTEN } else { SELDOM });
@@ -51,29 +51,29 @@ impl WaitPolicy {
     }
 }
 
-/// Patience running out, on CLOCK_BOOTTIME.
+/// Remaining time and attempts of a wait, on CLOCK_BOOTTIME.
 pub(super) struct WaitClock {
     deadline: Option<Duration>,
     looks_left: Option<u32>,
     pause: Duration,
     longest: Duration,
-    /// Whether a look is only there because a ring could be lost.
+    /// True if the waiter polls only because a wake-up could be lost.
     seldom: bool,
 }
 
 impl WaitClock {
-    /// When it is over; `None`: never.
+    /// Returns the end of the wait on CLOCK_BOOTTIME; `None` means no limit.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
 
-    /// What is left of it; `None`: it has no end.
+    /// Returns the remaining time of the wait; `None` means no limit.
     pub(super) fn left(&self, now: Duration) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_sub(now))
     }
 
-    /// How long to wait before the next look, with so many ahead; `None`: patience is over. Where a look is only for the
-    /// case that a ring was lost, those far behind look less often: together they look as often as a few.
+    /// Returns the pause with `ahead` waiters in front, or `None` if the wait is over. If polls only cover lost
+    /// wake-ups, waiters far behind poll less often: together they poll as often as a few.
     pub(super) fn next_pause(&mut self, now: Duration, ahead: usize) -> Option<Duration> {
         let left = self.left(now);
         if left == Some(Duration::ZERO) {
@@ -85,8 +85,8 @@ impl WaitClock {
                 return None;
             }
         }
-        // Up to a quarter less, so that those who began together do not go on together. The clock's last digits are as
-        // good as random here.
+        // The jitter removes up to a quarter of the pause, so waiters that began together do not continue together. The
+        // last digits of the clock are as good as random here.
         let jitter = self.pause.mul_f64(0.25 * f64::from(now.subsec_nanos() % 1000) / 1000.0);
         let pause = self.pause.saturating_sub(jitter);
         self.pause = (self.pause * 2).min(self.longest);

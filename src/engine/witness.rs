@@ -1,6 +1,6 @@
-//! Proof of a death on a store that other hosts may share. A process that is not here proves nothing there: a copy of this
-//! machine may run it. So a process that writes an entry into such a store first leaves a witness in this machine's memory.
-//! An entry whose witness is here, and whose process is not, is dead. Without a witness the lease decides.
+//! Proof of death on a store that other hosts may share. A process that is absent here is not proof: a copy of this
+//! machine may run it. So a process leaves a witness in this machine's memory before it writes an entry into such a
+//! store. An entry is dead if its witness is here and its process is not. Without a witness the lease decides.
 
 use sha2::{Digest, Sha256};
 
@@ -9,12 +9,12 @@ use crate::lock::{Facts, HandleHash, Liveness, Owner, PidDomain, ProcessId, Reco
 use crate::store::Scope;
 
 impl Engine {
-    /// What is known of a process that has entries in this record.
+    /// Returns the liveness of a process that has entries in this record.
     pub(super) fn liveness(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Liveness {
         self.fate_in(record, &Facts::default(), domain, process)
     }
 
-    /// What is known of a process that has entries in this record, or among the waiters that were fetched from its pages.
+    /// Returns the liveness of a process with entries in this record, or among the waiters fetched from its pages.
     pub(super) fn fate_in(
         &self,
         record: &Record,
@@ -28,7 +28,7 @@ impl Engine {
         }
     }
 
-    /// Says that an entry under this name is about to be written from here.
+    /// Leaves a witness of an entry that this host is about to write under this name.
     pub(super) fn leave_witness(&self, name: &[u8], proof: &HandleHash) {
         if self.store.scope() == Scope::Shared {
             self.host.leave_witness(&key(name, proof));
@@ -42,21 +42,21 @@ impl Engine {
         }
     }
 
-    /// Says that bytes of a value are about to be written under this key from here.
+    /// Leaves a witness of value bytes that this host is about to write under this key.
     pub(super) fn leave_witness_of_value(&self, key: &[u8]) {
         if self.store.scope() == Scope::Shared {
             self.host.leave_witness(&hash(&[key]));
         }
     }
 
-    /// Removes the witness of bytes of a value that are gone.
+    /// Removes the witness of value bytes that no longer exist.
     pub(super) fn remove_witness_of_value(&self, key: &[u8]) {
         if self.store.scope() == Scope::Shared {
             self.host.remove_witness(&hash(&[key]));
         }
     }
 
-    /// Whether the writer of these bytes may still make a record name them.
+    /// Returns true if the writer of these bytes may still make a record reference them.
     pub(super) fn may_be_writing(&self, key: &[u8], writer: &Owner) -> bool {
         writer.processes.iter().any(|owner| match self.host.liveness(&writer.domain, owner, self.store.scope()) {
             Liveness::Dead => false,
@@ -74,7 +74,7 @@ impl Engine {
         }
     }
 
-    /// Whether all entries that depend on this process were written from here.
+    /// Returns true if this host wrote all entries that depend on this process.
     fn is_witnessed(&self, record: &Record, fetched: &Facts, domain: &PidDomain, process: &ProcessId) -> bool {
         let of_it = |at: &PidDomain, processes: &[ProcessId]| at == domain && processes.contains(process);
         let all = entries(record).chain(fetched.waiters_on_pages().map(of_waiter));
@@ -83,10 +83,10 @@ impl Engine {
     }
 }
 
-/// Proof, home, user, and the processes that an entry depends on.
+/// Handle hash, pid domain and user id of an entry, and the processes that it depends on.
 type Entry<'a> = (HandleHash, &'a PidDomain, u32, Vec<ProcessId>);
 
-/// Holders and waiters.
+/// Returns the entries of the holders and waiters.
 fn entries(record: &Record) -> impl Iterator<Item = Entry<'_>> {
     let holders = record.holders.iter().map(|grant| entry(grant.proof, &grant.owner, grant.provisional));
     holders.chain(record.waiters.iter().map(of_waiter))
@@ -100,7 +100,7 @@ fn entry(proof: HandleHash, owner: &Owner, process: Option<ProcessId>) -> Entry<
     (proof, &owner.domain, owner.uid, owner.processes.iter().copied().chain(process).collect())
 }
 
-/// The name of an entry's witness. A user who cannot read the record cannot guess it.
+/// Returns the name of an entry's witness. A user who cannot read the record cannot guess the name.
 fn key(name: &[u8], proof: &HandleHash) -> String {
     hash(&[proof.to_string().as_bytes(), name])
 }

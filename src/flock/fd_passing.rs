@@ -1,8 +1,8 @@
-//! How the guardian comes to share the open files that the command has locked: their descriptors are sent to it.
+//! Passes the descriptors of the files that the command has locked to the supervisor.
 //!
-//! flock(2) asks no process but the open file. So the guardian, sharing it, can unlock it when the command has ended, even
-//! if a child of the command still has it open. It must not know the files from the start, for one that was replaced
-//! meanwhile is opened anew. A message that nobody has received keeps the files open; it goes away with the guardian.
+//! flock(2) belongs to the open file, not to a process. The supervisor shares the open file, so it can unlock it when
+//! the command has ended, even if a child still has it open. The files are not known in advance, because csalock opens
+//! a replaced file again. A message that no process has received keeps the files open until the supervisor ends.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
@@ -19,7 +19,7 @@ use super::Flock;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 
-/// A pair of sockets, made before the fork.
+/// A pair of sockets, created before the fork.
 #[derive(Debug)]
 pub struct FdChannel {
     guardians: OwnedFd,
@@ -29,7 +29,7 @@ pub struct FdChannel {
 impl FdChannel {
     /// # Errors
     ///
-    /// When no descriptors are left.
+    /// Returns an error if no descriptor is available.
     pub fn new() -> Result<FdChannel> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (guardians, commands) =
@@ -37,24 +37,24 @@ impl FdChannel {
         Ok(FdChannel { guardians, commands })
     }
 
-    /// Shares it with the guardian.
+    /// Passes the open file to the supervisor.
     ///
     /// # Errors
     ///
-    /// When that cannot be done though the guardian lives.
+    /// Returns an error if the descriptor cannot be passed although the supervisor lives.
     pub fn give(&self, flock: &Flock) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let descriptors = [flock.file.as_fd()];
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
         match sendmsg(&self.commands, &[IoSlice::new(b"L")], &mut control, SendFlags::NOSIGNAL) {
-            // Without a guardian the lock ends with those who inherit it.
+            // Without a supervisor the lock ends with the processes that inherit the file.
             Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(errno) => Err(failed(errno)),
         }
     }
 
-    /// Unlocks everything that was given, whoever still has it open.
+    /// Unlocks every file that was passed, even if other processes still have it open.
     pub fn unlock_all(&self) {
         let mut byte = [0];
         loop {
@@ -69,7 +69,7 @@ impl FdChannel {
             }
             for message in control.drain() {
                 if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                    // What cannot be unlocked is closed, which is nearly as good.
+                    // The drop closes the descriptor even if the unlock fails, which is nearly as good.
                     descriptors.for_each(|descriptor| drop(fs2::FileExt::unlock(&File::from(descriptor))));
                 }
             }

@@ -1,23 +1,23 @@
-//! Who holds flock(2) on a file: what /proc shows of it.
+//! The processes that hold flock(2) on a file, as /proc shows them.
 //!
-//! /proc/locks knows the process that called flock(2), and in a script (`exec 9>FILE; flock 9`) that one has long ended. So
-//! we look for those who have the locked file open; /proc/locks is for processes that we may not look into.
+//! /proc/locks shows the process that called flock(2). In a script (`exec 9>FILE; flock 9`) that process has long
+//! ended. This module looks for processes that have the file open, and uses /proc/locks only for hidden processes.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// So often the kernel's list is read before nobody is in it.
+/// Maximum number of reads of the kernel's list before the list counts as empty.
 const LOOKS: usize = 10;
 
-/// The pids of those who can be seen from here, in rising order.
+/// Returns the pids of the visible holders in ascending order.
 pub fn holders(path: &Path) -> Vec<i32> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
     let is_it = |found: &fs::Metadata| (found.dev(), found.ino()) == (file.dev(), file.ino());
     let mut pids: Vec<i32> = numbers("/proc").filter(|pid| has_it_locked(*pid, path, &is_it)).collect();
     if pids.is_empty() {
-        // The kernel's list is read piece by piece, and where others lock and unlock meanwhile a line can be missed.
+        // The kernel returns its list in pieces, so a line can be missed while other processes lock and unlock.
         pids = (0..LOOKS).map(|_| callers(&file, "FLOCK")).find(|pids| !pids.is_empty()).unwrap_or_default();
     }
     pids.sort_unstable();
@@ -29,7 +29,7 @@ fn has_it_locked(pid: i32, path: &Path, is_it: &dyn Fn(&fs::Metadata) -> bool) -
     let descriptors = format!("/proc/{pid}/fd");
     numbers(&descriptors).any(|number| {
         let link = format!("{descriptors}/{number}");
-        // The link first: to look at whatever others have open might never return.
+        // The link is read first, because a stat of another process's open file might never return.
         fs::read_link(&link).is_ok_and(|to| to == path)
             && fs::metadata(&link).is_ok_and(|found| is_it(&found))
             && fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"))
@@ -37,8 +37,8 @@ fn has_it_locked(pid: i32, path: &Path, is_it: &dyn Fn(&fs::Metadata) -> bool) -
     })
 }
 
-/// The other processes with a POSIX lock (fcntl(2)) on a file, in rising order of their pids, as far as they can be seen.
-/// The file is not opened: closing it would drop the locks of this process.
+/// Returns the visible other processes with a POSIX lock (fcntl(2)) on a file, by ascending pid. The function does not
+/// open the file, because closing it would drop the locks of this process.
 pub fn posix_holders(path: &Path) -> Vec<i32> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
     let own = nix::unistd::Pid::this().as_raw();
@@ -51,8 +51,8 @@ pub fn posix_holders(path: &Path) -> Vec<i32> {
         .collect()
 }
 
-/// Those who called flock(2) and still live. One line: `1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF`; those who wait
-/// have `->` behind the number.
+/// Returns the live processes that called flock(2). A line looks like `1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0
+/// EOF`; waiters have `->` after the number.
 fn callers(file: &fs::Metadata, kind: &str) -> Vec<i32> {
     let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
     let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
@@ -62,11 +62,11 @@ fn callers(file: &fs::Metadata, kind: &str) -> Vec<i32> {
         _ => None,
     };
     let pids = text.lines().filter_map(holder).filter(|pid| fs::exists(format!("/proc/{pid}")).unwrap_or(false));
-    // Of a list that changes meanwhile a line may come twice.
+    // A line of a changing list may appear twice.
     pids.collect::<BTreeSet<i32>>().into_iter().collect()
 }
 
-/// The entries of a directory that are numbers.
+/// Returns the entries of a directory that are numbers.
 fn numbers(directory: &str) -> impl Iterator<Item = i32> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -1,16 +1,16 @@
-//! How much history is kept, and for how long.
+//! The limits of the history: its size and its age.
 
 use std::time::Duration;
 
-/// More than this is read by nobody.
+/// Maximum size limit of a history, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// What bounds the history of a store.
+/// The limits of the history of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The most that it may weigh, in bytes. 0: none is written.
+    /// Maximum size in bytes. 0: no history is written.
     pub size: u64,
-    /// What ended longer ago is not shown, and goes.
+    /// Maximum age. Grants that ended earlier are not shown, and are removed.
     pub age: Duration,
 }
 
@@ -21,22 +21,22 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same, but nothing more is written.
+    /// Returns these limits with history turned off.
     pub fn off(self) -> Limits {
         Limits { size: 0, ..self }
     }
 
-    /// Whether nothing is written.
+    /// Returns true if history is turned off.
     pub fn are_off(&self) -> bool {
         self.size == 0
     }
 }
 
-/// A size in bytes: `500000`, `512K`, `1M`, `1G`.
+/// Parses a size in bytes: `500000`, `512K`, `1M`, `1G`.
 ///
 /// # Errors
 ///
-/// Says what is wrong with anything else.
+/// Returns the problem if the text is invalid.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|char: char| !char.is_ascii_digit());
     let unit = match &text[digits.len()..] {

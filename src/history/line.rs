@@ -1,12 +1,12 @@
-//! A past grant as a line that cat(1) can show:
+//! A past grant as a line of printable text:
 //!
 //! ```text
 //! past:1 0123456789abcdef name=nightly how=released from=1795408000123 to=1795408003456 … pid=4711 command=sh%20job
 //! ```
 //!
-//! First what it is, in which format; then the beginning of the SHA-256 of all behind it, so that what was torn, or written
-//! over, is passed by. The first word can stand nowhere else in a line, for values are escaped as those of records are.
-//! So what was torn off does not take the next line along.
+//! The line starts with the format and the beginning of the SHA-256 of the rest. The reader skips a torn or overwritten
+//! line. The first word cannot appear elsewhere in a line, because values are escaped as in records. A torn line
+//! therefore never hides the next line.
 
 use std::fmt::Write as _;
 
@@ -17,13 +17,13 @@ use crate::lock::codec::{checksum, ended_of, ended_word, share_of, share_word};
 const BEGINNING: &str = "past:1 ";
 
 impl Past {
-    /// Its line.
+    /// Returns the line of this grant.
     pub fn line(&self) -> String {
         let text = self.text();
         format!("{BEGINNING}{:016x} {text}\n", checksum(text.as_bytes()))
     }
 
-    /// All behind the checksum.
+    /// Returns the text after the checksum.
     fn text(&self) -> String {
         let mut text = String::with_capacity(256);
         text.push_str("name=");
@@ -49,7 +49,7 @@ impl Past {
         text
     }
 
-    /// Reads a line; `None` if it is none, or not whole.
+    /// Reads a line. Returns `None` if the line is incomplete or not a past grant.
     pub fn read(line: &[u8]) -> Option<Past> {
         let line = String::from_utf8_lossy(line);
         let (_, line) = line.trim_end_matches('\n').rsplit_once(BEGINNING)?;
@@ -73,7 +73,7 @@ impl Past {
                 .map(|_| read_who(&fields, "by-"))
                 .map_or(Some(None), |who| who.map(Some))?,
         };
-        // What says it in other words was not written by us.
+        // csalock writes each grant in exactly one form; any other form comes from another writer.
         (past.text() == text && sum.len() == 16).then_some(past)
     }
 }

@@ -1,4 +1,4 @@
-//! A host for tests: its clocks stand still until somebody waits, and processes live and die as the test says.
+//! A host for tests: its clocks advance only during waits, and the test sets the liveness of processes.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -26,7 +26,7 @@ struct State {
 }
 
 impl Fake {
-    /// A host on which only the process with this pid lives.
+    /// Creates a host on which only the process with this pid lives.
     pub fn new(pid: i32) -> Fake {
         let this = ProcessId { pid, start: 1 };
         let state = State {
@@ -42,36 +42,36 @@ impl Fake {
         Fake(Arc::new(Mutex::new(state)))
     }
 
-    /// Lets time go by.
+    /// Advances the clocks.
     pub fn pass(&self, span: Duration) {
         let mut state = self.state();
         state.boottime += span;
         state.wall += span;
     }
 
-    /// Sets the wall clock, which must matter to nobody.
+    /// Sets the wall clock, which must not affect any decision.
     pub fn set_wall(&self, wall: Duration) {
         self.state().wall = wall;
     }
 
-    /// Reboots: another boot, the boot clock at its beginning.
+    /// Simulates a reboot with a new boot id; the boot clock starts again.
     pub fn reboot(&self, boot: &str) {
         let mut state = self.state();
         state.boot = boot.to_string();
         state.boottime = Duration::ZERO;
     }
 
-    /// Says what becomes of the process with this pid. Who is not spoken of is dead.
+    /// Sets the liveness of the process with this pid. Processes without a setting are dead.
     pub fn set_liveness(&self, pid: i32, liveness: Liveness) {
         self.state().fates.insert(pid, liveness);
     }
 
-    /// Says who seems to go on only when the process that somebody called ends.
+    /// Sets the processes that seem to continue only when the called process ends.
     pub fn set_blocked_callers(&self, pids: &[i32]) {
         self.state().blocked_callers = pids.iter().map(|pid| ProcessId { pid: *pid, start: 1 }).collect();
     }
 
-    /// Sends a signal that ends waits. Nothing ever hears it.
+    /// Simulates a pending signal that ends waits. No code reads it.
     pub fn interrupt(&self) {
         self.state().interrupted = true;
     }

@@ -1,18 +1,18 @@
-//! Who the owner of `csalock lock` is: the shell that runs the script, also from inside `$( )`, a pipeline or `( )`.
+//! The owner of `csalock lock`: the shell that runs the script, even if `$( )`, a pipeline or `( )` makes the call.
 //!
-//! We follow the parents upward. Programs that are known to only start another one (`sudo`, `timeout`, ...) are stepped
-//! over: they end together with us. Wrappers are programs whose arguments say that they start this call (`su -c 'csalock
-//! lock x'`, `tini -- csalock lock x`). Most of them end with us as well, but some go on, so they are kept as owners. Then
-//! come the shell's own forks: as long as parent and child are one program image forked without an exec (the kernel says so
-//! of the child, and stacks and arguments begin at the same addresses) both are the script, and are kept, innermost first.
-//! (Other programs fork processes with work of their own: servers, cron.) The *effective owner* is the first of all these
-//! that still lives: for `h=$(csalock lock x)` the inner one is gone a moment later and the script itself owns the lock,
-//! while two `( ... ) &` of one script are two owners.
+//! This module follows the parents upward. It skips programs that are known to only start another program (`sudo`,
+//! `timeout`, ...): they end together with csalock. Wrappers are programs whose arguments say that they start this call
+//! (`su -c 'csalock lock x'`, `tini -- csalock lock x`). Most wrappers end with csalock too, but some continue, so the
+//! module keeps them as owners. The shell's forks come next. Parent and child are one image, forked without an exec,
+//! if the kernel says so and their stacks and arguments begin at the same addresses. Both are then the script, and both
+//! are kept, innermost first. (Servers, cron and other programs fork processes for work of their own.) The *effective
+//! owner* is the first of these processes that still lives. For `h=$(csalock lock x)` the inner process soon ends and
+//! the script itself owns the lock; two `( ... ) &` of one script are two owners.
 //!
-//! Limits: a caller that has ended already, so that we were handed to init or to another process that adopts orphans,
-//! owns nothing; that is an error and not a lock that would live as long as the machine. Where init is itself a script,
-//! in a container, and what was handed to it is of its own process group, it cannot be told from what it called; nor can
-//! what another adopts of its own session.
+//! Limits: a caller that has already ended, so that init or another process adopted csalock, owns nothing. The call
+//! then fails, because such a lock would live as long as the machine. If init is itself a script, in a container, an
+//! adopted process of its own process group looks like a called process. The same applies to another adopter and
+//! processes of its own session.
 
 use std::fs;
 
@@ -24,47 +24,47 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::ProcessId;
 
-/// So many scripts that called one another are looked at.
+/// Maximum number of scripts, each called by the next, that csalock examines.
 const MOST_SCRIPTS: usize = 8;
 
-/// How far up we look for forks of one image.
+/// Maximum number of forks of one program image that csalock follows upward.
 const MOST_FORKS: usize = 16;
 
-/// A program that only starts another one, in a process group of its own, has init as its parent.
+/// The error if a program that only starts another program, in its own process group, has init as its parent.
 const CALLED_OR_ADOPTED: &str = "the first process called the program that started csalock, or adopted it, so the owner of the \
                                  lock is unclear";
 
-/// Init of a container is csalock itself, or was told to start it.
+/// The error if the init of a container is csalock itself, or a program told to start it.
 const ALONE: &str = "csalock was called only by programs that end with it, so no process would own the lock";
 
-/// How far up we look at all.
+/// Maximum number of parents that csalock follows upward.
 const MOST_PARENTS: usize = 64;
 
-/// The script that called us.
+/// The script that called csalock.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// Its processes, innermost first.
+    /// The processes of the script, innermost first.
     pub owners: Vec<ProcessId>,
-    /// The programs between it and us that only started the next one, and wait for its end.
+    /// The programs between the script and csalock that only start the next program and wait for its end.
     pub starters: Vec<ProcessId>,
-    /// Its command line, the arguments separated by spaces.
+    /// The command line of the script, its arguments separated by spaces.
     pub command: Vec<u8>,
 }
 
-/// A process that somebody called.
+/// A process that a script called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Invocation {
-    /// Its pid.
+    /// The pid of the process.
     pub pid: i32,
-    /// Whether it was made to ignore SIGINT.
+    /// True if the process was made to ignore SIGINT.
     pub ignores_interrupt: bool,
 }
 
-/// Finds out who called this process, whose pid is `pid`.
+/// Returns the script that called the process with the pid `pid`.
 ///
 /// # Errors
 ///
-/// A usage error when the caller has ended, and a system error when /proc cannot be read.
+/// Returns a usage error if the caller has ended, and a system error if /proc cannot be read.
 pub fn caller(pid: i32) -> Result<Caller> {
     let us = look(pid)?.ok_or_else(orphan)?;
     if us.parent == 0 {
@@ -83,7 +83,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
         } else {
             break;
         }
-        // Init of a container, or a process whose parent is outside of one.
+        // A process without a parent is the init of a container, or its parent is outside of the container.
         if stat.parent == 0 {
             return Err(no_owner(ALONE));
         }
@@ -103,24 +103,24 @@ pub fn caller(pid: i32) -> Result<Caller> {
     Ok(Caller { owners, starters, command: arguments.join(&b' ') })
 }
 
-/// The processes of the script that called this process, and of the scripts that called that one, as far as they go on only
-/// when it ends, innermost first; and before them this process, if it was a script itself, which may hold what it took
-/// before its `exec csalock`.
+/// Returns the processes of the calling script and of the scripts that called that script, innermost first. Only
+/// processes that continue only when this process ends count. This process comes first if it was a script: it may
+/// hold locks that it acquired before `exec csalock`.
 ///
-/// Who runs in the background is not waited for. A shell with job control leaves the terminal to another process group. One
-/// without has such a job ignore SIGINT, which the shell itself does not; unless it was made to ignore it itself, say by
-/// running in the background. Then nothing tells at once; but `some_time_later` a shell that went on has begun something
-/// else, or is about to.
+/// A script does not wait for a background job. A shell with job control leaves the terminal to another process group.
+/// A shell without job control makes such a job ignore SIGINT, unless the shell itself was made to ignore it, say as a
+/// background job. Nothing tells this case immediately; but `some_time_later` a shell that moved on has begun something
+/// else, or soon does.
 pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec<ProcessId> {
     let Ok(Some(mut below)) = proc_stat::read(called.pid) else { return Vec::new() };
     let itself = ProcessId { pid: called.pid, start: below.start };
     let mut waiting: Vec<ProcessId> = below.has_called_others().then_some(itself).into_iter().collect();
     let (mut from, mut ignored_below) = (called.pid, called.ignores_interrupt);
-    // Who does not wait at all is told that it is busy, also by those whom his script was called by.
+    // A caller that does not wait gets "busy" even if one of the outer scripts is the holder.
     for _ in 0..if some_time_later { MOST_SCRIPTS } else { 1 } {
         let Ok(Caller { owners, starters, .. }) = caller(from) else { break };
         waiting.extend(starters);
-        // Other programs than shells may call something and go on. The one that called us is taken to wait.
+        // Programs other than shells may call something and continue. Only the direct caller is assumed to wait.
         let is_script = owners.last().is_some_and(is_shell);
         if from != called.pid && !is_script {
             break;
@@ -150,8 +150,8 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
     waiting
 }
 
-/// Whether the owner of what process `pid` takes may end with this call: it is not a shell, and began a session for this
-/// process or for the shell that called it, as sshd(8) does for a command.
+/// Returns true if the owner of the locks of process `pid` may end with this call. Such an owner is not a shell. It
+/// began a session for this process or for the shell that called it, as sshd(8) does for a command.
 pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
     let Ok(Some(us)) = proc_stat::read(pid) else { return false };
     let child = child_that_leads_to(owner, &us);
@@ -159,7 +159,7 @@ pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
     is_call && child.session == child.pid && !is_shell(owner)
 }
 
-/// Whether a shell has begun something after what leads to this process, and that is not of the same pipeline.
+/// Returns true if a shell has begun something, outside of the same pipeline, after the child that leads to `below`.
 fn has_moved_on(shell: &ProcessId, below: &ProcStat) -> bool {
     let below = &child_that_leads_to(shell, below);
     let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.pid)).unwrap_or_default();
@@ -182,7 +182,7 @@ fn has_moved_on(shell: &ProcessId, below: &ProcStat) -> bool {
     false
 }
 
-/// A process's own child that leads to one below. Between the two may be programs that only start others.
+/// Returns the child of `ancestor` that leads to `below`. Programs that only start others may be between the two.
 fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
     let mut child = below.clone();
     for _ in 0..MOST_PARENTS {
@@ -195,7 +195,7 @@ fn child_that_leads_to(ancestor: &ProcessId, below: &ProcStat) -> ProcStat {
     below.clone()
 }
 
-/// Whether a process ignores a signal: SigIgn in proc_pid_status(5). Who cannot be seen is taken for somebody who does.
+/// Returns true if a process ignores a signal (SigIgn in proc_pid_status(5)) or if the process cannot be seen.
 fn ignores(pid: i32, signal: Signal) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
@@ -208,25 +208,25 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
     }
     proc_stat::read(pid).map_err(|error| {
         let cure = "mount /proc, or say --pid and --forever";
-        // A /proc mounted with hidepid shows nobody else's.
+        // A /proc mounted with hidepid shows only the processes of this user.
         let hidden = error.kind() == std::io::ErrorKind::PermissionDenied;
         let exit = if hidden { Exit::Permission } else { Exit::System };
         Error::new(exit, format!("cannot see the calling process: {error}"), cure)
     })
 }
 
-/// The process that began this one, if it is there.
+/// Returns the process that began `child`, if it still exists.
 fn parent_of(child: &ProcStat) -> Result<ProcStat> {
     let parent = look(child.parent)?.ok_or_else(orphan)?;
-    // Session and parent are a process's own from its beginning, unless it begins a session, and then it leads it. So
-    // this one's parent has ended, and whoever adopts the orphans below him (conmon, tini, a desktop) has it now.
+    // A process inherits its parent's session, unless it leads a session of its own. Otherwise a different session
+    // shows that the parent has ended; an adopter of orphans (conmon, tini, a desktop) is the parent now.
     let adopted = parent.session != child.session && child.session != child.pid;
     if adopted { Err(orphan()) } else { Ok(parent) }
 }
 
-/// Init is the caller only where it is the script, as in a container; else it is what orphans are handed to. What it
-/// calls is in its own process group, or in that of the terminal if it has job control. (Sessions that began outside of
-/// the container are all 0, so they say little.)
+/// Returns true if init is the script, as in a container, and not just the adopter of orphans. A process that init
+/// calls is in init's own process group, or in the terminal's group if init has job control. (Sessions that began
+/// outside of the container are all 0, so they say little.)
 fn is_called_by_init(us: &ProcStat, init: &ProcStat) -> bool {
     let in_front = us.foreground > 0 && us.foreground == us.group;
     init.session == us.session && (init.group == us.group || in_front)

@@ -1,20 +1,20 @@
-//! One process's line in /proc/PID/stat: proc_pid_stat(5).
+//! The line of a process in /proc/PID/stat: proc_pid_stat(5).
 
 use std::fs;
 use std::io::{self, Read};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What is wrong with a /proc whose pids are not ours.
+/// The problem with a /proc that shows the pids of another namespace.
 pub(super) const FOREIGN: &str = "/proc is not that of this pid namespace";
 
-/// Whether /proc has shown this process under its own pid.
+/// True once /proc has shown this process under its own pid.
 static IS_OURS: AtomicBool = AtomicBool::new(false);
 
-/// What we need of it.
+/// The fields of the line that csalock uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcStat {
-    /// As the mounted /proc counts, which may be that of another pid namespace.
+    /// The pid as the mounted /proc counts, possibly in another pid namespace.
     pub(super) pid: i32,
     /// The file name of the program, at most 15 bytes.
     pub(crate) program: Vec<u8>,
@@ -23,52 +23,52 @@ pub(crate) struct ProcStat {
     pub(super) parent: i32,
     pub(super) session: i32,
     pub(super) group: i32,
-    /// Whether it was forked and has not executed a program since, so that it is what its parent was: PF_FORKNOEXEC.
+    /// True if the process runs its parent's program: it has forked without an exec since (PF_FORKNOEXEC).
     pub(super) is_fork: bool,
-    /// Page faults of the children that it has waited for: of every program that was more than a fork.
+    /// The page faults of the children that it has waited for; every executed program causes some.
     faults_of_children: u64,
-    /// The process group that has its terminal; -1 without one.
+    /// The process group in the foreground of its terminal; -1 without a terminal.
     pub(super) foreground: i32,
-    /// Clock ticks after boot.
+    /// The start time in clock ticks after boot.
     pub(super) start: u64,
-    /// Where the stack and the arguments begin. Alike in parent and child: one is a fork of the other, without an
-    /// exec. 0 where the kernel does not let us see.
+    /// The start addresses of the stack and the arguments, equal in parent and child after a fork without an exec. 0 if
+    /// the kernel hides them.
     pub(super) image: (u64, u64),
 }
 
-/// When a process began, in clock ticks after boot. `None`: it cannot be seen.
+/// Returns the start time of a process in clock ticks after boot, or `None` if the process is not visible.
 pub fn start_of(pid: i32) -> Option<u64> {
     Some(read(pid).ok()??.start)
 }
 
 impl ProcStat {
-    /// Whether it has ended and is only not yet waited for. (A first thread may end before the others.)
+    /// Returns true if the process has ended but is not reaped. (A first thread may end before the others.)
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
     }
 
-    /// Whether it has waited for a program that it called, itself or what it was before an exec.
+    /// Returns true if the process, even before an exec, has waited for a program that it called.
     pub(super) fn has_called_others(&self) -> bool {
         self.faults_of_children > 0
     }
 
-    /// Whether it sleeps until something comes, as who waits for a child does. Who was not given a processor, or is
-    /// stopped, does not.
+    /// Returns true if the process sleeps until an event, as a process that waits for a child does. A process that
+    /// waits for a CPU, or is stopped, does not sleep.
     pub(super) fn is_sleeping(&self) -> bool {
         self.state == b'S'
     }
 
-    /// Whether it is neither stopped nor ended.
+    /// Returns true if the process is neither stopped nor ended.
     pub(crate) fn is_running(&self) -> bool {
         !matches!(self.state, b'T' | b't' | b'Z' | b'X')
     }
 }
 
-/// Reads a process's line; `None` when there is no such process.
+/// Reads the line of a process. Returns `None` if the process does not exist.
 ///
 /// # Errors
 ///
-/// When /proc cannot be read, or belongs to another pid namespace. Neither says anything about the process.
+/// Returns an error if /proc is unreadable or of another pid namespace. Such an error says nothing about the process.
 pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
     if !IS_OURS.load(Relaxed) {
         read_own()?;
@@ -80,7 +80,7 @@ pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
 ///
 /// # Errors
 ///
-/// As [`read`].
+/// Returns the errors of [`read`].
 #[expect(clippy::disallowed_methods, reason = "pids mean something only where /proc shows this one as its own")]
 pub(super) fn read_own() -> io::Result<ProcStat> {
     let pid = nix::unistd::getpid().as_raw();
@@ -98,7 +98,7 @@ fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
             None if length == 0 => Ok(None),
             None => Err(io::Error::new(io::ErrorKind::InvalidData, format!("{path} makes no sense"))),
         },
-        // ESRCH: it ended between open and read.
+        // ESRCH: the process ended between open and read.
         Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => match fs::metadata("/proc/self/stat") {
             Ok(_) => Ok(None),
@@ -108,7 +108,7 @@ fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
     }
 }
 
-/// One read, whatever signals come.
+/// Reads once, and repeats the read if a signal interrupts it.
 pub(super) fn read_once(file: &mut fs::File, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match file.read(buffer) {
@@ -119,11 +119,11 @@ pub(super) fn read_once(file: &mut fs::File, buffer: &mut [u8]) -> io::Result<us
 }
 
 pub(crate) fn parse(line: &[u8]) -> Option<ProcStat> {
-    // The program's name stands in parentheses and may itself contain any byte, also ") ".
+    // The program's name is in parentheses and may contain any byte, even ") ".
     let open = line.iter().position(|byte| *byte == b'(')?;
     let close = line.iter().rposition(|byte| *byte == b')')?;
     let fields: Vec<&str> = std::str::from_utf8(line.get(close + 2..)?).ok()?.split_ascii_whitespace().collect();
-    // Numbered as in the manual page, where the state is field 3.
+    // The numbers are those of the manual page, whose field 3 is the state.
     let field = |number: usize| fields.get(number - 3);
     let number = |at: usize| field(at)?.parse::<u64>().ok();
     Some(ProcStat {

@@ -1,4 +1,4 @@
-//! Programs that start others, by their names and arguments: those that are known to only do that, wrappers, and shells.
+//! Programs that start other programs, recognised by their names and arguments: starters, wrappers and shells.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
@@ -13,32 +13,32 @@ const WRAPPER_PROGRAMS: [&str; 28] = [
     "sudo", "taskset", "time", "timeout", "xargs",
 ];
 
-/// Programs that wait for what they call, unless it is a job in the background.
+/// Programs that wait for the programs they call, except for background jobs.
 const SHELLS: [&str; 26] = [
     "ash", "bash", "busybox", "csh", "dash", "elvish", "es", "fish", "hush", "ksh", "lksh", "mksh", "mrsh", "nu",
     "oksh", "osh", "posh", "pwsh", "rbash", "rc", "sash", "sh", "tcsh", "toybox", "yash", "zsh",
 ];
 
-/// Whether a process with these arguments is a program that is known to only start another one.
+/// Returns true if the process is a program that is known to only start another program.
 pub(super) fn is_starter(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
     let is = |program: &[u8]| WRAPPER_PROGRAMS.iter().any(|starter| starter.as_bytes() == program);
     if !is(&stat.program) {
         return false;
     }
-    // A script that is called like one of them has its interpreter as first argument, where a program has itself. Busybox
-    // is one program with many names: which one it is may stand in the next.
+    // A script with such a name has its interpreter as its first argument, not itself. Busybox is a program with many
+    // names, and the next argument may give the name.
     arguments.iter().map(|argument| base_name(argument)).find(|name| name != b"busybox").is_none_or(is)
 }
 
-/// Whether a process is called like a shell, or is a script of one. (Which program it is can be hidden from us.)
+/// Returns true if a process has the name of a shell, or is a shell script. (The program itself may be hidden.)
 pub(super) fn is_called_shell(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
     is_name_of_shell(&stat.program) || arguments.first().is_some_and(|shell| is_name_of_shell(shell))
 }
 
-/// Whether this process was told to start the program with the arguments `ours`, and does nothing else. Two adjacent
-/// arguments of its own are that program and its first argument; or one of them is a string for a shell that begins so and
-/// is one command. Code of other languages (`system("csalock lock x")`) does not begin so, and may go on. A shell may go on
-/// as well after what it was called with, unless that is such a string.
+/// Returns true if this process only starts the program with the arguments `ours`. Either two adjacent arguments are
+/// that program and its first argument, or an argument is a shell string that begins so and is one command. Code of
+/// other languages (`system("csalock lock x")`) does not begin so, and may continue. A shell may continue too after its
+/// call, unless the call is such a string.
 pub(super) fn is_wrapper(stat: &ProcStat, arguments: &[Vec<u8>], ours: &[Vec<u8>]) -> bool {
     let [program, argument, ..] = ours else { return false };
     let is_call = |first: &[u8], second: &[u8]| base_name(first) == base_name(program) && second == argument;
@@ -55,7 +55,7 @@ pub(super) fn is_wrapper(stat: &ProcStat, arguments: &[Vec<u8>], ours: &[Vec<u8>
     arguments.windows(2).any(|pair| is_call(&pair[0], &pair[1])) || arguments.iter().any(|one| is_string(one))
 }
 
-/// Whether a string for a shell is one command, perhaps with redirections (`2>&1`): then the shell ends with it.
+/// Returns true if a shell string is one command, perhaps with redirections (`2>&1`), so that the shell ends with it.
 fn is_one_command(string: &[u8]) -> bool {
     let duplicates = |at: usize| at > 0 && matches!(string[at - 1], b'<' | b'>');
     string.iter().enumerate().all(|(at, byte)| match byte {
@@ -65,16 +65,16 @@ fn is_one_command(string: &[u8]) -> bool {
     })
 }
 
-/// Whether a program is one that waits for what it calls, unless it says that it does not.
+/// Returns true if a program waits for the programs it calls, except for background jobs.
 pub(super) fn is_shell(process: &ProcessId) -> bool {
     let program = fs::read_link(format!("/proc/{}/exe", process.pid));
     program.is_ok_and(|program| is_name_of_shell(program.as_os_str().as_bytes()))
 }
 
-/// Whether this is what a shell is called, perhaps with a version.
+/// Returns true if this is the name of a shell, perhaps with a version.
 pub(super) fn is_name_of_shell(path: &[u8]) -> bool {
     let name = std::str::from_utf8(base_name(path)).unwrap_or_default();
-    // `-bash`, `bash5`, `ksh93`, `zsh-5.9`
+    // These names are valid: `-bash`, `bash5`, `ksh93`, `zsh-5.9`.
     let name = name.trim_start_matches('-');
     SHELLS.contains(&name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '.' || last == '-'))
 }
@@ -83,12 +83,12 @@ fn base_name(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
-/// A process's command line, its arguments separated by spaces.
+/// Returns the command line of a process, its arguments separated by spaces.
 pub fn command_of(pid: i32) -> Vec<u8> {
     arguments_of(pid).join(&b' ')
 }
 
-/// A process's arguments.
+/// Returns the arguments of a process.
 pub(super) fn arguments_of(pid: i32) -> Vec<Vec<u8>> {
     let mut command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     while command.last() == Some(&0) {

@@ -1,5 +1,5 @@
-//! What the process was given at its start and the runtime overwrites before `main`: which signals were ignored, and
-//! which of stdin, stdout and stderr were closed. A command run under a lock must find all of that as it was.
+//! The state at process start that the runtime overwrites before `main`: the ignored signals, and whether stdin, stdout
+//! and stderr were closed. A command under a lock must start with that state.
 
 #![expect(unsafe_code, reason = "only code that runs before the runtime can see what the runtime overwrites")]
 
@@ -8,27 +8,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nix::libc;
 use nix::sys::signal::Signal;
 
-/// A bit for each ignored signal's number, and at [`CLOSED`] one for each of descriptors 0, 1 and 2 that was closed.
+/// Bit set: each ignored signal's number, and from [`CLOSED`] on a bit for each closed descriptor of 0, 1 and 2.
 static FOUND: AtomicU64 = AtomicU64::new(0);
 
 const CLOSED: u32 = 40;
 
-/// What was found at the start of the process.
+/// The ignored signals and closed descriptors at process start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartupState(u64);
 
 impl StartupState {
-    /// What was found, for the process that asks.
+    /// Returns the startup state of this process.
     pub fn of_this_process() -> StartupState {
         StartupState(FOUND.load(Ordering::Relaxed))
     }
 
-    /// Whether this signal was ignored.
+    /// Returns true if this signal was ignored.
     pub fn ignored(self, signal: Signal) -> bool {
         self.0 & (1 << signal as u32) != 0
     }
 
-    /// Whether this descriptor, of 0, 1 and 2, was closed.
+    /// Returns true if this descriptor (0, 1 or 2) was closed.
     pub fn closed(self, descriptor: u32) -> bool {
         self.0 & (1 << (CLOSED + descriptor)) != 0
     }
@@ -53,7 +53,7 @@ extern "C" fn look() {
         libc::SIGCHLD,
         libc::SIGXFSZ,
     ] {
-        // SAFETY: a zeroed sigaction is a valid one to be overwritten, and a null new action changes nothing.
+        // SAFETY: a zeroed sigaction is valid and may be overwritten, and a null new action changes nothing.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             if libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN {
@@ -64,8 +64,8 @@ extern "C" fn look() {
     FOUND.store(found, Ordering::Relaxed);
 }
 
-// SAFETY: the C runtime calls what stands in this section before `main`, hence before Rust's runtime sets SIGPIPE and
-// opens /dev/null in place of closed descriptors; `look` needs nothing of that runtime.
+// SAFETY: the C runtime calls the functions of this section before `main`. Rust's runtime sets SIGPIPE and opens
+// /dev/null for closed descriptors only later; `look` needs nothing of that runtime.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;

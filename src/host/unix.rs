@@ -1,13 +1,13 @@
 //! The real host: Linux clocks, /proc and pidfds.
 //!
-//! **Fate.** Only *gone for sure* is dead. The same boot and pid namespace: kill(2) with signal 0 says whether the pid
-//! is in use (it sees also what a /proc mounted with `hidepid` hides) and the start time whether it is the same
-//! process. Another boot of this machine: dead. Another machine, another pid namespace, a /proc that does not answer or
-//! that belongs to another pid namespace than we do (`nsenter -p`): unknown.
+//! **Liveness.** Only a process that is certainly gone is dead. In the same boot and pid namespace, kill(2) with signal
+//! 0 says whether the pid is in use, even if `hidepid` hides the pid in /proc. The start time says whether the
+//! process is the same. A process of another boot of this machine is dead. The answer is unknown for another machine,
+//! another pid namespace, a /proc that does not answer, or a /proc of another pid namespace (`nsenter -p`).
 //!
-//! On a store that other hosts may share nobody is dead for sure: cloned machines have one machine-id and one host name,
-//! and machines resumed from one snapshot have one boot id, too. There a process that is not here is missing, and one of
-//! another boot is unknown.
+//! On a store that other hosts may share, no process is certainly dead. Cloned machines have one machine-id and one
+//! host name, and machines resumed from one snapshot share a boot id too. There a process that is not here is missing,
+//! and a process of another boot is unknown.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -36,7 +36,7 @@ pub struct Unix {
 }
 
 impl Unix {
-    /// The machine that this process runs on.
+    /// Creates the host for the machine that this process runs on.
     pub fn new() -> Unix {
         Unix::default()
     }
@@ -120,13 +120,13 @@ impl Host for Unix {
 
     fn leave_witness(&self, key: &str) {
         use std::os::unix::fs::OpenOptionsExt;
-        // Where there is no such file, leases decide.
+        // Without a witness file the leases decide.
         let _ = fs::OpenOptions::new().write(true).create_new(true).mode(0o444).open(witness(key));
     }
 
     fn has_witness(&self, key: &str, uid: u32) -> bool {
         use std::os::unix::fs::MetadataExt;
-        // What another user left there says nothing.
+        // A file of another user is not a witness.
         fs::symlink_metadata(witness(key)).is_ok_and(|found| found.is_file() && found.uid() == uid)
     }
 
@@ -168,10 +168,10 @@ impl Host for Unix {
     }
 }
 
-/// The directory in memory that every user may write to: shm_overview(7).
+/// Directory in memory that every user may write to: shm_overview(7).
 const MEMORY: &str = "/dev/shm";
 
-/// How the names of witnesses begin there.
+/// Prefix of the file names of witnesses.
 const WITNESS: &str = "csalock-";
 
 fn witness(key: &str) -> String {
@@ -195,8 +195,8 @@ fn fate_here(process: &ProcessId) -> Liveness {
     }
 }
 
-/// Whether this process is a zombie whose parent is one of these, and at work: then that saw the process end, and releases
-/// this moment. A parent that is stopped is not waited for.
+/// Returns true if this process is a zombie whose parent is a running process of `supervisors`. Such a parent saw the
+/// process end and releases its locks at this moment. A stopped parent does not count.
 pub(super) fn is_released_by(process: &ProcessId, supervisors: &[ProcessId]) -> bool {
     let stat = |pid| proc_stat::read(pid).ok().flatten();
     let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
@@ -204,13 +204,13 @@ pub(super) fn is_released_by(process: &ProcessId, supervisors: &[ProcessId]) -> 
     parent.is_some_and(|parent| stat(parent.pid).is_some_and(|stat| stat.start == parent.start && stat.is_running()))
 }
 
-/// Whether a process is there and not stopped.
+/// Returns true if a process exists and is not stopped.
 pub fn is_at_work(pid: i32) -> bool {
     matches!(proc_stat::read(pid), Ok(Some(stat)) if stat.is_running())
 }
 
-/// `ID@NAME`: the ID is hashed, for machine-id(5) says that it is confidential; it is empty where there is none. Who cannot
-/// find out which machine this is would be taken for another one.
+/// Returns `ID@NAME`. The ID is a hash, because machine-id(5) is confidential; it is empty without a machine-id. The
+/// call fails if the ID cannot be read, because this machine would look like another machine.
 fn machine(name: &str) -> Result<String> {
     let mut id = None;
     for path in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
@@ -237,7 +237,7 @@ fn machine(name: &str) -> Result<String> {
     Ok(format!("{}@{name}", hash.unwrap_or_default()))
 }
 
-/// Whether two names of machines mean one, among those that use a store of one host.
+/// Returns true if two machine names mean one machine, among the users of a store of one host.
 fn is_this_machine(here: &str, there: &str) -> bool {
     let (Some((here_id, here_name)), Some((there_id, there_name))) = (here.split_once('@'), there.split_once('@'))
     else {
@@ -249,14 +249,14 @@ fn is_this_machine(here: &str, there: &str) -> bool {
     }
 }
 
-/// The first bytes of a small file, in one read.
+/// Reads the first bytes of a small file with one read(2).
 fn read_short(path: &str) -> std::io::Result<Vec<u8>> {
     let mut buffer = [0; 64];
     let length = read_once(&mut fs::File::open(path)?, &mut buffer)?;
     Ok(buffer[..length].to_vec())
 }
 
-/// The number of a namespace of ours; 0 where the kernel has none of that kind.
+/// Returns the number of a namespace of this process, or 0 if the kernel has no namespaces of that kind.
 fn namespace(kind: &str) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
     match fs::metadata(format!("/proc/self/ns/{kind}")) {

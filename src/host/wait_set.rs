@@ -1,10 +1,9 @@
-//! A waiter's ears on a real host.
+//! Linux wait set: wake-up sockets, pidfds and the channel of the store.
 //!
-//! A waiter is woken by a datagram on an abstract unix(7) socket named after its proof: no file that could be left
-//! over, no permission that could be missing, no limit of inotify instances, and only the one that was granted wakes.
-//! Processes in other network namespaces cannot reach that socket and ring through the store ([`crate::store::Subscription`]).
-//! Ends of processes are seen by pidfd.
-//! None of them is relied upon: the engine bounds every wait and looks again.
+//! A datagram on an abstract unix(7) socket named after the waiter's handle hash wakes the waiter. Such a socket leaves
+//! no file, needs no permission, has no inotify limit, and wakes only the granted waiter. Processes in other network
+//! namespaces cannot reach that socket and notify through the store ([`crate::store::Subscription`]). A pidfd reports
+//! the end of a process. The engine does not rely on any of these: it bounds every wait and reads the record again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -23,38 +22,38 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{HandleHash, ProcessId};
 
-/// So long we let a wrapper that saw its command end give the lock back in good order.
+/// Time that a wrapper whose command has ended gets to release the lock properly.
 const RELEASE_GRACE: Duration = Duration::from_millis(4);
 
-/// No queue of datagrams is longer.
+/// Maximum length of a queue of datagrams.
 const MOST_RINGS: usize = 1024;
 
-/// Where somebody can be rung.
+/// A socket that receives wake-ups.
 #[derive(Debug)]
 pub struct WakeSocket(UnixDatagram);
 
-/// Who it is that listens.
+/// The process to wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WakeAddress<'a> {
-    /// The waiter with this proof, until it is granted what it waits for.
+    /// The waiter with this handle hash, until it is granted the lock.
     Waiter(&'a HandleHash),
-    /// The guardian of the command that holds by this proof.
+    /// The supervisor of the command that holds the grant with this handle hash.
     Supervisor(&'a HandleHash),
-    /// Whoever waits on behalf of somebody: one of [`crate::lock::WaitEdges::keys`].
+    /// A process that waits on behalf of others: one of [`crate::lock::WaitEdges::keys`].
     OnBehalf(&'a [u8]),
 }
 
 impl WakeSocket {
-    /// From now on, who rings is heard. `None` where that is not to be had: nobody relies on it.
+    /// Binds the socket for wake-ups. Returns `None` if that fails; no caller relies on wake-ups.
     pub fn new(listener: WakeAddress<'_>) -> Option<WakeSocket> {
         let bell = address(listener).and_then(|address| UnixDatagram::bind_addr(&address)).ok()?;
         bell.set_nonblocking(true).ok().map(|()| WakeSocket(bell))
     }
 
-    /// Whether it rang since it was last asked.
+    /// Returns true if a wake-up arrived since the last call.
     pub fn was_woken(&self) -> bool {
         let mut buffer = [0; 8];
-        // Whoever rings faster than we listen does not keep us listening.
+        // The limit ends this loop even if wake-ups arrive faster than they are read.
         std::iter::from_fn(|| self.0.recv(&mut buffer).ok()).take(MOST_RINGS).count() > 0
     }
 }
@@ -67,20 +66,20 @@ impl AsFd for WakeSocket {
 
 pub(super) struct LinuxWaitSet<'a> {
     bell: Option<WakeSocket>,
-    /// Those by which others ask what we wait for.
+    /// The sockets on which other processes ask what this process waits for.
     asked: Vec<WakeSocket>,
     interrupt: Option<BorrowedFd<'a>>,
     pidfds: Vec<(ProcessId, OwnedFd)>,
 }
 
-/// Wakes whoever listens there. Whether anybody does.
+/// Wakes the process at this address. Returns true if a process listens there.
 pub(super) fn wake(listener: WakeAddress<'_>) -> bool {
     let rung = || -> std::io::Result<()> {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
         socket.send_to_addr(b"!", &address(listener)?).map(drop)
     };
-    // Whose queue is full will wake anyway.
+    // A listener with a full queue wakes anyway.
     rung().map_or_else(|error| error.kind() == std::io::ErrorKind::WouldBlock, |()| true)
 }
 
@@ -88,7 +87,7 @@ fn address(listener: WakeAddress<'_>) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(match listener {
         WakeAddress::Waiter(proof) => format!("csalock/{proof}"),
         WakeAddress::Supervisor(proof) => format!("csalock/guardian/{proof}"),
-        // An address has room for a hundred bytes.
+        // A socket address has room for about a hundred bytes.
         WakeAddress::OnBehalf(key) => {
             let hash = Sha256::digest(key);
             let hash = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -107,7 +106,7 @@ impl<'a> LinuxWaitSet<'a> {
         }
     }
 
-    /// Begins to watch these processes and no others. `false`: one of them has already ended.
+    /// Watches exactly these processes from now on. Returns false if one of them has already ended.
     fn watch_processes(&mut self, processes: &[ProcessId]) -> bool {
         self.pidfds.retain(|(process, _)| processes.contains(process));
         for process in processes {
@@ -118,11 +117,11 @@ impl<'a> LinuxWaitSet<'a> {
             match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(pidfd) => self.pidfds.push((*process, pidfd)),
                 Err(rustix::io::Errno::SRCH) => return false,
-                // An old kernel, or no descriptors left: the bounded wait must do.
+                // On an old kernel, or without free descriptors, the bounded wait must suffice.
                 Err(_) => continue,
             }
-            // Only after this is the pidfd known to be that process's, and not its pid's next user's. A process that
-            // /proc does not show has ended, which the pidfd tells, or is hidden.
+            // Only this check proves that the pidfd belongs to that process and not to a later user of the pid. If
+            // /proc does not show the process, it has ended, which the pidfd reports, or it is hidden.
             if matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start != process.start) {
                 return false;
             }
@@ -134,7 +133,7 @@ impl<'a> LinuxWaitSet<'a> {
         let _ = self.bell.as_ref().map(WakeSocket::was_woken);
     }
 
-    /// Which of bell, interrupt, processes, questions and `elsewhere` have something to say within `at_most`.
+    /// Returns which of wake-up, interrupt, processes, questions and `elsewhere` are readable within `at_most`.
     fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 5]> {
         let bell = self.bell.as_ref().map(AsFd::as_fd);
         let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());

@@ -1,183 +1,183 @@
-//! What can be asked of a record, and what can be answered.
+//! Requests about a record, and the responses.
 
 use super::handle::HandleHash;
 use super::record::{EndedGrant, Grant, Lease, Lifetime, PidDomain, ProcessId, Record, Waiter};
 use super::sighting::Sighting;
 use super::value::{Value, Writing};
 
-/// What somebody wants done with a record.
+/// Request of a caller about a record.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Request {
-    /// Take it, or queue for it.
+    /// Acquires the lock, or queues for it.
     Acquire(Acquire),
-    /// Leave the queue; of whom is known that he stood on that page.
+    /// Leaves the queue. The number is the page of the waiter, if the waiter entered a page.
     Cancel(HandleHash, Option<u64>),
-    /// Give back what the claimant holds.
+    /// Releases the caller's grant.
     Release(Credentials),
-    /// Set a new tenure for what the claimant holds.
+    /// Sets a new lifetime for the caller's grant.
     Renew(Credentials, Lifetime),
-    /// Say that the owner of what the claimant holds has died, to those who cannot see it.
+    /// Tells hosts that cannot see the owner of the caller's grant that the owner has died.
     OwnerDied(Credentials),
-    /// Make what the claimant holds depend on a decision, with this proof from now on; see [`super::CommitRecord`].
+    /// Makes the caller's grant depend on a commit record, with a new handle hash ([`super::CommitRecord`]).
     Prepare(Credentials, Prepare),
-    /// Write the value, or delete it.
+    /// Writes the value, or deletes it.
     Write(Writing),
-    /// End these grants, whoever holds them.
+    /// Ends the grants with these handle hashes, regardless of the holder.
     Break(Vec<HandleHash>),
-    /// Remove what is abandoned.
+    /// Removes stale grants and dead waiters.
     Gc,
-    /// Remember that the caller's host has seen these leases.
+    /// Records that the caller's host has seen these leases.
     Note(Vec<Sighting>),
 }
 
-/// How a grant comes to depend on a decision, again or for longer.
+/// Dependency of a grant on a commit record, set again or extended.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Prepare {
-    /// Whose decision.
+    /// Handle hash that names the commit record.
     pub proof: HandleHash,
-    /// Who decides.
+    /// Process that commits.
     pub process: ProcessId,
-    /// Where others cannot see that process: as long as it is taken for alive; else [`Lifetime::UntilReleased`].
+    /// Time for which that process counts as alive if other hosts cannot see it; otherwise [`Lifetime::UntilReleased`].
     pub lifetime: Lifetime,
 }
 
-/// Somebody who wants the lock.
+/// Request to acquire the lock.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Acquire {
-    /// The entry that would stand in the queue.
+    /// Entry for the queue.
     pub entry: Waiter,
-    /// What a grant that is made now lasts: [`Waiter::lifetime`], begun.
+    /// Lifetime of a grant that is made now: [`Waiter::lifetime`] with its lease started.
     pub lifetime: Lifetime,
-    /// How many may hold at once, for [`super::record::Mode::Slot`].
+    /// Maximum number of holders, for [`super::record::Mode::Slot`].
     pub slots: Option<u32>,
-    /// Queue when it is not free.
+    /// True to enter the queue if the lock is not free.
     pub queue: bool,
-    /// Refuse when a holder is gone without having given back.
+    /// True to refuse the lock if a holder is gone and did not release it.
     pub refuse_stale: bool,
-    /// Not for good yet: what is granted depends on the waiting process, until it asks again without this.
+    /// True to make the grant depend on the waiting process until the caller repeats the request without this flag.
     pub provisional: bool,
-    /// Take nothing that is not granted already: it was told, and may have been given back since.
+    /// True to accept only an existing grant: the caller was told of it, and a release may have ended it since.
     pub confirming: bool,
-    /// Where in the pages the entry stands.
+    /// Position of the entry on the pages.
     pub position: Option<QueuePosition>,
-    /// This page takes no more.
+    /// Number of a page that is full.
     pub full: Option<u64>,
 }
 
-/// Where on a page somebody waits.
+/// Position of a waiter on a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct QueuePosition {
-    /// The page.
+    /// Page number.
     pub page: u64,
-    /// How many stand before him on it.
+    /// Number of waiters ahead on that page.
     pub ahead: usize,
-    /// Those, and those on the page before, the nearest first.
+    /// Processes of those waiters and of the waiters on the previous page, nearest first.
     pub before: Vec<(PidDomain, ProcessId)>,
-    /// The entry as it stands there.
+    /// Entry of the waiter on the page.
     pub entry: Waiter,
 }
 
-/// One link of a circle of waits: who holds what the one before waits for.
+/// Edge of a cycle in the wait-for graph: a lock that the previous waiter waits for, and its holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edge {
-    /// The lock.
+    /// Name of the lock.
     pub name: Vec<u8>,
-    /// Its holder, who does not give it back before his own wait is over.
+    /// Grant of the holder, which does not release the lock before its own wait is over.
     pub grant: Grant,
 }
 
-/// Somebody who says that a grant is theirs.
+/// Credentials of a caller that has a grant.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Credentials {
-    /// By the handle.
+    /// Hash of the handle, if the caller has the handle.
     pub proof: Option<HandleHash>,
-    /// By being the owner: the processes that the caller may speak for.
+    /// Processes that the caller may act for; a grant matches if its owner is among them.
     pub owners: Vec<ProcessId>,
-    /// By the id of a claim.
+    /// Id of a claim, if the caller knows it.
     pub claim: Option<Vec<u8>>,
-    /// Where those run.
+    /// Domain of these processes.
     pub domain: PidDomain,
-    /// Whether the claimant took the grant for itself, or supervises the process that did: how the grant ended concerns no
-    /// other process.
+    /// True if the caller acquired the grant for itself, or supervises the process that did. No other process needs to
+    /// learn how the grant ended.
     pub supervises: bool,
-    /// Whether this ask was put to the store before, with a reply that was lost or unclear.
+    /// True if an earlier try of this request had a lost or unclear reply.
     pub repeated: bool,
 }
 
-/// What is to happen next.
+/// Next step of the engine.
 #[derive(Debug, Clone)]
 pub enum Transition {
-    /// Nothing changes; this is the answer.
+    /// The record does not change, and this is the response.
     Done(Response),
-    /// Swap the record for this one, then wake these waiters. Without an answer yet: look again.
+    /// The engine commits this record, then wakes these waiters. Without a response, the engine decides again.
     Write {
-        /// The record as it is to be.
+        /// New record.
         record: Record,
-        /// The answer, once it is stored.
+        /// Response to return after the commit.
         response: Option<Response>,
-        /// Waiters that have something new to see.
+        /// Waiters whose situation has changed.
         wake: Vec<HandleHash>,
-        /// Leases whose end justifies this: the store must not make the change while one of them lasts.
+        /// Leases whose end justifies this change; the store must not commit while one of these leases lasts.
         over: Vec<Lease>,
     },
-    /// The queue is long: enter it on this page, then ask again.
+    /// The queue is long, so the caller enters it on this page and repeats the request.
     Enqueue(u64),
-    /// In the queue: wait until one of these processes dies or one of these leases ends, or somebody wakes us.
+    /// The caller waits in the queue until one of these processes dies, one of these leases ends, or a wake-up comes.
     Wait {
-        /// Processes whose end concerns us.
+        /// Processes whose end matters to the caller.
         processes: Vec<(PidDomain, ProcessId)>,
-        /// Leases whose end concerns us.
+        /// Leases whose end matters to the caller.
         leases: Vec<Lease>,
-        /// How many stand before us in the queue.
+        /// Number of waiters ahead in the queue.
         ahead: usize,
     },
 }
 
-/// The answer to a [`Request`]. "No" is an answer.
+/// Response to a [`Request`], including refusals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Response {
-    /// Taken; and from whom, if that one had not given back.
+    /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
     Granted(Grant, Option<EndedGrant>),
-    /// Held by these, and not waited for.
+    /// These grants hold the lock, and the caller does not queue.
     Busy(Vec<Grant>),
-    /// These are gone without having given back, and `refuse_stale` was set.
+    /// The holders of these grants are gone without a release, and `refuse_stale` was set.
     Stale(Vec<EndedGrant>),
-    /// Waiting would never end: the asker waits for the first, whose holder waits for the second, and so on; the last is
-    /// the asker's own.
+    /// The wait would never end. The caller waits for the first edge, whose holder waits for the second, and so on; the
+    /// last edge is the caller's own grant.
     Deadlock(Vec<Edge>),
-    /// Other slots were asked for than the record has.
+    /// The record has this slot count, and the request has another one.
     SlotCountConflict(u32),
-    /// It was to be claimed, and is claimed by another id for good.
+    /// The claim fails, because another id has claimed the name permanently.
     Claimed(Grant),
-    /// The value was written, or this one was deleted; and how the writer's grant had ended, if it had.
+    /// The value was written, or this value was deleted. The ending is that of the writer's grant, if it was over.
     Written(Option<Value>, Option<EndedGrant>),
-    /// Not written: these hold the lock as well.
+    /// The write fails, because these grants share the lock.
     Shared(Vec<Grant>),
-    /// What must be so for that is not: this is the value.
+    /// The precondition does not hold; this is the current value.
     VersionMismatch(Option<Value>),
-    /// There is no value to delete.
+    /// The name has no value to delete.
     NoValue,
-    /// Out of the queue.
+    /// The waiter has left the queue.
     Cancelled,
-    /// A withdrawal that came too late: granted in the meantime.
+    /// The cancellation came too late, because the waiter has this grant in the meantime.
     GrantedMeanwhile(Grant),
-    /// Given back.
+    /// The grant was released.
     Released(Grant),
-    /// Lasts anew.
+    /// The grant has its new lifetime.
     Renewed(Grant),
-    /// These were broken, or were stale and are removed.
+    /// These grants were broken, or were stale and have been removed.
     Broken(Vec<EndedGrant>),
-    /// The claimant holds nothing here, nor does anybody; how the claimant's grant ended, if that is still known.
+    /// The lock has no holder. The ending is that of the caller's grant, if the record still has it.
     NotHeld(Option<EndedGrant>),
-    /// Held by these, who are not the claimant; how the claimant's grant ended, if that is still known.
+    /// Only other callers hold the lock. The ending is that of the caller's grant, if the record still has it.
     NotOwner(Vec<Grant>, Option<EndedGrant>),
-    /// These grants and waits of the dead were removed.
+    /// These grants and waiters of dead processes were removed.
     Collected(Vec<EndedGrant>, Vec<Waiter>),
-    /// The sightings are in the record, as far as their leases are, and there is room.
+    /// The record has the sightings, as far as it has their leases and enough room.
     SightingsRecorded,
 }

@@ -1,4 +1,4 @@
-//! A record as bytes: lines that a person can read with cat(1), and that a stranger cannot abuse.
+//! A record as bytes: lines that a person can read with cat(1), safe against untrusted input.
 //!
 //! ```text
 //! csalock 1
@@ -10,9 +10,9 @@
 //! sum 0123456789abcdef
 //! ```
 //!
-//! The first line is the format number: another one is refused, never guessed at. The last line is the beginning of
-//! the SHA-256 of all before it, so that a torn or edited record is seen. In values every byte that is not plain
-//! printable ASCII, and space, `%`, `,`, `:`, `=`, `"` and `\`, is `%XX`.
+//! The first line is the format number; csalock refuses other formats and never guesses. The last line is the beginning
+//! of the SHA-256 of all lines before it, so csalock detects a torn or edited record. In values, `%XX` replaces every
+//! byte that is not plain printable ASCII, and space, `%`, `,`, `:`, `=`, `"` and `\`.
 
 pub(super) mod beside;
 pub(crate) mod fields;
@@ -34,18 +34,18 @@ use crate::error::{Error, Result};
 
 const FIRST_LINE: &str = "csalock 1\n";
 
-/// The most that a record may weigh, in bytes: room for some ten thousand waiters.
+/// Maximum size of a record in bytes, enough for about ten thousand waiters.
 pub(crate) const MOST_BYTES: usize = 4 << 20;
 
-/// The most pages that a queue may have.
+/// Maximum number of pages in a queue.
 const MOST_PAGES: u64 = 10_000;
 
-/// The bytes of a record.
+/// Returns the bytes of a record.
 pub fn encode(record: &Record) -> Vec<u8> {
     closed(text_of(record))
 }
 
-/// All but the checksum.
+/// Returns the text of a record without the checksum line.
 fn text_of(record: &Record) -> String {
     let mut text = String::with_capacity(512);
     text.push_str(FIRST_LINE);
@@ -84,11 +84,11 @@ fn closed(mut text: String) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Reads what [`encode`] wrote, stored as `version`: the token of every grant that was made in this very record.
+/// Decodes the output of [`encode`]. Grants made in this very record get `version`, its stored version, as their token.
 ///
 /// # Errors
 ///
-/// [`crate::exit::Exit::Corrupt`], with what is wrong, for anything else.
+/// Returns [`crate::exit::Exit::Corrupt`] with the problem for any other bytes.
 pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
     read(bytes, version).map_err(|wrong| Error::corrupt(format!("a lock record is unreadable: {wrong}")))
 }
@@ -105,7 +105,7 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
             format!("line \"{}\" makes no sense", crate::name::escape(start.as_bytes()))
         })?;
     }
-    // One that says nothing would be free; and one that says something twice, or in other words, somebody else wrote.
+    // A record without a name would be free. Repeated or reformatted lines show that another program wrote the record.
     if record.name.is_empty() || text_of(&record).strip_prefix(FIRST_LINE) != Some(lines) {
         return Err("it is not as csalock writes them".to_string());
     }
@@ -116,7 +116,7 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
     Ok(record)
 }
 
-/// What was granted and written in this version has its number.
+/// Sets the token of each grant, and the version and token of the value, that the record's `version` introduced.
 pub(crate) fn number(record: &mut Record, version: u64) {
     record.holders.iter_mut().for_each(|grant| grant.token = grant.token.or(Some(version)));
     if let Some(value) = &mut record.value {
@@ -125,7 +125,7 @@ pub(crate) fn number(record: &mut Record, version: u64) {
     }
 }
 
-/// The lines between the first, which must be this one, and the checksum, which must be right.
+/// Returns the lines between the first line and the checksum line; fails if either of these two is wrong.
 fn body<'a>(bytes: &'a [u8], first_line: &str) -> std::result::Result<&'a str, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_string())?;
     let Some(body) = text.strip_prefix(first_line) else {
@@ -471,7 +471,7 @@ pub(crate) fn ended_of(word: &str) -> Option<EndReason> {
         .find(|how| ended_word(*how) == word)
 }
 
-/// The beginning of the SHA-256.
+/// Returns the first 64 bits of the SHA-256.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     let digest = Sha256::digest(bytes);
     digest.iter().take(8).fold(0, |sum, byte| (sum << 8) | u64::from(*byte))

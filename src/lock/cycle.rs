@@ -1,13 +1,13 @@
-//! Circles of waits, of any length and shape.
+//! Cycles in the wait-for graph, of any length and shape.
 //!
-//! Given all waits that somebody's wait may depend on, those are *stuck* that can never end by themselves. Everybody is
-//! taken for stuck at first; then whoever would get the lock if all holders gave it back who are not held up by a stuck
-//! wait, is not, and so on until nothing changes. A wait for one of several places thus depends on all their holders
-//! being stuck, a wait for the whole lock on any one of them; and who stands behind somebody in a queue is held up by
-//! what holds that one up.
+//! Among all waits that a wait may depend on, the waits that can never end by themselves are *stuck*. At first the
+//! search takes every wait for stuck. Then it assumes that each holder without a stuck wait releases the lock. A waiter
+//! that would get the lock is not stuck, and the search repeats this until nothing changes. So a wait for a slot is
+//! stuck only if all slot holders are stuck; a wait for the whole lock, if any holder is. A waiter in a queue shares
+//! the obstacles of the waiters ahead.
 //!
-//! A stuck wait need not be part of a circle: it may only stand behind one. Of those that are, one has to give up, and
-//! all must choose the same: the one who came last.
+//! A stuck wait may be behind a cycle and not in it. A single waiter in the cycle must give up, and all waiters must
+//! choose the same victim: the waiter that came last.
 
 use super::ask::Edge;
 use super::facts::{Facts, Query};
@@ -15,40 +15,40 @@ use super::handle::HandleHash;
 use super::queue::{effective_owner, free_slot, is_gone};
 use super::record::{Grant, Lifetime, Record, Waiter};
 
-/// Somebody's wait, and the record of what he waits for.
+/// A wait, and the record of the lock that it waits for.
 #[derive(Debug, Clone)]
 pub struct WaitNode {
-    /// The lock's name.
+    /// Name of the lock.
     pub name: Vec<u8>,
-    /// Its record.
+    /// Record of the lock.
     pub record: Record,
-    /// The entry in its queue.
+    /// Entry in the lock's queue.
     pub waiter: Waiter,
 }
 
-/// A circle, as the first of the waits sees it.
+/// A cycle, as seen from the first of the waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cycle {
-    /// From the lock that is waited for to the waiter's own.
+    /// Edges from the lock that is waited for to the waiter's own lock.
     pub edges: Vec<Edge>,
-    /// Who is to give up.
+    /// Handle hash of the waiter that must give up.
     pub victim: HandleHash,
-    /// All who are in it.
+    /// Handle hashes of all waiters in the cycle.
     pub members: Vec<HandleHash>,
-    /// Every stuck wait, with the holders that are in its way. Two looks that agree on this, one wholly after the other,
-    /// have seen something that was there all at once.
+    /// Every stuck wait, with the holders in its way. If two checks, the second after the end of the first, agree on
+    /// this, the whole cycle existed at one moment.
     evidence: Vec<(HandleHash, Vec<HandleHash>)>,
 }
 
-/// The circle that the first of these waits is part of, if there is one.
+/// Returns the cycle that contains the first of these waits, or `None` if there is none.
 ///
 /// # Errors
 ///
-/// As [`super::decide`].
+/// Returns a [`Query`] if a fact is missing, like [`super::decide`].
 pub fn find_cycle(waits: &[WaitNode], facts: &Facts) -> Result<Option<Cycle>, Query> {
     let blocked_callers = blockers(waits, facts)?;
     let stuck = stuck(waits, &blocked_callers, facts)?;
-    // From each stuck wait to those that hold it up.
+    // The edges lead from each wait to the stuck waits that hold it up.
     let next = |at: usize| {
         let ways =
             blocked_callers[at].iter().enumerate().flat_map(|(holder, by)| by.iter().map(move |by| (*by, holder)));
@@ -81,7 +81,7 @@ pub fn find_cycle(waits: &[WaitNode], facts: &Facts) -> Result<Option<Cycle>, Qu
     }))
 }
 
-/// For each wait, for each holder of what it waits for: the waits that this holder does not outlive.
+/// Returns, for each wait and each holder of its lock, the waits that end before this holder releases the lock.
 fn blockers(waits: &[WaitNode], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Query> {
     let mut all = Vec::new();
     for wait in waits {
@@ -89,7 +89,7 @@ fn blockers(waits: &[WaitNode], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Q
         for grant in &wait.record.holders {
             let mut by = Vec::new();
             for (at, other) in waits.iter().enumerate() {
-                // A lease that nobody renews ends by itself.
+                // A lease without keepalive ends by itself, so it blocks no wait permanently.
                 if !matches!(grant.lifetime, Lifetime::ExpiresAt(_)) && waits_within(&other.waiter, grant, facts)? {
                     by.push(at);
                 }
@@ -101,7 +101,7 @@ fn blockers(waits: &[WaitNode], facts: &Facts) -> Result<Vec<Vec<Vec<usize>>>, Q
     Ok(all)
 }
 
-/// Whether a grant does not end before this wait does: the waiter works under it, or its script owns it.
+/// Returns true if a grant does not end before this wait does: the waiter works under it, or its script owns it.
 pub(super) fn waits_within(waiter: &Waiter, grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     let of_waiter = |process| waiter.process == process || waiter.blocked_processes.contains(&process);
     let is_owned = grant.owner.domain.shares_pids_with(&waiter.owner.domain)
@@ -128,7 +128,7 @@ fn stuck(waits: &[WaitNode], blocked_callers: &[Vec<Vec<usize>>], facts: &Facts)
     }
 }
 
-/// Whether a waiter would be granted the lock in the end if just these holders kept it.
+/// Returns true if the waiter would eventually be granted the lock even if these holders kept it.
 pub(super) fn fits_beside(holders: &[&Grant], record: &Record, waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
     let fits = |other: &Waiter| free_slot(holders.iter().copied(), record.slots, other.mode).is_some();
     for before in record.waiters.iter().take_while(|before| before.proof != waiter.proof) {
@@ -139,7 +139,7 @@ pub(super) fn fits_beside(holders: &[&Grant], record: &Record, waiter: &Waiter, 
     Ok(fits(waiter))
 }
 
-/// For each wait that can be reached: by which wait and past which of its holders, on a shortest way.
+/// Returns, for each reachable wait, the wait before it on a shortest path and the holder that links them.
 fn reach<I: Iterator<Item = (usize, usize)>>(
     from: usize,
     count: usize,

@@ -1,36 +1,36 @@
-//! Several names for good, all of them or none, also for somebody who is killed while he says so.
+//! Two-phase commit of several names: the caller gets all of them or none, even if it is killed in between.
 //!
-//! Who takes several names gets each grant *unconfirmed*: it ends with him. When he has all, he decides once for all of them:
+//! A caller that acquires several names gets *provisional* grants, which end with it. It then commits them together:
 //!
-//! 1. he writes down that he is about to, under a name of its own that the grants' proof leads to;
-//! 2. he swaps that for *made*: from this step on all the grants stand;
-//! 3. he confirms them one by one, and takes the decision away.
+//! 1. The caller writes an uncommitted commit record, under a store name derived from the grants' handle hash.
+//! 2. The caller replaces that record by a *committed* one; from this step on all the grants are valid.
+//! 3. The caller confirms the grants one by one and removes the commit record.
 //!
-//! To give up several claims at once it is done the other way round: a decision that they stand is made first, then each
-//! claim is made to depend on it, and then one step takes it away.
+//! A release of several claims reverses this. The caller writes a committed record, makes each claim depend on it, and
+//! removes it in one step.
 //!
-//! Whoever meets an unconfirmed grant of somebody dead asks for the decision. One that is not made is removed first, so
-//! that no step of the dead that is still on its way to an NFS server can make it; then there is none, and the grant is over.
-//! If it is made, the grant stands, and is confirmed by whoever writes that record next.
+//! A process that finds a provisional grant of a dead caller reads the commit record. It first removes an uncommitted
+//! one, so that a late NFS request of the dead caller cannot commit it; the grant is then over. If the record is
+//! committed, the grant is valid and the next writer confirms it.
 
 use super::handle::HandleHash;
 
-/// What somebody who takes several names has decided.
+/// Commit record of a caller that acquires several names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitRecord {
-    /// Whether their grants stand.
+    /// True if the grants are valid.
     pub committed: bool,
-    /// The names.
+    /// Names of the locks.
     pub names: Vec<Vec<u8>>,
 }
 
 impl CommitRecord {
-    /// The name that it is stored under: no name that anybody could type.
+    /// Returns the store name of a commit record. A user cannot type this name, because it contains a NUL byte.
     pub fn key(proof: &HandleHash) -> Vec<u8> {
         [proof.to_string().as_bytes(), b"\0decision"].concat()
     }
 
-    /// Whose decision is stored under this name, if one is.
+    /// Returns the handle hash of the commit record with this store name, or `None` for other names.
     pub fn of_key(key: &[u8]) -> Option<HandleHash> {
         HandleHash::parse(std::str::from_utf8(key.strip_suffix(b"\0decision")?).ok()?)
     }

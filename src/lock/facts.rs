@@ -1,4 +1,4 @@
-//! What the engine found out about the world, as data for [`super::decide`].
+//! Facts that the engine found out about the world, as data for [`super::decide`].
 
 #[cfg(debug_assertions)]
 pub(super) mod trace;
@@ -8,81 +8,81 @@ use std::collections::BTreeMap;
 use super::handle::HandleHash;
 use super::record::{Lease, PidDomain, ProcessId, Waiter};
 
-/// What is known of a process.
+/// Liveness of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Liveness {
-    /// It lives.
+    /// The process lives.
     Alive,
-    /// It is gone for sure.
+    /// The process is certainly gone.
     Dead,
-    /// It cannot be seen from here, which is never taken for death.
+    /// This host cannot see the process, which never counts as dead.
     Unknown,
-    /// It is not there, but a copy of this machine may run it, on a store that both use. So it is not taken for death; but
-    /// it is not the owner that counts as long as another one may live.
+    /// The process is not there, but a copy of this machine may run it on a store that both use. It does not count as
+    /// dead; it is not the effective owner while another process may live.
     Missing,
 }
 
 impl Liveness {
-    /// Whether it may live, as far as this machine can tell.
+    /// Returns true if the process may live, as far as this machine can tell.
     pub fn may_live_here(self) -> bool {
         matches!(self, Liveness::Alive | Liveness::Unknown)
     }
 }
 
-/// A question that must be answered before the protocol can decide.
+/// A question that the engine must answer before [`super::decide`] can decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Query {
     /// Does this process live?
     Liveness(PidDomain, ProcessId),
     /// Is this lease over?
     LeaseExpired(Lease),
-    /// Does this lease last longer than the asker is willing to wait?
+    /// Does this lease last longer than the caller is willing to wait?
     Outlasts(Lease),
-    /// Which lease of so many milliseconds begins now?
+    /// Which lease of this many milliseconds starts now?
     NewLease(u64),
-    /// Who waits on this page of the queue? From now on, nobody may enter it.
+    /// Which waiters are on this page of the queue? From now on, no waiter may enter the page.
     Page(u64),
-    /// Has whoever was granted several names under this proof, and is dead, decided that the grants stand? If not, he must
-    /// not be able to any more.
+    /// Did the dead process with this handle hash commit its grants of several names? If not, the process must not be
+    /// able to commit them later.
     Committed(HandleHash),
 }
 
-/// The answers so far. They hold for one look at the record; the next look starts afresh.
+/// The answers so far. They are valid for one read of the record; the next read starts without answers.
 #[derive(Debug, Clone, Default)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(debug_assertions, serde(from = "trace::Answers", into = "trace::Answers"))]
 pub struct Facts {
-    /// Wall clock, milliseconds since 1970: goes into records to be shown.
+    /// Wall clock in milliseconds since 1970, which records contain for display.
     pub wall: u64,
-    /// By pid and start, for a record may have thousands of them.
+    /// Liveness of processes by pid and start time, because a record may have thousands of processes.
     fates: BTreeMap<(i32, u64), Vec<(PidDomain, Liveness)>>,
-    /// By the end.
+    /// Expiry of leases, by their end.
     over: BTreeMap<u64, Vec<(Lease, bool)>>,
     outlasts: Vec<(Lease, bool)>,
     pages: BTreeMap<u64, Vec<Waiter>>,
     decided: Vec<(HandleHash, bool)>,
-    /// By how long they last.
+    /// New leases, with their duration in milliseconds.
     lent: Vec<(u64, Lease)>,
 }
 
 impl Facts {
-    /// Nothing known but the time to show.
+    /// Creates facts without answers; `wall` is the time for display, in milliseconds since 1970.
     pub fn at(wall: u64) -> Facts {
         Facts { wall, ..Facts::default() }
     }
 
-    /// Writes down what became of a process.
+    /// Inserts the liveness of a process.
     pub fn insert_liveness(&mut self, domain: PidDomain, process: ProcessId, liveness: Liveness) {
         self.fates.entry((process.pid, process.start)).or_default().push((domain, liveness));
     }
 
-    /// Writes down whether a lease is over.
+    /// Inserts the answer whether a lease is over.
     pub fn insert_expired(&mut self, lease: Lease, over: bool) {
         self.over.entry(lease.ends).or_default().push((lease, over));
     }
 
-    /// Writes down whether a lease lasts longer than the asker is willing to wait.
+    /// Inserts the answer whether a lease lasts longer than the caller is willing to wait.
     pub fn insert_outlasts(&mut self, lease: Lease, outlasts: bool) {
         self.outlasts.push((lease, outlasts));
     }
@@ -92,12 +92,12 @@ impl Facts {
         known.map(|(_, outlasts)| *outlasts).ok_or_else(|| Query::Outlasts(lease.clone()))
     }
 
-    /// Writes down who waits on a page.
+    /// Inserts the waiters on a page.
     pub fn insert_page(&mut self, number: u64, waiters: Vec<Waiter>) {
         self.pages.insert(number, waiters);
     }
 
-    /// The waiters on all pages that were written down.
+    /// Returns the waiters on all inserted pages.
     pub fn waiters_on_pages(&self) -> impl Iterator<Item = &Waiter> {
         self.pages.values().flatten()
     }
@@ -106,7 +106,7 @@ impl Facts {
         self.pages.get(&number).map(Vec::as_slice).ok_or(Query::Page(number))
     }
 
-    /// Writes down whether somebody has decided that his grants stand.
+    /// Inserts the answer whether the provisional grants with this handle hash are committed.
     pub fn insert_committed(&mut self, proof: HandleHash, decided: bool) {
         self.decided.push((proof, decided));
     }
@@ -116,7 +116,7 @@ impl Facts {
         known.map(|(_, decided)| *decided).ok_or(Query::Committed(*proof))
     }
 
-    /// Writes down a lease of so many milliseconds that begins now.
+    /// Inserts a lease of `span` milliseconds that starts now.
     pub fn insert_new_lease(&mut self, span: u64, lease: Lease) {
         self.lent.push((span, lease));
     }
@@ -132,7 +132,7 @@ impl Facts {
         known.map(|(_, liveness)| *liveness).ok_or_else(|| Query::Liveness(domain.clone(), *process))
     }
 
-    /// The leases that are over.
+    /// Returns the leases that are over.
     pub(crate) fn expired_leases(&self) -> impl Iterator<Item = &Lease> {
         self.over.values().flatten().filter(|(_, over)| *over).map(|(lease, _)| lease)
     }

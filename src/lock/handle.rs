@@ -1,30 +1,30 @@
-//! The secret that proves a grant, and what a record may know of it.
+//! The secret that proves a grant, and the hash of it in the record.
 
 use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// The secret that proves a grant: 128 random bits, shown once to the one who got it, as 32 hex digits.
+/// Secret that proves a grant: 128 random bits, shown once to the holder as 32 hex digits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Handle([u8; 16]);
 
-/// The SHA-256 of a handle. Everybody may know it; it opens nothing.
+/// SHA-256 of a handle. The hash is public and proves nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct HandleHash([u8; 32]);
 
 impl Handle {
-    /// A handle of these random bytes.
+    /// Creates a handle from these random bytes.
     pub fn new(secret: [u8; 16]) -> Handle {
         Handle(secret)
     }
 
-    /// Reads what [`Display`](fmt::Display) prints, also in capitals; `None` for anything else.
+    /// Parses the output of [`Display`](fmt::Display), even if in capitals; returns `None` for any other text.
     pub fn parse(text: &str) -> Option<Handle> {
         hex(text).map(Handle)
     }
 
-    /// What the record keeps of it.
+    /// Returns the hash that the record keeps of the handle.
     pub fn proof(&self) -> HandleHash {
         HandleHash(Sha256::digest(self.0).into())
     }
@@ -43,14 +43,14 @@ impl fmt::Debug for Handle {
 }
 
 impl HandleHash {
-    /// Reads what [`Display`](fmt::Display) prints; `None` for anything else.
+    /// Parses the output of [`Display`](fmt::Display); returns `None` for any other text.
     pub fn parse(text: &str) -> Option<HandleHash> {
         hex(text).map(HandleHash).filter(|_| !text.bytes().any(|digit| digit.is_ascii_uppercase()))
     }
 }
 
 impl HandleHash {
-    /// What wakes whoever waits by it, in the store.
+    /// Returns the store channel that wakes the waiter with this handle hash.
     pub fn channel(&self) -> Vec<u8> {
         self.to_string().into_bytes()
     }

@@ -1,23 +1,23 @@
-//! Every rule of locking, as one pure function: [`decide`] takes the record as it is, what somebody asks and what
-//! is known of the world, and says what the record becomes and what the answer is.
+//! Every rule of locking, as one pure function: [`decide`] maps a record, a request and facts to a new record and a
+//! response.
 //!
-//! **The queue.** Who cannot have it at once is entered behind those who came before. Whoever changes a record also
-//! serves its queue: it evicts holders that are gone, then walks the waiters in order of arrival, drops the dead,
-//! grants to those who fit and stops at the first who does not. Mutex, readers-writer lock and semaphore are this
-//! one rule with three ways to fit, so readers never pass a waiting writer.
+//! **The queue.** A request that does not fit at once enters the queue behind earlier waiters. Every change of a record
+//! serves its queue. It evicts stale holders, then walks the waiters in order of arrival. The walk drops dead waiters,
+//! grants to waiters that fit and stops at the first that does not. Mutex, readers-writer lock and semaphore are this
+//! rule with three ways to fit, so readers never pass a waiting writer.
 //!
-//! **Being gone.** A grant is over when its lease is over or when all processes it depends on are dead for sure.
+//! **Stale grants.** A grant is over when its lease is over or when all processes it depends on are certainly dead.
 //! *Unknown* is never dead.
 //!
-//! **Repeating.** A reply can be lost after the store did what it was told. So every ask may be put again: a grant
-//! that already bears my proof is my grant, and a release that finds its own ending in the record has happened.
+//! **Retries.** A reply can be lost after the store has committed, so a caller may repeat every request. A grant with
+//! the caller's handle hash is the caller's grant. A release that finds its own ending in the record has succeeded.
 //!
-//! **A grant made for somebody else** ([`Grant::unconfirmed`]) lives as long as the waiter it was made for, until
-//! that waiter confirms. Without this a waiter that is killed as it is granted would leave its shell a lock that the
-//! shell knows nothing about. Of several names all are confirmed or none ([`super::CommitRecord`]).
+//! **Provisional grants** ([`Grant::provisional`]). A grant that another process made for a waiter ends with that
+//! waiter until the waiter confirms. Otherwise a waiter killed during the grant would leave its shell a lock that the
+//! shell does not know of. For several names, csalock confirms all grants or none ([`super::CommitRecord`]).
 //!
-//! The function never calls out. When it needs to know something it returns [`Query`]; the engine finds out, adds
-//! it to [`Facts`] and calls again.
+//! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
+//! and calls again.
 
 use super::ask::{Acquire, Credentials, Edge, QueuePosition, Request, Response, Transition};
 use super::cycle::{fits_beside, waits_within};
@@ -31,11 +31,11 @@ use super::record::{EndReason, EndedGrant, Grant, Lifetime, Pages, PidDomain, Pr
 use super::sighting::note;
 use super::value::decide_write;
 
-/// Decides about one ask. See the module's own words for the rules.
+/// Decides about one request by the rules in the module documentation.
 ///
 /// # Errors
 ///
-/// `Err` is a question: answer it in `facts` and call again.
+/// Returns the [`Query`] that the engine must answer in `facts` before it calls again.
 pub fn decide(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Query> {
     let mut step = answer(record, ask, facts)?;
     if let Transition::Write { over, .. } = &mut step {
@@ -80,7 +80,7 @@ fn answer(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Q
                 let mut next = record.clone();
                 next.holders[at].lifetime = Lifetime::OwnerDied;
                 let grant = next.holders[at].clone();
-                // Where nobody waits it stays, to be seen by whoever comes next.
+                // Without waiters the grant stays in the record, so that the next caller sees how it ended.
                 let is_wanted = !next.waiters.is_empty() || next.pages.is_some();
                 let wake = if is_wanted { grant_waiting(&mut next, facts)? } else { Vec::new() };
                 Ok(write(next, Response::Released(grant), wake))
@@ -105,11 +105,11 @@ fn answer(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Q
     }
 }
 
-/// Whether a grant still stands: what is known of its owner's life, or how it ended.
+/// Returns the liveness of the owner if the grant is still valid, or else how the grant ended.
 ///
 /// # Errors
 ///
-/// As [`decide`].
+/// Returns a [`Query`] if a fact is missing, like [`decide`].
 pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, EndReason>, Query> {
     let over = lease_expired(grant, facts)?;
     if let Some(waiter) = &grant.provisional {
@@ -118,7 +118,7 @@ pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, End
             return Ok(Ok(liveness));
         }
         if !facts.committed(&grant.proof)? {
-            // The process died before anyone heard of the grant, so its owner has lost nothing.
+            // The waiter died before it confirmed the grant, so its owner has lost nothing.
             return Ok(Err(if liveness == Liveness::Dead { EndReason::Released } else { EndReason::Expired }));
         }
         if grant.claim.is_some() {
@@ -142,8 +142,8 @@ pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, End
     }
 }
 
-/// Whether its lease is over. One that is renewed says that its owner lives to those who cannot see it; who can, believes
-/// his eyes.
+/// Returns true if the lease is over. A keepalive lease proves the owner's life only to hosts that cannot see the
+/// owner; other hosts check the process.
 fn lease_expired(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     match &grant.lifetime {
         Lifetime::Keepalive(lease) => Ok(!is_seen_alive(grant, facts)? && facts.lease_expired(lease)?),
@@ -155,8 +155,8 @@ fn is_seen_alive(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     Ok(matches!(effective_owner(&grant.owner, facts)?, Some((_, Liveness::Alive))))
 }
 
-/// Whether an unconfirmed grant stands whatever becomes of whoever was granted it. Nobody asks for a decision before that
-/// one is dead, or has had his time.
+/// Returns true if a provisional grant is committed, so that it survives its waiter. The function queries the commit
+/// record only after the waiter is dead or, for a claim, its lease is over.
 pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
     let Some(waiter) = &grant.provisional else { return Ok(false) };
     let over = grant.claim.is_some() && lease_expired(grant, facts)?;
@@ -226,7 +226,7 @@ fn take(record: &Record, application: &Acquire, facts: &Facts) -> Result<Transit
     }
 }
 
-/// What there is to say to somebody who wants to claim what is claimed already, for good.
+/// Returns the response to a request for a claim if the name is already claimed permanently.
 fn claimed(record: &Record, application: &Acquire, facts: &Facts) -> Result<Option<Response>, Query> {
     let Some(id) = &application.entry.claim else { return Ok(None) };
     let Some(grant) = record.holders.iter().find(|grant| grant.claim.is_some()) else { return Ok(None) };
@@ -237,7 +237,7 @@ fn claimed(record: &Record, application: &Acquire, facts: &Facts) -> Result<Opti
     Ok(Some(if is_mine { Response::Granted(grant.clone(), None) } else { Response::Claimed(grant.clone()) }))
 }
 
-/// Where somebody enters a queue that the record has no room for.
+/// Returns the step for a request whose queue has no room left in the record.
 fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Transition {
     next.pages = match next.pages {
         None => Some(Pages { first: facts.wall, last: facts.wall }),
@@ -257,13 +257,13 @@ fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &
     wait_behind(record, place.before.iter().cloned().chain(in_record), ahead, facts)
 }
 
-/// The record bears my proof: somebody granted it to me, or an earlier try of mine did and its reply was lost.
+/// Handles a grant with the caller's handle hash: another process made it, or an earlier try whose reply was lost.
 fn already_mine(record: &Record, at: usize, application: &Acquire, facts: &Facts) -> Result<Transition, Query> {
     let grant = &record.holders[at];
     let before = record.ended_grants.last().filter(|ending| ending.reason != EndReason::Released).cloned();
     let mut next = record.clone();
     if let Some(stale) = before.clone().filter(|_| application.refuse_stale) {
-        // Whoever served the queue could not know that we refuse it.
+        // The process that granted the lock could not know that this caller refuses stale grants.
         end(&mut next, at, EndReason::Released);
         let wake = grant_waiting(&mut next, facts)?;
         return Ok(write(next, Response::Stale(vec![stale]), wake));
@@ -274,7 +274,7 @@ fn already_mine(record: &Record, at: usize, application: &Acquire, facts: &Facts
     next.holders[at].provisional = None;
     next.holders[at].lifetime = application.lifetime.clone();
     let grant = next.holders[at].clone();
-    // Who wants to claim it as well need wait no longer.
+    // Waiters that want to claim the name too need not wait any longer.
     let others = next.waiters.iter().filter(|waiter| grant.claim.is_some() && waiter.claim.is_some());
     let wake = others.map(|waiter| waiter.proof).collect();
     Ok(write(next, Response::Granted(grant, before), wake))
@@ -291,7 +291,7 @@ fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Transition, Q
     Ok(Transition::Wait { processes, leases, ahead })
 }
 
-/// To wait for the end of the nearest who lives of those before us, or else of those who hold.
+/// Waits for the end of the nearest live waiter ahead or, if there is none, for the holders.
 fn wait_behind(
     record: &Record,
     before: impl Iterator<Item = (PidDomain, ProcessId)>,
@@ -309,13 +309,13 @@ fn wait_behind(
             Some(process) => Some((process, facts.liveness(&grant.owner.domain, &process)?)),
             None => effective_owner(&grant.owner, facts)?,
         };
-        // Nobody sees the end of a process that is missing.
+        // No host can observe the end of a missing process.
         processes.extend(
             process
                 .filter(|(_, liveness)| liveness.may_live_here())
                 .map(|(process, _)| (grant.owner.domain.clone(), process)),
         );
-        // Where the owner is seen, his end is what counts.
+        // If this host can see the owner, the owner's end counts and the lease does not.
         let by_lease = !matches!(grant.lifetime, Lifetime::Keepalive(_)) || !is_seen_alive(grant, facts)?;
         leases.extend(grant.lifetime.lease().filter(|_| by_lease).cloned());
     }
@@ -327,7 +327,7 @@ fn withdraw(record: &Record, me: &HandleHash, page: Option<u64>, facts: &Facts) 
         return Ok(Transition::Done(Response::GrantedMeanwhile(grant.clone())));
     }
     let mut next = record.clone();
-    // From a page that is being fetched nobody can be removed: finish that, and remove him here.
+    // A sealed page cannot lose a waiter, so the record fetches the page first and then drops the waiter.
     while page.is_some_and(|page| next.pages.is_some_and(|pages| pages.has(page))) {
         refill(&mut next, facts)?;
     }
@@ -339,11 +339,11 @@ fn withdraw(record: &Record, me: &HandleHash, page: Option<u64>, facts: &Facts) 
     Ok(write(next, Response::Cancelled, wake))
 }
 
-/// Only what was seen is broken: should the reply be lost, whoever got the lock thereby keeps it.
+/// Breaks only grants that the caller saw. If the reply is lost, a retry does not break the next holder's grant.
 fn break_grants(record: &Record, proofs: &[HandleHash], facts: &Facts) -> Result<Transition, Query> {
     let mut next = record.clone();
     let is_meant = |ending: &&EndedGrant| ending.reason != EndReason::Released && proofs.contains(&ending.grant.proof);
-    // First, so that what is broken now is still there to be written down.
+    // Eviction comes first, because it would drop the ending of a broken grant whose owner is dead.
     let mut broken: Vec<EndedGrant> = evict(&mut next, facts)?.iter().filter(is_meant).cloned().collect();
     while let Some(at) = next.holders.iter().position(|grant| proofs.contains(&grant.proof)) {
         broken.push(EndedGrant { grant: end(&mut next, at, EndReason::Broken), reason: EndReason::Broken });
@@ -371,8 +371,8 @@ fn collect(record: &Record, facts: &Facts) -> Result<Transition, Query> {
     Ok(if next == *record { Transition::Done(response) } else { write(next, response, wake) })
 }
 
-/// Begins a lease that is renewed anew. Should it be over, then nobody has taken the lock yet: what changes the record
-/// first, counts. What somebody set a time for keeps that.
+/// Restarts a keepalive lease, even if it is over: no other caller has acquired the lock yet, and the first commit
+/// wins. A grant with a fixed time limit keeps that limit.
 fn renew_on(
     record: &Record,
     credentials: &Credentials,
@@ -388,11 +388,11 @@ fn renew_on(
     }
     next.holders[at].lifetime = lifetime.clone();
     let grant = next.holders[at].clone();
-    // Whoever waits for its end looks at the record when the old lease would be over.
+    // Waiters that watch the old lease read the record when that lease would end, so they need no wake-up.
     Ok(write(next, Response::Renewed(grant), Vec::new()))
 }
 
-/// What a claimant has here.
+/// Grant that matches a caller's credentials.
 pub(super) enum Found {
     Mine(usize),
     Ended(EndedGrant),
@@ -404,8 +404,8 @@ pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) ->
         if !is_mine(grant, credentials, facts)? {
             continue;
         }
-        // Whose life it shares does not matter to who shows the handle, or is that owner: a wrapper gives back for its
-        // command that has ended.
+        // The owner's liveness does not matter if the caller has the handle or is the owner. A wrapper releases the
+        // lock for a command that has ended.
         let over = lease_expired(grant, facts)?;
         let late = EndedGrant { grant: grant.clone(), reason: EndReason::Expired };
         return Ok(if over { Found::Ended(late) } else { Found::Mine(at) });
@@ -426,17 +426,17 @@ fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bo
     let owner = effective_owner(&grant.owner, facts)?;
     let is_owned = grant.owner.domain.shares_pids_with(&credentials.domain)
         && owner.is_some_and(|(owner, _)| credentials.owners.contains(&owner));
-    // Of what it was not told that it has it, the owner has nothing.
+    // An owner does not have a grant that it was not told of.
     Ok(is_owned && (grant.provisional.is_none() || is_decided(grant, facts)?))
 }
 
-/// Whether the claimant is the process that has yet to hear of this ending.
+/// Returns true if the caller is the process that must still learn of this ending.
 fn hears_of(record: &Record, credentials: &Credentials, ending: &EndedGrant) -> bool {
     let is_for_claimant = credentials.supervises || ending.grant.owner.supervisor.is_none();
     is_for_claimant && ending.is_owed() && record.ended_grants.contains(ending)
 }
 
-/// Tells how the grant ended, and keeps that no longer.
+/// Returns the ending of the grant to the caller and drops it from the record.
 fn hear_of(record: &Record, ending: EndedGrant, facts: &Facts) -> Result<Transition, Query> {
     let mut next = record.clone();
     next.ended_grants.retain(|kept| *kept != ending);
@@ -466,11 +466,11 @@ pub(super) fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Tra
     }))
 }
 
-/// The grant of the asker's own for which it would wait, if there is one: the shortest circle.
+/// Returns the caller's own grant for which it would wait, if there is one: the shortest cycle.
 fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Query> {
     let mut own = Vec::new();
     for grant in &record.holders {
-        // A lease that nobody renews ends by itself; but who does not wait for that long waits in vain.
+        // A lease without keepalive ends by itself, but a caller whose timeout comes first waits in vain.
         if waits_within(entry, grant, facts)?
             && !matches!(&grant.lifetime, Lifetime::ExpiresAt(lease) if !facts.outlasts(lease)?)
         {

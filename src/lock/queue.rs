@@ -1,4 +1,4 @@
-//! The queue of a record: who is evicted, who is served, who fits.
+//! The queue of a record: which holders it evicts, which waiters it serves, and which waiters fit.
 
 use super::ask::Acquire;
 use super::facts::{Facts, Liveness, Query};
@@ -6,13 +6,13 @@ use super::handle::HandleHash;
 use super::protocol::{grant_status, is_decided};
 use super::record::{EndReason, EndedGrant, Grant, Lifetime, Mode, Owner, Pages, ProcessId, Record, Waiter};
 
-/// How many waiters stand in the record itself before newcomers are sent to a page.
+/// Maximum number of waiters in the record itself; further waiters enter a page.
 pub(super) const INLINE_WAITERS: usize = 16;
 
-/// With so few left in the record, the next page is fetched.
+/// Number of waiters left in the record at which the next page is fetched.
 const REFILL_BELOW: usize = 3;
 
-/// Ends the grants that no longer stand, and forgets the endings whose supervisors and holders will never ask.
+/// Ends the grants that are over, and drops broken endings whose supervisors and holders will never ask for them.
 pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant>, Query> {
     let mut evicted = Vec::new();
     let mut at = 0;
@@ -45,7 +45,7 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
     Ok(evicted)
 }
 
-/// A supervisor that is dead hears of nothing any more.
+/// Clears the supervisor of an ending if the supervisor is dead and will not ask for the ending.
 fn forget_dead_supervisor(ending: &mut EndedGrant, facts: &Facts) -> Result<(), Query> {
     let owner = &mut ending.grant.owner;
     if let Some(supervisor) = &owner.supervisor
@@ -67,7 +67,7 @@ pub(super) fn grant_waiting(record: &mut Record, facts: &Facts) -> Result<Vec<Ha
     grant_waiting_as(record, facts, None)
 }
 
-/// Walks the queue in order of arrival and grants to those who fit. Returns who has something new to see.
+/// Walks the queue in order of arrival and grants to waiters that fit. Returns the waiters to wake.
 pub(super) fn grant_waiting_as(
     record: &mut Record,
     facts: &Facts,
@@ -83,7 +83,7 @@ pub(super) fn grant_waiting_as(
         let myself = me.filter(|application| application.entry.proof == first.proof);
         if myself.is_none() && is_gone(first, facts)? {
             record.waiters.remove(0);
-            // Whoever stands next was watching the one that is gone.
+            // The next waiter was watching the waiter that is gone.
             wake.extend(record.waiters.first().map(|next| next.proof));
             continue;
         }
@@ -93,7 +93,7 @@ pub(super) fn grant_waiting_as(
         let leased = waiter.lease.is_some() || !matches!(waiter.lifetime, Lifetime::WhileOwnerLives);
         record.holders.push(grant(waiter, slot, myself, facts)?);
         if leased {
-            // The next one watches a process; that this grant may end by a lease it has to be told.
+            // The next waiter watches a process, so it must learn that a lease may end this grant.
             wake.extend(record.waiters.first().map(|next| next.proof));
         }
     }
@@ -104,11 +104,11 @@ pub(super) fn grant_waiting_as(
     Ok(wake)
 }
 
-/// Brings the waiters of the first page into the record. Returns the first of them: he could not see who stands before
-/// him until now.
+/// Moves the waiters of the first page into the record. Returns the first of them, which could not see the waiter ahead
+/// of it until now.
 pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<HandleHash>, Query> {
     let Some(pages) = record.pages else { return Ok(None) };
-    // Whoever had already been moved when somebody died half-way, or entered a page twice, stands once.
+    // A waiter appears only once, even if a process died in the middle of a move or the waiter entered a page twice.
     let has = |record: &Record, proof: HandleHash| {
         record.holders.iter().any(|grant| grant.proof == proof)
             || record.waiters.iter().any(|waiter| waiter.proof == proof)
@@ -129,7 +129,7 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     let lifetime = match (myself, provisional, (&waiter.lease, &waiter.lifetime)) {
         (Some(application), ..) => application.lifetime.clone(),
         (None, Some(_), (Some(lease), _)) => Lifetime::ExpiresAt(lease.clone()),
-        // A waiter that is stopped may not confirm it for as long as it likes.
+        // A stopped waiter must not delay its confirmation without limit, so its lease starts now.
         (None, Some(_), (None, Lifetime::Ttl(span))) => Lifetime::ExpiresAt(facts.new_lease(*span)?.clone()),
         _ => waiter.lifetime.clone(),
     };
@@ -150,7 +150,7 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     })
 }
 
-/// The lowest place that `share` would get beside those who hold, or `None` if it does not fit.
+/// Returns the lowest slot that `share` would get beside the holders, or `None` if it does not fit.
 pub(super) fn free_slot<'a>(
     holders: impl IntoIterator<Item = &'a Grant, IntoIter: Clone>,
     slots: Option<u32>,
@@ -166,14 +166,14 @@ pub(super) fn free_slot<'a>(
     }
 }
 
-/// Whether anybody has or wants a place of several, as far as the record tells.
+/// Returns true if a holder or waiter has or wants a slot, or if unread pages may contain such a waiter.
 fn counts(record: &Record) -> bool {
     record.holders.iter().any(|grant| grant.mode == Mode::Slot)
         || record.waiters.iter().any(|waiter| waiter.mode == Mode::Slot)
         || record.pages.is_some()
 }
 
-/// The number of places that the record has, where another one is asked for and somebody relies on it.
+/// Returns the slot count of the record if the request has another count and a holder or waiter relies on the former.
 pub(super) fn slot_count_conflict(record: &Record, application: &Acquire, facts: &Facts) -> Result<Option<u32>, Query> {
     let (Some(has), Some(wants)) = (record.slots, application.slots) else { return Ok(None) };
     if has == wants {
@@ -187,12 +187,12 @@ pub(super) fn slot_count_conflict(record: &Record, application: &Acquire, facts:
 }
 
 pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
-    // To look at a process costs less than to ask for a lease.
+    // A process check costs less than a lease query, so it comes first.
     let is_dead = facts.liveness(&waiter.owner.domain, &waiter.process)? == Liveness::Dead;
     Ok(is_dead || waiter.lease.as_ref().map_or(Ok(false), |lease| facts.lease_expired(lease))?)
 }
 
-/// The first owner that may live, or else the last that is missing; and what is known of it. `None`: all are dead for sure.
+/// Returns the first owner process that may live, or else the last missing one. Returns `None` if all are surely dead.
 pub(super) fn effective_owner(party: &Owner, facts: &Facts) -> Result<Option<(ProcessId, Liveness)>, Query> {
     let mut missing = None;
     for owner in &party.processes {

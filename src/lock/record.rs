@@ -1,11 +1,11 @@
-//! The record of one name: who holds it, who waits, and how the last grants ended.
+//! The record of one name: its holders, its waiters and the last grants that ended.
 //!
-//! Invariants, kept by [`super::decide`]; a record in which the first or the fourth does not hold is unreadable:
-//! - `holders` fit together: one exclusive, or any number of shared, or at most `slots` with distinct slots;
-//! - `waiters` stand in order of arrival, and the first of them does not fit beside `holders`;
-//! - who came when `waiters` was full stands in one of the `pages` ([`super::Page`]), behind all of `waiters`;
-//! - a proof stands once, in one of the two lists;
-//! - tokens rise in the order of granting.
+//! [`super::decide`] keeps these invariants; a record that violates the first or the fourth is unreadable:
+//! - `holders` fit together: one exclusive, any number of shared, or at most `slots` with distinct slots;
+//! - `waiters` are in order of arrival, and the first of them does not fit beside `holders`;
+//! - a waiter that came when `waiters` was full is on one of the `pages` ([`super::Page`]), behind all of `waiters`;
+//! - a handle hash occurs once, in one of the two lists;
+//! - tokens grow in the order of granting.
 
 use std::collections::HashSet;
 
@@ -13,278 +13,278 @@ use super::handle::HandleHash;
 use super::sighting::Sighting;
 use super::value::Value;
 
-/// How many past grants a record remembers.
+/// Number of past grants that a record always keeps.
 const ENDINGS_KEPT: usize = 4;
 
-/// Maximum number of past grants in a record, those included that stay until somebody has heard of them.
+/// Maximum number of past grants in a record, including those that stay until a process has learned of them.
 const MOST_ENDINGS: usize = 256;
 
-/// Everything that is known under one name.
+/// State of one lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Record {
-    /// The name itself, so that two names can never share a record unseen.
+    /// Name of the lock, stored so that a reader detects a record that two names share.
     pub name: Vec<u8>,
-    /// How many may hold at once where the holders have [`Mode::Slot`]s.
+    /// Maximum number of holders if they have [`Mode::Slot`].
     pub slots: Option<u32>,
-    /// Those who hold, in order of granting.
+    /// Grants in the order of granting.
     pub holders: Vec<Grant>,
-    /// Those who wait, in order of arrival: the first of them.
+    /// First waiters of the queue, in order of arrival.
     pub waiters: Vec<Waiter>,
-    /// Where the others wait.
+    /// Pages with the other waiters of the queue.
     pub pages: Option<Pages>,
-    /// What the lock guards, where that is kept here.
+    /// Value that the lock guards, if the name has a value.
     pub value: Option<Value>,
-    /// The last grants that ended, oldest first, so that a lost reply and a late holder can be told. One that
-    /// [is owed](EndedGrant::is_owed) stays until that process has heard of it, or died. Of a record that was decided about just now they are all that
-    /// ended thereby; of these only the last few are written.
+    /// Last grants that ended, oldest first, for retries after a lost reply and for late holders. An ending that [is
+    /// owed](EndedGrant::is_owed) stays until its process learns of it or dies. After a decision the list has all
+    /// endings of that decision; a store keeps only the last few.
     pub ended_grants: Vec<EndedGrant>,
-    /// Leases of other hosts that callers of this host or another one saw here. Only those whose lease is still in the
-    /// record are written.
+    /// Leases of other hosts that callers on any host saw in this record. The store keeps only the sightings whose
+    /// lease is still in the record.
     pub sightings: Vec<Sighting>,
 }
 
-/// The pages that the end of a long queue is on, by their numbers.
+/// Numbers of the pages that the end of a long queue is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pages {
-    /// The one that is served next.
+    /// Number of the page that is served next.
     pub first: u64,
-    /// The one that newcomers go to.
+    /// Number of the page that newcomers enter.
     pub last: u64,
 }
 
-/// How much of the lock somebody wants.
+/// Part of the lock that a caller wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Mode {
-    /// All of it.
+    /// The whole lock.
     Exclusive,
-    /// Together with any number of other readers.
+    /// A share beside any number of other readers.
     Shared,
-    /// One of `slots` places.
+    /// A slot out of `slots`.
     Slot,
 }
 
-/// One holder's entry.
+/// Entry of one holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// What its handle hashes to.
+    /// Hash of the handle that proves the grant.
     pub proof: HandleHash,
-    /// The fencing number. `None` only in a record on its way to the store: the version that it gets there.
+    /// Fencing token. `None` only in a record that is not stored yet; the token is then the version of that record.
     pub token: Option<u64>,
-    /// How much it holds.
+    /// Part of the lock that the holder has.
     pub mode: Mode,
-    /// Which place it has, from 0; 0 unless [`Mode::Slot`].
+    /// Slot number, from 0; 0 unless the mode is [`Mode::Slot`].
     pub slot: u32,
-    /// Whose it is.
+    /// Owner of the grant.
     pub owner: Owner,
-    /// How long it lasts.
+    /// Lifetime of the grant.
     pub lifetime: Lifetime,
-    /// When it was granted: milliseconds since 1970 on the clock of whoever wrote it. To be shown, never compared.
+    /// Time of granting, in milliseconds since 1970 on the writer's clock; for display only, never compared.
     pub since: u64,
-    /// How long it was waited for, in milliseconds, by the same clock. To be shown.
+    /// Time that the holder waited, in milliseconds on that clock; for display only.
     pub waited: u64,
-    /// Granted on behalf of this process, which has not yet said that it knows. Till then its life is the grant's,
-    /// unless it has decided otherwise ([`super::CommitRecord`]).
+    /// Waiter that another process granted the lock to, until the waiter confirms. The grant ends with that process,
+    /// unless a commit record keeps it ([`super::CommitRecord`]).
     pub provisional: Option<ProcessId>,
-    /// Its owner's end gives it back, and is no loss.
+    /// True if the owner's end releases the grant and does not count as a loss.
     pub release_on_exit: bool,
-    /// The id under which the name is claimed, if it is: for good then, and nobody's life counts.
+    /// Id of the claim, if the name is claimed. A claim is permanent and depends on no process.
     pub claim: Option<Vec<u8>>,
 }
 
-/// One who waits.
+/// Entry of one waiter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Waiter {
-    /// What its handle hashes to; also where it is woken.
+    /// Hash of the waiter's handle; the waiter's channel is derived from it.
     pub proof: HandleHash,
-    /// How much it wants.
+    /// Part of the lock that the waiter wants.
     pub mode: Mode,
-    /// For whom.
+    /// Owner of the future grant.
     pub owner: Owner,
-    /// The process that waits. When it is dead, so is the wait.
+    /// Process that waits; its death ends the wait.
     pub process: ProcessId,
-    /// What its grant is to last.
+    /// Lifetime of the future grant.
     pub lifetime: Lifetime,
-    /// Whether it must confirm a grant before its party is taken for the owner.
+    /// True if the waiter must confirm a grant before its owner counts as the owner of the lock.
     pub needs_confirmation: bool,
-    /// As [`Grant::release_on_exit`].
+    /// True if the owner's end will release the grant ([`Grant::release_on_exit`]).
     pub release_on_exit: bool,
-    /// As [`Grant::claim`].
+    /// Id of the claim, if the waiter claims the name ([`Grant::claim`]).
     pub claim: Option<Vec<u8>>,
-    /// The grants that the waiter already works under, here or under other names: they do not end before this wait does.
+    /// Grants that the waiter works under, here or under other names; they do not end before this wait does.
     pub enclosing_grants: Vec<HandleHash>,
-    /// The processes, innermost first, that go on only when this wait is over: the scripts that wait.
+    /// Processes, innermost first, that continue only when this wait is over: the scripts that wait.
     pub blocked_processes: Vec<ProcessId>,
-    /// Where others cannot see its process: until when it is taken for alive.
+    /// Lease until which the waiter counts as alive, if other hosts cannot see its process.
     pub lease: Option<Lease>,
-    /// When it came, as [`Grant::since`].
+    /// Time of arrival, in milliseconds since 1970 ([`Grant::since`]).
     pub since: u64,
 }
 
 /// A grant that is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedGrant {
-    /// What it was.
+    /// The grant.
     pub grant: Grant,
-    /// How it ended.
+    /// Reason for the end.
     pub reason: EndReason,
 }
 
 impl EndedGrant {
-    /// Whether a process has yet to hear of it: the supervisor, which takes a grant without a trace for lost; or the owner of
-    /// a grant that was broken.
+    /// Returns true if a process must still learn of this ending. The supervisor takes a grant without a trace for
+    /// lost; the owner of a broken grant must learn of the break.
     pub fn is_owed(&self) -> bool {
         let owner = &self.grant.owner;
         match self.reason {
             EndReason::Released | EndReason::Died => owner.supervisor.is_some(),
-            // Its supervisor needs no trace of that.
+            // A supervisor takes a grant without a trace for lost, so an expired grant needs no trace.
             EndReason::Expired => false,
-            // A claim has neither, and no process asks after it.
+            // A claim has neither a supervisor nor a process, so no process asks for its ending.
             EndReason::Broken => owner.supervisor.is_some() || !owner.processes.is_empty(),
         }
     }
 }
 
-/// How a grant ended.
+/// Reason why a grant ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndReason {
-    /// Given back by its holder.
+    /// The holder released the grant.
     Released,
-    /// Its owner died.
+    /// The owner died.
     Died,
-    /// Its lease was over.
+    /// The lease expired.
     Expired,
-    /// Broken with `--force`.
+    /// A user broke the grant with `--force`.
     Broken,
 }
 
-/// Whose a grant is: the processes whose life it shares, and what a person wants to know about them.
+/// Owner of a grant: the processes that the grant depends on, and details about them for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Owner {
-    /// Where the processes run.
+    /// Domain that the processes run in.
     pub domain: PidDomain,
-    /// The effective owner is the first that lives. Empty: nobody's life counts.
+    /// Processes of the owner; the first live one is the effective owner. Empty if the grant depends on no process.
     pub processes: Vec<ProcessId>,
-    /// The supervisor: the process that waits for the owner's end, releases the lock then, and reports a lost lock. Only
-    /// `run-with-lock` has one.
+    /// Process that waits for the owner's end, then releases the lock, and reports a lost lock. Only `run-with-lock`
+    /// has a supervisor.
     pub supervisor: Option<ProcessId>,
-    /// The host's name, to be shown.
+    /// Host name, for display.
     pub host: String,
-    /// The numeric user.
+    /// Numeric user id.
     pub uid: u32,
-    /// What runs, or asked.
+    /// Command that runs, or that made the request.
     pub command: Vec<u8>,
-    /// What `--label` said.
+    /// Text of `--label`.
     pub label: Option<Vec<u8>>,
 }
 
-/// Where pids mean something: one boot of one kernel, one pid namespace.
+/// Domain in which pids are unique: one boot of one kernel and one pid namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct PidDomain {
-    /// Which machine, over all its boots: from machine-id(5), or else the host name.
+    /// Machine, the same for all its boots: machine-id(5) or, if that is missing, the host name.
     pub machine: String,
-    /// Which boot: /proc/sys/kernel/random/boot_id.
+    /// Boot id from /proc/sys/kernel/random/boot_id.
     pub boot: String,
-    /// Which pid and time namespace: only within one do pids and start times mean the same.
+    /// Pid and time namespace; pids and start times are comparable only within one namespace.
     pub pids: String,
-    /// Which network namespace: only within one can a waiter be rung.
+    /// Network namespace; csalock can wake a waiter only within one namespace.
     pub net: u64,
 }
 
 impl Waiter {
-    /// The process that waits, and where it runs.
+    /// Returns the waiting process and its pid domain.
     pub fn waits_where(&self) -> (PidDomain, ProcessId) {
         (self.owner.domain.clone(), self.process)
     }
 }
 
 impl Pages {
-    /// Whether a page with this number is one of them.
+    /// Returns true if the range contains the page with this number.
     pub fn has(&self, number: u64) -> bool {
         (self.first..=self.last).contains(&number)
     }
 }
 
 impl PidDomain {
-    /// Whether pids and start times there are pids and start times here.
+    /// Returns true if pids and start times have the same meaning in both domains.
     pub fn shares_pids_with(&self, other: &PidDomain) -> bool {
         self.boot == other.boot && self.pids == other.pids
     }
 }
 
-/// A process, so that another one with the same pid is not taken for it.
+/// Identity of a process, which differs from that of a later process with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct ProcessId {
-    /// Its pid.
+    /// Process id.
     pub pid: i32,
-    /// When it started: clock ticks since boot, field 22 of proc_pid_stat(5).
+    /// Start time in clock ticks since boot, field 22 of proc_pid_stat(5).
     pub start: u64,
 }
 
-/// How long a grant lasts.
+/// Lifetime of a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Lifetime {
-    /// While its owner lives.
+    /// The grant lasts while its owner lives.
     WhileOwnerLives,
-    /// While its owner lives, and at most this long from granting on, in milliseconds: not yet begun.
+    /// The grant lasts while its owner lives, for at most this many milliseconds; the lease has not started yet.
     Ttl(u64),
-    /// While its owner lives, and until the lease is over.
+    /// The grant lasts while its owner lives, until the lease is over.
     ExpiresAt(Lease),
-    /// While its owner lives, by leases of so many milliseconds that are renewed as long as it does: not yet begun.
+    /// The grant lasts while its owner lives, by renewed leases of this many milliseconds; none has started yet.
     KeepalivePending(u64),
-    /// While its owner lives, and until the lease is over, which is renewed before.
+    /// The grant lasts while its owner lives, until the lease is over; the keeper renews the lease before that.
     Keepalive(Lease),
-    /// It is over: whoever renewed it saw its owner die.
+    /// The grant is over: the process that renewed it saw its owner die.
     OwnerDied,
-    /// Until it is given back.
+    /// The grant lasts until it is released.
     UntilReleased,
 }
 
-/// An end, on a clock that all who use the store share.
+/// An end time on a clock that all users of the store share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Lease {
-    /// Whose clock counts.
+    /// Clock that the lease counts on.
     pub clock: LeaseClock,
-    /// The end on that clock, in milliseconds.
+    /// End on that clock, in milliseconds.
     pub ends: u64,
-    /// The end on the wall clock of who began it, milliseconds since 1970: shown, and after a reboot believed.
+    /// End in milliseconds since 1970, on the starter's wall clock: for display, and for decisions after a reboot.
     pub wall: u64,
 }
 
-/// The clocks that a lease may count on.
+/// Clocks that a lease may count on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum LeaseClock {
     /// CLOCK_BOOTTIME of one boot.
     Boot(String),
-    /// CLOCK_BOOTTIME of each host that sees it, because the clock of a file system may be set: a host takes the lease for
-    /// over when that has been in the record for its whole span. The end is told on the clock that the store's file
-    /// system stamps fresh files with.
+    /// CLOCK_BOOTTIME of each host that sees the lease, because a user may set the clock of a file system. A host takes
+    /// the lease for over after it was in the record for its whole span. The end is on the clock by which the store's
+    /// file system stamps new files.
     FileSystem(Begun),
-    /// etcd's own: the lease with this id. It alone knows when that ends.
+    /// etcd's clock, for the lease with this id. Only etcd knows when that lease ends.
     Etcd(u64),
 }
 
-/// How a lease began for its holder. No two leases agree in it.
+/// Start of a lease on its holder's host. No two leases have the same start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Begun {
-    /// The boot of the host that began it ([`super::boot_of`]).
+    /// Boot of the host that started the lease ([`super::boot_of`]).
     pub boot: u64,
-    /// When, in microseconds on that host's CLOCK_BOOTTIME.
+    /// Start in microseconds on that host's CLOCK_BOOTTIME.
     pub at: u64,
-    /// How long it lasts, in milliseconds.
+    /// Duration of the lease in milliseconds.
     pub span: u64,
 }
 
 impl Lifetime {
-    /// The lease that ends it, if one has begun.
+    /// Returns the lease that limits this lifetime, if the lease has started.
     pub fn lease(&self) -> Option<&Lease> {
         match self {
             Lifetime::ExpiresAt(lease) | Lifetime::Keepalive(lease) => Some(lease),
@@ -298,12 +298,12 @@ impl Lifetime {
 }
 
 impl Record {
-    /// A record in which nobody holds and nobody waits.
+    /// Creates a record without holders and waiters.
     pub fn free(name: &[u8]) -> Record {
         Record { name: name.to_vec(), ..Record::default() }
     }
 
-    /// Who releases for this process when it has ended.
+    /// Returns the supervisor that releases the grant when this process has ended.
     pub(crate) fn supervisor_of(&self, domain: &PidDomain, process: &ProcessId) -> Option<ProcessId> {
         let parties =
             self.holders.iter().map(|grant| &grant.owner).chain(self.waiters.iter().map(|waiter| &waiter.owner));
@@ -311,13 +311,13 @@ impl Record {
         of_it.find_map(|party| party.supervisor)
     }
 
-    /// Whether nobody holds and nobody waits.
+    /// Returns true if the record has no holders and no waiters.
     pub fn is_free(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()
     }
 
-    /// Which invariant does not hold, of those that can be seen in the record alone. csalock writes no such record, and
-    /// nothing that follows from it can be trusted.
+    /// Returns the violated invariant, among those that the record alone reveals. csalock writes no such record, and a
+    /// reader cannot trust any conclusion from it.
     pub(crate) fn broken_invariant(&self) -> Option<&'static str> {
         let mut proofs = HashSet::new();
         let all = self.holders.iter().map(|grant| grant.proof).chain(self.waiters.iter().map(|waiter| waiter.proof));
@@ -340,27 +340,27 @@ impl Record {
         (!places).then_some("a holder has a slot that it cannot have")
     }
 
-    /// The endings that are kept when it is written.
+    /// Returns the endings that the stored record keeps.
     pub(super) fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
         let [recent, owed] = [ENDINGS_KEPT, MOST_ENDINGS].map(|kept| self.ended_grants.len().saturating_sub(kept));
         let kept = move |(at, ending): &(usize, &EndedGrant)| *at >= recent || (*at >= owed && ending.is_owed());
         self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)
     }
 
-    /// All leases in it.
+    /// Returns all leases of holders and waiters.
     pub fn leases(&self) -> impl Iterator<Item = &Lease> {
         let of_holders = self.holders.iter().filter_map(|grant| grant.lifetime.lease());
         let of_waiters = self.waiters.iter().filter_map(|waiter| waiter.lease.as_ref());
         of_holders.chain(of_waiters)
     }
 
-    /// Whether it bears this grant, or remembers how it ended.
+    /// Returns true if the record contains this grant or its ending.
     pub fn knows(&self, proof: &HandleHash) -> bool {
         let mut known = self.holders.iter().chain(self.ended_grants.iter().map(|ending| &ending.grant));
         known.any(|grant| grant.proof == *proof)
     }
 
-    /// Whether nothing in it needs keeping: it is free and guards no value, and no process has yet to hear how its grant ended.
+    /// Returns true if the record may be removed: it is free, has no value and owes no process an ending.
     pub fn is_removable(&self) -> bool {
         self.is_free() && self.value.is_none() && !self.kept_endings().any(EndedGrant::is_owed)
     }

@@ -1,14 +1,14 @@
-//! How long a lease has been in its record, as one host can know it without trusting a clock that others may set.
+//! The time that a lease has been in its record, as one host can know it without a clock that others may set.
 //!
-//! The holder of a lease counts its span on its own CLOCK_BOOTTIME, from before it writes the lease. So a host that has seen
-//! one lease for its whole span on its own CLOCK_BOOTTIME knows that the lease is over for its holder. A process that waits
-//! remembers when it first saw the lease. For the next caller it leaves a [`Sighting`] in the record; and the host that
-//! began a lease finds the beginning in the lease itself.
+//! The holder of a lease counts its span on its own CLOCK_BOOTTIME, from before it writes the lease. So a host that has
+//! seen one lease for its whole span on its own CLOCK_BOOTTIME knows that it is over for its holder. A waiting process
+//! remembers when it first saw the lease, and leaves a [`Sighting`] in the record for the next caller. The host that
+//! started a lease finds the start in the lease itself.
 //!
-//! A boot id does not prove that CLOCK_BOOTTIME is that of the sighting: virtual machines that were resumed from one
-//! snapshot share the boot, and containers may have offsets. So a sighting also tells the store's time. It counts only
-//! while both clocks have advanced alike since, and then by the lesser advance. After a step of the store's clock the
-//! host counts anew.
+//! A boot id does not prove that CLOCK_BOOTTIME is that of the sighting: virtual machines resumed from one snapshot
+//! share the boot, and containers may have offsets. So a sighting contains the store's time too. It counts only while
+//! both clocks have advanced alike since, and then by the lesser advance. After a step of the store's clock the host
+//! counts from the beginning.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use super::ask::{Response, Transition};
 use super::codec::checksum;
 use super::record::{Lease, LeaseClock, Record};
 
-/// Maximum number of sightings in a record. Further hosts leave none, and rely on those.
+/// Maximum number of sightings in a record. Further hosts add none, and rely on the existing sightings.
 pub const MOST_SIGHTINGS: usize = 128;
 
-/// How far apart the advances of two clocks may be: whole seconds, or every second one, are all that some file systems keep.
+/// Maximum difference between the advances of two clocks. Some file systems store times in steps of one or two seconds.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
 /// Two clocks of one host at one moment.
@@ -28,39 +28,39 @@ const TOLERANCE: Duration = Duration::from_secs(5);
 pub struct Moment {
     /// CLOCK_BOOTTIME of the host.
     pub boottime: Duration,
-    /// The store's time, since 1970.
+    /// Time of the store since 1970.
     pub store: Duration,
 }
 
-/// A lease that was seen in a record.
+/// A lease that a host saw in a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Sighting {
     /// The lease.
     pub lease: Lease,
-    /// The boot of the host that saw it ([`boot_of`]).
+    /// Boot of the host that saw the lease ([`boot_of`]).
     pub boot: u64,
-    /// When the host saw it for the first time.
+    /// Moment when the host saw the lease for the first time.
     pub at: Moment,
 }
 
-/// What a boot is called in a lease: a digest of its id.
+/// Returns the number of a boot for use in leases: a digest of the boot id.
 pub fn boot_of(boot: &str) -> u64 {
     checksum(boot.as_bytes())
 }
 
 impl Moment {
-    /// The lesser advance of the two clocks from this moment to `now`, if they agree.
+    /// Returns the lesser advance of the two clocks from this moment to `now`, or `None` if the clocks disagree.
     fn advance(&self, now: &Moment) -> Option<Duration> {
         let own = now.boottime.checked_sub(self.boottime)?;
-        // A thousandth: no quartz is worse.
+        // The clocks may differ by a thousandth of the advance, because no quartz is worse.
         let agrees = now.store.abs_diff(self.store.saturating_add(own)) <= TOLERANCE + own / 1000;
         agrees.then(|| own.min(now.store.saturating_sub(self.store)))
     }
 }
 
-/// For how long a lease has certainly been in its record, according to the lease and the sightings there. `None`: this boot
-/// knows nothing of it yet.
+/// Returns the time that a lease has certainly been in its record, by the lease itself and the sightings in the record.
+/// Returns `None` if this boot has not seen the lease yet.
 pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &Moment) -> Option<Duration> {
     let LeaseClock::FileSystem(begun) = &lease.clock else { return None };
     let began = Moment {

@@ -1,15 +1,15 @@
-//! A value that a lock guards, and the rules of writing it.
+//! A value that a lock guards, and the rules for writing it.
 //!
-//! A record bears its name's value, or says where it is: so whoever writes it and whoever takes or gives back the lock swap
-//! the same record, and "written only by the holder", "read as the lock is taken" and "written as it is given back" are each
-//! one swap. Long values, and those that not everybody may read, are *apart*: stored first, under a name of their own that
-//! never comes back, and never changed; the record then names it. One that no record names was left by somebody who died.
+//! A record contains its name's value or refers to it, so a write, an acquire and a release replace the same record. A
+//! write by the holder only, a read on acquire and a write on release are one commit each. Long values, and values that
+//! only some users may read, are *external*. The store gets them first, under a name that is never reused, and they
+//! never change; the record then names them. An external value without a record is from a dead process.
 //!
-//! **Versions** grow by one with each write. The first has the number of the record's own version, which in every store is
-//! above all that this name ever had; so no number comes back, also not after the value was deleted.
+//! **Versions** grow by one with each write. The first is the record's own version, which in any store exceeds all
+//! earlier versions of this name. So no version recurs, even after a deletion of the value.
 //!
-//! **Who may write.** The holder, if nobody holds together with him; and where nobody holds or waits, anybody, in the same
-//! swap. A holder whose grant is over may not. He may say `--even-if-stale`, if nobody has had the lock since.
+//! **Permission.** The holder may write unless other holders share the lock. Any caller may write, in one commit, if
+//! the lock has no holder and no waiter. A stale holder may write with `--even-if-stale` if no holder came since.
 
 use super::ask::{Credentials, Response, Transition};
 use super::facts::{Facts, Query};
@@ -17,71 +17,71 @@ use super::protocol::{Found, find, grant_status, refuse, write};
 use super::queue::{end, evict, grant_waiting};
 use super::record::{EndReason, EndedGrant, Record};
 
-/// The most bytes that a value may have.
+/// Maximum size of a value in bytes.
 pub const MOST_VALUE: usize = 1 << 20;
 
-/// Of so many bytes it is in the record itself.
+/// Maximum size in bytes of a value that is inline in the record.
 const MOST_WITHIN: usize = 1024;
 
-/// What a name has, beside the lock.
+/// Value of a name, beside the lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Value {
-    /// Which version. `None` only in a record on its way to the store: the version that it gets there.
+    /// Version. `None` only in a record that is not stored yet; the version is then the one that the store assigns.
     pub version: Option<u64>,
-    /// The fencing token of the grant under which it was written; or as `version`, if it was written under none.
+    /// Fencing token of the grant that the writer had; if the writer had no grant, the same as `version`.
     pub token: Option<u64>,
-    /// How many bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// What makes this write unlike any other: random.
+    /// Random number that distinguishes this write from any other.
     pub write_id: u64,
-    /// Who may read it: the permission bits of a file. `None`: whoever may read the store.
+    /// File permission bits for readers. `None`: every user who may read the store may read the value.
     pub mode: Option<u32>,
-    /// The bytes, unless they are apart.
+    /// Bytes of the value; `None` if the value is external.
     pub inline: Option<Vec<u8>>,
 }
 
-/// A wish to write a value, or to delete it.
+/// Request to write or delete a value.
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Writing {
-    /// Who wants that.
+    /// Credentials of the caller.
     pub credentials: Credentials,
-    /// The value, its version and token left out; `None`: there is to be none.
+    /// New value without its version and token; `None` to delete the value.
     pub value: Option<Value>,
-    /// What must be so.
+    /// Condition that must hold for the write.
     pub precondition: Option<Precondition>,
-    /// Only as the holder; else also where nobody holds it.
+    /// True if only the holder may write; otherwise a write is allowed even if the lock has no holder.
     pub require_lock: bool,
-    /// And give back the lock, as its holder.
+    /// True if the write releases the holder's lock.
     pub release: bool,
-    /// Also when the grant is over, if nobody has had the lock since.
+    /// True if the write is allowed even if the grant is over, as long as the lock has had no holder since.
     pub even_if_stale: bool,
 }
 
-/// What must be so for a value to be written.
+/// Condition that must hold for a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub enum Precondition {
-    /// There is none.
+    /// The name has no value.
     Absent,
-    /// It has this version.
+    /// The value has this version.
     Version(u64),
 }
 
 impl Value {
-    /// These bytes, before they are written.
+    /// Creates a value from these bytes, before a store has them.
     pub fn new(bytes: &[u8], mark: u64, mode: Option<u32>) -> Value {
         let within = (bytes.len() <= MOST_WITHIN && mode.is_none()).then(|| bytes.to_vec());
         Value { version: None, token: None, size: bytes.len() as u64, write_id: mark, mode, inline: within }
     }
 
-    /// The name that one is stored under that is apart: no name that anybody could type.
+    /// Returns the store name of an external value. A user cannot type this name, because it contains a NUL byte.
     pub fn key(name: &[u8], mark: u64) -> Vec<u8> {
         [name, b"\0value.", format!("{mark:016x}").as_bytes()].concat()
     }
 
-    /// The name and mark of the value that is stored under this name, if one is.
+    /// Returns the lock name and write id of the external value with this store name, or `None` for other names.
     pub fn of_key(key: &[u8]) -> Option<(&[u8], u64)> {
         let nul = key.iter().position(|byte| *byte == 0)?;
         let mark = std::str::from_utf8(key[nul..].strip_prefix(b"\0value.")?).ok()?;
@@ -90,7 +90,7 @@ impl Value {
     }
 }
 
-/// Decides about a write; see the module's own words.
+/// Decides about a write by the rules in the module documentation.
 pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Transition, Query> {
     let mut next = record.clone();
     let mut wake = Vec::new();
@@ -103,7 +103,7 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
         Found::Ended(ending) if ending.reason != EndReason::Released => {
             let may = writing.even_if_stale && ending.reason != EndReason::Broken;
             if !may || !nobody_since(&mut next, &ending, facts)? {
-                // Whoever wants to write believes that he holds it; that nobody else does is no better.
+                // The writer believes that it holds the lock, so the answer is `NotOwner` even without any holder.
                 return Ok(match refuse(record, Found::Ended(ending), facts)? {
                     Transition::Done(Response::NotHeld(ending)) => {
                         Transition::Done(Response::NotOwner(Vec::new(), ending))
@@ -131,7 +131,7 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
     };
     let mut others = Vec::new();
     for (at, grant) in next.holders.iter().enumerate() {
-        // Whoever shares the lock and is gone is in nobody's way.
+        // A shared holder that is gone does not prevent the write.
         if Some(at) != mine && grant_status(grant, facts)?.is_ok() {
             others.push(grant.clone());
         }
@@ -150,8 +150,8 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
     Ok(write(next, Response::Written(Some(written), stale), wake))
 }
 
-/// Whether nobody has had the lock since this grant was over, which is now ended; nor has written for a moment, which
-/// leaves a younger token.
+/// Evicts stale grants. Returns true if the lock has had no holder since this grant, and no write has left a younger
+/// token.
 fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Result<bool, Query> {
     evict(record, facts)?;
     let last = record.ended_grants.iter().max_by_key(|other| other.grant.token);
@@ -160,7 +160,7 @@ fn nobody_since(record: &mut Record, ending: &EndedGrant, facts: &Facts) -> Resu
     Ok(record.holders.is_empty() && is_last && !written_since)
 }
 
-/// Whether the store did what it was told, and its reply was lost.
+/// Returns true if the store committed this write before, and only its reply was lost.
 fn was_written(record: &Record, writing: &Writing, found: &Found) -> bool {
     is_this(record, writing) || (writing.release && matches!(found, Found::Ended(_)))
 }

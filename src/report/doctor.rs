@@ -1,4 +1,4 @@
-//! `doctor` for people and for programs.
+//! The output of `doctor` for people and for programs.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::OutputStyle;
 use super::table::cell;
 use crate::store::{Finding, Verdict};
 
-/// What the verdicts are called, and how they are painted.
+/// Returns the name of a verdict and its colour.
 fn word(verdict: Verdict) -> (&'static str, &'static str) {
     match verdict {
         Verdict::Good => ("good", "\x1b[32m"),
@@ -18,7 +18,7 @@ fn word(verdict: Verdict) -> (&'static str, &'static str) {
     }
 }
 
-/// The findings one below the other, each with its verdict and, below it, its cure; and what follows from all of them.
+/// Returns the findings as lines, each with its verdict and, below it, its cure; a summary follows.
 pub fn health(findings: &[Finding], paper: OutputStyle) -> String {
     let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
     let margin = "doubtful ".len() + topics + 1;
@@ -49,7 +49,7 @@ fn sum(findings: &[Finding]) -> String {
     }
 }
 
-/// The text in lines of at most so many columns, broken at blanks. A word that is longer stands alone.
+/// Returns the text in lines of at most `width` columns, broken at blanks. A longer word stands alone.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -64,7 +64,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// What `doctor --json` prints.
+/// The output of `doctor --json`.
 #[derive(Debug, Serialize)]
 pub struct HealthJson {
     store: String,
@@ -81,7 +81,7 @@ struct FindingJson {
 }
 
 impl HealthJson {
-    /// The document for the store with this URL.
+    /// Returns the document for the store with this URL.
     pub fn new(url: &[u8], findings: &[Finding]) -> HealthJson {
         let worst = findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Good);
         let of = |finding: &Finding| FindingJson {

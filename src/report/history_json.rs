@@ -1,4 +1,4 @@
-//! The JSON document of `history`: as stable as the others.
+//! The JSON document of `history`, which is as stable as the other documents.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::history::{Past, Who};
 use crate::lock::Mode;
 use crate::lock::codec::ended_word;
 
-/// One grant.
+/// A past or present grant.
 #[derive(Debug, Serialize)]
 pub struct PastJson {
     name: String,
@@ -23,7 +23,7 @@ pub struct PastJson {
     token: Option<u64>,
     from: String,
     to: Option<String>,
-    /// In seconds.
+    /// Time of the wait, in seconds.
     waited: f64,
     ended: Option<&'static str>,
     broken_by: Option<WhoJson>,
@@ -38,7 +38,7 @@ struct WhoJson {
 }
 
 impl PastJson {
-    /// The document of one grant.
+    /// Returns the document for one grant.
     pub fn new(past: &Past) -> PastJson {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let time = |millis| rfc3339(Duration::from_millis(millis));

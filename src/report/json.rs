@@ -1,4 +1,4 @@
-//! The JSON documents. They are a stable interface: fields may be added, never renamed or removed.
+//! The JSON documents. They are a stable interface: fields may be added, but never renamed or removed.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::name::is_invisible;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// One lock, as `status --json` shows it.
+/// A lock, as `status --json` shows it.
 #[derive(Debug, Serialize)]
 pub struct SightJson {
     name: String,
@@ -20,18 +20,18 @@ pub struct SightJson {
     token: Option<u64>,
     holders: Vec<HolderJson>,
     waiters: Vec<HolderJson>,
-    /// Where there is one.
+    /// The value that the lock guards, if there is a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<GuardedJson>,
 }
 
-/// A value, beside the lock that guards it.
+/// A value in the document of the lock that guards it.
 #[derive(Debug, Serialize)]
 struct GuardedJson {
     version: Option<u64>,
     bytes: u64,
     token: Option<u64>,
-    /// In octal, where it is not the store's.
+    /// File mode in octal, if it differs from the store's.
     #[serde(skip_serializing_if = "Option::is_none")]
     mode: Option<String>,
 }
@@ -48,32 +48,32 @@ pub struct HolderJson {
     expires: Option<String>,
     token: Option<u64>,
     alive: &'static str,
-    /// Unless it is `exclusive`.
+    /// The mode, unless it is `exclusive`.
     #[serde(skip_serializing_if = "Option::is_none")]
     mode: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     slot: Option<u32>,
-    /// The id of a claim.
+    /// Id of the claim, if the grant is a claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     claim: Option<String>,
-    /// When the lease ends, of one that is renewed as long as the owner lives.
+    /// End of a lease that is renewed while the owner lives.
     #[serde(skip_serializing_if = "Option::is_none")]
     renewed_until: Option<String>,
 }
 
-/// What `get --json`, `put --json` and `del --json` print.
+/// The output of `get --json`, `put --json` and `del --json`.
 #[derive(Debug, Serialize)]
 pub struct ValueJson {
     name: String,
     version: Option<u64>,
     bytes: u64,
-    /// Of the grant that it was read under, with `--lock`; else of the one that it was written under.
+    /// Token of the grant that the value was read under with `--lock`, else of the grant that wrote it.
     token: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     handle: Option<String>,
 }
 
-/// What `claim --json` prints.
+/// The output of `claim --json`.
 #[derive(Debug, Serialize)]
 pub struct ClaimJson {
     names: Vec<String>,
@@ -81,14 +81,14 @@ pub struct ClaimJson {
     tokens: Vec<Option<u64>>,
 }
 
-/// What `claim --json` prints when it claims nothing.
+/// The output of `claim --json` if no name was claimed.
 #[derive(Debug, Serialize)]
 pub struct TakenJson {
-    /// Each with the id that it is claimed under.
+    /// The names that are claimed already, each with its id.
     taken: Vec<LookupJson>,
 }
 
-/// What `lookup --json` prints.
+/// The output of `lookup --json`.
 #[derive(Debug, Serialize)]
 pub struct LookupJson {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,17 +98,17 @@ pub struct LookupJson {
     names: Option<Vec<String>>,
 }
 
-/// What `lock --json` prints.
+/// The output of `lock --json`.
 #[derive(Debug, Serialize)]
 pub struct LockJson {
-    /// Where it is one,
+    /// The name, if there is exactly one lock.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
-    /// and where they are several.
+    /// The names, if there are several locks.
     #[serde(skip_serializing_if = "Option::is_none")]
     names: Option<Vec<String>>,
     handle: String,
-    /// Of several: the highest.
+    /// The token; for several locks, the highest token.
     token: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tokens: Option<Vec<Option<u64>>>,
@@ -118,7 +118,7 @@ pub struct LockJson {
     took_over: Option<Evicted>,
 }
 
-/// Somebody from whom a lock was taken.
+/// The former holder of a lock that was taken over.
 #[derive(Debug, Serialize)]
 pub struct Evicted {
     how: &'static str,
@@ -126,21 +126,21 @@ pub struct Evicted {
     holder: HolderJson,
 }
 
-/// What `unlock --json`, `renew --json` and `gc --json` print for each lock.
+/// The output of `unlock --json`, `renew --json` and `gc --json` for each lock.
 #[derive(Debug, Serialize)]
 pub struct UnlockJson {
     name: String,
-    /// `released`, `renewed`, `broken`, `removed`, `not held` or `not the owner`
-    response: &'static str,
+    /// The result: `released`, `renewed`, `broken`, `removed`, `not held` or `not the owner`.
+    outcome: &'static str,
     holders: Vec<HolderJson>,
 }
 
-/// A document as text. JSON escapes the controls of ASCII; here the others are as well, and what reorders or hides text,
-/// for documents are looked at on terminals, too. Such characters stand only within its strings.
+/// Returns a document as text. JSON escapes ASCII controls; this function escapes other controls and characters that
+/// reorder or hide text too, because terminals show documents. Such characters occur only within strings.
 ///
 /// # Errors
 ///
-/// When it is none.
+/// Returns an error if the document cannot be serialized.
 pub fn json(document: &impl Serialize) -> serde_json::Result<String> {
     let text = serde_json::to_string(document)?;
     if !text.contains(is_invisible) {
@@ -159,10 +159,10 @@ pub fn json(document: &impl Serialize) -> serde_json::Result<String> {
 }
 
 impl SightJson {
-    /// The document for one lock, under the name that it is to be shown by.
+    /// Returns the document for a lock, under the name for display.
     pub fn new(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> SightJson {
         let record = &status.record;
-        // Whose end gave the lock back is no holder any more.
+        // A grant whose end released the lock is not a holder any more.
         let all = record.holders.iter().zip(&status.holders);
         let held: Vec<_> = all.filter(|(_, standing)| **standing != Err(EndReason::Released)).collect();
         let holders = held.iter().map(|(grant, standing)| {
@@ -187,7 +187,7 @@ impl SightJson {
     }
 }
 
-/// `free`, `held` or `abandoned`.
+/// Returns `free`, `held` or `abandoned`.
 pub(super) fn state(status: &LockStatus) -> &'static str {
     if status.is_held() {
         "held"
@@ -211,7 +211,7 @@ fn not_alone(share: Mode) -> Option<&'static str> {
 }
 
 impl HolderJson {
-    /// One holder.
+    /// Returns the document for a holder.
     pub fn of_grant(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
         let slot = (grant.mode == Mode::Slot).then_some(grant.slot);
         let shown = HolderJson::new(&grant.owner, grant.since, &grant.lifetime, alive, reporter);
@@ -263,7 +263,7 @@ impl GuardedJson {
 }
 
 impl ValueJson {
-    /// A value; and the handle and token of the grant that it was read under.
+    /// Returns the document for a value, with the handle and token of the grant that it was read under.
     pub fn new(name: &[u8], value: &Value, taken: Option<(&Handle, Option<u64>)>) -> ValueJson {
         let token = taken.map_or(value.token, |(_, token)| token);
         let handle = taken.map(|(handle, _)| handle.to_string());
@@ -272,7 +272,7 @@ impl ValueJson {
 }
 
 impl ClaimJson {
-    /// The names, in the order of their grants, and the id that they are claimed under.
+    /// Returns the document for names, in the order of their grants, and the id that they are claimed under.
     pub fn new(names: &[&[u8]], id: &[u8], grants: &[Grant]) -> ClaimJson {
         let tokens = grants.iter().map(|grant| grant.token).collect();
         ClaimJson { names: names.iter().map(|name| text(name)).collect(), id: text(id), tokens }
@@ -280,7 +280,7 @@ impl ClaimJson {
 }
 
 impl TakenJson {
-    /// The names that are claimed, with these grants.
+    /// Returns the document for names that are claimed, with these grants.
     pub fn new(taken: &[(Vec<u8>, Grant)]) -> TakenJson {
         let of =
             |(name, grant): &(Vec<u8>, Grant)| LookupJson::of_name(name, grant.claim.as_deref().unwrap_or_default());
@@ -289,12 +289,12 @@ impl TakenJson {
 }
 
 impl LookupJson {
-    /// The id of a name.
+    /// Returns the document for the id of a name.
     pub fn of_name(name: &[u8], id: &[u8]) -> LookupJson {
         LookupJson { name: Some(text(name)), id: text(id), names: None }
     }
 
-    /// The names of an id.
+    /// Returns the document for the names of an id.
     pub fn of_id(id: &[u8], names: &[Vec<u8>]) -> LookupJson {
         LookupJson { name: None, id: text(id), names: Some(names.iter().map(|name| text(name)).collect()) }
     }
@@ -308,7 +308,7 @@ fn expires(lifetime: &Lifetime) -> Option<String> {
 }
 
 impl LockJson {
-    /// What was taken: the names, each with its grant; and when it ends by itself, if it does, on the wall clock.
+    /// Returns the document for acquired locks, each with its grant; `expires` is the wall-clock time of expiry.
     pub fn new(
         names: &[&[u8]],
         handle: &Handle,
@@ -348,11 +348,11 @@ impl Evicted {
 }
 
 impl UnlockJson {
-    /// What happened to one lock, and whose it was or is.
-    pub fn new(name: &[u8], response: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> UnlockJson {
+    /// Returns the document for the result of one lock, with its former or present holders.
+    pub fn new(name: &[u8], outcome: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> UnlockJson {
         let holder = |grant: &Grant| HolderJson::of_grant(grant, reporter.liveness(&grant.owner), reporter);
         let name = String::from_utf8_lossy(name).into_owned();
-        UnlockJson { name, response, holders: grants.iter().map(holder).collect() }
+        UnlockJson { name, outcome, holders: grants.iter().map(holder).collect() }
     }
 }
 

@@ -12,22 +12,22 @@ use crate::engine::LockStatus;
 use crate::lock::{EndReason, Grant, Lifetime, Liveness, Mode, Owner};
 use crate::name::escape;
 
-/// What the table is shown on.
+/// Properties of the output that shows the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputStyle {
-    /// Whether it is a terminal that is to see colours: not a file, a pipe, or somebody who set NO_COLOR.
+    /// True if the output shows colours: it is a terminal, not a file or a pipe, and NO_COLOR is not set.
     pub colour: bool,
-    /// How many columns it has.
+    /// Width of the output in columns.
     pub width: usize,
 }
 
-/// As wide as any terminal is.
+/// Number of columns that every terminal has.
 pub const WIDTH: usize = 80;
 
 /// The names of the columns.
 pub const HEADER: &str = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
 
-/// The lines for one lock, each with its newline, in so many columns.
+/// Returns the lines for one lock, each with its newline, within the width of the output.
 pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, paper: OutputStyle) -> String {
     let mut text = String::new();
     let mut shown_name = escape(name);
@@ -35,7 +35,7 @@ pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, paper: O
         let _ = writeln!(text, "{}", clip(&shown_name, paper.width));
         shown_name = String::new();
     }
-    // Whose end gave the lock back is no holder any more.
+    // A grant whose end released the lock is not a holder any more.
     let holders = status.record.holders.iter().zip(&status.holders);
     let holders: Vec<_> = holders.filter(|(_, standing)| **standing != Err(EndReason::Released)).collect();
     if holders.is_empty() {
@@ -84,7 +84,7 @@ pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, paper: O
     text
 }
 
-/// How somebody holds it: `held`, `shared`, `slot 0/3`; with a question mark where it cannot be seen whether he lives.
+/// Returns the state of a grant: `held`, `shared` or `slot 0/3`; a question mark means unknown liveness.
 fn held_as(grant: &Grant, liveness: Liveness, slots: Option<u32>) -> String {
     let how = match grant.mode {
         _ if grant.claim.is_some() => return "claimed".to_string(),
@@ -94,7 +94,7 @@ fn held_as(grant: &Grant, liveness: Liveness, slots: Option<u32>) -> String {
     };
     match liveness {
         Liveness::Unknown | Liveness::Missing => format!("{how}?"),
-        // For ever, or it would not hold any more.
+        // The grant is permanent, or it would not hold the lock any more.
         Liveness::Dead => format!("{how},dead"),
         Liveness::Alive => how,
     }
@@ -152,14 +152,14 @@ pub(super) fn fits(text: &str, width: usize) -> bool {
     text.width() <= width
 }
 
-/// Exactly so wide.
+/// Returns the text, clipped or padded to exactly this width in columns.
 pub(super) fn cell(text: &str, width: usize) -> String {
     let clipped = clip(text, width);
     let rest = width.saturating_sub(clipped.width());
     format!("{clipped}{:rest$}", "")
 }
 
-/// At most so wide.
+/// Returns the text, clipped to at most this width in columns.
 pub(super) fn clip(text: &str, width: usize) -> String {
     if fits(text, width) {
         return text.to_string();

@@ -1,4 +1,4 @@
-//! `history` for people: a row for each grant, that fits 80 columns, with a bar that shows when it was.
+//! `history` for people: a row for each grant that fits 80 columns, with a bar that shows when it was held.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use crate::lock::EndReason;
 use crate::lock::codec::ended_word;
 use crate::name::escape;
 
-/// The header but for the span of time that the bars show.
+/// The header without the time span that the bars show.
 const HEADER: &str = "NAME         WHO                  FROM (UTC)  HELD   WAITED END      ";
 
-/// How wide the bars are.
+/// Width of the bars in columns.
 const BAR: u64 = 11;
 
-/// The lines for grants that ended since `begin` (zero: whenever) or are held now, as seen from this host.
+/// Returns the lines for grants that ended since `begin` (zero: any time) or are held now, as seen from this host.
 pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, colour: bool) -> String {
     let now = now.as_millis() as u64;
     let first = grants.iter().map(Past::came).min();
-    // Short of the end of time, which a stranger may have written.
+    // The limit is just before the end of time, which untrusted input may contain.
     let Some(begin) = first.map(|first| first.max(begin.as_millis() as u64).min(u64::MAX - 1)) else {
         return String::new();
     };
@@ -34,12 +34,12 @@ pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, col
 }
 
 impl Past {
-    /// When its wait began.
+    /// Returns when the wait for the grant began, in milliseconds since the epoch.
     fn came(&self) -> u64 {
         self.from.saturating_sub(self.waited)
     }
 
-    /// Its end; of one that nobody knows the end of, its beginning.
+    /// Returns when the grant ended, in milliseconds since the epoch; for an unknown end, returns when it began.
     fn until(&self, now: u64) -> u64 {
         match (self.to, self.how) {
             (Some(to), _) => to,
@@ -69,7 +69,7 @@ fn row(text: &mut String, past: &Past, span_shown: (u64, u64), now: u64, host: &
         "{} {} {} {} {} {paint}{}{} {}",
         cell(&name, 12),
         cell(&who(&past.holder, host), 20),
-        // 2026-11-21T07:49:00Z, without the year and the seconds.
+        // The cell shows 2026-11-21T07:49:00Z without the year and the seconds.
         cell(&rfc3339(Duration::from_millis(past.from)).get(5..16).unwrap_or_default().replace('T', " "), 11),
         cell(&held, 6),
         cell(&waited, 6),
@@ -83,7 +83,7 @@ fn row(text: &mut String, past: &Past, span_shown: (u64, u64), now: u64, host: &
     }
 }
 
-/// Process, host if it is another one, user, label, command.
+/// Returns the process, the host if it is another one, the user, the label and the command.
 fn who(who: &Who, host: &str) -> String {
     let mut text = who.pid.map_or("-".to_string(), |pid| pid.to_string());
     if who.host != host {
@@ -96,11 +96,11 @@ fn who(who: &Who, host: &str) -> String {
     format!("{text} {}", escape(&who.command))
 }
 
-/// `-` while it was waited for, `#` while it was held, `>` where it still is.
+/// Returns the bar: `-` while the caller waited, `#` while it held the lock, `>` if it still holds it.
 fn bar(past: &Past, (begin, end): (u64, u64), now: u64) -> String {
     let at = |time: u64| {
         let into = time.clamp(begin, end) - begin;
-        // In 128 bits, for the times are those of strangers.
+        // The product needs 128 bits, because the times are untrusted input.
         (u128::from(into) * u128::from(BAR) / u128::from(end - begin)).min(u128::from(BAR) - 1) as u64
     };
     let (came, from, to) = (at(past.came()), at(past.from), at(past.until(now)));
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::lock::Mode;
 
-    /// 2026-11-21T00:00:00Z
+    /// 2026-11-21T00:00:00Z in milliseconds since the epoch.
     const MIDNIGHT: u64 = 1_795_219_200_000;
 
     fn past(name: &str, from: u64, to: Option<u64>, how: Option<EndReason>) -> Past {

@@ -1,44 +1,44 @@
-//! The directory store: the default, on any file system, also an NFS mount that several hosts share.
+//! The directory store: the default store, on any file system, even on an NFS mount that several hosts share.
 //!
-//! It needs one thing of the file system: that rename(2) of a given source name happens once. So nothing that is ever
-//! removed or renamed has a name that could be used again. A store looks like this:
+//! The file system must guarantee that rename(2) of a given source name happens once. So csalock never reuses a name
+//! that it removed or renamed. A store looks like this:
 //!
 //! ```text
-//! STORE/nightly/cur.17.IDENT        the record of "nightly" is at version 17, and is what rec.IDENT says
-//! STORE/nightly/rec.IDENT           its bytes, never changed
-//! STORE/backup/born.16.IDENT        the record of "backup" was never changed: its bytes are in here
-//! STORE/.work/token.17              the highest version number of any record that was removed
-//! STORE/.work/.new.IDENT/           a record about to be born
-//! STORE/.work/.bell.PROOF            where a waiter is rung from another network namespace ([`doorbell`])
-//! STORE/.work/rest.nightly          the record of "nightly" may rest where it is
-//! STORE/.work/history               how past grants ended ([`super::history_file`])
+//! STORE/nightly/cur.17.IDENT        the record of "nightly" is at version 17; its bytes are in rec.IDENT
+//! STORE/nightly/rec.IDENT           the bytes of the record, never changed
+//! STORE/backup/born.16.IDENT        the record of "backup" was never changed: this file contains its bytes
+//! STORE/.work/token.17              the highest version number of any removed record
+//! STORE/.work/.new.IDENT/           a record that is being created
+//! STORE/.work/.bell.HASH            the wake-up channel for other network namespaces ([`doorbell`])
+//! STORE/.work/rest.nightly          the record of "nightly" may be parked
+//! STORE/.work/history               the history of past grants ([`super::history_file`])
 //! ```
 //!
-//! **Swap.** Write `rec.NEW`, rename `cur.17.OLD` to `cur.18.NEW`, remove `rec.OLD`. ENOENT: somebody was faster, or the
-//! reply to our first try was lost; either way the caller reads again and sees whose step it was.
+//! **Commit.** csalock writes `rec.NEW`, renames `cur.17.OLD` to `cur.18.NEW` and removes `rec.OLD`. ENOENT: another
+//! process was faster, or the reply to the first try was lost. The caller reads again and sees whose commit it was.
 //!
-//! **Birth.** Prepare a directory with the record in it as `embryo.0.NEW`, rename it onto the name (which fails if a record
-//! is there), and only then choose the version number and rename `embryo.0.NEW` to `born.N.NEW`: chosen that late it is
-//! above everything that anybody had under this name before. Whoever meets an embryo helps it along.
+//! **Creation.** csalock prepares a directory with the record as `embryo.0.NEW` and renames it onto the name, which
+//! fails if a record is there. Then it chooses the version number, above all earlier ones of this name because it is so
+//! late, and renames `embryo.0.NEW` to `born.N.NEW`. Any process may number an unnumbered record (`embryo`).
 //!
-//! **Death.** Raise `token`; then remove `born.16.OLD`, which like a rename happens once, and the directory. A record that
-//! was changed leaves more than one file: then `cur.17.OLD` is first renamed to `end.17.OLD`, the tombstone that says that
-//! the rest may be removed. Whoever meets a tombstone may revive it: `end.17.OLD` to `cur.18.NEW`. One record of a store
-//! stays as a tombstone for just that ([`rest`]).
+//! **Removal.** csalock raises `token`; then it removes `born.16.OLD`, which succeeds once, and the directory. A
+//! changed record leaves several files. So csalock first renames `cur.17.OLD` to `end.17.OLD`, the tombstone, which
+//! permits removing the rest. Any process may revive a tombstone: `end.17.OLD` becomes `cur.18.NEW`. For that purpose a
+//! record of the store stays parked as a tombstone ([`parked`]).
 //!
-//! **Sweeping.** Who has swapped removes every `rec` that it saw before the swap: whoever wrote one can no longer succeed.
-//! A directory without any pointer (`cur`, `end`, `embryo`) can never get one again and is removed.
+//! **Sweeping.** After a commit csalock removes every `rec` that it saw before: the writers of those files can no
+//! longer succeed. A directory without a pointer (`cur`, `end`, `embryo`) can never get a pointer again and is removed.
 //!
-//! **Version numbers** begin at the clock in microseconds or above `token`, whatever is higher, so that neither a clock
-//! set back nor a lost file makes them fall; and they begin there anew with each boot, for a power cut may have taken back
-//! changes that were not synced. A `.csalock` beside a file keeps no `token`, for it goes away with its last
-//! record: there the clock alone remembers.
+//! **Version numbers** begin at the clock in microseconds or above `token`, whichever is higher. So they never fall,
+//! even if the clock is set back or a file is lost. They begin there anew with each boot, because a power cut may undo
+//! changes that were not synced. A `.csalock` keeps no `token`, because its last record takes it along: there the clock
+//! alone counts.
 //!
-//! **Power cuts.** What dies with the boot is not synced, and a record that a power cut tore is taken for what it is.
-//! What is to outlast it is synced, in the order that [`swap`] tells.
+//! **Power cuts.** Data that may end with the boot is not synced, and csalock detects a record that a power cut tore.
+//! Data that must outlast a power cut is synced, in the order that [`swap`] describes.
 //!
-//! **Limits.** A stale directory listing, as NFS clients may have one, costs a retry. Names that differ only in case
-//! need a file system that tells them apart (else the second is refused, for a record bears its name).
+//! **Limits.** A stale directory listing, which NFS clients may have, costs a retry. Names that differ only in case
+//! need a case-sensitive file system; elsewhere the second name is refused, because a record contains its name.
 
 mod doorbell;
 mod entry;
@@ -85,38 +85,38 @@ use crate::host::Host;
 use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::name::escape_path;
 
-/// So often a look at one record may be overtaken by others before we say that something is wrong.
+/// Maximum number of times that other processes may overtake a read of one record before csalock reports an error.
 const MOST_LOOKS: usize = 10_000;
 
-/// A directory of records.
+/// A store in a directory.
 pub struct Directory {
     path: PathBuf,
     layout: Layout,
-    /// Other hosts use it, whatever its file system is.
+    /// True if other hosts use the store, whatever its file system is.
     shared: bool,
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
-    /// The look of the last read: a change of what was read need not look again.
+    /// The listing of the last read, which saves a commit of that version a new listing.
     seen: Mutex<Option<CachedListing>>,
-    /// The leases of a store that several hosts share.
+    /// The known leases of a store that several hosts share.
     leases: lease::Seen,
 }
 
 impl Directory {
-    /// Opens the store at this absolute path, if there is one; the first swap will create it otherwise.
+    /// Opens the store at this absolute path; if it does not exist, the first commit creates it.
     ///
     /// # Errors
     ///
-    /// When something is there that is no store, or that other users could tamper with.
+    /// Fails if the path leads to something other than a store, or if other users could tamper with the store.
     pub fn open(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
         Directory::new(path, layout, false, host)
     }
 
-    /// The same, of one that other hosts use although its file system does not look like that.
+    /// Opens a store that other hosts use even if its file system looks local.
     ///
     /// # Errors
     ///
-    /// As [`Directory::open`].
+    /// Fails as [`Directory::open`] does.
     pub fn open_shared(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
         Directory::new(path, layout, true, host)
     }
@@ -135,7 +135,7 @@ impl Directory {
         Ok(store)
     }
 
-    /// The open store, or `None` while there is none.
+    /// Returns the open store; `None` if it does not exist.
     fn existing(&self) -> Result<Option<Arc<Root>>> {
         let mut known = self.root.lock().unwrap_or_else(PoisonError::into_inner);
         if known.is_none() {
@@ -153,13 +153,13 @@ impl Directory {
             if let Some(root) = self.existing()? {
                 return Ok(root);
             }
-            // Somebody else may remove it, empty as it is, before we open it.
+            // Another process may remove the empty directory before we open it.
             Root::create(&self.path, self.layout)?;
         }
         Err(Error::os(Errno::ENOENT, "open the store", &self.path))
     }
 
-    /// Whether the directory went away under us, as `.csalock` does with its last record. The next look finds a new one.
+    /// Returns true and forgets the directory if it was removed, as `.csalock` is removed with its last record.
     fn was_removed(&self, root: &Root) -> bool {
         let removed = self.layout == Layout::Beside && root.is_gone();
         if removed {
@@ -168,7 +168,7 @@ impl Directory {
         removed
     }
 
-    /// Forgets the directory that was open, to look for it anew.
+    /// Forgets the open directory, so that the next call opens it anew.
     fn forget_root(&self) {
         *self.root.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -177,7 +177,7 @@ impl Directory {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time of the file system.
+    /// Returns the time of the file system.
     fn time(&self) -> Result<Duration> {
         let gone = || Error::os(Errno::ENOENT, "ask for the time of the file system of", &self.path);
         self.existing()?.ok_or_else(gone)?.file_system_time(&self.path)
@@ -196,7 +196,7 @@ impl Directory {
         let mut missing: Option<Pointer> = None;
         for _ in 0..MOST_LOOKS {
             let Some(look) = entry.look()? else { return Ok(None) };
-            // An embryo has no version number yet: whoever wants to swap will help it along and look again.
+            // An unnumbered record has no version yet: the next commit numbers it and lists again.
             let Some(pointer) = look.pointer.filter(Pointer::is_in_use) else { return Ok(None) };
             let version = pointer.version();
             if let Some(body) = look.body(&pointer).map_err(|error| error.in_version(version))? {
@@ -204,7 +204,7 @@ impl Directory {
                 let may_be_torn = !this_boot && root.scope == Scope::Local;
                 return Ok(Some((Versioned { version, body, may_be_torn }, look)));
             }
-            // A record is removed only after its pointer moved on. A pointer that is still there was left without one.
+            // A record is removed only after its pointer moves on. A pointer that stays has lost its record.
             if missing == Some(pointer) && root.scope == Scope::Local {
                 break;
             }
@@ -217,13 +217,13 @@ impl Directory {
         })
     }
 
-    /// Removes what is left of one record, if it is a leftover. `false`: it is not one.
+    /// Removes the remainder of one record; returns `false` if the entry is not a leftover.
     fn sweep_entry(&self, root: &Root, file_name: &[u8], resting: &[Vec<u8>], dry_run: bool) -> Result<bool> {
         let step = Commit { store: self, root, keep: WriteOptions::default() };
         let entry = Entry::new(root, &self.path, file_name.to_vec());
         let Some(look) = entry.look()? else {
             if !dry_run {
-                // Its maker died just before this.
+                // A process died just before this removal.
                 foreign_directory::remove_empty(&root.directory, entry::os(file_name));
             }
             return Ok(false);
@@ -235,7 +235,7 @@ impl Directory {
         }
         match look.pointer {
             _ if dry_run => {}
-            // Its record can be seen then, and what became of its maker.
+            // A numbered record is visible, and so is the state of its maker.
             Some(unnumbered) if unnumbered.stage == Stage::Unnumbered => step.finish_create(&look, &unnumbered)?,
             Some(end) => step.purge(&look, &end)?,
             None => look.clear()?,
@@ -301,7 +301,7 @@ impl Store for Directory {
             match self.stored(&root, &entry) {
                 Ok(None) => Ok(()),
                 Ok(Some((stored, _))) => visit(&escape_path(&entry.path()), Ok(stored)),
-                // A value that is not for us. Its record says that it is there.
+                // This user may not read the value; the record shows that it exists.
                 Err(error) if error.exit() == Exit::Permission && !entry::is_record(file_name) => Ok(()),
                 Err(error) => visit(&escape_path(&entry.path()), Err(error)),
             }
@@ -361,7 +361,7 @@ impl Store for Directory {
     }
 
     fn subscribe(&self, bell: &[u8], _since: &Version) -> Option<Box<dyn Subscription>> {
-        // A FIFO reaches no other host, so there a waiter polls.
+        // A FIFO does not reach other hosts, so in a shared store a waiter polls.
         let root = self.existing_or_new().ok().filter(|root| root.scope == Scope::Local)?;
         let doorbell = Doorbell::new(root, self.path.clone(), bell).ok()?;
         Some(Box::new(doorbell))
@@ -409,7 +409,7 @@ impl Store for Directory {
     }
 
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        // It would have to go with the last record.
+        // The history would be lost with the last record.
         if self.layout == Layout::Beside {
             return Ok(false);
         }

@@ -1,52 +1,51 @@
-//! The etcd store: for hosts that share an etcd cluster, through the JSON gateway that etcd documents.
+//! etcd store, for hosts that share an etcd cluster, through the documented JSON gateway of etcd.
 //!
-//! Under the prefix that the URL names:
+//! The URL names a prefix, under which the store has these keys:
 //!
 //! ```text
 //! PREFIX/records/NAME     a record; its version is the key's mod_revision
-//! PREFIX/births/NN        changed with each record of some names that comes to be
-//! PREFIX/leases/ID        there as long as the lease with this id, in hexadecimal
-//! PREFIX/bells/PROOF      put to wake a waiter; goes away with the waiter's lease
+//! PREFIX/births/NN        changed when a record of certain names is created
+//! PREFIX/leases/ID        exists as long as the lease with this id, in hexadecimal
+//! PREFIX/bells/PROOF      put to wake a waiter; removed with the waiter's lease
 //! PREFIX/history/...      a line of history
 //! ```
 //!
-//! **Swap.** One transaction: if the key is still at that revision (0: not there), put or delete it. Revisions are the
-//! cluster's own and only grow, so a record that was removed and came back has a greater one. A transaction whose
-//! answer did not come may have happened: it is sent again until there is an answer, and if it had happened, the
-//! repetition finds another revision and says *conflict*. That no answer came in time never means that nothing was
-//! stored.
+//! **Commit.** A transaction compares the key's revision (0: no key), then puts or deletes the key. Revisions belong to
+//! the cluster and only grow, so a record that was removed and created again has a greater one. A transaction without
+//! an answer may have been committed, so the client repeats it until an answer comes. If the first attempt was
+//! committed, the repetition finds another revision and reports a *conflict*. A missing answer never means that nothing
+//! was stored.
 //!
-//! **Births.** That nothing is there has no revision. A request that a stalled server held back, and whose repetition
-//! another one answered, would find a name as free as before once that was undone, and make the record a second time. So
-//! who makes a record also changes the *birth key* of that name, and compares it: one of 256, so that few get into each
-//! other's way.
+//! **Creation guards.** An absent key has no revision. A stalled server may hold back a request to create a record, and
+//! another server may answer its repetition. If that record is then removed, the delayed request would find the name
+//! free and create the record a second time. A transaction that creates a record therefore compares and changes the
+//! *creation guard* of that name too. The store has 256 guards, so few callers conflict.
 //!
-//! **Reading** is always linearizable: a server that lost touch with the others does not answer from what it remembers.
+//! **Reads** are always linearizable: a server that lost contact with the others does not answer from its own state.
 //!
-//! **Leases** are etcd's own, each with a key that goes when it ends. A lease is over when that key is gone, as a
-//! linearizable read sees it. What a server says of a lease itself is believed for nothing but the time that is left:
-//! it comes from the leader's memory, and a leader that was deposed and does not know it yet goes on to say it, and to
-//! accept keep-alives. So nothing is ever kept alive here. To renew is to begin a new lease and to swap it into the
-//! record, and both take a majority. Its key is put by the next transaction of this process ([`leases`]), so that a
-//! lock is taken with two waits: for what stands there, and for what we make of it. etcd may let a lease last longer,
-//! never shorter, than it was asked for: it begins anew with each leader. So its holder must count on his own clock, and
-//! does.
+//! **Leases** are etcd's own, each with a key that etcd removes at its end. A lease is over when a linearizable read
+//! does not find that key. A server's answer about the lease itself is used only for the ttl. The leader answers from
+//! memory: a deposed leader that is not yet aware of it keeps answering and accepting keep-alives. The store therefore
+//! sends no keep-alives. A renewal starts a new lease and commits it to the record; both need a majority. The next
+//! transaction of this process puts the lease's key ([`leases`]), so an acquisition waits twice: for the read and for
+//! the commit. etcd may let a lease last longer than requested, never shorter, because each new leader restarts it. The
+//! holder therefore counts on its own clock.
 //!
-//! **Stale reads.** Some releases of etcd answer linearizable reads with an old state after a server was paused (3.4.20
-//! to 3.4.41, 3.5.0 to 3.5.27, 3.6.0 to 3.6.8). So the transaction that ends a grant because its lease is over also
-//! compares that the key of that lease is gone. If the comparison fails, the transaction lists the keys that are there,
-//! and for a second no read can say that these leases are over.
+//! **Stale reads.** After a pause of a server, some etcd releases answer linearizable reads with an old state: 3.4.20
+//! to 3.4.41, 3.5.0 to 3.5.27, 3.6.0 to 3.6.8. A transaction that ends a grant with an expired lease therefore compares
+//! that the lease's key is gone too. If the comparison fails, the transaction lists the keys that exist. For a second
+//! after that, no read can report these leases as over.
 //!
-//! **Giving back** ends with the end of the lease and a line of history, and perhaps a bell. They are written one after
-//! the other without waiting for answers ([`line`]); then all of these are waited for, for a second at most: a busy
-//! server needs some of it. Not to wait at all would be cheaper still, but a server whose client is gone does not do
-//! what it has not begun: most leases stayed. What is lost all the same lives for the rest of its time to live, and
-//! hurts nobody.
+//! **Release** ends with the revocation of the lease, a line of history and perhaps a notification. The client writes
+//! them in sequence without waiting for answers ([`connection`]). It then waits for all answers together, for a second
+//! at most, because a busy server needs some of it. A server drops requests that it has not begun when its client is
+//! gone: without the wait, most leases stayed. A lease that is not revoked lasts for the rest of its ttl and does no
+//! harm.
 //!
-//! **Bells** wake waiters on other hosts ([`bell`]). Nobody relies on them.
+//! **Notifications** wake waiters on other hosts ([`watch`]). Correctness does not depend on them.
 //!
-//! **Trust.** Whoever may write these keys can take any lock. etcd has no modes for keys, only roles for prefixes, so a
-//! record that fewer people are to read than may read the store is refused.
+//! **Trust.** A user who may write these keys can acquire any lock. etcd has no modes for keys, only roles for
+//! prefixes. The store therefore refuses a record that fewer users may read than may read the store.
 
 mod api;
 mod auth;
@@ -71,7 +70,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use self::api::{Anything, Done, Found, Granted, Pair, delete, encoded, end_of, is_at, put, range};
+use self::api::{Anything, Done, Found, Granted, Pair, delete, encoded, is_at, prefix_end, put, range};
 use self::client::{Client, Failed};
 use self::leases::{Leases, Pending};
 use super::{
@@ -84,45 +83,45 @@ use crate::host::Host;
 use crate::lock::{Lease, LeaseClock};
 use crate::name::escape;
 
-/// How many changes one transaction makes. Each compares two keys at most and takes two steps.
+/// Maximum number of changes in one transaction. Each change compares at most two keys and takes two steps.
 const MOST_AT_ONCE: usize = 32;
 
-/// How many leases one transaction compares, and of how many it puts the keys: with the changes, etcd's limit of 128.
+/// Maximum number of leases that one transaction compares or puts keys for: with the changes, etcd's limit of 128.
 const MOST_LEASES: usize = 64;
 
-/// How long a lease counts as lasting after a transaction has found its key.
+/// Time for which a lease counts as lasting after a transaction found its key.
 const SEEN_LASTING: Duration = Duration::from_secs(1);
 
-/// A scan begins with so many records at once, and never takes more.
+/// Number of records in the first page of a scan, and in the largest page.
 const FIRST_PAGE: usize = 16;
 const LARGEST_PAGE: usize = 256;
 
-/// More than this it takes into memory at once only where single records are large.
+/// Page size in bytes above which a scan halves the next page. Single large records may exceed it.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// etcd counts leases in seconds. Within its last one a lease has this long at least.
+/// Minimum ttl of a lease in its last second, because etcd counts leases in seconds.
 const LAST_SECOND: Duration = Duration::from_millis(100);
 
-/// How an etcd cluster is to be accessed, beside its URL.
+/// Access settings of an etcd cluster, in addition to its URL.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// `CSALOCK_ETCD_CACERT`: whose signature its certificates have, as a file in PEM; else the system's authorities.
+    /// `CSALOCK_ETCD_CACERT`: PEM file of the accepted certificate authorities; default: the system's authorities.
     pub cacert: Option<PathBuf>,
-    /// `CSALOCK_ETCD_CERT`: our own certificate, as a file in PEM.
+    /// `CSALOCK_ETCD_CERT`: PEM file of the client certificate.
     pub cert: Option<PathBuf>,
-    /// `CSALOCK_ETCD_KEY`: its key, as a file in PEM.
+    /// `CSALOCK_ETCD_KEY`: PEM file of the client certificate's key.
     pub key: Option<PathBuf>,
-    /// `CSALOCK_ETCD_USER`
+    /// `CSALOCK_ETCD_USER`: name of the etcd user.
     pub user: Option<String>,
-    /// `CSALOCK_ETCD_PASSWORD`
+    /// `CSALOCK_ETCD_PASSWORD`: password of the etcd user.
     pub password: Option<String>,
-    /// `CSALOCK_ETCD_PASSWORD_FILE`: a file whose first line is the password.
+    /// `CSALOCK_ETCD_PASSWORD_FILE`: file whose first line is the password.
     pub password_file: Option<PathBuf>,
-    /// Where tokens are kept that a login gave: a directory of this user's, gone with the boot.
+    /// Directory for login tokens, owned by this user and removed at a reboot.
     pub runtime: Option<PathBuf>,
 }
 
-/// Where the next page begins: behind this one, whose keys must rise, or a list might have no end.
+/// Returns the first key of the page after this page. Fails unless the keys rise, since a list could be endless.
 fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
     let rise = page.kvs.windows(2).all(|two| two[0].key < two[1].key);
     match page.kvs.last() {
@@ -132,12 +131,12 @@ fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
     }
 }
 
-/// What asks for a lease.
+/// Returns the request for a lease.
 fn grant(lease: &Pending) -> Value {
     json!({"ID": lease.id.to_string(), "TTL": lease.seconds.to_string()})
 }
 
-/// A store in an etcd cluster.
+/// Store in an etcd cluster.
 pub struct Etcd {
     client: Client,
     host: Arc<dyn Host>,
@@ -146,11 +145,11 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// A store in this cluster. Nobody is asked yet.
+    /// Returns a store in this cluster, without contacting it.
     ///
     /// # Errors
     ///
-    /// When certificates or a password cannot be read.
+    /// Fails if the certificates or the password cannot be read.
     pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
         Ok(Etcd {
             client: Client::new(cluster, access, host.clone())?,
@@ -160,7 +159,7 @@ impl Etcd {
         })
     }
 
-    /// The key of something of ours.
+    /// Returns the key of an object of this kind in the store.
     fn key(&self, kind: &str, name: &[u8]) -> Vec<u8> {
         [self.prefix.as_bytes(), b"/", kind.as_bytes(), b"/", name].concat()
     }
@@ -169,7 +168,7 @@ impl Etcd {
         self.key("records", name)
     }
 
-    /// The key that is changed whenever a record of this name, or of some others, comes to be.
+    /// Returns the creation guard of this name: a key that each creation of this record, or of some others, changes.
     fn birth_key(&self, name: &[u8]) -> Vec<u8> {
         self.key("births", format!("{:02x}", Sha256::digest(name)[0]).as_bytes())
     }
@@ -178,7 +177,7 @@ impl Etcd {
         self.key("leases", format!("{id:016x}").as_bytes())
     }
 
-    /// What stands at one key.
+    /// Reads one key.
     fn at(&self, key: &[u8], keys_only: bool) -> Result<Option<Pair>> {
         let question = json!({"key": encoded(key), "keys_only": keys_only});
         let found = self.client.ask::<Found>("/v3/kv/range", &question)?.kvs.pop();
@@ -188,9 +187,9 @@ impl Etcd {
         }
     }
 
-    /// Makes all these steps if everything is still as it is compared with, and these leases are over. More leases than
-    /// one transaction takes are seen to by others before it: what is over stays over, and a key that nothing refers to
-    /// misleads nobody.
+    /// Commits all these steps if all comparisons hold and these leases are over. Earlier transactions handle the
+    /// leases that exceed the limit of one transaction: an expired lease stays expired, and a key without a reference
+    /// does no harm.
     fn transact(&self, compare: Vec<Value>, steps: Vec<Value>, over: &[u64]) -> Result<CommitResult> {
         let pending = self.leases.pending(self.host.boottime());
         let (pending, earlier) = pending.split_at(pending.len().min(MOST_LEASES));
@@ -199,7 +198,7 @@ impl Etcd {
         }
         let (over, earlier) = over.split_at(over.len().min(MOST_LEASES));
         for over in earlier.chunks(MOST_LEASES) {
-            // etcd answers a transaction without any change as it answers a read, which may be stale.
+            // etcd treats a transaction without any change like a read, which may be stale.
             let nothing = vec![delete(&self.lease_key(over[0]))];
             if self.transact_once(Vec::new(), nothing, &[], over)? == CommitResult::Conflict {
                 return Ok(CommitResult::Conflict);
@@ -208,7 +207,7 @@ impl Etcd {
         self.transact_once(compare, steps, pending, over)
     }
 
-    /// One transaction, which also puts the keys of the pending leases.
+    /// Runs one transaction, which puts the keys of the pending leases too.
     fn transact_once(
         &self,
         mut compare: Vec<Value>,
@@ -237,8 +236,8 @@ impl Etcd {
         Ok(CommitResult::Done(Version { number: done.header.revision, mark: 0 }))
     }
 
-    /// Asks again for new leases, of which one did not come about. Nobody has used them, so that they begin anew does no
-    /// harm.
+    /// Requests new leases again after one of them was not granted. No grant uses these leases yet, so their restart
+    /// does no harm.
     fn grant_anew(&self, pending: &[Pending]) -> Result<()> {
         for lease in pending {
             match self.client.call::<Anything>("/v3/lease/grant", &grant(lease)) {
@@ -253,9 +252,9 @@ impl Etcd {
         self.client.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
     }
 
-    /// How one of our changes begins and what it does; `None`: its record cannot be as expected.
+    /// Returns the comparison and the step of a change; `None` if its record cannot have the expected version.
     fn step(&self, change: &Write<'_>) -> Result<Option<(Value, Value)>> {
-        // A removal shows nobody anything.
+        // A removal makes no bytes readable, so it needs no mode.
         if let (Some(mode), Some(_)) = (change.options.mode, change.body) {
             self.check_mode(mode)?;
         }
@@ -269,7 +268,7 @@ impl Etcd {
         Ok(Some((is_at(&key, revision), step)))
     }
 
-    /// Refuses what fewer people are to read than may read the store.
+    /// Refuses a mode that lets fewer users read the record than may read the store.
     fn check_mode(&self, mode: u32) -> Result<()> {
         if mode & 0o044 == 0o044 {
             return Ok(());
@@ -326,7 +325,7 @@ impl Store for Etcd {
                     compare.push(is_at(&key, revision));
                     steps.push(put(&key, b"", None));
                 }
-                // A lease on another clock is over here.
+                // A lease on another clock counts as over in this store.
                 let over = changes.iter().flat_map(|change| change.over).filter_map(|lease| match lease.clock {
                     LeaseClock::Etcd(id) => Some(id),
                     _ => None,
@@ -338,12 +337,12 @@ impl Store for Etcd {
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         let all = self.record_key(b"");
-        let end = encoded(&end_of(&all));
+        let end = encoded(&prefix_end(&all));
         let (mut from, mut limit) = (all.clone(), FIRST_PAGE);
         loop {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
             let found: Found = match self.client.call("/v3/kv/range", &question) {
-                // Long records: then fewer of them.
+                // The records are long, so the next attempt asks for fewer of them.
                 Err(failed) if failed.is_too_long() && limit > 1 => {
                     limit = 1;
                     continue;
@@ -365,7 +364,7 @@ impl Store for Etcd {
 
     fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let begun = self.host.boottime();
-        // Above zero, as etcd wants its numbers.
+        // etcd requires an id above zero.
         let id = ((u128::from_ne_bytes(self.host.random()?) >> 65) as u64).max(1);
         let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
         let lease = Pending { id, seconds, ends: begun.saturating_add(span) };
@@ -452,7 +451,7 @@ impl Store for Etcd {
 }
 
 impl Etcd {
-    /// How long a lease has left whose key we have not stored yet.
+    /// Returns the ttl of a lease whose key is not stored yet.
     fn left_of_pending(&self, id: u64) -> Option<Duration> {
         let left = self.leases.ends(id)?.saturating_sub(self.host.boottime());
         Some(left).filter(|left| !left.is_zero())

@@ -1,8 +1,8 @@
-//! Which file systems other hosts may be using at the same time.
+//! File systems that other hosts may be using at the same time.
 
 use nix::sys::statfs::FsType;
 
-/// Magic numbers of statfs(2) and the kernel's sources, and what people call them.
+/// Magic numbers of statfs(2) and the kernel's sources, and common names.
 const NETWORK: [(u32, &str); 18] = [
     (0x0000_6969, "NFS"),
     (0xFF53_4D42, "CIFS"),
@@ -24,7 +24,7 @@ const NETWORK: [(u32, &str); 18] = [
     (0xBACB_ACBC, "vmhgfs"),
 ];
 
-/// What a file system is called, if other hosts may be using it.
+/// Returns the name of a file system that other hosts may be using.
 pub(super) fn network(kind: FsType) -> Option<&'static str> {
     NETWORK.iter().find(|(number, _)| *number == kind.0 as u32).map(|(_, name)| *name)
 }

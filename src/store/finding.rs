@@ -1,48 +1,48 @@
-//! What a store has to say about its own health, for `csalock doctor`.
+//! Findings of a store about its own health, for `csalock doctor`.
 
 use crate::error::Error;
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What: one or two words.
+    /// Topic, in one or two words.
     pub topic: &'static str,
-    /// What was found.
+    /// Observation.
     pub found: String,
-    /// Whether that will do.
+    /// Verdict about the observation.
     pub verdict: Verdict,
-    /// What to do about it; empty where it is good.
+    /// Hint for the user; empty for a good verdict.
     pub cure: String,
 }
 
-/// Whether something will do.
+/// Verdict about an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It will.
+    /// Locks work.
     Good,
-    /// Locks work, but not as well, or not for everybody.
+    /// Locks work, but less well, or not for all users.
     Doubtful,
     /// Locks do not work.
     Bad,
 }
 
 impl Finding {
-    /// What will do.
+    /// Returns a good finding.
     pub fn good(topic: &'static str, found: impl Into<String>) -> Finding {
         Finding { topic, found: found.into(), verdict: Verdict::Good, cure: String::new() }
     }
 
-    /// What may not do, and what to do about it.
+    /// Returns a doubtful finding, with a hint.
     pub fn doubtful(topic: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Finding {
         Finding { topic, found: found.into(), verdict: Verdict::Doubtful, cure: cure.into() }
     }
 
-    /// What could not be found out, which is as bad: in the error's own words.
+    /// Returns a bad finding for a failed check, with the message of the error.
     pub fn failed(topic: &'static str, error: &Error) -> Finding {
         Finding::bad(topic, error.message(), error.hint())
     }
 
-    /// What will not do, and what to do about it.
+    /// Returns a bad finding, with a hint.
     pub fn bad(topic: &'static str, found: impl Into<String>, cure: impl Into<String>) -> Finding {
         Finding { topic, found: found.into(), verdict: Verdict::Bad, cure: cure.into() }
     }

@@ -1,20 +1,20 @@
-//! The history of a store, as a file of lines that are only ever appended, and its older generation:
+//! History of a store: an append-only file of lines, and its older generation.
 //!
 //! ```text
 //! STORE/.work/history      .../history.1      .../history.lock      of a directory
 //! DATABASE-history         .../history.1      .../history.lock      of an SQLite database
 //! ```
 //!
-//! **Appending** is one write(2) at the end of the file, which a local file system does for one writer after the other.
-//! (On NFS two hosts that write at once may spoil each other's lines.) It waits for nobody: no kernel lock, no FIFO, no
-//! lease keeps it. It goes to a plain file with one name only, so that nobody can direct it elsewhere by a link, and it
-//! stops short of a limit of file sizes, which would end the process.
+//! **Appending** is one write(2) at the end of the file. A local file system serializes these writes. (On NFS, two
+//! hosts that write at once may damage each other's lines.) An append never waits: no kernel lock, FIFO or lease delays
+//! it. The target must be a regular file with one link, so that no user can redirect it by a link. An append stops
+//! before the limit of file sizes, because exceeding it would kill the process.
 //!
-//! **Bounds.** A file that would get heavier than half of what is allowed becomes the older generation, in place of the one
-//! before. So does one that was begun longer ago than lines are kept: then all in the generation before it is older than
-//! that. If nobody has written to it for as long, both go. A process that renames holds flock(2) on a third file, so that
-//! no two rename one after the other and drop a generation; a process that does not get it appends to what it has open.
-//! Only users who may write the store can open that file: to open a file is enough to lock it.
+//! **Bounds.** A file that would exceed half of the allowed size replaces the older generation. A file that is older
+//! than lines are kept does so too: all lines of the generation before it are even older. If the file has not been
+//! written for that long, both are removed. A process that renames holds flock(2) on a third file, so that two
+//! processes cannot rename in turn and drop a generation. A process that does not get that lock appends to its open
+//! file. Only users who may write the store can open the lock file, since a user who can open it can lock it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
@@ -35,33 +35,33 @@ use crate::exit::Exit;
 use crate::history::Limits;
 use crate::name::escape_path;
 
-/// No link is followed, nothing is waited for, nothing is inherited.
+/// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
 const CAUTIOUS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
 
 const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 
-/// Permissions of the files of lines, at most.
+/// Maximum permissions of the history files.
 const SHARED: Mode = Mode::from_bits_truncate(0o666);
 
-/// Permissions of the lock, at most. Nobody reads it.
+/// Maximum permissions of the lock file, which no process reads.
 const LOCK: Mode = Mode::from_bits_truncate(0o222);
 
-/// So often others may rotate before we have written.
+/// Maximum number of rotations by other processes before an append fails.
 const MOST_TRIES: usize = 8;
 
-/// No line is longer.
+/// Maximum length of a line, in bytes.
 const MOST_OF_LINE: u64 = 64 << 10;
 
-/// No more of a generation is read: its end.
+/// Maximum number of bytes read of a generation, from its end.
 const MOST_READ: u64 = 1 << 30;
 
-/// One store's history.
+/// History of one store.
 pub(super) struct HistoryFile<'a> {
-    /// Where its files are.
+    /// Directory of the files.
     pub(super) at: BorrowedFd<'a>,
-    /// The file's name there.
+    /// Name of the file in that directory.
     pub(super) name: PathBuf,
-    /// What it is to belong to the same users as.
+    /// Returns the metadata of the file whose owner, group and mode the history file gets.
     pub(super) like: &'a dyn Fn() -> nix::Result<FileStat>,
 }
 
@@ -86,7 +86,7 @@ impl HistoryFile<'_> {
                 return Err(Errno::EFBIG);
             }
             let has_room = size <= limits.size / 2 && (found.stx_size == 0 || age(begun(&found), now) <= limits.age);
-            // Somebody is rotating this very moment.
+            // A failed rotation means that another process is rotating the file at this moment.
             if has_room || (!self.rotate(&found, limits, now)? && size <= limits.size) {
                 return write_once(&file, line);
             }
@@ -94,12 +94,12 @@ impl HistoryFile<'_> {
         Err(Errno::EAGAIN)
     }
 
-    /// Visits the lines, the older generation's first. `path` is the file's, for messages.
+    /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
     pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
         let failed = |error: std::io::Error| {
             Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path)
         };
-        // The newer one first: should it become the older one in between, then it is opened twice and not missed.
+        // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
         let newer = self.open_to_read(&self.name, path)?;
         let older = self.open_to_read(&self.older(), path)?;
         let which = |file: &File| file.metadata().map(|found| (found.dev(), found.ino())).ok();
@@ -110,10 +110,10 @@ impl HistoryFile<'_> {
         Ok(())
     }
 
-    /// Opens a file to write to it; makes it for the users of the store, with these permissions at most.
+    /// Opens a file for writing; creates it for the users of the store, with these permissions at most.
     fn open_or_create(&self, name: &Path, most: Mode) -> nix::Result<File> {
         let flags = OFlag::O_WRONLY | OFlag::O_APPEND | CAUTIOUS;
-        // Not both in one: what somebody else made in a directory for all must not be opened with O_CREAT, proc_sys_fs(5).
+        // O_CREAT can fail on another user's file in a world-writable directory (proc_sys_fs(5)), so it comes later.
         match openat(self.at, name, flags, Mode::empty()) {
             Err(Errno::ENOENT) => match openat(self.at, name, flags | OFlag::O_CREAT | OFlag::O_EXCL, most & PRIVATE) {
                 Ok(made) => {
@@ -127,7 +127,7 @@ impl HistoryFile<'_> {
         }
     }
 
-    /// Lets those write the new file who use the store. Where that is not allowed, theirs are the lines that are lost.
+    /// Gives the new file the store's owner, group and mode. If that is not permitted, other users' lines are lost.
     fn share(&self, made: &OwnedFd, most: Mode) {
         let (Ok(like), Ok(found)) = ((self.like)(), fstat(made)) else { return };
         let owner = (geteuid().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
@@ -140,10 +140,10 @@ impl HistoryFile<'_> {
         }
     }
 
-    /// Makes the file the older generation, or removes both if there is nothing in them that is still kept. `false`:
-    /// another process does so.
+    /// Makes the file the older generation, or removes both generations if all their lines are too old. Returns false
+    /// if another process is rotating the file.
     fn rotate(&self, found: &Statx, limits: &Limits, now: Duration) -> nix::Result<bool> {
-        // Without the lock half the history may be lost one day, and else it would stop.
+        // A failure to lock does not stop the rotation: half of the history may be lost, but it would end otherwise.
         let lock = self.open_or_create(&self.with(".lock"), LOCK).ok();
         let tried = lock.as_ref().map_or(Ok(()), fs2::FileExt::try_lock_exclusive);
         if tried.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
@@ -151,7 +151,7 @@ impl HistoryFile<'_> {
         }
         match fstatat(self.at, &self.name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(named) if named.st_ino == found.stx_ino => {}
-            // Somebody has done it already.
+            // Another process has rotated the file already.
             Ok(_) | Err(Errno::ENOENT) => return Ok(true),
             Err(errno) => return Err(errno),
         }
@@ -198,7 +198,7 @@ fn look_at(file: &File) -> nix::Result<Statx> {
     statx(file, "", StatxAt::EMPTY_PATH, wanted).map_err(|errno| Errno::from_raw(errno.raw_os_error()))
 }
 
-/// When the file was made; where nobody knows, when it was written last.
+/// Returns the creation time of the file, or its modification time if the creation time is unknown.
 fn begun(found: &Statx) -> Duration {
     let known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     seconds(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec })
@@ -212,7 +212,7 @@ fn age(then: Duration, now: Duration) -> Duration {
     now.saturating_sub(then)
 }
 
-/// All at once or not at all, as far as the file system lets us.
+/// Writes a line with one write(2), so that it is complete or absent if the file system permits.
 fn write_once(file: &File, line: &[u8]) -> nix::Result<()> {
     loop {
         match nix::unistd::write(file, line) {
@@ -249,7 +249,7 @@ mod tests {
         Limits { size, age: NOW }
     }
 
-    /// Does something with the chronicle in a directory of its own.
+    /// Runs `work` with a history file in a new directory.
     fn with(work: impl Fn(&HistoryFile<'_>, &Path)) {
         let place = tempfile::tempdir().unwrap();
         let directory = File::open(place.path()).unwrap();

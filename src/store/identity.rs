@@ -1,15 +1,15 @@
-//! Which locations are one store, and the order of stores in which all callers take locks.
+//! Identity of stores: the locations that are one store, and the global order of stores for acquisitions.
 //!
-//! One directory may have several paths, for example a bind mount in a container. Callers that sort stores by their paths
-//! then take locks in opposite orders and wait for each other. The inode number is the same under each path and, on NFS,
-//! on each host; device numbers differ from host to host, so they tell stores apart but do not sort them.
+//! One directory may have several paths, for example a bind mount in a container. Callers that sort stores by their
+//! paths would acquire locks in opposite orders and deadlock. The inode number is the same under each path and, on NFS,
+//! on each host. Device numbers differ from host to host, so they distinguish stores but do not sort them.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::{Layout, Location};
 
-/// What a store is, whatever its path.
+/// Identity of a store, independent of its path.
 #[derive(Debug, PartialEq, Eq)]
 struct Identity {
     order: Order,
@@ -18,9 +18,9 @@ struct Identity {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Order {
-    /// The inode number of what is there, or of its nearest ancestor and the path from there.
+    /// Inode number of the existing path or of its nearest existing ancestor, and the rest of the path.
     Files { is_database: bool, inode: u64, below: PathBuf },
-    /// A call has one etcd store at most, whose servers may be named in any way.
+    /// A call has at most one etcd store, whose servers may be named in any way.
     Etcd,
 }
 
@@ -31,7 +31,7 @@ impl Identity {
             Location::Sqlite { path } => (path.as_path(), true),
             Location::Directory { path, .. } => (path.as_path(), false),
         };
-        // A store beside files comes and goes; the directory of the files stays.
+        // A store next to files comes and goes; the directory of the files stays.
         let is_beside = matches!(location, Location::Directory { layout: Layout::Beside, .. });
         let from = path.parent().filter(|_| is_beside).unwrap_or(path);
         let found = from.ancestors().find_map(|ancestor| Some((ancestor, ancestor.metadata().ok()?)));
@@ -42,7 +42,7 @@ impl Identity {
     }
 }
 
-/// The stores at these locations in the order in which all callers take locks, each with all of its locations.
+/// Returns the stores at these locations in the global order for acquisitions, each with all of its locations.
 pub fn in_order(mut locations: Vec<Location>) -> Vec<Vec<Location>> {
     locations.sort_by_cached_key(Location::url);
     locations.dedup();
@@ -57,7 +57,7 @@ pub fn in_order(mut locations: Vec<Location>) -> Vec<Vec<Location>> {
             None => stores.push((identity, vec![location])),
         }
     }
-    // Stable: stores on different devices with the same number stay in the order of their paths.
+    // The sort is stable: stores on different devices with the same number stay in the order of their paths.
     stores.sort_by(|(left, _), (right, _)| left.order.cmp(&right.order));
     stores.into_iter().map(|(_, paths)| paths).collect()
 }
@@ -76,7 +76,7 @@ mod tests {
         let position = |stores: &[Vec<Location>], wanted: &Location| {
             stores.iter().position(|store| store.contains(wanted)).unwrap()
         };
-        // It does not matter whether the stores are there yet.
+        // The order must not depend on whether the stores exist yet.
         for is_there in [false, true] {
             let both = in_order(vec![z.clone(), m.clone(), a.clone(), z.clone()]);
             assert_eq!(both.len(), 2);

@@ -1,4 +1,4 @@
-//! A store in memory: for tests, and as the shortest statement of what a store is.
+//! In-memory store, for tests and as the shortest definition of a store.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::host::Host;
 use crate::host::boot_lease;
 use crate::lock::Lease;
 
-/// A store that ends with the process.
+/// Store that ends with the process.
 pub struct Memory {
     host: Arc<dyn Host>,
     inside: Mutex<Inside>,
@@ -25,7 +25,7 @@ struct Inside {
 }
 
 impl Memory {
-    /// An empty one.
+    /// Returns an empty store.
     pub fn new(host: Arc<dyn Host>) -> Memory {
         Memory { host, inside: Mutex::default() }
     }

@@ -1,5 +1,5 @@
-//! The mount that a store is on, as /proc/self/mountinfo shows it (proc_pid_mountinfo(5)), and what its options mean
-//! for locks. For `csalock doctor`; no lock depends on it.
+//! Mount of a store, as /proc/self/mountinfo shows it (proc_pid_mountinfo(5)), and the meaning of its options for
+//! locks. Only `csalock doctor` uses it; locks do not depend on it.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::Finding;
 
-/// The attributes of files are cached for this long by an NFS client that was told nothing, in seconds.
+/// Default time for which an NFS client caches the attributes of files, in seconds.
 const USUAL_CACHING: u64 = 60;
 
-/// Of an NFS mount only these options are worth a line.
+/// Options of an NFS mount that are worth reporting.
 const OF_NFS: [&str; 14] = [
     "vers=",
     "proto=",
@@ -28,7 +28,7 @@ const OF_NFS: [&str; 14] = [
     "sec=",
 ];
 
-/// Options of an NFS mount that are a doubt: what they do, and what to do about them.
+/// Doubtful options of an NFS mount, with their effect and a hint.
 const DOUBTS: [(&[&str], &str, &str); 3] = [
     (
         &["soft", "softerr"],
@@ -44,18 +44,18 @@ const DOUBTS: [(&[&str], &str, &str); 3] = [
     (&["nocto"], "what other hosts change may be seen late", "mount it without nocto"),
 ];
 
-/// A line of mountinfo.
+/// One line of mountinfo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mount {
-    /// What it is called: `ext4`, `nfs4`.
+    /// File system type: `ext4`, `nfs4`.
     kind: String,
     source: String,
     point: String,
-    /// Those of the mount, then those of the file system.
+    /// Options of the mount, then options of the file system.
     options: Vec<String>,
 }
 
-/// The mount that this file or directory is on, if the kernel tells.
+/// Returns the mount of this file or directory, or `None` if the kernel does not report it.
 pub(super) fn of(path: &Path) -> Option<Mount> {
     let number = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?.stx_mnt_id;
     parse(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, number)
@@ -76,7 +76,7 @@ fn parse(table: &str, number: u64) -> Option<Mount> {
     Some(Mount { kind, source, point: unescaped(mount.get(4)?), options })
 }
 
-/// Blanks and backslashes stand there in octal.
+/// Decodes blanks and backslashes, which mountinfo writes in octal.
 fn unescaped(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .iter()
@@ -84,7 +84,7 @@ fn unescaped(text: &str) -> String {
 }
 
 impl Mount {
-    /// What there is to say about it: first what it is.
+    /// Returns the findings about the mount, first its type.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let shown = |text: &str| crate::name::escape(text.as_bytes());
         let place = format!("{} {} on {}", self.kind, shown(&self.source), shown(&self.point));
@@ -123,7 +123,7 @@ impl Mount {
         self.options.iter().map(String::as_str).filter(tells).collect()
     }
 
-    /// What is known of such file systems, where it is nothing to worry about.
+    /// Returns a remark about a file system type that is not a problem.
     fn remark(&self) -> &'static str {
         match self.kind.as_str() {
             "tmpfs" | "ramfs" => "; it is in memory, so values and claims end with the boot",
@@ -132,7 +132,7 @@ impl Mount {
         }
     }
 
-    /// A network file system that nobody has tried.
+    /// Returns the type if it is an untested network file system.
     fn kind_in_doubt(&self) -> Option<&'static str> {
         let kind = self.kind.as_str();
         let is_untried = kind.starts_with("fuse")
@@ -149,7 +149,7 @@ impl Mount {
         })
     }
 
-    /// How long a change may go unseen, where it was made longer than it usually is.
+    /// Returns the time that a change may go unseen, if it is longer than the default.
     fn caching(&self) -> Option<Finding> {
         let longest = |option: &String| {
             let (name, seconds) = option.split_once('=')?;

@@ -1,5 +1,5 @@
-//! What can be said of the place of a store without opening it: the mount, who may use it, the room that is left. For
-//! `csalock doctor`; it also says it of a place where a store is yet to be made, and of a store that cannot be opened.
+//! Findings about the location of a store that do not need an open store: the mount, access and free space. `csalock
+//! doctor` uses them, even for a store that does not exist yet or cannot be opened.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -11,18 +11,18 @@ use super::{Finding, Location, mount};
 use crate::error::Error;
 use crate::name::escape_path;
 
-/// With less than this a store may be full any moment: bytes and inodes.
+/// Minimum free bytes and inodes, below which a store may be full at any moment.
 const LITTLE: (u64, u64) = (16 << 20, 1000);
 
-/// Where a store is kept, and what it is called.
+/// Location of a store and its kind.
 pub(super) struct Place<'a> {
-    /// What is to be there: `directory`, `database`.
+    /// Kind of object at this location: `directory`, `database`.
     pub(super) what: &'static str,
     pub(super) path: &'a Path,
 }
 
-/// What can be said of the surroundings of the store at a location that cannot be opened. Nothing, where it has none.
-pub fn surroundings(location: &Location) -> Vec<Finding> {
+/// Returns findings about the location of a store that cannot be opened, or none if it has no location.
+pub fn path_findings(location: &Location) -> Vec<Finding> {
     let place = match location {
         Location::Directory { path, .. } => Place { what: "directory", path },
         Location::Sqlite { path } => Place { what: "database", path },
@@ -32,7 +32,7 @@ pub fn surroundings(location: &Location) -> Vec<Finding> {
 }
 
 impl Place<'_> {
-    /// The mount, who may use it, the room that is left.
+    /// Returns findings about the mount, access and free space.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let Some(there) = first_that_exists(self.path) else { return Vec::new() };
         let mut findings = mount::of(there).map(|mount| mount.findings()).unwrap_or_default();
@@ -41,7 +41,7 @@ impl Place<'_> {
         findings
     }
 
-    /// Mode, owner and group, whether we may write there, and whether others may do too much.
+    /// Returns a finding about mode, owner and group, our write access, and excessive rights of other users.
     fn access(&self, there: &Path) -> Option<Finding> {
         let found = std::fs::metadata(there).ok()?;
         let mut text = rights(&found);
@@ -71,7 +71,7 @@ impl Place<'_> {
         })
     }
 
-    /// What keeps us from writing there.
+    /// Returns the reason why this user cannot write there.
     fn refused(&self, there: &Path, wanted: AccessFlags) -> Option<Error> {
         let checked =
             |path: &Path, wanted| eaccess(path, wanted).map_err(|errno| Error::os(errno, "write to", path)).err();
@@ -81,18 +81,18 @@ impl Place<'_> {
     }
 }
 
-/// Whether users may read a database in this directory, and not write it. SQLite lets a reader lock it.
+/// Returns true if users may read a database in this directory but not write it. SQLite lets a reader lock it.
 fn has_mere_readers(database: &std::fs::Metadata, directory: Option<&Path>) -> bool {
     let way = directory.and_then(|directory| std::fs::metadata(directory).ok()).map_or(0o777, |found| found.mode());
     [3, 0].iter().any(|class| database.mode() >> class & 0o6 == 0o4 && way >> class & 0o1 == 0o1)
 }
 
-/// Whether everybody may write there, and nothing keeps anybody from removing what others made.
+/// Returns true if the directory is world-writable without the sticky bit.
 fn is_open_to_all(directory: &Path) -> bool {
     std::fs::metadata(directory).is_ok_and(|found| found.mode() & 0o1002 == 0o0002)
 }
 
-/// The path itself, or what of it is there.
+/// Returns the path or its nearest existing ancestor.
 pub(super) fn first_that_exists(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.exists())
 }
@@ -108,7 +108,7 @@ fn user(uid: Uid) -> String {
     User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-/// What is left of bytes and of inodes. Where the file system counts no inodes, nothing is said of them.
+/// Returns findings about free bytes and inodes. A file system that does not count inodes gets no inode finding.
 fn room(there: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut told = |topic, left: u64, little: u64, text: String, cure: &str| {
@@ -127,7 +127,7 @@ fn room(there: &Path) -> Vec<Finding> {
     findings
 }
 
-/// A size for people.
+/// Formats a size with a unit.
 fn bytes(size: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.iter().find(|(shift, _)| size >> shift > 0);

@@ -1,5 +1,5 @@
-//! Where a store is tried out that is not there yet, so that looking does not make it: under a name of its own beside
-//! the place where it will be, or inside a directory that waits, empty, to become a store. Nobody else can be using it.
+//! Scratch store, for tests of a location without creating its store. It has its own name next to the location, or is
+//! in an empty directory that is to become a store. Only this process can be using it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use super::path_checks::first_that_exists;
 use super::{Layout, Location};
 
-/// A store to try things out in, removed with all that belongs to it when this is dropped.
+/// Temporary store, which is removed with all its files when this is dropped.
 pub struct Scratch {
-    /// Where it is.
+    /// Location of the store.
     pub location: Location,
     paths: Vec<PathBuf>,
 }
 
 impl Scratch {
-    /// For a store that was never used; `None` for one that was: that one is itself the place to try. `mark` is what
-    /// nobody else can guess.
+    /// Returns a scratch store for a store that was never used; `None` for a used store, which is itself the place to
+    /// try. `mark` must be unguessable.
     pub fn of(location: &Location, mark: &str) -> Option<Scratch> {
         match location {
             Location::Directory { path, layout, shared } => {
@@ -51,7 +51,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The uppermost part of the path that is not there.
+/// Returns the uppermost missing ancestor of the path.
 fn first_missing(path: &Path) -> Option<&Path> {
     let there = first_that_exists(path)?;
     path.ancestors().take_while(|path| *path != there).last()

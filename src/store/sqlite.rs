@@ -1,39 +1,38 @@
-//! The SQLite store: one database file, for those who want to ask it questions.
+//! SQLite store: one database file, for users who want to query it.
 //!
-//! Everything is in one table, `records_1`: a name, the number of its version, its bytes. The row with the empty name
-//! has no bytes; its version is the last number that any record got, so numbers of removed names do not come back. For
-//! people with the sqlite3 shell there are the views `holders` and `waiters`, computed from the records themselves (see
-//! [`schema`]):
+//! The table `records_1` has a name, a version number and the bytes of each record. The row with the empty name has no
+//! bytes: its version is the last number that any record got, so numbers of removed names are never reused. The views
+//! `holders` and `waiters` are for users of the sqlite3 shell and are computed from the records (see [`schema`]):
 //!
 //! ```text
 //! sqlite3 -box locks.db 'SELECT name, pid, host, since FROM holders'
 //! ```
 //!
-//! **Swap.** `BEGIN IMMEDIATE`; take the next number if the record's version is the expected one; write or remove the
-//! row; `COMMIT`. Whoever dies in between leaves a journal, and the next to come rolls it back.
+//! **Commit.** `BEGIN IMMEDIATE`; take the next number if the record has the expected version; write or remove the row;
+//! `COMMIT`. A process that dies in between leaves a journal, and the next process rolls it back.
 //!
-//! **Settings.** Rollback journal, because a lone process pays a third less for it than for a write-ahead log, and POSIX
-//! locks, because the kernel drops them with their process. Nobody keeps the file locked while it does not use it.
-//! Synced as far as the database survives a power cut whole; that the last lock does not matters to nobody, for locks
-//! die with the boot. What is to outlast it is synced further, in its own transaction ([`Database::tune`]).
+//! **Settings.** The store uses a rollback journal, because it costs a lone process a third less than a write-ahead
+//! log. It uses POSIX locks, because the kernel drops them with their process. A process keeps the file locked only
+//! while it uses it. Syncs keep the database whole over a power cut. The last lock may be lost then, since locks end
+//! with the boot. A transaction that needs more durability syncs more ([`Database::tune`]).
 //!
-//! **The file** is created by the first swap, with a mode that the umask decides; its directory must exist. All records
-//! are in it, so a swap that wants its record to be read by fewer people than the file is refused. Everybody who uses
-//! it needs write permission on both, for the journal stands beside the database. So root's cron and www-data share one
-//! like this: a directory of a common group with mode 2770, and umask 002 for the first who comes.
+//! **The file** is created by the first commit, with a mode from the umask; its directory must exist. The file has all
+//! records, so the store refuses a commit whose record fewer users may read than the file. All users need write
+//! permission for both, because the journal is in the directory of the database. Root's cron and www-data can share a
+//! database in a directory of a common group with mode 2770, if its creator has umask 002.
 //!
-//! **Notes** of who waits for what ([`crate::lock::WaitEdges`]) stand in a directory beside the database, `locks.db-waits`,
-//! that is there only while somebody has waited for more than a moment. The bells of waiters that processes in other network
-//! namespaces ring are in there, too.
+//! **Wait edges** ([`crate::lock::WaitEdges`]) are in the directory `locks.db-waits` next to the database. The
+//! directory exists only after a process has waited for more than a moment. It has the channels of waiters in other
+//! network namespaces too.
 //!
-//! **History** is a file beside the database ([`super::history_file`]): a row would cost a transaction more.
+//! **History** is a file next to the database ([`super::history_file`]): a row would cost another transaction.
 //!
-//! **Limits.** One host: network file systems are refused, since their POSIX locks and caches are not to be trusted.
-//! Wait for a lock in the queue of its record, never in the database: SQLite's own waiting is unfair ([`busy`]). In a
-//! directory that others may write, sticky or not, they can plant a journal. Who opens the file by other means in the
-//! same process (cp is fine, it is another one) drops our kernel locks on it. To compare a name SQLite reads its whole
-//! row, so one of a gigabyte, which nobody but a stranger writes, costs as much memory before it is refused. A csalock with another format finds no
-//! table of its own here and says so.
+//! **Limits.** The store serves one host: it refuses network file systems, whose POSIX locks and caches are unreliable.
+//! Callers must wait in the queue of a record, never in the database: SQLite's own waiting is unfair ([`busy`]). Users
+//! who may write the directory, even if it is sticky, can plant a journal. Code that opens the file by other means in
+//! the same process drops the kernel locks on it; cp is safe, because it is another process. SQLite reads a whole row
+//! to compare a name, so a row of a gigabyte costs that much memory before it is refused. Only a foreign program writes
+//! such a row. A csalock with another format does not find its own table here and reports that.
 
 mod busy;
 mod checks;
@@ -66,7 +65,7 @@ use crate::host::{Host, boot_lease};
 use crate::lock::Lease;
 use crate::name::{escape, escape_path};
 
-// How long a body is, SQLite knows without reading it (4 MiB at most: lock::MOST_BYTES).
+// SQLite knows the length of a body without reading it (4 MiB at most: lock::MOST_BYTES).
 const READ: &str =
     "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN body END FROM records_1 WHERE name = ?1";
 const STATE: &str = "SELECT (SELECT version FROM records_1 WHERE name = ?1), version FROM records_1 WHERE name = x''";
@@ -76,15 +75,15 @@ const REMOVE: &str = "DELETE FROM records_1 WHERE name = ?1";
 const PAGE: &str = "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM records_1 \
                     WHERE name > ?1 ORDER BY name LIMIT 256";
 
-/// A scan takes no more than this into memory at once, one record excepted.
+/// Maximum number of bytes that a scan reads into memory at once, except for a single larger record.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// One SQLite database.
+/// Store in one SQLite database.
 pub struct Sqlite {
     path: PathBuf,
     host: Arc<dyn Host>,
     busy: Arc<Busy>,
-    /// Opened by the first who needs it, dropped after an error. It must not be carried over a fork.
+    /// Connection that the first use opens and an error drops. It must not be used after a fork.
     database: Mutex<Option<Database>>,
 }
 
@@ -92,19 +91,19 @@ type Done<T> = std::result::Result<T, Cause>;
 
 struct Database {
     connection: Connection,
-    /// What it was told about waiting for the disk.
+    /// Last `PRAGMA synchronous` statement of this connection.
     tuned: Option<&'static str>,
-    /// The file that it has open.
+    /// Identity of the open file.
     file: Option<checks::FileId>,
 }
 
 impl Database {
-    /// Says how much the next transactions wait for the disk.
+    /// Sets how far the next transactions sync to the disk.
     ///
-    /// NORMAL syncs journal and database, so that either the old or the new content survives. But what commits is the
-    /// removal of the journal, and that is not synced: should a power cut undo it, then the journal undoes the commit.
-    /// EXTRA syncs the directory after that, and with it the name of a database that was just created. FULL would not
-    /// do: it writes the journal more carefully, but never syncs its removal.
+    /// NORMAL syncs journal and database, so either the old or the new content survives. The removal of the journal
+    /// commits the transaction and is not synced: if a power cut undoes the removal, the journal undoes the commit.
+    /// EXTRA then syncs the directory, and with it the name of a new database. FULL is not enough: it writes the
+    /// journal more carefully, but never syncs its removal.
     fn tune(&mut self, durability: Durability) -> rusqlite::Result<()> {
         let wanted = match durability {
             Durability::Volatile | Durability::Atomic => "PRAGMA synchronous = NORMAL",
@@ -119,11 +118,11 @@ impl Database {
 }
 
 impl Sqlite {
-    /// Opens the database at this absolute path, or the place where the first swap will create it.
+    /// Opens the database at this absolute path. If there is none, the first commit creates it.
     ///
     /// # Errors
     ///
-    /// When its directory is missing, on a network file system, or open to others without the sticky bit.
+    /// Fails if its directory is missing, is on a network file system, or is writable by others without the sticky bit.
     pub fn open(path: &Path, host: Arc<dyn Host>) -> Result<Sqlite> {
         checks::check_directory(path)?;
         let busy = Arc::new(Busy::new(path.to_path_buf(), host.clone()));
@@ -134,10 +133,10 @@ impl Sqlite {
         self.database.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` on the database, if there is one.
+    /// Runs `work` on the database, or returns `T::default()` without a database.
     fn reading<T: Default>(&self, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
         let mut database = self.database();
-        // To write a file that was removed fails; to read it tells of grants that no other process knows.
+        // A removed file cannot be written, and a read of it would return grants that no other process knows.
         database.take_if(|database| database.file != checks::file_id(&self.path));
         if database.is_none() && !checks::check_file(&self.path)? {
             return Ok(T::default());
@@ -155,14 +154,14 @@ impl Sqlite {
         })
     }
 
-    /// Runs `work` in a write transaction on the database, which is created if there is none. `T::default()` when the
-    /// database that we knew is not there any more.
+    /// Runs `work` in a write transaction on the database, which is created if there is none. Returns `T::default()` if
+    /// the file of the open database was removed or replaced.
     fn writing<T: Default>(&self, keep: WriteOptions, work: impl Fn(&Transaction<'_>) -> Done<T>) -> Result<T> {
         let mut database = self.database();
         if database.is_none() && !checks::check_file(&self.path)? {
             checks::create_file(&self.path, keep.mode)?;
         }
-        // After that, since somebody else may have been faster.
+        // The check comes after the creation, since another process may have created the file first.
         keep.mode.map_or(Ok(()), |mode| checks::check_mode(&self.path, mode))?;
         let done = self.retry_once(&mut database, |database| {
             database.tune(keep.durability)?;
@@ -170,7 +169,7 @@ impl Sqlite {
             let value = work(&transaction).or_else(|cause| {
                 if schema::is_missing(&transaction, cause)? {
                     transaction.execute_batch(schema::CREATE)?;
-                    // Should the file be deleted one day, then its successor's numbers are higher all the same.
+                    // If the file is deleted later, the numbers of its successor are higher nevertheless.
                     transaction.execute(COUNT, [self.host.wall().as_micros() as i64])?;
                 }
                 work(&transaction)
@@ -184,7 +183,7 @@ impl Sqlite {
         })
     }
 
-    /// Our error for a failure of the database, whose connection is closed.
+    /// Returns the error for a failure of the database, whose connection is closed.
     fn explain(&self, cause: Cause) -> Error {
         if errors::is_busy(&cause) {
             return errors::locked(&self.path, self.busy.is_bounded());
@@ -192,14 +191,14 @@ impl Sqlite {
         errors::explain(cause, &self.path)
     }
 
-    /// The notes of who waits for what, which are only there while somebody waits and would cost a sync each in the
-    /// database: a directory beside it.
+    /// Returns the directory of the wait edges, next to the database. The edges exist only while a process waits, and
+    /// each would cost a sync in the database.
     fn notes(&self) -> Result<Directory> {
         let path = [self.path.as_os_str().as_bytes(), b"-waits"].concat();
         Directory::open(Path::new(OsStr::from_bytes(&path)), Layout::Beside, self.host.clone())
     }
 
-    /// Does that, and once more if the database looks damaged: SQLite says so as well when the disk did not read it.
+    /// Runs `work`, and repeats it once if the database looks damaged: SQLite reports a failed disk read as damage too.
     fn retry_once<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
         self.busy.begin();
         let done = self.opened(database).and_then(&work);
@@ -210,7 +209,7 @@ impl Sqlite {
         self.opened(database).and_then(&work)
     }
 
-    /// The connection, which an error ends.
+    /// Returns the connection, and opens it if necessary.
     fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
         match database {
             Some(database) => Ok(database),
@@ -221,17 +220,17 @@ impl Sqlite {
         }
     }
 
-    /// Opens a database that exists. No link is followed, neither by us nor by SQLite.
+    /// Opens an existing database. The final component of the path must not be a symlink.
     fn connect(&self) -> rusqlite::Result<Connection> {
         let flags =
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
         let mut opened = Connection::open_with_flags(&self.path, flags);
         if errors::is_link(&opened) {
-            // Links on the way to its directory are the user's own business.
+            // Symlinks in the path of its directory are the user's choice, so they are allowed.
             opened = Connection::open_with_flags(checks::without_links(&self.path), flags);
         }
         let mut connection = opened?;
-        // Whoever may write the database can put triggers and views in it, which would run in our name, for ever perhaps.
+        // A user who may write the database can add triggers and views, which would run as this user or never end.
         for harmful in [DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW] {
             connection.set_db_config(harmful, false)?;
         }
@@ -240,7 +239,7 @@ impl Sqlite {
         Ok(connection)
     }
 
-    /// Beside the database, and for the same users.
+    /// Runs `work` with the history file next to the database, which has the same users.
     fn chronicle<T>(&self, work: impl FnOnce(&HistoryFile<'_>, &Path) -> T) -> T {
         let mut path = self.path.clone().into_os_string();
         path.push("-history");
@@ -249,7 +248,7 @@ impl Sqlite {
         work(&HistoryFile { at: nix::fcntl::AT_FDCWD, name: path.clone(), like: &like }, &path)
     }
 
-    /// Records behind `after` in the order of names, as many as are good to have in memory at once.
+    /// Returns the records after `after` in the order of names, up to [`PAGE_BYTES`].
     fn page(&self, after: &[u8]) -> Result<Vec<(Vec<u8>, Result<Versioned>)>> {
         self.reading(|connection| {
             let mut statement = connection.prepare(PAGE)?;
@@ -267,7 +266,7 @@ impl Sqlite {
         })
     }
 
-    /// A row's version and body, from a statement that selects them first.
+    /// Returns a row's version and body, from a statement that selects them first.
     fn stored(&self, row: &Row<'_>, name: &[u8]) -> Result<Versioned> {
         let error = || Error::corrupt(format!("{} has no version, or no body of 4 MiB at most", self.describe(name)));
         let version = match row.get_ref(0) {
@@ -304,7 +303,7 @@ impl Store for Sqlite {
         if is_note(name) {
             return self.notes()?.commit(name, expect, body);
         }
-        // A removal shows nobody anything.
+        // A removal makes no bytes readable, so it needs no mode.
         let keep = WriteOptions { mode: keep.mode.filter(|_| body.is_some()), ..keep };
         let expect = match expect {
             None => None,
@@ -334,7 +333,7 @@ impl Store for Sqlite {
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         let mut after = Vec::new();
         loop {
-            // Nothing is locked while `visit` runs, since that may write.
+            // The database is not locked while `visit` runs, since `visit` may write.
             let page = self.page(&after)?;
             let Some((last, _)) = page.last() else { return self.notes()?.scan(visit) };
             after.clone_from(last);
@@ -398,7 +397,7 @@ impl Store for Sqlite {
     }
 }
 
-/// Whether this is the name of a note, and of no record.
+/// Returns true if this is the name of a wait edge, not of a record.
 fn is_note(name: &[u8]) -> bool {
     name.first() == Some(&0)
 }

@@ -8,76 +8,76 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::{absolute, escape};
 
-/// What a URL ends with if other hosts use the store, although its file system does not look like that.
+/// End of a URL whose store other hosts use, although its file system does not look shared.
 const SHARED: &[u8] = b"?shared=1";
 
-/// What the path of a URL begins with that `run-with-lock` gave its command: it means the same, but nobody chooses it so.
+/// Start of the path in a URL from `run-with-lock`: it changes nothing in the path, and users do not type it.
 const GIVEN: &[u8] = b"/./";
 
-/// What our keys in etcd begin with if nothing else is said.
+/// Default prefix of the keys in etcd.
 const PREFIX: &str = "csalock";
 
-/// The port that etcd serves clients at.
+/// Default port of etcd for clients.
 const PORT: u16 = 2379;
 
-/// The name of the store beside the files that it locks.
+/// Name of the store next to the files that it locks.
 const BESIDE: &str = ".csalock";
 
-/// Where a store is.
+/// Location of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// A directory of records.
     Directory {
-        /// Its absolute path.
+        /// Absolute path of the directory.
         path: PathBuf,
-        /// What it is there for.
+        /// Purpose of the directory.
         layout: Layout,
-        /// Other hosts use it, although its file system does not look like that.
+        /// True if other hosts use the store, although its file system does not look shared.
         shared: bool,
     },
     /// One SQLite database.
     Sqlite {
-        /// Its absolute path.
+        /// Absolute path of the database.
         path: PathBuf,
     },
     /// An etcd cluster.
     Etcd(Cluster),
 }
 
-/// An etcd cluster, and the part of it that is ours.
+/// An etcd cluster and the key prefix of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
-    /// Whether it is spoken to by TLS.
+    /// True if connections use TLS.
     pub tls: bool,
     /// Host and port of each server, as typed; at least one.
     pub endpoints: Vec<String>,
-    /// What all keys begin with, without the slash that follows it.
+    /// Prefix of all keys, without the slash that follows it.
     pub prefix: String,
 }
 
-/// What a directory of records is there for.
+/// Purpose of a directory of records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// A store of its own, that stays when it is empty and remembers the highest token.
+    /// A separate store, which stays when it is empty and keeps the highest token.
     Own,
-    /// A default store: as `Own`, and the directories above it are made when they are missing.
+    /// A default store: like `Own`, but missing parent directories are created.
     Default,
-    /// `.csalock` beside the files that it locks: made with the mode and group of their directory, and gone with its
-    /// last record.
+    /// `.csalock` next to the files that it locks: created with the mode and group of their directory, and removed with
+    /// its last record.
     Beside,
 }
 
 impl Location {
-    /// The store beside the files in this directory.
+    /// Returns the store next to the files in this directory.
     pub fn beside(directory: &Path) -> Location {
         Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside, shared: false }
     }
 
-    /// Reads a store URL; a plain path with a slash in it is a directory's. Relative paths start at `current`.
+    /// Parses a store URL; a plain path with a slash in it is a directory. Relative paths start at `current`.
     ///
     /// # Errors
     ///
-    /// A usage error that names the URL and the forms there are.
+    /// Returns a usage error that names the URL and the valid forms.
     pub fn parse(url: &OsStr, current: &Path) -> Result<Location> {
         let bytes = url.as_bytes();
         let wrong = |what: &str| {
@@ -124,7 +124,7 @@ impl Location {
         }
     }
 
-    /// The URL of this location for a command that is run under a lock in it.
+    /// Returns the URL of this location for a command that runs under a lock in it.
     pub fn inherited_url(&self) -> OsString {
         let mut url = self.url().into_vec();
         let at = path_at(&url);
@@ -132,17 +132,17 @@ impl Location {
         OsString::from_vec(url)
     }
 
-    /// Whether that is where it comes from.
+    /// Returns true if the URL comes from [`Location::inherited_url`].
     pub fn is_inherited(url: &OsStr) -> bool {
         let (before, path) = url.as_bytes().split_at(path_at(url.as_bytes()));
-        // What is given has an absolute path.
+        // An inherited URL has an absolute path.
         path.starts_with(GIVEN) && (servers_at(before).is_some() || [&b""[..], b"dir:", b"sqlite:"].contains(&before))
     }
 
-    /// The URL that opens this location again.
+    /// Returns a URL that opens this location again.
     pub fn url(&self) -> OsString {
         let (scheme, path, shared) = match self {
-            // Behind `dir:` a question mark begins an option; in a plain path it is one of its characters.
+            // After `dir:` a question mark begins an option; in a plain path it is an ordinary character.
             Location::Directory { path, shared, .. } if path.as_os_str().as_bytes().contains(&b'?') => {
                 ("", path, *shared)
             }
@@ -156,7 +156,7 @@ impl Location {
 }
 
 impl Cluster {
-    /// Reads what follows the scheme: `//HOST:PORT,HOST:PORT/PREFIX`.
+    /// Parses the part after the scheme: `//HOST:PORT,HOST:PORT/PREFIX`.
     fn parse(tls: bool, rest: &[u8]) -> std::result::Result<Cluster, &'static str> {
         let rest = std::str::from_utf8(rest).map_err(|_| "it is not UTF-8")?;
         let rest = rest.strip_prefix("//").ok_or("two slashes and a server come after the colon")?;
@@ -169,25 +169,25 @@ impl Cluster {
         Ok(Cluster { tls, endpoints, prefix: if prefix.is_empty() { PREFIX } else { prefix }.to_string() })
     }
 
-    /// The URL that means it.
+    /// Returns the URL of this cluster.
     pub fn url(&self) -> String {
         let scheme = if self.tls { "etcds" } else { "etcd" };
         format!("{scheme}://{}/{}", self.endpoints.join(","), self.prefix)
     }
 }
 
-/// Where in a URL the path begins.
+/// Returns the index of the path in a URL.
 fn path_at(url: &[u8]) -> usize {
     let from = servers_at(url).unwrap_or_default();
     url[from..].iter().position(|byte| *byte == b'/').map_or(url.len(), |at| from + at)
 }
 
-/// Where in a URL the servers begin, if there are any.
+/// Returns the index of the server list in a URL, if it has one.
 fn servers_at(url: &[u8]) -> Option<usize> {
     [&b"etcd://"[..], b"etcds://"].into_iter().find(|scheme| url.starts_with(scheme)).map(<[u8]>::len)
 }
 
-/// A server with its port; etcd's own port, if none is said.
+/// Returns the server with its port, by default etcd's own port.
 fn endpoint(typed: &str) -> Option<String> {
     let is_bracketed = typed.starts_with('[') && typed.contains(']');
     let after = if is_bracketed { &typed[typed.find(']')? + 1..] } else { typed };

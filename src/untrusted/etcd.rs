@@ -1,9 +1,9 @@
-//! What etcd answers, or whoever stands in its place. The first byte says what was asked, the second how it was answered.
+//! Properties of answers from etcd or an impostor. The first byte selects the request, the second the HTTP status.
 
 use super::paper::is_harmless;
 use crate::store::etcd::untrusted::{Asked, answered};
 
-/// An answer is understood or refused, and nothing of it is obeyed by a terminal.
+/// Checks that an answer is understood or refused, and that a terminal interprets no character of it.
 pub(super) fn answers(bytes: &[u8]) {
     let Some(([asked, status], body)) = bytes.split_first_chunk::<2>() else { return };
     let asked =

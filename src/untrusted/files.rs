@@ -1,4 +1,4 @@
-//! Names of files in a store, and what /proc says of a process.
+//! Properties of file names in a store, and of the process data in /proc.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::host::proc_stat;
 use crate::store::directory::{file_name, name_of_file, pointer};
 
-/// Any bytes as a file name in a store, and as a line of /proc/PID/stat.
+/// Parses any bytes as a file name in a store, and as a line of /proc/PID/stat.
 pub(super) fn names_and_proc_stat(bytes: &[u8]) {
     if let Some(pointer::Name::Pointer(found)) = pointer::Name::parse(bytes) {
         assert_eq!(found.name().as_bytes(), bytes, "whoever renames it would rename another file");
@@ -26,7 +26,7 @@ pub(super) fn names_and_proc_stat(bytes: &[u8]) {
     }
 }
 
-/// A name's file is in the store, is nobody else's, and tells the name again where there is room for it.
+/// Checks that a name's file is in the store, is unique, and maps back to the name unless it was shortened.
 pub(super) fn file_name_maps_back(name: &[u8]) {
     let file = file_name(name);
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-.%~".contains(byte);

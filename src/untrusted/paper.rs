@@ -1,4 +1,4 @@
-//! What people are shown: no character of it is obeyed by a terminal, and all JSON is JSON.
+//! Properties of displayed text: a terminal interprets no character of it, and all JSON is valid.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
 use crate::report::{OutputStyle, Reporter, SightJson, json, table};
 use crate::store::Scope;
 
-/// Nothing in here moves a cursor, colours, reorders or hides.
+/// Returns true if the text does not move a cursor, colour, reorder or hide text.
 pub(super) fn is_harmless(text: &str) -> bool {
     let reorders = |char| {
         matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -17,7 +17,7 @@ pub(super) fn is_harmless(text: &str) -> bool {
     text.chars().all(|char| !char.is_control() && !reorders(char))
 }
 
-/// Shows a record in every way there is.
+/// Checks a record in every output format.
 pub(super) fn show(record: Record) {
     let host: Arc<dyn Host> = Arc::new(Fake::new(1));
     let reporter = Reporter { host: host.as_ref(), scope: Scope::Local };

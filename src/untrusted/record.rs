@@ -1,15 +1,15 @@
-//! Records, and what is kept beside them: what can be read is written as the very same bytes, and what was written can
-//! be read.
+//! Properties of records and auxiliary objects: decoded bytes encode to the same bytes, and encoded values decode to
+//! the same values.
 
 use super::paper::{is_harmless, show};
 use super::source::Source;
 use crate::lock::codec::checksum;
 use crate::lock::{self, CommitRecord, Handle, HandleHash, MOST_BYTES, Page, Record, WaitEdges};
 
-/// The version that what has none is read as.
+/// Version for records that have no version of their own.
 const VERSION: u64 = 4711;
 
-/// With the first line and the checksum that a stranger would have to write.
+/// Adds the first line and the correct checksum, as an attacker would.
 fn sealed(first_line: &str, lines: &[u8]) -> Vec<u8> {
     let mut bytes = [first_line.as_bytes(), lines].concat();
     if bytes.last() != Some(&b'\n') {
@@ -19,7 +19,7 @@ fn sealed(first_line: &str, lines: &[u8]) -> Vec<u8> {
     [bytes, sum.into_bytes()].concat()
 }
 
-/// Any bytes in a record's place; and the same with a checksum that is right.
+/// Decodes any bytes as a record, without and with a correct checksum.
 pub(super) fn bytes(bytes: &[u8]) {
     for bytes in [bytes.to_vec(), sealed("csalock 1\n", bytes)] {
         match lock::decode(&bytes, VERSION) {
@@ -34,7 +34,7 @@ pub(super) fn bytes(bytes: &[u8]) {
     handle(bytes);
 }
 
-/// The record as those bytes have it: without the numbers that it has from its version.
+/// Returns the record without the numbers that come from its version and not from the bytes.
 fn as_it_stands(record: &Record, bytes: &[u8]) -> Record {
     let mut record = record.clone();
     let text = String::from_utf8_lossy(bytes).into_owned();
@@ -49,7 +49,7 @@ fn as_it_stands(record: &Record, bytes: &[u8]) -> Record {
     record
 }
 
-/// Any record at all.
+/// Encodes and decodes any record.
 pub(super) fn there_and_back(bytes: &[u8]) {
     let record = Source(bytes).record();
     let encoded = lock::encode(&record);
@@ -58,12 +58,12 @@ pub(super) fn there_and_back(bytes: &[u8]) {
     show(record);
 }
 
-/// What is kept beside records: any bytes, also with the right checksum, and anything there and back.
+/// Decodes any bytes as auxiliary objects, without and with a correct checksum; encodes and decodes any such object.
 pub(super) fn beside(bytes: &[u8]) {
     let key = Page::key(b"a b", 7);
     for first_line in ["csalock-page 1\n", "csalock-waits 1\n", "csalock-decision 1\n", "csalock-value 1\n"] {
         for bytes in [bytes.to_vec(), sealed(first_line, bytes)] {
-            // What cannot be read is as good as none; and under which name it is stored tells nobody anything wrong.
+            // Unreadable bytes count as missing, so their name misleads no reader.
             let name = lock::name_of_internal(&bytes).unwrap_or_default();
             let written = |written: Vec<u8>| assert_eq!(written, bytes, "it reads as other bytes");
             lock::decode_page(&bytes).into_iter().for_each(|page| written(lock::encode_page(&name, &page)));
@@ -88,7 +88,7 @@ pub(super) fn beside(bytes: &[u8]) {
     assert_eq!(lock::name_of_internal(&encoded), Some(key));
 }
 
-/// A handle and its proof are 32 and 64 lower-case hex digits, and nothing else is one.
+/// Checks that a handle is 32 hex digits, a handle hash 64 lower-case hex digits, and that nothing else parses.
 fn handle(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     for text in [text, text.trim()] {

@@ -1,4 +1,4 @@
-//! Anything at all, made of a fuzzer's bytes: each choice takes some of them, and none are left when it is through.
+//! Random values from a fuzzer's bytes: each choice consumes some bytes, and without bytes every choice is zero.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::lock::{
     PidDomain, ProcessId, Record, Sighting, Value, Waiter,
 };
 
-/// The bytes that are left.
+/// The remaining bytes.
 pub(super) struct Source<'a>(pub(super) &'a [u8]);
 
 impl Source<'_> {
@@ -21,7 +21,7 @@ impl Source<'_> {
         self.byte() & 1 == 1
     }
 
-    /// Small ones, the largest, and anything between.
+    /// Returns a small number, the maximum, or any number between.
     fn number(&mut self) -> u64 {
         match self.byte() {
             255 => u64::MAX,
@@ -151,7 +151,7 @@ impl Source<'_> {
         [b"n".to_vec(), self.bytes()].concat().into_iter().filter(|byte| *byte != 0).collect()
     }
 
-    /// A record as [`crate::lock::decide`] could have left it, as far as the codec is concerned.
+    /// Returns a record that [`crate::lock::decide`] could have produced, as far as the codec is concerned.
     pub(super) fn record(&mut self) -> Record {
         let first = self.number() >> 2;
         let mut record = Record {

@@ -1,4 +1,4 @@
-//! What people and scripts type, and what a store's history says: names, patterns, durations, sizes, URLs, lines.
+//! Properties of typed text and of the lines of a history: names, patterns, durations, sizes, URLs, lines.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +14,7 @@ use crate::name::{check, escape, escape_path, shell_quote};
 use crate::report::{PastJson, json, timeline};
 use crate::store::Location;
 
-/// A URL is refused, or means a store whose own URL means the same.
+/// Checks that a URL is refused, or means a store whose own URL means the same store.
 pub(super) fn url(bytes: &[u8]) {
     let Ok(found) = Location::parse(OsStr::from_bytes(bytes), Path::new("/here")).map_err(refused) else { return };
     let again = Location::parse(&found.url(), Path::new("/elsewhere"));
@@ -25,7 +25,7 @@ fn refused(error: crate::error::Error) {
     assert!(is_harmless(&error.to_string()), "{error:?}");
 }
 
-/// A duration is refused, or shown as one that is never longer and is then shown the same.
+/// Checks that a duration is refused, or that its display form is not longer and displays unchanged.
 pub(super) fn duration(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(span) = parse_duration(text) {
@@ -44,8 +44,8 @@ pub(super) fn duration(bytes: &[u8]) {
     }
 }
 
-/// Names and patterns: shown without harm, typed as shown they are the same, and no pattern takes for ever. The first
-/// line is the pattern, the rest the name.
+/// Checks names and patterns: the display is harmless, quoted names read back, and every pattern match ends. The first
+/// line is the pattern, the rest is the name.
 pub(super) fn name(bytes: &[u8]) {
     let bytes = &bytes[..bytes.len().min(4 << 10)];
     let (pattern, name) = bytes.split_at(bytes.iter().position(|byte| *byte == b'\n').unwrap_or(0));
@@ -65,7 +65,7 @@ pub(super) fn name(bytes: &[u8]) {
     }
 }
 
-/// What bash, zsh, mksh and busybox make of one word: as it is, in single quotes, or in those of ANSI C.
+/// Returns a word as bash, zsh, mksh and busybox read it: bare, in single quotes, or in `$'...'`.
 fn as_a_shell_reads(word: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = word;
@@ -107,7 +107,7 @@ fn as_a_shell_reads(word: &str) -> Vec<u8> {
     bytes
 }
 
-/// A line of history is passed by, or is what its past grant is written as; and it is shown without harm.
+/// Checks that a line of history is skipped, or equals the line of its past grant and is displayed harmlessly.
 pub(super) fn history(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes).replace('\n', " ");
     let sealed = format!("past:1 {:016x} {text}\n", checksum(text.as_bytes()));

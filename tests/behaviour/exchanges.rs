@@ -14,9 +14,9 @@ use nix::unistd::Pid;
 use crate::etcd;
 use crate::etcd::between::{Between, Fate, Where};
 use crate::sandbox::wait_until;
-use crate::syscalls::aftermath::{self, Mishap};
+use crate::syscalls::fixture::{Place, Stage};
+use crate::syscalls::invariants::{self, Mishap};
 use crate::syscalls::scenarios::Scenario;
-use crate::syscalls::stage::{Place, Stage};
 use crate::syscalls::tracer::{Pids, Traced, trace_with};
 use crate::syscalls::{Extent, extent, scenarios};
 
@@ -203,7 +203,7 @@ fn play(
     };
     let begun = Instant::now();
     let undisturbed = cut.is_some().then_some(undisturbed);
-    let verdict = aftermath::check(&mut stage, scenario, mishap, &run, &weight, undisturbed);
+    let verdict = invariants::check(&mut stage, scenario, mishap, &run, &weight, undisturbed);
     let took = begun.elapsed();
     let verdict = match verdict {
         Ok(()) if took > Duration::from_secs(60) => Err(format!("its aftermath took {took:?}")),

@@ -11,19 +11,19 @@
 //! 7,700 beside files, 9,700 on a directory that is shared, 11,500 on SQLite; a fifth of each is `doctor`. On two idle
 //! cores 25 to 40 of them take a second.
 
-pub(crate) mod aftermath;
 pub(crate) mod calls;
+pub(crate) mod fixture;
+pub(crate) mod invariants;
 pub(crate) mod scenarios;
-pub(crate) mod stage;
 pub(crate) mod tracer;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use self::aftermath::Mishap;
+use self::fixture::{Place, Stage};
+use self::invariants::Mishap;
 use self::scenarios::{ALL, Scenario};
-use self::stage::{Place, Stage};
 use self::tracer::{Fault, Made, Point, Traced, trace};
 
 use crate::sandbox::{CSALOCK, skip};
@@ -162,7 +162,7 @@ fn play(
         Some(Fault::Killed | Fault::AllKilled) => Mishap::Killed,
         Some(_) => Mishap::Failed,
     };
-    let verdict = aftermath::check(&mut stage, scenario, mishap, &run, weight, undisturbed);
+    let verdict = invariants::check(&mut stage, scenario, mishap, &run, weight, undisturbed);
     (run, verdict)
 }
 

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 
 use crate::sandbox::{Call, Job, Kind, Sandbox, has, is_root, wait_until};
 
+mod attacks;
 mod etcd;
 mod hidden;
 mod left;
-mod misdeeds;
 
 /// Somebody who uses a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,7 +20,7 @@ mod clocks;
 mod etcd;
 mod explore;
 mod facts;
-mod planted;
+mod mutants;
 mod promises;
 mod sqlite;
 mod state;

@@ -25,20 +25,20 @@ mod sandbox;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 
-mod aim;
 mod codes;
 mod counts;
-mod draw;
+mod critical_section;
+mod exclusion;
+mod fault_points;
 mod fenced;
-mod ground;
+mod generator;
 mod history;
 mod linear;
+mod mutants;
+mod nemesis;
 mod objects;
-mod planted;
 mod schedule;
 mod script;
-mod section;
+mod setup;
 mod storm;
-mod troubles;
-mod witness;
 mod worker;

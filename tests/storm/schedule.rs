@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::draw;
+use crate::generator;
 
 /// Locks that are held in every mode, by one holder's life or by time.
 pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -214,8 +214,8 @@ impl Schedule {
 
     pub(crate) fn round(&self, worker: usize, number: usize) -> Round {
         let rng = &mut self.rng(worker as u64, number);
-        let what = if self.cheats && worker == 0 { What::Cheat } else { draw::what(rng) };
-        let mut wait = draw::wait(rng);
+        let what = if self.cheats && worker == 0 { What::Cheat } else { generator::what(rng) };
+        let mut wait = generator::wait(rng);
         if matches!(what, What::Forever { .. }) {
             // It may be that nobody comes any more who breaks it.
             wait.timeout = wait.timeout.min(5000);
@@ -225,7 +225,7 @@ impl Schedule {
             what,
             wait,
             clock: (rng.u8(..10) == 0).then(|| clocks[rng.usize(..clocks.len())]),
-            fault: (rng.u8(..20) < 9).then(|| draw::fault(rng)),
+            fault: (rng.u8(..20) < 9).then(|| generator::fault(rng)),
             pause: Duration::from_millis(rng.u64(..20)),
         }
     }

@@ -1,7 +1,7 @@
 //! A round of a storm as a command line: csalock itself, or a script around it.
 
+use crate::critical_section::words as section;
 use crate::schedule::{BREAKABLE, End, FILE, Hold, INFINITE, Look, Round, Share, Wait, What};
-use crate::section::words as section;
 
 /// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is. `tell` tells the witness; where
 /// that is killed the script ends, for what it gave back after that the witness would take for held.

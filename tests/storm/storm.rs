@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::aim;
 use crate::checker;
 use crate::codes::{self, Call};
 use crate::counts::{self, Count};
 use crate::etcd::fair::is_within;
-use crate::ground::Ground;
+use crate::exclusion::boottime;
+use crate::fault_points;
 use crate::history;
+use crate::nemesis;
 use crate::sandbox::{Kind, PATIENCE};
 use crate::schedule::{BREAKABLE, FILE, NAMES, Schedule, What};
-use crate::troubles;
-use crate::witness::boottime;
+use crate::setup::Ground;
 use crate::worker::{Figures, Worker};
 
 const PROCESSES: usize = 40;
@@ -92,7 +92,7 @@ pub(crate) fn storm(
     // Two at once would leave each other too little of the machine.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    aim::adopt_orphans();
+    fault_points::adopt_orphans();
     for value in ["n", "o"] {
         assert_eq!(ground.csalock(&["put", "-q", value, "0"]).code, Some(0));
     }
@@ -100,7 +100,7 @@ pub(crate) fn storm(
     let figures = Figures { last_end: AtomicU64::new(boottime()), ..Figures::default() };
     let over = AtomicBool::new(false);
     let troubles = std::thread::scope(|scope| {
-        let troubles = scope.spawn(|| troubles::befall(ground, schedule, &over));
+        let troubles = scope.spawn(|| nemesis::befall(ground, schedule, &over));
         for number in 0..processes {
             let (worker, over) = (Worker { ground, schedule, figures: &figures, number }, &over);
             scope.spawn(move || worker.work(over));
@@ -112,7 +112,7 @@ pub(crate) fn storm(
                 break;
             }
             if look % 50 == 0 {
-                aim::bury_keepers();
+                fault_points::bury_keepers();
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -173,7 +173,7 @@ fn last(ground: &Ground, events: &str) -> String {
 fn everybody_ends(ground: &Ground) -> Option<String> {
     let begun = Instant::now();
     loop {
-        let left = aim::users_of(&ground.place);
+        let left = fault_points::users_of(&ground.place);
         if left.is_empty() {
             return None;
         }

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-use crate::aim;
-use crate::ground::Ground;
+use crate::exclusion::boottime;
+use crate::fault_points;
 use crate::history::{self, History, Returned};
 use crate::sandbox::proc::wait_for_end;
 use crate::schedule::{Fault, Op, Round, Schedule, Shot, What};
 use crate::script::{self, Words};
-use crate::witness::boottime;
+use crate::setup::Ground;
 
 /// How much longer than it may a round can last on a machine that has other things to do, with its store away.
 const GRACE: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ impl Worker<'_> {
         let Words { words, told } = script::words(round, self.number);
         let mut command = self.ground.command(&words, who, round.clock);
         if !told.is_empty() {
-            command.env(crate::section::TOLD, format!("who={who} asked={} {told}", boottime()));
+            command.env(crate::critical_section::TOLD, format!("who={who} asked={} {told}", boottime()));
         }
         command.stderr(append(self.ground, "said"));
         let begun = Instant::now();
@@ -126,16 +126,20 @@ impl Worker<'_> {
         if running.is_over_within(Duration::from_millis(fault.after.into())) {
             return;
         }
-        let Some(victim) = aim::find(fault.aim, running.group(), &self.ground.place) else { return };
+        let Some(victim) = fault_points::find(fault.aim, running.group(), &self.ground.place) else { return };
         match fault.what {
             Shot::Kill => {
-                self.figures.killed.fetch_add(usize::from(aim::send(victim, Signal::SIGKILL)), Ordering::Relaxed);
+                self.figures
+                    .killed
+                    .fetch_add(usize::from(fault_points::send(victim, Signal::SIGKILL)), Ordering::Relaxed);
                 note(self.ground, "killed", who);
             }
             Shot::Stop(span) => {
-                self.figures.stopped.fetch_add(usize::from(aim::send(victim, Signal::SIGSTOP)), Ordering::Relaxed);
+                self.figures
+                    .stopped
+                    .fetch_add(usize::from(fault_points::send(victim, Signal::SIGSTOP)), Ordering::Relaxed);
                 std::thread::sleep(Duration::from_millis(span.into()));
-                aim::send(victim, Signal::SIGCONT);
+                fault_points::send(victim, Signal::SIGCONT);
             }
         }
     }
@@ -187,7 +191,7 @@ impl Running {
     }
 
     fn is_left(&self) -> bool {
-        aim::is_left(self.group())
+        fault_points::is_left(self.group())
     }
 }
 

@@ -9,7 +9,7 @@
 #![allow(clippy::disallowed_methods, reason = "which traces are checked is said in the environment")]
 
 mod checker;
-mod planted;
+mod mutants;
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What is in a store: records, what was left by the dead, history. Looking changes nothing.
+//! The contents of a store: records, remains of dead processes, and history. The check changes nothing.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::lock::{EndReason, Liveness};
 use crate::name::{escape, shell_quote};
 use crate::store::{Finding, Location};
 
-/// What was counted.
+/// Counters of the records in a store.
 #[derive(Default)]
 struct Count {
     held: u64,
     waiting: u64,
     abandoned: u64,
-    /// Why records are unreadable, one error for each.
+    /// Errors of unreadable records, one error for each record.
     unreadable: Vec<Error>,
-    /// Since when the oldest is held, and its name.
+    /// Start of the oldest grant that is held, in milliseconds since the epoch, and its lock's name.
     oldest: Option<(u64, Vec<u8>)>,
 }
 
@@ -95,7 +95,7 @@ impl Count {
     }
 }
 
-/// How much is remembered of past grants.
+/// Returns the finding about the history of past grants.
 fn history(context: &Context, engine: &Engine) -> Finding {
     let limits = match context.environment.history() {
         Ok(limits) => limits,

@@ -1,5 +1,5 @@
-//! A lock that is tried out: taken, read, changed, refused to somebody else, waited for and given back, under a name
-//! that nobody can type. Should we be killed in the middle, it is a dead holder's.
+//! Self-test of a lock: acquire, read, commit, refuse, wait and release, under a name that cannot be typed. If we are
+//! killed during the test, the lock has a dead holder.
 
 use std::time::Duration;
 
@@ -16,19 +16,19 @@ use crate::lock::{Handle, Request, Response};
 use crate::signals::Signals;
 use crate::store::{CommitResult, Finding, Location, Versioned};
 
-/// So often each step is measured.
+/// Number of measurements of each step.
 const TIMES: usize = 5;
 
-/// A store where a step takes longer than this is slow for locks.
+/// Maximum time of a step before the store counts as slow for locks.
 const SLOW: Duration = Duration::from_millis(500);
 
-/// Who is not woken by then was not rung for.
+/// Maximum time until a notified waiter wakes up; a later waiter was not notified.
 const LATE: Duration = Duration::from_millis(700);
 
-/// So long somebody may take who answers at all.
+/// Maximum time that a participant of the test may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The steps of a lock, and how long each took.
+/// The steps of a lock that are measured.
 const STEPS: [&str; 4] = ["take", "read", "swap", "give back"];
 
 pub(super) struct Trial<'a> {
@@ -50,7 +50,7 @@ impl Trial<'_> {
         Ok(Trial { context, engine: engine(context, location)?, name: name(mark), other, signals })
     }
 
-    /// Everything that is found; nothing of it is left in the store.
+    /// Returns all findings; leaves no traces in the store.
     pub(super) fn findings(mut self) -> Vec<Finding> {
         let mut findings = vec![self.steps().unwrap_or_else(|error| Finding::failed("locks", &error))];
         let may_go_on =
@@ -65,7 +65,7 @@ impl Trial<'_> {
         findings
     }
 
-    /// Whatever went wrong, nobody is to find anything of it; what cannot be removed is a dead holder's soon.
+    /// Removes all traces, even after a failure. A record that cannot be removed soon has a dead holder.
     fn clear(self) {
         drop(self.other);
         let holders = self.engine.inspect(&self.name).map(|status| status.record.holders).unwrap_or_default();
@@ -77,7 +77,7 @@ impl Trial<'_> {
         let _ = self.engine.apply(&self.name, &Request::Gc);
     }
 
-    /// One process alone takes it, reads, swaps and gives back.
+    /// Acquires, reads, commits and releases the lock in a single process.
     fn steps(&self) -> Result<Finding> {
         let mut taken: [Vec<Duration>; STEPS.len()] = Default::default();
         for _ in 0..TIMES {
@@ -106,7 +106,7 @@ impl Trial<'_> {
         })
     }
 
-    /// What is wrong with comparing and swapping, if anything is.
+    /// Returns what is wrong with compare-and-swap, or `None`.
     fn read_and_swap(&self, taken: &mut [Vec<Duration>; STEPS.len()]) -> Result<Option<String>> {
         let store = self.engine.store();
         let read = |taken: &mut Vec<Duration>| -> Result<Versioned> {
@@ -131,7 +131,7 @@ impl Trial<'_> {
         })
     }
 
-    /// What we hold, somebody else does not get.
+    /// Tests that another process cannot acquire a lock that this process holds.
     fn refusal(&mut self) -> Result<Finding> {
         let handle = self.hold()?;
         let answer = self.ask("try", PATIENCE);
@@ -147,7 +147,7 @@ impl Trial<'_> {
         })
     }
 
-    /// How long it takes from giving back until the next one holds, who waits on this host.
+    /// Measures the time from the release until the next waiter on this host holds the lock.
     fn wake(&mut self) -> Result<Finding> {
         let mut taken = Vec::new();
         for _ in 0..TIMES {
@@ -161,7 +161,7 @@ impl Trial<'_> {
                 }
                 pause(self.engine.host(), Duration::from_millis(1))?;
             }
-            // It stands in the queue; a moment later it sleeps.
+            // The helper is in the queue now; a moment later it sleeps.
             pause(self.engine.host(), Duration::from_millis(10))?;
             let freed = self.engine.host().boottime();
             release(&self.engine, &self.name, &handle)?;
@@ -203,7 +203,7 @@ impl Trial<'_> {
     }
 }
 
-/// What the other process does: tries to take what is held, or waits for it and says when it had it, on CLOCK_BOOTTIME.
+/// Acts as the other process: tries to acquire the held lock, or waits and returns when it held it, on CLOCK_BOOTTIME.
 pub(super) fn act_as_other(context: &Context, location: &Location, mark: &str, line: &str) -> String {
     let act = || -> Result<String> {
         let (engine, name) = (engine(context, location)?, name(mark));
@@ -218,17 +218,17 @@ pub(super) fn act_as_other(context: &Context, location: &Location, mark: &str, l
     act().unwrap_or_else(|error: Error| error.to_string().replace('\n', " "))
 }
 
-/// An engine that leaves no history.
+/// Returns an engine that writes no history.
 fn engine(context: &Context, location: &Location) -> Result<Engine> {
     Ok(context.engine(location)?.remembering(Limits::default().off()))
 }
 
-/// With a NUL in it, so that it cannot be typed, and is not taken for a name that somebody may want again.
+/// Returns a name with a NUL: it cannot be typed, and is not taken for a name that a user may want again.
 fn name(mark: &str) -> Vec<u8> {
     format!("csalock doctor\0{mark}").into_bytes()
 }
 
-/// Takes it for this process. `None`: somebody else has it.
+/// Acquires the lock for this process. Returns `None` if another process holds it.
 fn take(context: &Context, engine: &Engine, name: &[u8], policy: &WaitPolicy) -> Result<Option<Handle>> {
     let process = context.host.this_process()?;
     let owner = context.owner(vec![process], b"csalock doctor".to_vec(), None)?;

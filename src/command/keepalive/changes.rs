@@ -1,5 +1,5 @@
-//! Changes of the records that a keeper keeps, where a store tells of them: so it sees at once when another host takes a
-//! lock that was lost, and not only when it renews.
+//! Changes of the records that a keeper renews, if the store reports them. The keeper then sees at once, not only at
+//! the next renewal, that another host acquires a lost lock.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -8,46 +8,46 @@ use crate::command::lock_set::OpenLockSet;
 use crate::engine::Engine;
 use crate::store::Subscription;
 
-/// Maximum number of records that are listened to: each takes a connection.
+/// Maximum number of records that are subscribed to: each takes a connection.
 const MOST: usize = 16;
 
-/// Minimum time between two beginnings, and before the first: most commands have ended by then, and a record with a busy
-/// queue changes all the time.
+/// Minimum time between two subscriptions, and before the first. Most commands have ended by then, and a record with a
+/// busy queue changes all the time.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Time until a store is asked again that could not begin to tell.
+/// Time until a store that could not start a subscription is asked again.
 const RETRY: Duration = Duration::from_secs(20);
 
-/// What is heard of each record.
+/// The subscription to each record.
 pub(super) struct Changes {
     hearings: Vec<Option<Box<dyn Subscription>>>,
-    /// When to begin at the earliest, and when there is something to begin; on CLOCK_BOOTTIME.
+    /// Earliest time of the next subscription, and when a subscription is due; on CLOCK_BOOTTIME.
     earliest: Duration,
     due: Duration,
 }
 
 impl Changes {
-    /// Listens to nothing yet.
+    /// Returns a value without subscriptions.
     pub(super) fn new(now: Duration) -> Changes {
         Changes { hearings: Vec::new(), earliest: now + PAUSE, due: now + PAUSE }
     }
 
-    /// When to [listen](Changes::listen) again, on CLOCK_BOOTTIME.
+    /// Returns when to [listen](Changes::listen) again, on CLOCK_BOOTTIME.
     pub(super) fn due(&self) -> Duration {
         self.due
     }
 
-    /// The store does not answer: nothing can be listened to before then.
+    /// Postpones all subscriptions until then, because the store does not answer.
     pub(super) fn postpone(&mut self, until: Duration) {
         self.due = self.due.max(until);
     }
 
-    /// Each becomes readable when its record changes.
+    /// Returns the descriptors, each of which becomes readable when its record changes.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.hearings.iter().flatten().map(|subscription| subscription.descriptor())
     }
 
-    /// Takes note of the changes that have been heard. After the first, a record is listened to anew.
+    /// Handles the notifications that have arrived. After the first one, a record needs a new subscription.
     pub(super) fn hear(&mut self) {
         for subscription in &mut self.hearings {
             if subscription.take_if(|hearing| hearing.is_notified()).is_some() {
@@ -56,8 +56,8 @@ impl Changes {
         }
     }
 
-    /// Begins to listen to the records that are not listened to, if that is due. Whether it has begun: the keeper must look
-    /// at the records again, because earlier changes are not heard.
+    /// Subscribes to the records that have no subscription, if that is due. Returns true if a subscription started: the
+    /// keeper must read the records again, because it is not notified of earlier changes.
     pub(super) fn listen(&mut self, opened: &OpenLockSet<'_>, now: Duration) -> bool {
         if now < self.due {
             return false;

@@ -1,4 +1,4 @@
-//! The process that takes the lock for itself and becomes the command.
+//! The child process that acquires the lock and becomes the command.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -23,7 +23,7 @@ use crate::lock::{Grant, Handle, Mode, Owner, ProcessId};
 use crate::shared_deadline::SharedDeadline;
 use crate::signals::Signals;
 
-/// Everything that it needs.
+/// Everything that the child needs.
 pub(super) struct CommandChild<'a> {
     pub(super) context: &'a Context,
     pub(super) asked: &'a RunWithLock,
@@ -34,22 +34,22 @@ pub(super) struct CommandChild<'a> {
     /// The process that stays behind; `None` with `-F`.
     pub(super) supervisor: Option<ProcessId>,
     pub(super) flock_compat: Option<&'a FlockCompat>,
-    /// Where the others see when our lease ends, if it has an end.
+    /// Shows the other processes when our lease ends, if it has an end.
     pub(super) shared_deadline: Option<SharedDeadline>,
-    /// When the wait for the locks began, on CLOCK_BOOTTIME.
+    /// Start of the wait for the locks, on CLOCK_BOOTTIME.
     pub(super) began: Duration,
 }
 
 impl CommandChild<'_> {
-    /// Takes the locks and becomes the command. Returns only without having become it. Without a guardian (`-F`) they end
-    /// with the command.
+    /// Acquires the locks and becomes the command. Returns only if it has not become the command. Without a supervisor
+    /// (`-F`) the locks end with the command.
     pub(super) fn acquire_and_exec(&self, child_side: Option<&ChildSide>) -> anyhow::Result<Exit> {
         let opened = self.targets.open(self.context)?;
         let common = &self.asked.common;
         let request = self.request(child_side.is_none(), opened.are_shared())?;
         let policy = self.asked.taking.waiting.wait_policy();
         let until = policy.limit.map(|limit| self.began.saturating_add(limit));
-        // The store may have been locked while it was tried at once.
+        // The store may have been locked during the first attempt, which took time.
         let limit = until.map(|until| until.saturating_sub(self.context.host.boottime()));
         let patience = WaitPolicy { limit, ..policy };
         let (mut waits, mut teller) = (false, WaitProgress::new(common));
@@ -94,15 +94,15 @@ impl CommandChild<'_> {
         }
     }
 
-    /// Takes the locks if they are free and becomes the command. Whatever stands in the way is looked at again, and
-    /// told, by the long way.
+    /// Acquires the locks if they are free and becomes the command. If an obstacle appears, the regular path checks it
+    /// again and reports it.
     pub(super) fn acquire_in_vfork(&self, progress: &VforkStatus) {
         let Ok(opened) = self.targets.open(self.context) else { return };
         let Ok(request) = self.request(false, false) else { return };
         let taken = opened.acquire(&request, &WaitPolicy::NONE, None, &mut |_, _| None);
         let Ok(AcquireAllResult::Granted(grants, evicted)) = taken else { return };
         report_taken(&self.asked.common, self.targets, &opened, &grants, evicted.as_ref());
-        // What it has open is not our guardian's, though its memory is.
+        // The open descriptors are not the supervisor's, although the memory is.
         drop(opened);
         progress.granted();
         let error = self.execute(&grants);
@@ -113,7 +113,7 @@ impl CommandChild<'_> {
         }
     }
 
-    /// Tells when the leases end; without a guardian, leaves somebody behind who renews them.
+    /// Publishes when the leases end; without a supervisor, starts a keeper that renews them.
     fn see_to_leases(&self, opened: &OpenLockSet<'_>, grants: &[Grant], alone: bool) -> Result<()> {
         let Some(shared_deadline) = self.shared_deadline else { return Ok(()) };
         opened.start_leases(grants, shared_deadline);
@@ -132,7 +132,7 @@ impl CommandChild<'_> {
         spawn_detached(&keeping, opened, grants)
     }
 
-    /// Waits until somebody is there who watches our lease. Not if the command would have to be ended before it has begun.
+    /// Waits until a process watches our lease. Returns false if the command would have to end before it starts.
     fn wait_for_go(&self, child_side: &ChildSide) -> bool {
         let span = self.asked.taking.ttl.unwrap_or(self.context.lease());
         let left = || {
@@ -143,7 +143,7 @@ impl CommandChild<'_> {
     }
 
     fn execute(&self, grants: &[Grant]) -> Error {
-        // Nobody but its guardian ends a command before its lease is over.
+        // Only the supervisor ends the command before the lease is over, so the command must die with it.
         let dependent = self.asked.taking.ttl.is_some() && self.asked.on_lost == OnLost::Kill;
         self.command_line.execute(
             &self.variables(grants),
@@ -160,7 +160,7 @@ impl CommandChild<'_> {
         Ok(AcquireRequest {
             handle: self.handle.clone(),
             mode: taking.mode(),
-            // With -F the keeper hears for the command how the grant ended, as long as that lives.
+            // With -F the keeper receives the end of the grant for the command, as long as the command lives.
             owner: Owner { supervisor: self.supervisor.or(is_kept.then_some(process)), ..owner },
             process,
             owner_outlives_process: false,
@@ -179,7 +179,7 @@ impl CommandChild<'_> {
         })
     }
 
-    /// What tells the command of its locks.
+    /// Returns the environment variables that describe the locks to the command.
     fn variables(&self, grants: &[Grant]) -> Vec<(&'static str, OsString)> {
         let (first, grant) = (self.targets.first(), &grants[self.targets.first_at()]);
         let mut variables = vec![
@@ -200,7 +200,7 @@ impl CommandChild<'_> {
     }
 
     fn release(&self, opened: &OpenLockSet<'_>) -> Result<()> {
-        // The keeper must not take it for lost.
+        // The keeper must not take the release for a loss.
         if let Some(shared_deadline) = self.shared_deadline {
             shared_deadline.release_first(self.targets.all.len());
         }

@@ -1,9 +1,8 @@
-//! `--flock`: the lock's file is locked with flock(2) as well, so that old users of flock(1) and new ones of csalock
-//! exclude each other.
+//! `--flock`: locks the lock's file with flock(2) too, so that flock(1) users and csalock users exclude each other.
 //!
-//! First the lock, in whose queue all of ours stand; then the file, for which only the first of them waits, within what is
-//! left of the timeout. The command inherits the locked file, so that it stays locked when its guardian is killed; the
-//! guardian unlocks it at the command's end, though the command's children may have it open.
+//! The child acquires the lock first, in whose queue all csalock callers wait. Only the first of them then waits for
+//! the file, within the rest of the timeout. The command inherits the locked file, so the file stays locked if the
+//! supervisor is killed. The supervisor unlocks it when the command ends, even if the command's children have it open.
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
@@ -23,18 +22,18 @@ use crate::host::command_of;
 use crate::lock::{Mode, Request, Response};
 use crate::name::{escape, is_path, shell_quote};
 
-/// So many holders of the file are told of.
+/// Maximum number of holders of the file that a message names.
 const MOST_NAMED: usize = 3;
 
-/// The files that are to be locked.
+/// The files to lock.
 pub(super) struct FlockCompat {
-    /// Each with the number of the target whose file it is.
+    /// Each file, with the index of the lock that it belongs to.
     files: Vec<(PathBuf, usize)>,
     handover: FdChannel,
 }
 
 impl FlockCompat {
-    /// `None` if it was not asked for. Of several names those that are paths have files.
+    /// Returns `None` without `--flock`. Among several names, only those that are paths have files.
     pub(super) fn of(asked: &RunWithLock, targets: &LockSet) -> Result<Option<FlockCompat>> {
         if !asked.flock {
             return Ok(None);
@@ -42,7 +41,7 @@ impl FlockCompat {
         let paths = targets.all.iter().map(|target| &target.display_name).enumerate().filter(|(_, name)| is_path(name));
         let mut files: Vec<(PathBuf, usize)> =
             paths.map(|(at, path)| (PathBuf::from(OsStr::from_bytes(path)), at)).collect();
-        // In one order, so that two of us with other names in common never wait for each other.
+        // All callers use one order, so that two of them with other names in common never wait for each other.
         files.sort();
         if files.is_empty() {
             let name = &targets.first().display_name;
@@ -53,7 +52,7 @@ impl FlockCompat {
         Ok(Some(FlockCompat { files, handover: FdChannel::new()? }))
     }
 
-    /// Locks the files, for the command to inherit, until then at the latest. `Some`: it was not to be, with this exit.
+    /// Locks the files for the command to inherit, at the latest by `until`. Returns an exit if that fails.
     pub(super) fn take(
         &self,
         take: &CommandChild<'_>,
@@ -65,7 +64,7 @@ impl FlockCompat {
         let mut held: Vec<Flock> = Vec::new();
         for (file, at) in &self.files {
             let target = &take.targets.all[*at];
-            // Two names of one file; locking it twice would be waiting for ourselves.
+            // Two names may mean one file; a second lock on it would wait for ourselves.
             if held.iter().any(|flock| flock.is_of(file)) {
                 continue;
             }
@@ -103,7 +102,7 @@ impl FlockCompat {
         Ok(None)
     }
 
-    /// The command has ended.
+    /// Unlocks the files after the command has ended.
     pub(super) fn end(&self) {
         self.handover.unlock_all();
     }
@@ -116,10 +115,10 @@ fn tell_of_wait(take: &CommandChild<'_>, target: &LockRef, file: &Path) {
     }
 }
 
-/// Who is in the way.
+/// Returns the holders of the file as text.
 fn by(take: &CommandChild<'_>, file: &Path) -> String {
     let own = take.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
-    // We may have inherited the locked file, like our guardian; but it is not us who are in the way.
+    // We and the supervisor may have inherited the locked file, but we do not block ourselves.
     let others = holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
     let mut who: Vec<String> = others.map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
     match who.len() {
@@ -130,12 +129,12 @@ fn by(take: &CommandChild<'_>, file: &Path) -> String {
     format!("its file is locked with flock(2), as flock(1) does it, by {}", who.join("; and "))
 }
 
-/// The locks are ours while we wait for a file, and a time limit begins only when the wait is over. Says when it is time to
-/// look after them again.
+/// Keeps the locks while we wait for a file; a time limit starts only when the wait is over. Returns the time until the
+/// next call is due.
 ///
 /// # Errors
 ///
-/// When one is ours no more.
+/// Returns an error if a lock was lost.
 fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Duration>> {
     for (at, (target, engine)) in opened.each().enumerate() {
         let credentials = engine.credentials(Some(take.handle.proof()), Vec::new())?;

@@ -1,4 +1,4 @@
-//! The process that stays behind, waits for the command's end and gives the lock back.
+//! The supervisor: the process that waits for the command's end and releases the lock.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::flock_compat::FlockCompat;
-use crate::child::{Deadline, EventSource, ExitReport, Report, Running, StopReason};
+use crate::child::{Deadline, EventSource, ExitReport, Report, RunningCommand, StopReason};
 use crate::cli::{OnLost, RunWithLock};
 use crate::command::context::{Context, LockRef};
 use crate::command::keepalive::{Keeper, KeeperConfig};
@@ -24,48 +24,48 @@ use crate::shared_deadline::SharedDeadline;
 use crate::signals::{FORWARDED, Signals};
 use crate::store::answers;
 
-/// Two looks at one lease may differ by this much.
+/// Maximum difference between two readings of the same lease.
 const ROUNDING: Duration = Duration::from_millis(5);
 
-/// So long a shared store may be silent before we end without having given back: a dead NFS server holds up whoever asks
-/// it until it is back. A slow one answers each call within this time, and is waited for.
+/// Maximum time that a shared store may be silent before we exit without a release. A dead NFS server blocks its
+/// callers until it is back. A slow store answers each call within this time, and the supervisor waits for it.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// So often it is looked at whether the store has answered.
+/// Interval between checks that the store has answered.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Longest time that a store may take to answer a release, however long the lease is.
+/// Maximum time that a store may take to answer a release, however long the lease is.
 const TO_RELEASE: Duration = Duration::from_secs(10);
 
-/// Everything that it needs.
+/// Everything that the supervisor needs.
 pub(super) struct Supervisor<'a> {
     pub(super) context: &'a Context,
     pub(super) asked: &'a RunWithLock,
     pub(super) targets: &'a LockSet,
     pub(super) handle: &'a Handle,
-    /// Should it not be possible to open a store, the child says so as well.
+    /// If a store cannot be opened, the child reports the error too.
     pub(super) opened: Result<OpenLockSet<'a>>,
     pub(super) flock_compat: Option<&'a FlockCompat>,
-    /// Where we see when the lease ends, if it has one from the beginning.
+    /// Shows when the lease ends, if there is a lease from the beginning.
     pub(super) shared_deadline: Option<SharedDeadline>,
-    /// By which we hear of it if the command renews or gives back, unless a keeper does.
+    /// Receives a wake-up when the command renews or releases, unless a keeper receives it.
     pub(super) bell: Option<WakeSocket>,
-    /// Which of the locks the command released itself.
+    /// Indices of the locks that the command released itself.
     pub(super) released: RefCell<BTreeSet<usize>>,
 }
 
-/// The lease of what is held, as last seen.
+/// The lease of the held locks, as last read.
 #[derive(Clone, Copy)]
 struct Lease {
-    /// When it ends, on CLOCK_BOOTTIME.
+    /// End of the lease on CLOCK_BOOTTIME.
     ends: Duration,
-    /// How long it was when it was last begun.
+    /// Length of the lease when it last started.
     span: Duration,
 }
 
 impl Supervisor<'_> {
-    pub(super) fn supervise(&self, running: &Running, signals: &Signals) -> anyhow::Result<Exit> {
-        // Asked now, while the command runs, so that giving back need not wait for it.
+    pub(super) fn supervise(&self, running: &RunningCommand, signals: &Signals) -> anyhow::Result<Exit> {
+        // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.context.host.domain();
         let began = OnceCell::new();
         let lease: Cell<Option<Lease>> = Cell::new(None);
@@ -100,8 +100,8 @@ impl Supervisor<'_> {
             }
             Some(Report::Granted) => {}
             None => {
-                // It was killed while it waited, or just as it was granted the lock. What cannot be said at once ends
-                // by itself.
+                // The child was killed while it waited, or just as it was granted the lock. A grant that cannot be
+                // released at once ends by itself.
                 match self.clean_up() {
                     Err(error) if !matches!(error.exit(), Exit::Unreachable | Exit::Busy) => return Err(error.into()),
                     _ => return Ok(interrupted(&ended).unwrap_or(exit_of(&ended))),
@@ -110,14 +110,14 @@ impl Supervisor<'_> {
         }
         let exit = exit_of(&ended);
         let lease_ends = self.shared_deadline.map_or_else(|| lease.get().map(|lease| lease.ends), SharedDeadline::load);
-        // Where nobody renews, every lease is one that somebody set.
+        // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let by_time = Cell::new(self.asked.taking.ttl.is_some() || keeper.is_none());
         let release = || self.release(lease_ends, &by_time);
-        // The keeper goes on when we do not get through.
+        // The keeper goes on if the store does not answer.
         let lost = if keeper.is_some() { self.in_time(&ended, exit, release) } else { release() };
         keeper.inspect(Keeper::stop);
         let why = match ended.stopped {
-            // Why has been said.
+            // The reason was reported already.
             Some((StopReason::Lease, _)) if lost => Some("the command was ended".to_string()),
             _ => self.why(&ended, by_time.get()),
         };
@@ -125,7 +125,7 @@ impl Supervisor<'_> {
         Ok(if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit })
     }
 
-    /// Does that, and ends the process like this if a store is silent for too long.
+    /// Runs `what`. Ends the process with `exit` if a store is silent for too long.
     fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
         let (common, names) = (&self.asked.common, self.names());
         let why = self.why(ended, self.asked.taking.ttl.is_some());
@@ -155,7 +155,7 @@ impl Supervisor<'_> {
         })
     }
 
-    /// Sees to it that somebody renews, and hears of it if the command renews or gives back. Whether it is so.
+    /// Ensures that a keeper renews, and notices when the command renews or releases. Returns true if it runs.
     fn keep(&self, lease_end: SharedDeadline, keeper: &Keeper, command: Option<ProcessId>) -> bool {
         let Some(command) = command else { return false };
         keeper.ensure_running(&KeeperConfig {
@@ -169,14 +169,14 @@ impl Supervisor<'_> {
         })
     }
 
-    /// Whether the keeper had to end the command, because we did not in time.
+    /// Returns the stop reason if the keeper had to kill the command because the supervisor did not in time.
     fn stopped_by_keeper(&self, ended: &ExitReport) -> Option<(StopReason, bool)> {
         let killed = self.shared_deadline.is_some_and(SharedDeadline::was_killed);
         (killed && ended.exit == Exit::signalled(Signal::SIGKILL as i32)).then_some((StopReason::Lease, true))
     }
 
-    /// Gives the locks back, whose lease, if they had one, was to end there. Whether one was lost while the command
-    /// ran; and if a lease that nobody renews was the last, it is `by_time` that the command had to end.
+    /// Releases the locks, whose lease, if any, ends at `lease_ends`. Returns true if a lock was lost while the command
+    /// ran. Sets `by_time` if a lease that is not renewed was the last, so that it ended the command.
     fn release(&self, lease_ends: Option<Duration>, by_time: &Cell<bool>) -> bool {
         let over = lease_ends.is_some_and(|ends| ends <= self.context.host.boottime());
         let opened = match &self.opened {
@@ -186,7 +186,7 @@ impl Supervisor<'_> {
                 return false;
             }
         };
-        // Who cannot give it back before its lease is over need not give it back any more.
+        // A release after the end of the lease is not needed any more.
         let until = lease_ends.map(|ends| ends.min(self.context.host.boottime() + TO_RELEASE));
         opened.each().for_each(|(_, engine)| engine.store().set_deadline(until));
         let mut lost = false;
@@ -197,9 +197,9 @@ impl Supervisor<'_> {
                     by_time.set(by_time.get() || matches!(grant.lifetime, Lifetime::ExpiresAt(_)));
                     continue;
                 }
-                // The command released it, which we or the keeper heard of.
+                // The command released the lock, and the supervisor or the keeper knows it.
                 Ok(Response::NotHeld(None) | Response::NotOwner(_, None)) if self.is_released(at) => continue,
-                // The command released it, or another process saw its end before we did.
+                // The command released the lock, or another process saw its end before the supervisor did.
                 Ok(Response::NotHeld(Some(ending)) | Response::NotOwner(_, Some(ending)))
                     if matches!(ending.reason, lock::EndReason::Died | lock::EndReason::Released) =>
                 {
@@ -223,7 +223,7 @@ impl Supervisor<'_> {
         lost
     }
 
-    /// The command's own status counts; the next one finds a lock whose owner is dead.
+    /// Reports a failed release. The command's status counts; the next caller finds a lock whose owner is dead.
     fn tell_kept(&self, name: &str, error: &Error) {
         self.asked.common.note(&format!("lock {name} could not be given back: {error}"));
     }
@@ -234,7 +234,7 @@ impl Supervisor<'_> {
         for (target, engine) in opened.each() {
             engine.store().set_deadline(Some(self.context.host.boottime()));
             engine.apply(&target.name, &Request::Cancel(proof, None))?;
-            // What was granted meanwhile, and what others saw of its end.
+            // This releases a grant made meanwhile, or collects what other processes recorded of its end.
             engine.apply(&target.name, &Request::Release(engine.supervisor(proof)?))?;
         }
         Ok(())
@@ -244,7 +244,7 @@ impl Supervisor<'_> {
         self.targets.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
     }
 
-    /// What there is to say of a command that we ended; `by_time`: by a lease that nobody renews.
+    /// Returns the message about a command that we ended; `by_time` means that a lease without renewal ended it.
     fn why(&self, ended: &ExitReport, by_time: bool) -> Option<String> {
         let name = self.names();
         if ended.out_of_reach {
@@ -263,7 +263,7 @@ impl Supervisor<'_> {
         })
     }
 
-    /// When a command is to be ended that began then and has this lease.
+    /// Returns the deadlines of a command that started at `began` and has this lease.
     fn limits(&self, began: Duration, lease: Option<Lease>) -> Vec<Deadline> {
         let mut limits = Vec::new();
         if let Some(span) = self.asked.max_hold {
@@ -273,7 +273,7 @@ impl Supervisor<'_> {
         if let Some(Lease { ends, span }) = lease
             && self.asked.on_lost == OnLost::Kill
         {
-            // Dead before the lease is over: killed a tenth of it before, asked to end before that.
+            // The command must be dead before the lease ends: SIGKILL comes a tenth before it, SIGTERM earlier.
             let kill = ends.saturating_sub(span / 10);
             let grace = self.asked.kill_after.min(span / 5);
             limits.push(Deadline { term: kill.saturating_sub(grace), kill, why: StopReason::Lease });
@@ -281,8 +281,8 @@ impl Supervisor<'_> {
         limits
     }
 
-    /// What is left of the shortest lease: nothing if it is over, the grant was lost, or we could not find out. `None`: there
-    /// is no lease, or the command released what had one.
+    /// Returns the remaining time of the shortest lease: zero if it is over, the grant was lost, or the store did not
+    /// answer. `None` means that there is no lease, or that the command released the lock that had it.
     fn lease_left(&self) -> Option<Duration> {
         let Ok(opened) = &self.opened else { return Some(Duration::ZERO) };
         let lefts = opened.each().enumerate().map(|(at, (target, engine))| {
@@ -307,28 +307,28 @@ impl Supervisor<'_> {
         lefts.flatten().min()
     }
 
-    /// Whether the command released this lock itself, as far as we have heard.
+    /// Returns true if the command is known to have released this lock itself.
     fn is_released(&self, at: usize) -> bool {
         self.released.borrow().contains(&at)
             || self.shared_deadline.is_some_and(|shared_deadline| shared_deadline.is_released(at))
     }
 
-    /// The record need not keep any longer that the command released this lock.
+    /// Notes that the command released this lock, so that the record need not keep its end any longer.
     fn hear_of_release(&self, at: usize, target: &LockRef, engine: &Engine) {
         self.released.borrow_mut().insert(at);
         let hear = |credentials| engine.apply(&target.name, &Request::Release(credentials));
-        // Where that fails it is kept until the command has ended.
+        // If that fails, the record keeps it until the command has ended.
         let _ = engine.supervisor(self.handle.proof()).and_then(hear);
     }
 }
 
-/// As we exit when one of the signals that we pass on ended the wait.
+/// Returns our exit if a forwarded signal ended the wait.
 fn interrupted(ended: &ExitReport) -> Option<Exit> {
     let by = |signal: &Signal| ended.exit == Exit::signalled(*signal as i32);
     FORWARDED.into_iter().find(by).map(|signal| Exit::Signal(signal as i32))
 }
 
-/// How we exit if giving back shows nothing else.
+/// Returns our exit if the release shows no loss.
 fn exit_of(ended: &ExitReport) -> Exit {
     match (ended.of_terminal, ended.stopped) {
         (Some(signal), _) => Exit::Signal(signal as i32),

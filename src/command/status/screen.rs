@@ -1,5 +1,4 @@
-//! The whole screen, for `status --watch`: borrowed from the terminal, and given back as it was on every way out, a panic
-//! included.
+//! The full screen of `status --watch`, borrowed from the terminal. Every way out restores the terminal, even a panic.
 
 use std::io::{IsTerminal, Write};
 use std::sync::{Mutex, Once, TryLockError};
@@ -9,19 +8,19 @@ use rustix::termios::{Action, LocalModes, OptionalActions, SpecialCodeIndex, Ter
 
 use crate::terminal;
 
-/// The other screen, without a cursor; and back. (The first one stays as it is, with all that was printed.)
+/// Enters the alternate screen and hides the cursor; `LEAVE` undoes both. (The main screen keeps all that was printed.)
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// What must be given back. Where a panic finds it, and whoever else is in a hurry.
+/// The terminal state to restore, where a panic and other urgent exits find it.
 static BORROWED: Mutex<Option<Borrowed>> = Mutex::new(None);
 
 struct Borrowed {
-    /// How the keyboard was; `None` if stdin is no terminal.
+    /// The keyboard's former modes; `None` if stdin is not a terminal.
     keyboard: Option<Termios>,
 }
 
-/// While it lives, the screen is ours.
+/// The screen is ours as long as this value lives.
 pub(super) struct Screen(());
 
 impl Screen {
@@ -39,8 +38,8 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Takes the screen, or what somebody changed of it in the meantime: keys come at once and unseen, but Ctrl-C and
-    /// Ctrl-Z remain what they are. In the background this stops us until we are brought to the front.
+    /// Takes over the screen, or what changed on it meanwhile. Keys arrive at once without echo; Ctrl-C and Ctrl-Z keep
+    /// their meaning. In the background, the call stops us until we are in the foreground.
     pub(super) fn enter(&self) -> anyhow::Result<()> {
         let (stdin, mut stdout) = (std::io::stdin(), std::io::stdout());
         let keyboard = stdin.is_terminal().then(|| tcgetattr(&stdin)).transpose().context("cannot use the terminal")?;
@@ -59,20 +58,20 @@ impl Screen {
         Ok(())
     }
 
-    /// Gives it back for a while.
+    /// Restores the terminal for a while.
     pub(super) fn suspend(&self) {
         release();
     }
 
-    /// Puts these lines on it, as many and as much of them as fit. Nothing else stays.
+    /// Draws as many lines and columns as fit, and erases everything else.
     pub(super) fn draw(&self, lines: &[String]) -> anyhow::Result<()> {
         let mut stdout = std::io::stdout();
         let (rows, columns) = terminal::size(&stdout);
-        // After Ctrl-S it would take nothing, and we no signal.
+        // After Ctrl-S the terminal would take no output, and a blocked process would handle no signal.
         if !terminal::is_writable(&stdout) {
             return Ok(());
         }
-        // In place of what was there, so that nothing flickers.
+        // The lines overwrite the old ones, so that the screen does not flicker.
         let lines: Vec<String> = lines.iter().take(rows).map(|line| clip(line, columns) + "\x1b[K").collect();
         let text = format!("\x1b[H{}\x1b[J", lines.join("\r\n"));
         stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
@@ -94,7 +93,7 @@ fn release() {
     let Some(Borrowed { keyboard }) = borrowed else { return };
     let mut stdout = std::io::stdout();
     if !terminal::is_writable(&stdout) {
-        // As if Ctrl-Q were typed.
+        // This resumes the output, as Ctrl-Q does.
         let _ = tcflow(&stdout, Action::OOn);
     }
     let _ = stdout.write_all(LEAVE.as_bytes()).and_then(|()| stdout.flush());
@@ -103,7 +102,7 @@ fn release() {
     }
 }
 
-/// At most so many columns of a line that may have colours in it.
+/// Returns at most `width` columns of a line that may contain colours.
 fn clip(line: &str, width: usize) -> String {
     use unicode_width::UnicodeWidthChar;
     let (mut clipped, mut used, mut in_escape) = (String::new(), 0, false);
@@ -112,7 +111,7 @@ fn clip(line: &str, width: usize) -> String {
         if !in_escape {
             used += char.width().unwrap_or(0);
         }
-        // What is cut off may end a colour.
+        // Escape sequences after the cut stay, because they may end a colour.
         if used <= width || in_escape {
             clipped.push(char);
         }
@@ -132,7 +131,7 @@ mod tests {
         assert_eq!(clip("日本語", 5), "日本");
     }
 
-    /// Run by the next one, on a terminal.
+    /// The next test runs this test on a terminal.
     #[test]
     #[ignore = "it fails, as it should"]
     fn panic_on_the_screen() {

@@ -1,4 +1,4 @@
-//! Which locks are meant by what was typed: names, patterns, or all locks of the store.
+//! The selection of locks by the arguments: names, patterns, or all locks of the store.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -10,15 +10,15 @@ use crate::exit::Exit;
 use crate::glob;
 use crate::report::Reporter;
 
-/// One lock that is meant: its name as people know it, and what there is to be seen of it.
+/// A selected lock: its name for display, its status and its reporter.
 pub(super) type Selected<'a> = Result<(&'a [u8], &'a LockStatus, &'a Reporter<'a>)>;
 
-/// Nobody holds it, nobody waits, and it guards nothing.
+/// Returns true if the lock has no holder, no waiter and no value.
 fn nothing_to_show(status: &LockStatus) -> bool {
     status.record.is_free() && status.record.value.is_none()
 }
 
-/// Shows them to `visit` as they are found; an `Err` is a record that is unreadable. Says how `status` ends.
+/// Shows the locks to `visit` as they are found; an `Err` is an unreadable record. Returns the exit of `status`.
 pub(super) fn select(
     context: &Context,
     asked: &Status,

@@ -1,4 +1,4 @@
-//! `status --watch`: the table, drawn anew every so often, as top(1) does.
+//! `status --watch`: redraws the table at an interval, as top(1) does.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -27,16 +27,16 @@ use crate::report::{HEADER, OutputStyle, table};
 use crate::signals::{self, Signals};
 use crate::terminal;
 
-/// Beyond a day the kernel's and libc's limits would have to be known.
+/// Maximum pause between drawings; a longer pause might exceed limits of the kernel or libc.
 const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
 
-/// Why it is drawn again, or not any more.
+/// Reason to draw again, or to stop drawing.
 enum Event {
-    /// It is time to, or somebody asked for it.
+    /// The interval is over, or the user asked for a new drawing.
     Look,
-    /// Ctrl-Z.
+    /// The user pressed Ctrl-Z.
     Stop,
-    /// Somebody has seen enough.
+    /// The user has seen enough.
     End(Exit),
 }
 
@@ -47,7 +47,7 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     }
     let others = [Signal::SIGTSTP, Signal::SIGCONT, Signal::SIGWINCH];
     let signals = Signals::listen_also(context.inherited, &others)?;
-    // What was typed wrongly is said before anything is drawn.
+    // Invalid arguments are reported before the first drawing.
     let mut view = View::of(context, asked)?;
     let screen = Screen::open()?;
     loop {
@@ -99,17 +99,17 @@ fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
     Ok(Event::Look)
 }
 
-/// The locks, as they were at one moment.
+/// The locks at one moment.
 #[derive(Default)]
 struct View {
-    /// Those that may fit on the screen. Who is waited for comes first; then by name, so that they keep their places.
+    /// Locks that may fit on the screen: those with waiters first, then by name, so that rows keep their places.
     rows: BTreeMap<(bool, Vec<u8>), Row>,
     locks: usize,
     holders: usize,
     waiters: usize,
-    /// How many lines there are to be shown in all, but for names that need a line of their own.
+    /// Number of lines of all locks, without the extra lines of long names.
     entries: usize,
-    /// A record that is unreadable, or why there is nothing to be seen at all.
+    /// The error of an unreadable record, or the reason why no lock can be shown.
     trouble: Option<String>,
     failed: bool,
 }
@@ -120,7 +120,7 @@ struct Row {
 }
 
 impl View {
-    /// Looks. Trouble with the store may pass, so it is shown like anything else.
+    /// Reads the locks. An error of the store may pass, so it is shown like anything else.
     fn of(context: &Context, asked: &Status) -> anyhow::Result<View> {
         let (height, width) = terminal::size(std::io::stdout());
         let paper = OutputStyle { colour: super::colour(), width };
@@ -162,14 +162,14 @@ impl View {
         }
     }
 
-    /// All that is drawn.
+    /// Returns all lines of the screen.
     fn lines(&self, context: &Context, asked: &Status) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
         let mut lines = vec![self.headline(context, asked)];
         lines.extend(self.trouble.iter().flat_map(|trouble| fold(trouble, width)));
         lines.push(if super::colour() { format!("\x1b[7m{HEADER}\x1b[0m") } else { HEADER.to_string() });
         let room = height.saturating_sub(lines.len());
-        // Which of the lines of a lock are entries: all but a name that needs a line of its own.
+        // The flag marks a lock's lines that are entries: all lines except a name on its own line.
         let of_row = |row: &'_ Row| {
             let names = row.lines.len().saturating_sub(row.entries);
             let entries = row.lines.iter().enumerate().map(move |(at, line)| (line.clone(), at >= names));
@@ -198,7 +198,7 @@ impl View {
     }
 }
 
-/// A text in lines of so many columns.
+/// Returns a text in lines of at most `width` columns.
 fn fold(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

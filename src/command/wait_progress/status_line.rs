@@ -1,10 +1,10 @@
-//! The line that shows a person how the wait goes: drawn over and over in one place, and gone without a trace when the
-//! wait ends.
+//! The line that shows a person the progress of a wait. Each drawing replaces the last, and the end of the wait erases
+//! it.
 //!
-//! It must never hold up somebody who is granted the lock. So it has no thread, and writes to the terminal by a descriptor
-//! of its own that takes what it can and never waits: after Ctrl-S, or when a connection is lost, drawings are missed.
-//! Nothing is written while others have the terminal's foreground. The cursor rests at the line's beginning: there the
-//! terminal echoes ^C and ^Z, which so go away with the line.
+//! The line must never delay a waiter that is granted the lock. So it has no thread and writes by its own non-blocking
+//! descriptor; after Ctrl-S or a lost connection, drawings are dropped. Nothing is written while other processes are in
+//! the foreground. The cursor rests at the start of the line. The terminal echoes ^C and ^Z there, so they disappear
+//! with the line.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,20 +16,20 @@ use nix::errno::Errno;
 use crate::signals::{self, SigtstpHandler};
 use crate::terminal;
 
-/// All of the line, also where a terminal that became narrower has made two of it.
+/// Erases the whole line, even if a terminal that became narrower has wrapped it.
 const ERASE: &str = "\r\x1b[J";
 
-/// Whether there is something to erase.
+/// True if there is a line to erase.
 static DRAWN: AtomicBool = AtomicBool::new(false);
 
 pub(super) struct StatusLine {
     bar: ProgressBar,
     paper: LineBuffer,
-    /// Else what the shell says after Ctrl-Z would stand in the line.
+    /// Without this handler, the shell's message after Ctrl-Z would appear in the line.
     _stop: Option<SigtstpHandler>,
 }
 
-/// Collects a drawing, so that it is one write.
+/// Collects a drawing, so that it is a single write.
 #[derive(Debug, Clone)]
 struct LineBuffer {
     terminal: Arc<OwnedFd>,
@@ -37,9 +37,9 @@ struct LineBuffer {
 }
 
 impl StatusLine {
-    /// `None` where stderr is no terminal of ours, or one that cannot erase.
+    /// Returns `None` if stderr is not our terminal, or if it cannot erase.
     pub(super) fn new() -> Option<StatusLine> {
-        // Another's terminal has a foreground that we cannot know.
+        // The foreground of another terminal cannot be determined.
         let drawable = rustix::termios::tcgetpgrp(std::io::stderr()).is_ok() && !crate::environment::is_dumb_terminal();
         let terminal = Arc::new(drawable.then(terminal::open_controlling_tty).flatten()?);
         let paper = LineBuffer { terminal, drawing: Arc::default() };
@@ -51,16 +51,16 @@ impl StatusLine {
         Some(StatusLine { bar, paper, _stop: SigtstpHandler::call(erase_and_stop) })
     }
 
-    /// Draws it, if we are in front.
+    /// Draws the line if we are in the foreground.
     pub(super) fn show(&self, text: String) {
         self.bar.set_message(text);
-        // The tick draws all of it again.
+        // The tick draws the whole line again.
         self.paper.take();
         self.bar.tick();
         let drawing = self.paper.take();
         if terminal::is_foreground(&self.paper.terminal) {
             DRAWN.store(true, Ordering::SeqCst);
-            // Without the blanks up to the edge: they would wrap in a terminal that becomes narrower.
+            // The blanks up to the edge are left out: they would wrap in a terminal that becomes narrower.
             let _ = nix::unistd::write(&self.paper.terminal, format!("{}\r", drawing.trim_end()).as_bytes());
         }
     }
@@ -73,14 +73,14 @@ impl Drop for StatusLine {
     }
 }
 
-/// Takes the line away, unless others have the terminal now.
+/// Erases the line, unless other processes have the terminal now.
 fn erase(terminal: impl AsFd) {
     if DRAWN.swap(false, Ordering::SeqCst) && terminal::is_foreground(&terminal) {
         let _ = nix::unistd::write(&terminal, ERASE.as_bytes());
     }
 }
 
-/// What Ctrl-Z does.
+/// Handles Ctrl-Z: erases the line and stops the process.
 extern "C" fn erase_and_stop(_signal: nix::libc::c_int) {
     let errno = Errno::last_raw();
     if let Some(terminal) = terminal::open_controlling_tty() {
@@ -103,7 +103,7 @@ impl LineBuffer {
 
 impl TermLike for LineBuffer {
     fn width(&self) -> u16 {
-        // In the last column some terminals wrap already.
+        // Some terminals wrap in the last column already.
         terminal::size(&self.terminal).1.saturating_sub(1).max(1).try_into().unwrap_or(u16::MAX)
     }
 
@@ -119,7 +119,7 @@ impl TermLike for LineBuffer {
         self.add(ERASE)
     }
 
-    // There is one line only.
+    // The drawing has only one line.
     fn move_cursor_up(&self, _: usize) -> std::io::Result<()> {
         Ok(())
     }

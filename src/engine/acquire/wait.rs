@@ -1,4 +1,4 @@
-//! One wait: what is said of oneself before it, what wakes from it, and the circle that it may be part of.
+//! A single wait: the data that is published before it, the wake-up sources, and the cycle that it may be part of.
 
 use std::time::Duration;
 
@@ -9,42 +9,42 @@ use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason};
 use crate::lock::{Edge, Lease, PidDomain, ProcessId, Record, WaitEdges};
 use crate::store::{Scope, Version};
 
-/// A wait that is over so soon is in no circle; and after it even a shell on a busy machine has mostly begun what comes next.
+/// Delay of deadlock checks: shorter waits form no cycle, and even busy shells mostly run their next command by then.
 pub(in crate::engine) const DEADLOCK_CHECK_DELAY: Duration = Duration::from_millis(100);
 
-/// A wait that is so long leaves its note for those, too, who cannot ask: in another network namespace.
+/// Duration after which a wait publishes its edges for processes in other network namespaces, which cannot ask.
 const LONG: Duration = Duration::from_secs(1);
 
-/// A wait, as its onlooker sees it.
+/// Progress of a wait, for its callback.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting<'a> {
-    /// The record as last looked at.
+    /// The record as last read.
     pub record: &'a Record,
-    /// How many stand before us in the queue.
+    /// Number of waiters ahead in the queue.
     pub ahead: usize,
-    /// How long we are willing to go on; `None`: for ever.
+    /// Remaining time of the wait; `None` means no limit.
     pub left: Option<Duration>,
-    /// Why the store cannot be asked for the moment. The record is not known then.
+    /// Reason why the store cannot be read at the moment. The record is unknown then.
     pub outage: Option<&'a Error>,
 }
 
-/// Is shown a wait whenever it begins or goes on, and says how soon it wants to be shown it again at the latest.
+/// Callback at the start and at each continuation of a wait. Returns the maximum time until its next call.
 pub(in crate::engine) type Onlooker<'a> = dyn FnMut(&Waiting<'_>) -> Option<Duration> + 'a;
 
-/// What comes after a wait.
+/// Next step after a wait.
 pub(super) enum AfterWait {
     Look,
     Interrupted,
-    /// This wait is part of this circle, and the one that is to end.
+    /// This wait is the victim of the cycle with these edges.
     GiveUp(Vec<Edge>),
 }
 
 impl<'a> Acquisition<'a> {
-    /// Finds out what those who wait, or would have to, have to say of themselves. Whether that has changed.
+    /// Gathers the data that a waiter, or a caller that would have to wait, publishes. Returns true if it has changed.
     pub(super) fn prepare_to_wait(&mut self) -> Result<bool> {
         let (engine, entry) = (self.engine, &mut self.application.entry);
         let mut changed = false;
-        // Who waits has time to look twice.
+        // A waiter has time to inspect its callers twice, so only a caller that does not wait does so here.
         if !self.application.queue
             && !std::mem::replace(&mut self.looked_for_caller, true)
             && let Some(within) = self.blocked_callers.immediately(&*engine.host)
@@ -52,7 +52,7 @@ impl<'a> Acquisition<'a> {
             entry.blocked_processes = within;
             changed = true;
         }
-        // Where other hosts cannot see whether a waiter lives, it says so from time to time.
+        // Other hosts cannot see whether a waiter lives, so the waiter renews a lease.
         let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
         if self.application.queue
             && engine.store.scope() == Scope::Shared
@@ -63,7 +63,7 @@ impl<'a> Acquisition<'a> {
                     entry.lease = Some(lease);
                     changed = true;
                 }
-                // The next look tries again.
+                // The next pass of the loop tries again.
                 Err(error) if error.is_refused_change() && self.is_queued => {}
                 Err(error) => return Err(error),
             }
@@ -90,7 +90,7 @@ impl<'a> Acquisition<'a> {
         let here = engine.host.domain()?;
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
         let visible: Vec<ProcessId> = visible.map(|(_, process)| *process).collect();
-        // A process in another network namespace can ring us only through the store.
+        // A process in another network namespace can wake this waiter only through the store.
         let parties = record.holders.iter().map(|grant| &grant.owner);
         let parties = parties.chain(record.waiters.iter().map(|waiter| &waiter.owner));
         let supervisors: Vec<ProcessId> = parties.clone().filter_map(|owner| owner.supervisor).collect();
@@ -98,7 +98,7 @@ impl<'a> Acquisition<'a> {
         let needs_bell = engine.store.can_notify() || homes.any(|home| home.net != here.net);
         if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_bell) {
             self.subscription = engine.store.subscribe(&self.application.entry.proof.channel(), version);
-            // We may have been granted the lock before the bell was there.
+            // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !engine.store.can_notify();
             if is_late && engine.store.version(self.name)?.as_ref() != Some(version) {
                 return Ok(AfterWait::Look);
@@ -114,7 +114,7 @@ impl<'a> Acquisition<'a> {
             let may_be_in_circle =
                 self.blocked_callers.is_known() && !WaitEdges::keys(&self.application.entry).is_empty();
             if may_be_in_circle && now >= self.next_look(look_around_at) {
-                // A look that fails, as when no note can be written in a full store, is repeated and does not end the wait.
+                // A failed check does not end the wait and is repeated; a full store, for example, may refuse an edge.
                 match self.check_deadlock(record, asked || now >= look_around_at + LONG).unwrap_or_default() {
                     Some(links) if self.suspected_at.is_some() => return Ok(AfterWait::GiveUp(links)),
                     found => self.suspected_at = found.map(|_| now),
@@ -139,7 +139,7 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// Looks again at whom this wait holds up. Whether that has changed.
+    /// Inspects the callers that this wait blocks again. Returns true if they have changed.
     fn look_at_callers_again(&mut self, now: Duration) -> Result<bool> {
         let (engine, entry) = (self.engine, &mut self.application.entry);
         let mut within = entry.blocked_processes.clone();
@@ -148,24 +148,24 @@ impl<'a> Acquisition<'a> {
             return Ok(false);
         }
         if self.noted.take().is_some() {
-            // A note that stays is only a hint, and leads to what the entry says.
+            // An edge that stays is only a hint, and leads to the current entry.
             let _ = engine.retract(self.name, entry);
         }
         entry.blocked_processes = within;
         Ok(true)
     }
 
-    /// When to look around for a circle, if `first` is when to do so for the first time. Who is to end one looks twice: those
-    /// who were asked meanwhile may find that they are held up no more.
+    /// Returns the time of the next deadlock check on CLOCK_BOOTTIME; `first` is the time of the first one. A victim
+    /// checks twice: the processes that it asked may find that they are no longer blocked.
     fn next_look(&self, first: Duration) -> Duration {
         self.suspected_at.map_or(first, |at| at + DEADLOCK_CHECK_DELAY)
     }
 
-    /// The circle that this wait is part of, if it is the one who has to give up.
+    /// Returns the edges of the cycle that this wait is part of, if this wait is the victim.
     ///
-    /// Most waits are in none, so nothing is written down before there is a reason: somebody asks what we wait for, or
-    /// those wait who hold what we wait for. These are asked, and then they look around as well. Whoever comes last asks
-    /// those who were there before, so no circle is missed. Who cannot be asked, or not alone, leaves his note at once.
+    /// Most waits are in no cycle, so a wait publishes its edges only if a process asks for them or its holders wait.
+    /// It asks those holders, and they check for a cycle too. The last waiter asks the earlier ones, so no cycle is
+    /// missed. A wait that cannot be asked, or shares its keys, publishes immediately.
     fn check_deadlock(&mut self, record: &Record, note: bool) -> Result<Option<Vec<Edge>>> {
         let (engine, me) = (self.engine, self.application.entry.proof);
         let own = WaitEdges::keys(&self.application.entry);
@@ -180,7 +180,7 @@ impl<'a> Acquisition<'a> {
             self.noted = Some(Published::Nowhere);
             self.noted = Some(engine.publish(self.name, &self.application.entry)?);
         }
-        // Where it is not noted, those are who hold up the same for as long, and they look around.
+        // Unpublished edges repeat those of waits that block the same processes for as long and check for cycles.
         if self.noted.is_none_or(|noted| noted == Published::Nowhere) {
             return Ok(None);
         }
@@ -189,7 +189,7 @@ impl<'a> Acquisition<'a> {
             engine.host.wake(WakeAddress::Waiter(&circle.victim));
             return Ok(None);
         }
-        // What is left may still be a circle.
+        // The remaining waits may still form a cycle.
         for member in circle.members.iter().filter(|member| **member != me) {
             engine.host.wake(WakeAddress::Waiter(member));
         }

@@ -1,4 +1,4 @@
-//! A store that many hosts share, in which others are faster as often as the test says, and a try takes ten milliseconds.
+//! Tests with a shared store: rivals win as often as the test sets, and each attempt takes ten milliseconds.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -80,7 +80,7 @@ impl Store for Contended {
     }
 }
 
-/// Three processes of one host, all alive; and how often others are faster from now on.
+/// Returns an engine, a host with three live processes, and the number of commits that rivals win from now on.
 fn contended() -> (Engine, Fake, Arc<AtomicU32>) {
     let host = Fake::new(1);
     [2, 3].into_iter().for_each(|pid| host.set_liveness(pid, Liveness::Alive));

@@ -1,9 +1,9 @@
-//! What is kept beside the records, under names that nobody can type, as bytes: pages of long queues, notes of waits,
-//! decisions, and values that are apart.
+//! Auxiliary objects as bytes: pages of long queues, published wait edges, commit records and external values. A user
+//! cannot type their names.
 //!
-//! Each begins with a line of its own and the name that it is stored under; all but values are lines that end with a
-//! checksum, as a record is. A value's bytes stand behind an empty line, as they are. What cannot be read, or was not
-//! written like this, is as good as none.
+//! Each object begins with a line of its own and the name that it is stored under. All objects except values are lines
+//! that end with a checksum, like a record. A value's bytes follow an empty line unchanged. An object that csalock
+//! cannot read, or did not write in this format, counts as missing.
 
 use std::fmt::Write as _;
 
@@ -20,12 +20,12 @@ const FIRST_LINE_OF_WAITS: &str = "csalock-waits 1\n";
 const FIRST_LINE_OF_VALUE: &str = "csalock-value 1\n";
 const FIRST_LINE_OF_DECISION: &str = "csalock-decision 1\n";
 
-/// Whether these bytes are no record but something that the engine keeps beside the records.
+/// Returns true if these bytes are an auxiliary object and not a record.
 pub fn is_auxiliary(bytes: &[u8]) -> bool {
     bytes.starts_with(b"csalock-")
 }
 
-/// The bytes of a page that is stored under this name.
+/// Returns the bytes of a page that is stored under this name.
 pub(crate) fn encode_page(name: &[u8], page: &Page) -> Vec<u8> {
     let mut text = internal(FIRST_LINE_OF_PAGE, name);
     if page.sealed {
@@ -35,7 +35,7 @@ pub(crate) fn encode_page(name: &[u8], page: &Page) -> Vec<u8> {
     closed(text)
 }
 
-/// The bytes of notes about waits that are stored under this name.
+/// Returns the bytes of published wait edges that are stored under this name.
 pub(crate) fn encode_waits(name: &[u8], waits: &WaitEdges) -> Vec<u8> {
     let mut text = internal(FIRST_LINE_OF_WAITS, name);
     for (name, proof) in &waits.waits {
@@ -46,7 +46,7 @@ pub(crate) fn encode_waits(name: &[u8], waits: &WaitEdges) -> Vec<u8> {
     closed(text)
 }
 
-/// The bytes of a decision that is stored under this name.
+/// Returns the bytes of a commit record that is stored under this name.
 pub(crate) fn encode_decision(name: &[u8], decision: &CommitRecord) -> Vec<u8> {
     let mut text = internal(FIRST_LINE_OF_DECISION, name);
     if decision.committed {
@@ -60,7 +60,7 @@ pub(crate) fn encode_decision(name: &[u8], decision: &CommitRecord) -> Vec<u8> {
     closed(text)
 }
 
-/// The bytes of a value that is stored under this name, apart from its record: behind the lines stands what it is.
+/// Returns the bytes of an external value that is stored under this name: header lines, then the value itself.
 pub(crate) fn encode_value(name: &[u8], writer: &Owner, bytes: &[u8]) -> Vec<u8> {
     [head_of_value(name, writer, checksum(bytes)).as_bytes(), bytes].concat()
 }
@@ -80,13 +80,13 @@ fn internal(first_line: &str, name: &[u8]) -> String {
     text
 }
 
-/// The name that what is no record is stored under.
+/// Returns the name that an auxiliary object is stored under.
 pub(crate) fn name_of_internal(bytes: &[u8]) -> Option<Vec<u8>> {
     let second = bytes.split(|byte| *byte == b'\n').nth(1)?;
     unescape(std::str::from_utf8(second).ok()?.strip_prefix("name ")?)
 }
 
-/// Reads what [`encode_page`] wrote; `None` for anything else.
+/// Decodes the output of [`encode_page`]; returns `None` for any other bytes.
 pub(crate) fn decode_page(bytes: &[u8]) -> Option<Page> {
     let mut page = Page::default();
     for line in body(bytes, FIRST_LINE_OF_PAGE).ok()?.lines() {
@@ -100,7 +100,7 @@ pub(crate) fn decode_page(bytes: &[u8]) -> Option<Page> {
     (encode_page(&name_of_internal(bytes)?, &page) == bytes).then_some(page)
 }
 
-/// Reads what [`encode_waits`] wrote; `None` for anything else.
+/// Decodes the output of [`encode_waits`]; returns `None` for any other bytes.
 pub(crate) fn decode_waits(bytes: &[u8]) -> Option<WaitEdges> {
     let wait = |line: &str| {
         let fields = Fields::of(line.strip_prefix("wait ")?)?;
@@ -111,7 +111,7 @@ pub(crate) fn decode_waits(bytes: &[u8]) -> Option<WaitEdges> {
     (encode_waits(&name_of_internal(bytes)?, &waits) == bytes).then_some(waits)
 }
 
-/// Reads what [`encode_value`] wrote: who did, and the value; `None` for anything else.
+/// Decodes the output of [`encode_value`] into the writer and the value; returns `None` for any other bytes.
 pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Owner, Vec<u8>)> {
     let end = bytes.windows(2).position(|two| two == b"\n\n")?;
     let mut lines = std::str::from_utf8(&bytes[..end]).ok()?.strip_prefix(FIRST_LINE_OF_VALUE)?.lines().skip(1);
@@ -122,7 +122,7 @@ pub(crate) fn decode_value(bytes: &[u8]) -> Option<(Owner, Vec<u8>)> {
     (is_ours && sum == checksum(value)).then(|| (writer, value.to_vec()))
 }
 
-/// Reads what [`encode_decision`] wrote; `None` for anything else.
+/// Decodes the output of [`encode_decision`]; returns `None` for any other bytes.
 pub(crate) fn decode_decision(bytes: &[u8]) -> Option<CommitRecord> {
     let mut decision = CommitRecord { committed: false, names: Vec::new() };
     for line in body(bytes, FIRST_LINE_OF_DECISION).ok()?.lines() {

@@ -1,8 +1,8 @@
-//! The words of a line: `key=value`, and how values are escaped.
+//! The `key=value` words of a line, and the escaping of their values.
 
 use std::fmt::Write as _;
 
-/// The `key=value` words of one line.
+/// `key=value` words of one line.
 pub(crate) struct Fields<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Fields<'a> {
@@ -18,12 +18,12 @@ impl<'a> Fields<'a> {
         self.get(key)?.parse().ok()
     }
 
-    /// Whether it is there; `None`: it is there and wrong.
+    /// Returns whether the key is present, or `None` if its value is invalid.
     pub(crate) fn flag(&self, key: &str) -> Option<bool> {
         self.optional(key, |word| (word == "yes").then_some(())).map(|found| found.is_some())
     }
 
-    /// `None`: it is there and wrong. `Some(None)`: it is not there.
+    /// Returns `None` if the value is invalid, and `Some(None)` if the key is missing.
     pub(crate) fn optional<T>(&self, key: &str, read: impl Fn(&'a str) -> Option<T>) -> Option<Option<T>> {
         self.get(key).map_or(Some(None), |word| read(word).map(Some))
     }

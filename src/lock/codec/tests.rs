@@ -1,4 +1,4 @@
-//! Every field there and back, and nothing else believed.
+//! Tests that every field survives encoding and decoding, and that the decoder refuses all other bytes.
 
 use super::beside::*;
 use super::*;

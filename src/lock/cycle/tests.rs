@@ -1,4 +1,4 @@
-//! Circles, drawn by hand. Everybody lives; process N holds and waits under its own proof.
+//! Tests of cycles drawn by hand. Every process lives; process N holds and waits with its own handle hash.
 
 use super::*;
 use crate::lock::record::{Begun, Lease, LeaseClock, Mode, Owner, PidDomain, ProcessId};
@@ -30,7 +30,7 @@ fn holds(pid: i32, share: Mode, slot: u32) -> Grant {
     }
 }
 
-/// A script waits by a process of its own, which bears the pid 100 higher.
+/// Returns a waiter of a script, which waits by a process of its own with the script's pid plus 100.
 fn waits(pid: i32, share: Mode) -> Waiter {
     Waiter {
         proof: proof(pid + 100),
@@ -53,7 +53,7 @@ fn record(name: &str, holders: Vec<Grant>, waiters: Vec<Waiter>) -> Record {
     Record { slots, holders, waiters, ..Record::free(name.as_bytes()) }
 }
 
-/// The circle that the wait of `pid` is part of, among all waits of these records; its locks, and who has to give up.
+/// Returns the locks and the victim of the cycle that contains the wait of `pid`, among all waits of these records.
 fn found(pid: i32, records: &[Record]) -> Option<(Vec<String>, i32)> {
     let mut all: Vec<WaitNode> = Vec::new();
     for record in records {

@@ -1,4 +1,4 @@
-//! The facts of one decision as a list of answers, so that a trace can hold them and a checker can decide again.
+//! The facts of one decision as a list of answers, so that a trace can contain them and a checker can decide again.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,19 +7,19 @@ use super::{Facts, HandleHash, Lease, Liveness, PidDomain, ProcessId, Waiter};
 /// Every answer that a decision could use.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Answers {
-    /// The wall clock, in milliseconds since 1970.
+    /// Wall clock in milliseconds since 1970.
     pub wall: u64,
-    /// What is known of each process.
+    /// Liveness of each process.
     pub fates: Vec<(PidDomain, ProcessId, Liveness)>,
-    /// Whether each lease is over.
+    /// Leases, each with true if it is over.
     pub over: Vec<(Lease, bool)>,
-    /// Whether each lease lasts longer than the caller is willing to wait.
+    /// Leases, each with true if it lasts longer than the caller is willing to wait.
     pub outlasts: Vec<(Lease, bool)>,
-    /// The waiters on each page.
+    /// Waiters on each page, by page number.
     pub pages: Vec<(u64, Vec<Waiter>)>,
-    /// Whether each grant of several names was decided.
+    /// Handle hashes of provisional grants, each with true if the grants are committed.
     pub decided: Vec<(HandleHash, bool)>,
-    /// The lease of each span that began with the decision.
+    /// Leases that started with the decision, each with its duration in milliseconds.
     pub lent: Vec<(u64, Lease)>,
 }
 

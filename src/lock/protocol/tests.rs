@@ -1,4 +1,4 @@
-//! The rules, one by one, without any clock, process or file.
+//! Tests of the rules, without any clock, process or file.
 
 use super::*;
 use crate::lock::record::{Begun, Lease, LeaseClock, Mode, Owner, PidDomain, ProcessId, Waiter};
@@ -33,7 +33,7 @@ fn lease(ends: u64) -> Lease {
     Lease { clock: LeaseClock::FileSystem(Begun::default()), ends, wall: ends }
 }
 
-/// A job that runs as `pid` and wants the lock.
+/// Returns the request of a job that runs as `pid` and wants the lock.
 fn wants(pid: i32, share: Mode) -> Acquire {
     let entry = Waiter {
         proof: proof(pid),
@@ -63,10 +63,10 @@ fn wants(pid: i32, share: Mode) -> Acquire {
     }
 }
 
-/// Whoever is this one has decided that his grants stand.
+/// Pid of the process that has committed its grants.
 const DECIDED: i32 = 50;
 
-/// A world in which these pids are dead, all others live, and leases that end at 0 are over.
+/// Decides about a request while these pids are dead, all others live, and leases that end at 0 are over.
 fn settle(record: &Record, ask: &Request, dead: &[i32]) -> Transition {
     let mut facts = Facts::at(7);
     loop {
@@ -88,7 +88,7 @@ fn settle(record: &Record, ask: &Request, dead: &[i32]) -> Transition {
     }
 }
 
-/// Applies an ask, with the version number as token, and returns the answer and who is woken.
+/// Applies a request, with the version number as token, and returns the response and the waiters to wake.
 fn apply(record: &mut Record, version: u64, ask: Request, dead: &[i32]) -> (Option<Response>, Vec<HandleHash>) {
     match settle(record, &ask, dead) {
         Transition::Done(response) => (Some(response), Vec::new()),
@@ -123,7 +123,7 @@ fn holders(record: &Record) -> Vec<i32> {
     record.holders.iter().map(|grant| grant.owner.processes[0].pid).collect()
 }
 
-/// A record that 1 holds and for which 2, 3, ... wait.
+/// Returns a record that process 1 holds and that processes 2, 3, ... wait for.
 fn queue(shares: &[Mode]) -> Record {
     let mut record = Record::free(b"x");
     for (at, share) in shares.iter().enumerate() {
@@ -359,7 +359,7 @@ fn a_claim_stands_against_all_but_its_own_id() {
     let mut record = Record::free(b"x");
     let several = Acquire { provisional: true, ..claims(2, b"two") };
     apply(&mut record, 1, Request::Acquire(several.clone()), &[]);
-    // It may yet come to nothing, so that the next one waits; and it does when who makes it dies.
+    // The provisional claim may still fail, so the next claimant waits, and gets the name if the first dies.
     assert!(matches!(
         settle(&record, &Request::Acquire(claims(3, b"three")), &[]),
         Transition::Write { response: None, .. }
@@ -415,7 +415,7 @@ fn a_break_removes_a_grant_whose_owner_died() {
     assert!(matches!(&response, Some(Response::Broken(broken)) if broken.iter().all(died) && broken.len() == 1));
     assert_eq!((holders(&record), wake), (vec![2], vec![proof(2)]));
     assert_eq!(apply(&mut record, 10, Request::Break(vec![proof(1)]), &[1]).0, response);
-    // No grant is meant: the answer is who holds it.
+    // The request names no grant, so the response lists the holders.
     let refused = settle(&record, &Request::Break(Vec::new()), &[]);
     assert!(
         matches!(refused, Transition::Done(Response::NotOwner(ref grants, None)) if grants[0].proof == proof(2)),
@@ -451,7 +451,7 @@ fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_hears_of_it_
     ] {
         let mut record = granted.clone();
         apply(&mut record, 2, ask, dead);
-        // More grants than a record remembers of others.
+        // These grants exceed the number of past grants that a record keeps for others.
         for pid in 2..9 {
             take(&mut record, pid as u64, pid, Mode::Exclusive);
             apply(&mut record, 9, Request::Release(handle_of(pid)), dead);
@@ -460,7 +460,7 @@ fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_hears_of_it_
         let mut alone = record.clone();
         apply(&mut alone, 10, Request::Gc, &[1, SUPERVISOR]);
         assert!(alone.is_removable(), "{how:?}");
-        // The command itself may ask, and changes nothing about it.
+        // The command itself may ask, and its request does not remove the ending.
         apply(&mut record, 10, Request::Release(handle_of(1)), dead);
         let (told, _) = apply(&mut record, 11, Request::Release(supervisor.clone()), dead);
         assert!(matches!(told, Some(Response::NotHeld(Some(ending))) if ending.reason == how), "{how:?}");
@@ -497,7 +497,7 @@ fn a_waiter_watches_the_one_before_it_and_the_first_one_the_holder() {
     }
 }
 
-/// As [`settle`] for somebody who wants it alone, with these pages.
+/// Decides like [`settle`] for an exclusive request, with these pages.
 fn ask_with_pages(record: &Record, ask: &Request, pages: &[(u64, Vec<Waiter>)]) -> Transition {
     let mut facts = Facts::at(7);
     loop {
@@ -513,12 +513,12 @@ fn ask_with_pages(record: &Record, ask: &Request, pages: &[(u64, Vec<Waiter>)]) 
     }
 }
 
-/// Who waits, in order.
+/// Returns the pids of the waiters, in order.
 fn waiters(record: &Record) -> Vec<i32> {
     record.waiters.iter().map(|waiter| waiter.process.pid).collect()
 }
 
-/// A record with a holder, `count` waiters behind it and a page.
+/// Returns a record with a holder, `count` waiters behind it and a page.
 fn crowded(count: usize) -> Record {
     let mut record = queue(&vec![Mode::Exclusive; count + 1]);
     record.pages = Some(Pages { first: 3, last: 3 });
@@ -544,7 +544,7 @@ fn who_finds_the_record_full_goes_to_a_page() {
     assert!(
         matches!(settle(&record, &Request::Acquire(placed.clone()), &[]), Transition::Wait { ahead, .. } if ahead == INLINE_WAITERS + 2)
     );
-    // A page that is none of the record's any more is no place.
+    // A page that the record no longer names is not a position.
     let moved_on = Record { pages: Some(Pages { first: 8, last: 9 }), ..record };
     assert!(matches!(settle(&moved_on, &Request::Acquire(placed), &[]), Transition::Enqueue(9)));
 }
@@ -567,7 +567,7 @@ fn who_is_fetched_twice_stands_once() {
     else {
         panic!()
     };
-    // (1, who just gave back, may want it again.)
+    // Process 1 has just released the lock and may want it again.
     assert_eq!((holders(&record), waiters(&record)), (vec![2], vec![3, 1, 50]));
 }
 
@@ -584,7 +584,7 @@ fn from_a_page_that_is_being_fetched_one_leaves_by_the_record() {
     assert_eq!((record.pages, waiters(&record).last(), record.waiters.len()), (None, Some(&51), INLINE_WAITERS + 1));
 }
 
-/// A record that this job holds for so long.
+/// Returns a record that process `pid` holds with this lifetime.
 fn held_by(pid: i32, lifetime: Lifetime) -> Record {
     let take = Request::Acquire(Acquire { lifetime, ..wants(pid, Mode::Exclusive) });
     let Transition::Write { record, .. } = settle(&Record::free(b"x"), &take, &[]) else { panic!() };
@@ -600,7 +600,7 @@ fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
         panic!()
     };
     assert_eq!(record.holders[0].lifetime, renewed(9));
-    // What somebody set a time for keeps it, and is over when that is.
+    // A grant with a fixed time limit keeps the limit, and is over when the limit is.
     let held = held_by(1, Lifetime::ExpiresAt(lease(5)));
     let step = settle(&held, &Request::Renew(credentials.clone(), renewed(9)), &[]);
     assert!(
@@ -619,11 +619,11 @@ fn whoever_is_mourned_is_dead_for_everybody() {
         panic!()
     };
     assert_eq!(record.holders[0].lifetime, Lifetime::OwnerDied);
-    // It is there for whoever refuses what the dead left.
+    // The grant stays in the record for a caller that refuses stale grants.
     let refuses = Acquire { refuse_stale: true, ..wants(2, Mode::Exclusive) };
     let step = settle(&record, &Request::Acquire(refuses), &[]);
     assert!(matches!(step, Transition::Done(Response::Stale(endings)) if endings[0].reason == EndReason::Died));
-    // And whoever waits has it at once.
+    // A waiter gets the lock at once.
     held.waiters = vec![wants(3, Mode::Exclusive).entry];
     let Transition::Write { record, wake, .. } = settle(&held, &Request::OwnerDied(credentials), &[]) else { panic!() };
     assert_eq!((record.holders[0].proof, wake), (proof(3), vec![proof(3)]));
@@ -634,7 +634,7 @@ fn nobody_takes_the_lock_of_an_owner_whom_he_sees_alive() {
     let late = held_by(1, Lifetime::Keepalive(lease(0)));
     let waits = settle(&late, &Request::Acquire(wants(2, Mode::Exclusive)), &[]);
     let Transition::Write { record, response: None, .. } = waits else { panic!() };
-    // He looks when that process ends, and not again and again because the lease is over.
+    // The waiter reads the record when that process ends, and not repeatedly because the lease is over.
     let Transition::Wait { processes, leases, .. } = settle(&record, &Request::Acquire(wants(2, Mode::Exclusive)), &[])
     else {
         panic!()
@@ -642,7 +642,7 @@ fn nobody_takes_the_lock_of_an_owner_whom_he_sees_alive() {
     assert_eq!((processes, leases), (vec![(domain(), process(1))], Vec::new()));
     let step = settle(&late, &Request::Acquire(wants(2, Mode::Exclusive)), &[1]);
     assert!(matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. }));
-    // A time that somebody set is over when it is.
+    // A fixed time limit ends the grant even if the owner lives.
     let step = settle(&held_by(1, Lifetime::ExpiresAt(lease(0))), &Request::Acquire(wants(2, Mode::Exclusive)), &[]);
     assert!(matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. }));
 }

@@ -1,4 +1,4 @@
-//! Who may write, when, and what version it gets.
+//! Tests of the permission to write and of the version that a value gets.
 
 use super::*;
 use crate::lock::{
@@ -14,7 +14,7 @@ fn domain() -> PidDomain {
     PidDomain { machine: "m".into(), boot: "b".into(), pids: "p".into(), net: 1 }
 }
 
-/// Held by 1 until the lease that ends then.
+/// Returns a record that process 1 holds until a lease that ends at `ends`.
 fn held(ends: u64) -> Record {
     let owner = ProcessId { pid: 1, start: 1 };
     let party = Owner {
@@ -61,7 +61,7 @@ fn writing(pid: i32, bytes: &[u8]) -> Writing {
     }
 }
 
-/// Puts it to a record at that version, in a world where all live and a lease that ends at 0 is over.
+/// Applies the write to a record with this version. All processes live, and only a lease that ends at 0 is over.
 fn put(record: &mut Record, version: u64, writing: Writing) -> Response {
     let mut facts = Facts::at(7);
     let step = loop {

@@ -1,8 +1,8 @@
-//! A waiter's bell in the store: a FIFO, for processes of this host that cannot reach the waiter's socket because they are
-//! in another network namespace, as those of another container are.
+//! A waiter's wake-up channel in the store: a FIFO, for processes of this host that cannot reach the waiter's socket.
+//! Those run in another network namespace, as in another container.
 //!
-//! A process rings by opening the FIFO for writing and closing it, which hangs up on the waiter. Nothing is ever written, so
-//! a name that leads elsewhere does no harm. The FIFO goes away with the wait; `gc` removes one whose waiter was killed.
+//! A process notifies by opening the FIFO for writing and closing it, which hangs up on the waiter. No data is written,
+//! so a name that leads elsewhere does no harm. The FIFO ends with the wait; `gc` removes that of a killed waiter.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use super::root::Root;
 use super::sys;
 use crate::store::{Layout, Subscription};
 
-/// What its name begins with, among the drafts.
+/// Prefix of the FIFO's name, among the drafts.
 pub(super) const PREFIX: &[u8] = b".bell.";
 
 const CAUTIOUS: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOFOLLOW).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
@@ -31,14 +31,14 @@ pub(super) struct Doorbell {
 }
 
 impl Doorbell {
-    /// Makes it in a store at this path.
+    /// Creates the FIFO in the store at this path.
     pub(super) fn new(root: Arc<Root>, store: PathBuf, bell: &[u8]) -> Result<Doorbell, Errno> {
         let (drafts, name) = (root.drafts()?, name(bell));
         let name = sys::os(&name);
         let private = Mode::S_IRUSR | Mode::S_IWUSR;
         mknodat(drafts, name, SFlag::S_IFIFO, private, 0)?;
         let fifo = openat(drafts, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty())?;
-        // Only those who may change the store ring, and only its waiter hears it.
+        // Only users that may change the store can notify, and only the waiter gets the wake-up.
         root.ownership.give_file(&fifo);
         fchmod(&fifo, private | (root.inner_mode & (Mode::S_IWGRP | Mode::S_IWOTH)))?;
         Ok(Doorbell { root, store, bell: bell.to_vec(), fifo })
@@ -61,17 +61,17 @@ impl Drop for Doorbell {
     }
 }
 
-/// Rings. Whether a waiter hears it.
+/// Notifies a waiter. Returns true if the waiter is there.
 pub(super) fn ring(root: &Root, bell: &[u8]) -> bool {
     root.drafts().is_ok_and(|drafts| is_heard(drafts, &name(bell)))
 }
 
-/// Whether a waiter hears the bell with this file name, which it does then.
+/// Notifies the waiter on the FIFO with this file name. Returns true if the waiter is there.
 pub(super) fn is_heard(drafts: &OwnedFd, file_name: &[u8]) -> bool {
     openat(drafts, sys::os(file_name), OFlag::O_WRONLY | CAUTIOUS, Mode::empty()).is_ok()
 }
 
-/// Removes the bell of a waiter that is gone, if it had one in the store at this path.
+/// Removes the FIFO of a waiter that is gone, if there is one in the store at this path.
 pub(super) fn remove(root: &Root, store: &std::path::Path, bell: &[u8]) {
     let name = name(bell);
     let name: &OsStr = sys::os(&name);

@@ -1,4 +1,4 @@
-//! One record's directory: looking at it, and the renames that change it.
+//! One record's directory: how it is listed, and the renames that change it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -19,45 +19,45 @@ use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::store::{Durability, Scope, Version, WriteOptions};
 
-/// The longest escaped name that is used as a file name; beyond it a hash takes its place. NAME_MAX is 255.
+/// Maximum length in bytes of an escaped file name; a longer name is cut and gets a hash. NAME_MAX is 255.
 const LONGEST_PLAIN: usize = 200;
 
-/// How much of a long name is still to be seen in its file name.
+/// Number of bytes of a long name that its file name keeps.
 const SEEN_OF_LONG: usize = 100;
 
-/// So often a listing with records but without any pointer is repeated before it is believed: some file systems may miss a
-/// name that is renamed while they list, but not time and again.
+/// Maximum number of listings that show records but no pointer before the result is accepted. Some file systems may
+/// miss a name that is renamed during a listing, but not repeatedly.
 const LISTINGS: usize = 20;
 
-/// So often an NFS client may find that the directory that it was about to open was just removed.
+/// Maximum number of retries if a directory is removed while an NFS client opens it.
 const OPENINGS: usize = 1000;
 
-/// What an NFS client calls a file that was removed while somebody had it open. It goes away when it is closed, but not
-/// if that client dies.
+/// Prefix of the name that an NFS client gives to a removed file while a process has it open. The client removes that
+/// file when it is closed, unless the client dies first.
 pub(super) const REMOVED_WHILE_OPEN: &[u8] = b".nfs";
 
-/// Where the record of one name is, or would be.
+/// The place of one name's record, even if the record does not exist.
 pub(super) struct Entry<'a> {
     root: &'a Root,
     store: &'a Path,
     file_name: OsString,
 }
 
-/// What was found in an entry's directory.
+/// The result of listing an entry's directory.
 pub(super) struct Listing<'a> {
     pub(super) entry: &'a Entry<'a>,
     directory: OwnedFd,
-    /// The directory that it lodges in, if it is not in the store's.
+    /// The foreign directory around the record's directory, if there is one.
     outer: Option<OwnedFd>,
     pub(super) pointer: Option<Pointer>,
     records: Vec<UniqueId>,
     silly_renames: Vec<String>,
-    /// Whether a record may lodge in here.
+    /// True if the directory may contain another user's record in an inner directory.
     has_lodging: bool,
 }
 
-/// A look that may be gone on with later, by a change of what was read. That is as safe as a change that pauses after its own
-/// look: the rename or removal of the pointer finds out whether others were faster.
+/// A saved listing for a later commit that changes what was read. Reuse is as safe as a pause between listing and
+/// commit: the rename or removal of the pointer fails if another process was faster.
 pub(super) struct CachedListing {
     file_name: OsString,
     directory: OwnedFd,
@@ -67,7 +67,7 @@ pub(super) struct CachedListing {
 }
 
 impl CachedListing {
-    /// The look, if it saw this version under this name.
+    /// Returns the listing if it contains this version under this name.
     pub(super) fn resume<'a>(self, entry: &'a Entry<'a>, version: &Version) -> Option<Listing<'a>> {
         let is_it = self.file_name == entry.file_name && self.pointer.version() == *version;
         let look = is_it.then(|| Listing::new(entry, self.directory, self.outer, Some(self.pointer)))?;
@@ -75,8 +75,8 @@ impl CachedListing {
     }
 }
 
-/// The file name for a lock's name: letters, digits, `_`, `-` and inner dots as they are, the rest `%XX`. `~` stands only
-/// in the names of long ones, before their SHA-256.
+/// Returns the file name for a lock's name. Letters, digits, `_`, `-` and inner dots stay; other bytes become `%XX`.
+/// Only file names of long names contain `~`, before the SHA-256 of the name.
 pub(crate) fn file_name(name: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(name.len());
     for (at, byte) in name.iter().enumerate() {
@@ -94,26 +94,26 @@ pub(crate) fn file_name(name: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Whether it could be the file name of a lock: what else stands in a store is none of ours, and `..` is not even in it.
+/// Returns true if a lock can have this file name. csalock ignores other names in a store; `..` is not valid either.
 pub(super) fn is_file_name(name: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-.%~".contains(byte);
     !name.is_empty() && name[0] != b'.' && name.iter().all(is_plain)
 }
 
-/// The name that this is the file name of; `None` for that of a long name, and for what is none.
+/// Returns the lock name for a file name; `None` for the file name of a long name and for an invalid file name.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn name_of_file(file: &[u8]) -> Option<Vec<u8>> {
     let name = crate::lock::codec::fields::unescape(std::str::from_utf8(file).ok()?)?;
     (file_name(&name) == file).then_some(name)
 }
 
-/// Whether a record is there, and nothing that is kept beside records, whose names have a NUL in them (as far as can be
-/// seen: of the longest names only the beginning is).
+/// Returns true if the file name is a record's. Names of auxiliary objects contain a NUL, but the file name of a long
+/// name shows only its beginning.
 pub(super) fn is_record(file_name: &[u8]) -> bool {
     !file_name.windows(3).any(|three| three == b"%00")
 }
 
-/// Whether what has this name in a store's directory may be a record's, as far as that can be seen.
+/// Returns true if the entry with this name in a store's directory may be a record, as far as this can be determined.
 pub(super) fn may_be_record(store: &OwnedFd, name: &OsStr) -> bool {
     let directory = match sys::open_directory(store, name) {
         Ok(directory) => directory,
@@ -146,7 +146,7 @@ impl<'a> Entry<'a> {
         move |errno| Error::os(errno, doing, &path)
     }
 
-    /// Something is there that is no directory.
+    /// Returns the error for an entry that is not a directory.
     fn no_directory(&self, errno: Errno) -> Error {
         let path = crate::name::escape_path(&self.path());
         let found = fstatat(&self.root.directory, self.file_name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
@@ -160,15 +160,15 @@ impl<'a> Entry<'a> {
         Error::new(Exit::Corrupt, what, "see who made it, and move it away")
     }
 
-    /// Looks what is there; `None` if nothing is.
+    /// Lists the record's directory; returns `None` if there is no record.
     pub(super) fn look(&'a self) -> Result<Option<Listing<'a>>> {
         let (mut openings, mut listing) = (0, 0);
         loop {
             let directory = match sys::open_directory(&self.root.directory, self.file_name.as_os_str()) {
                 Ok(directory) => directory,
                 Err(Errno::ENOENT) if openings == 0 && self.root.scope == Scope::Shared => {
-                    // An NFS client may go on believing that nothing is there. It looks again if the store's directory
-                    // has changed, and whether that has, it asks when it opens it.
+                    // An NFS client may remember that the name does not exist. The client repeats the lookup if the
+                    // store's directory has changed, and checks that when it opens that directory.
                     openings += 1;
                     let _ = sys::open_directory(&self.root.directory, ".");
                     continue;
@@ -191,7 +191,7 @@ impl<'a> Entry<'a> {
             };
             let look = match listed {
                 Ok(look) => look,
-                // Removed since it was opened: then it is not found any more, or it is another one that is.
+                // The directory was removed after the open: the name is now unused, or leads to a new directory.
                 Err(Errno::ENOENT | Errno::ESTALE) if openings < OPENINGS => {
                     openings += 1;
                     continue;
@@ -207,7 +207,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Puts a new record there, as an embryo. `None`: the store's directory is gone. `Some(None)`: somebody was faster.
+    /// Creates an unnumbered record. Returns `None` if the store is gone, `Some(None)` if another process was faster.
     #[expect(clippy::option_option, reason = "a failed try and a missing store are two answers")]
     pub(super) fn create(
         &'a self,
@@ -228,12 +228,12 @@ impl<'a> Entry<'a> {
             let born = self
                 .write(&directory, &unnumbered.name(), body, keep)
                 .and_then(|()| match keep.durability {
-                    // What a name leads to has to be there before the name is.
+                    // The target of a name must be on disk before the name is.
                     Durability::Durable => sys::sync_directory(&directory),
                     _ => Ok(()),
                 })
                 .and_then(|()| self.put_in_place(drafts, &draft));
-            // Nothing but our own embryo: should the rename have happened after all, then everybody looks in here by now.
+            // This removes only our own file: if the rename happened after all, other processes use the directory.
             if born.is_err() {
                 let _ = sys::remove_file(&directory, OsStr::new(&unnumbered.name()));
             }
@@ -244,7 +244,7 @@ impl<'a> Entry<'a> {
             Err(errno) => {
                 let _ = sys::remove_directory(drafts, OsStr::new(&draft));
                 match errno {
-                    // Something is there, or the reply to our own rename was lost and this was its repetition.
+                    // The name exists, or the reply to our own rename was lost and this error answers the repetition.
                     Errno::EEXIST | Errno::ENOTEMPTY => self.refuse_strangers().map(|()| Some(None)),
                     Errno::ENOENT | Errno::ESTALE if self.root.is_gone() => Ok(None),
                     Errno::ENOENT | Errno::ESTALE => Ok(Some(None)),
@@ -256,14 +256,14 @@ impl<'a> Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Renames a draft onto the name, or into what somebody left there. Says in which directory it lodges then.
+    /// Renames a draft onto the name or into a foreign directory; in the second case returns that directory.
     fn put_in_place(&self, drafts: &OwnedFd, draft: &str) -> std::result::Result<Option<OwnedFd>, Errno> {
         let root = self.root;
         let errno = match sys::rename(drafts, draft, &root.directory, &self.file_name) {
             Ok(()) => return Ok(None),
             Err(errno) => errno,
         };
-        // The sticky bit is looked at before anything else; and who may remove it may find that somebody lodges in there.
+        // The kernel checks the sticky bit first. Even if we may remove the directory, it may contain an inner record.
         let is_refused = matches!(errno, Errno::EPERM | Errno::EACCES);
         if !root.sticky || !(is_refused || matches!(errno, Errno::EEXIST | Errno::ENOTEMPTY)) {
             return Err(errno);
@@ -282,7 +282,7 @@ impl Entry<'_> {
         }
     }
 
-    /// Writes a record into a directory. Its file never has a wider mode than it is to have.
+    /// Writes a record into a directory. The mode of the file is never wider than its final mode.
     fn write(
         &self,
         directory: &OwnedFd,
@@ -292,13 +292,13 @@ impl Entry<'_> {
     ) -> std::result::Result<(), Errno> {
         let root = self.root;
         let mode = keep.mode.map_or(Mode::all(), Mode::from_bits_truncate) & root.file_mode;
-        // What not everybody may read stays its writer's.
+        // A file with a restricted mode keeps its writer as the owner.
         let ownership = if keep.mode.is_some() { root.ownership.without_owner() } else { root.ownership };
         let kind = (root.uncached, mode, ownership);
         sys::create_file_as(directory, name, kind, body, keep.durability >= Durability::Atomic)
     }
 
-    /// Something is where a record is to be born. If that is no record and nothing of ours, it will not go away by itself.
+    /// Fails if the directory contains foreign files and no file of csalock, because csalock never removes it.
     fn refuse_strangers(&self) -> Result<()> {
         let Ok(directory) = sys::open_directory(&self.root.directory, self.file_name.as_os_str()) else {
             return Ok(());
@@ -308,7 +308,7 @@ impl Entry<'_> {
             match Name::parse(name) {
                 Some(_) => ours = true,
                 None if name == foreign_directory::NAME.as_bytes() => ours = true,
-                // NFS clients keep removed files under such names while they are open.
+                // An NFS client keeps a removed file under such a name while the file is open.
                 None if name.starts_with(b".nfs") => {}
                 None => stranger = Some(crate::name::escape(name)),
             }
@@ -328,7 +328,7 @@ impl Entry<'_> {
     }
 }
 
-/// Removes a draft and what is in it, as far as possible.
+/// Removes a draft and its files, as far as possible.
 pub(super) fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
     if let Ok(directory) = sys::open_directory(drafts, draft) {
         let mut names = Vec::new();
@@ -348,14 +348,14 @@ impl<'a> Listing<'a> {
         Listing { entry, directory, outer, pointer, records: Vec::new(), silly_renames: Vec::new(), has_lodging: false }
     }
 
-    /// What is to be kept of it; nothing if it saw no record.
+    /// Returns a listing to save; `None` if this listing contains no record.
     pub(super) fn keep(self) -> Option<CachedListing> {
         let pointer = self.pointer.filter(Pointer::is_in_use)?;
         let file_name = self.entry.file_name.clone();
         Some(CachedListing { file_name, directory: self.directory, outer: self.outer, pointer, records: self.records })
     }
 
-    /// What lodges in here, if it still does.
+    /// Lists the inner directory if it still exists; otherwise returns this listing.
     fn inside(self) -> std::result::Result<Listing<'a>, Errno> {
         match sys::open_directory(&self.directory, foreign_directory::NAME) {
             Ok(inner) => {
@@ -373,7 +373,7 @@ impl Listing<'_> {
         let Listing { pointer, records, silly_renames: debris, has_lodging, .. } = self;
         sys::each_name::<Errno>(&self.directory, &mut |name| {
             match Name::parse(name) {
-                // A listing that a rename overtook may show both names; the later one counts.
+                // A listing that overlaps a rename may contain both names. The later name counts.
                 Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {
                     *pointer = Some(found);
                 }
@@ -386,7 +386,7 @@ impl Listing<'_> {
         })
     }
 
-    /// The bytes that the pointer means; `None` if they are not there, for the record moved on.
+    /// Returns the bytes that the pointer refers to; `None` if they are missing because the record has changed.
     pub(super) fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
         let name = pointer.record();
         match sys::read_file(&self.directory, &name, self.entry.root.uncached, crate::lock::MOST_BYTES) {
@@ -400,7 +400,7 @@ impl Listing<'_> {
         }
     }
 
-    /// Renames the pointer. `false`: somebody was faster.
+    /// Renames the pointer. Returns `false` if another process was faster.
     pub(super) fn advance(&self, from: &Pointer, to: &Pointer) -> Result<bool> {
         match sys::rename(&self.directory, from.name().as_str(), &self.directory, OsStr::new(&to.name())) {
             Ok(()) => Ok(true),
@@ -409,8 +409,8 @@ impl Listing<'_> {
         }
     }
 
-    /// Writes a new record and points to it. `false`: somebody was faster, or the reply was lost and this is the answer
-    /// to its repetition. Unless it turns out to be that, the record is to be withdrawn.
+    /// Writes a new record and points to it. Returns `false` if another process was faster, or if a lost reply caused a
+    /// repetition. The caller must withdraw the record unless our rename succeeded.
     pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8], keep: WriteOptions) -> Result<bool> {
         match self.entry.write(&self.directory, &to.ident.record(), body, keep) {
             Ok(()) => {}
@@ -420,18 +420,18 @@ impl Listing<'_> {
                 return Err(self.entry.failed("write the record")(errno));
             }
         }
-        // On an error it may have happened all the same; then what was written is needed, else the next one removes it.
+        // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
         self.advance(from, to)
     }
 
-    /// Removes a record that was written for a pointer that never came to be.
+    /// Removes a record whose pointer was never put in place.
     pub(super) fn withdraw(&self, to: &Pointer) {
         let _ = sys::remove_file(&self.directory, OsStr::new(&to.ident.record()));
-        // Had the record died meanwhile, then our draft was what kept its directory from being removed.
+        // If the record was removed meanwhile, our draft kept its directory from being removed.
         let _ = self.remove_directory();
     }
 
-    /// Removes the pointer of a record that has no other file. `false`: somebody was faster.
+    /// Removes the pointer of a record without other files. Returns `false` if another process was faster.
     pub(super) fn remove_pointer(&self, pointer: &Pointer) -> Result<bool> {
         match sys::remove_if_there(&self.directory, OsStr::new(&pointer.name())) {
             Ok(removed) => Ok(removed),
@@ -440,7 +440,7 @@ impl Listing<'_> {
         }
     }
 
-    /// Removes the directory that a tombstone stands in, the tombstone last.
+    /// Removes the directory of a tombstone, and the tombstone last.
     pub(super) fn remove(&self, end: &Pointer) -> Result<()> {
         self.remove_records();
         let removed = sys::remove_file(&self.directory, OsStr::new(&end.name()));
@@ -448,7 +448,7 @@ impl Listing<'_> {
         self.remove_directory()
     }
 
-    /// Removes a directory that has no pointer.
+    /// Removes a directory without a pointer.
     pub(super) fn clear(&self) -> Result<()> {
         for record in &self.records {
             let name = record.record();
@@ -459,7 +459,7 @@ impl Listing<'_> {
                     let what = format!("{path} is a directory with something in it, where a record belongs");
                     return Err(Error::new(Exit::Corrupt, what, "see who made it, and move it away"));
                 }
-                // Nobody would ever get any further.
+                // A record that stays blocks every later process.
                 Err(errno) => return Err(self.entry.failed("clear the record's directory")(errno)),
             }
         }
@@ -469,16 +469,16 @@ impl Listing<'_> {
         self.remove_directory()
     }
 
-    /// Removes the records that were there before the pointer was renamed. Whoever wrote one can no longer succeed: the
-    /// pointer that it meant to rename is gone.
+    /// Removes the records that were there before the pointer was renamed. Their writers can no longer succeed: the
+    /// pointer that they must rename is gone.
     pub(super) fn remove_records(&self) {
         for record in &self.records {
-            // What stays is found by the next one who swaps, or by the sweeper.
+            // The next commit or the sweep removes a file that stays.
             let _ = sys::remove_file(&self.directory, OsStr::new(&record.record()));
         }
     }
 
-    /// Waits until the disk has the names in it.
+    /// Waits until the names in the directory are on disk.
     pub(super) fn sync(&self) -> Result<()> {
         let directories = std::iter::once(&self.directory).chain(&self.outer);
         directories
@@ -494,17 +494,17 @@ impl Listing<'_> {
             let _ = sys::remove_directory(outer, OsStr::new(foreign_directory::NAME));
         }
         match sys::remove_directory(&root.directory, &self.entry.file_name) {
-            // Somebody is at work in it, and will see to it.
+            // Another process uses the directory and removes it later.
             Ok(()) | Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
-            // It is somebody else's, and in nobody's way: a record may lodge in it.
+            // The directory is another user's and blocks no lock: a record may be created inside it.
             Err(Errno::EPERM | Errno::EACCES) if root.sticky => Ok(()),
             Err(errno) => Err(self.entry.failed("remove the record's directory")(errno)),
         }
     }
 
-    /// Whether the store's directory lets us remove this one: with the sticky bit only its owner may. A tombstone then
-    /// stays, so that the next one can revive it. So does one in a directory that it lodges in, where it takes long to find out
-    /// that nothing else is there.
+    /// Returns true if we may remove this directory; with the sticky bit only its owner may. Otherwise the tombstone
+    /// stays, and the next process can revive it. In a foreign directory of a shared store it stays too, because it
+    /// takes long to find out that nothing else is there.
     pub(super) fn may_remove_directory(&self) -> bool {
         let root = self.entry.root;
         let user = nix::unistd::geteuid();
@@ -517,7 +517,7 @@ impl Listing<'_> {
     }
 }
 
-/// The mode of files in a store whose directories have this mode.
+/// Returns the mode of files in a store whose directories have this mode.
 pub(super) fn file_mode(directory: Mode) -> Mode {
     directory & Mode::from_bits_truncate(0o444) | Mode::S_IWUSR | Mode::S_IRUSR
 }

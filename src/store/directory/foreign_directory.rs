@@ -1,14 +1,14 @@
-//! A record in a directory that somebody else left behind.
+//! A record in a directory that another user left behind.
 //!
-//! In a store with the sticky bit nobody but its owner may remove or replace a record's directory. If he is killed between
-//! the removal of the pointer and that of the directory, then the name would be his until he comes by again. So the next
-//! one's draft is not renamed onto that directory but into it, as [`NAME`], where it has no sticky bit above it. That excludes
-//! as a birth does: one rename of a directory onto a name, which fails if a record is there.
+//! In a store with the sticky bit, only its owner may remove or replace a record's directory. If the owner's process is
+//! killed after it removes the pointer, the directory stays and blocks the name for other users. So the next draft is
+//! renamed into that directory, as [`NAME`], with no sticky bit above it. This excludes as a creation does: the rename
+//! of a directory onto a name fails if a record is there.
 //!
-//! It must not happen to a directory with a pointer in it, and a listing that a rename overtakes may miss one. Who lists a
-//! directory that did not change for a while, neither before nor meanwhile, has missed nothing; and where no pointer is
-//! none can ever come. Where hosts share the store, the times are asked of the server each time, and the while is longer than
-//! any answer takes: a listing that another process asked for may still be under way.
+//! A directory with a pointer must not be used, and a listing that overlaps a rename may miss a pointer. A listing is
+//! complete if the directory does not change for a while before and during it. A directory without a pointer never gets
+//! one. In a shared store each check asks the server for the times. There the while is longer than any answer takes,
+//! because a listing of another process may still be under way.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -20,27 +20,27 @@ use super::entry::REMOVED_WHILE_OPEN;
 use super::pointer::Name;
 use super::sys;
 
-/// What it is called in there.
+/// Name of the record's directory in the foreign directory.
 pub(super) const NAME: &str = "inner";
 
-/// Longer than a tick of the clock that file systems take their times from.
+/// Minimum time without changes; it exceeds a tick of the clock of local file systems.
 pub(super) const A_WHILE: Duration = Duration::from_millis(50);
 
-/// The same for servers, some of which keep times in whole seconds, and whose answers take time.
+/// Minimum time without changes on servers: some keep times in whole seconds, and their answers take time.
 pub(super) const A_WHILE_OF_SERVERS: Duration = Duration::from_secs(5);
 
-/// What stands where a draft could not be put.
+/// The state of a name onto which a draft could not be renamed.
 pub(super) enum There {
-    /// A record, as far as can be told.
+    /// A record, as far as can be determined.
     Record,
-    /// A directory in which a record may lodge.
+    /// A foreign directory in which a record may be created.
     Lodging(OwnedFd),
-    /// A directory without a pointer, as it seems. Who can be sure of it is its owner.
+    /// A directory that seems to have no pointer. Only its owner can be sure of that.
     Nothing,
 }
 
-/// Looks what stands there. `now`: the file system's time, if the directory is not ours to remove. `a_while`: how long it must
-/// not have changed.
+/// Determines the state of a name. `now` returns the file system's time; it is given if we may not remove the
+/// directory. `a_while` is the minimum time without changes.
 pub(super) fn find<T: Fn() -> Result<Duration, Errno>>(
     store: &OwnedFd,
     file_name: &OsStr,
@@ -67,13 +67,13 @@ pub(super) fn find<T: Fn() -> Result<Duration, Errno>>(
             }
             Ok(There::Lodging(outer))
         }
-        // Soon it will be certain.
+        // The directory becomes certain soon, so the caller retries.
         (false, true) => Ok(There::Record),
         (false, false) => Ok(There::Nothing),
     }
 }
 
-/// Removes what is empty.
+/// Removes the directory and its inner directory, if they are empty.
 pub(super) fn remove_empty(store: &OwnedFd, file_name: &OsStr) {
     if let Ok(outer) = sys::open_directory(store, file_name) {
         let _ = sys::remove_directory(&outer, OsStr::new(NAME));

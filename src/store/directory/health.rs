@@ -1,5 +1,5 @@
-//! What a directory store has to say about its health: what it is, the place that it is in, and the clock of its file
-//! system. It creates nothing that is still there afterwards.
+//! The findings of a directory store about its health: its kind, its location and the clock of its file system. The
+//! checks leave no files behind.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::name::escape_path;
 use crate::store::path_checks::{Place, first_that_exists};
 use crate::store::{Finding, Layout, Scope, Store};
 
-/// Two clocks that are further apart than this puzzle whoever reads times that both wrote.
+/// Maximum difference between two clocks that is not reported; a larger one confuses readers of both clocks' times.
 const FAR: Duration = Duration::from_secs(10);
 
-/// So far the file system's clock may seem to go back between two files: it ticks, and rounds.
+/// Maximum step back of the file system's clock between two files that ticks and rounding explain.
 const TICK: Duration = Duration::from_millis(50);
 
 impl Directory {
-    /// All of it.
+    /// Returns all findings about the store.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let mut findings = vec![self.what()];
         findings.extend(Place { what: "directory", path: &self.path }.findings());
@@ -50,7 +50,7 @@ impl Directory {
         }
     }
 
-    /// The time that the file system gives to fresh files, with which tokens begin, and ours. No lease ends by either.
+    /// Compares the file system's time for new files, at which tokens begin, with ours. No lease expires by either.
     fn clock(&self) -> Result<Finding> {
         let path = [self.path.join(WORK), self.path.clone()].into_iter().find(|path| path.is_dir());
         let path = path.as_deref().or_else(|| first_that_exists(&self.path)).unwrap_or(Path::new("/"));

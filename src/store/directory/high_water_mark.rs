@@ -1,7 +1,7 @@
 //! The highest version number of any record that was removed, as the name of an empty file: `token.17`.
 //!
-//! It is a register that only rises: raising it renames the file to a higher number, and should there ever be two, the
-//! higher one counts. So nobody needs a lock for it, and losing a race is no harm.
+//! The register only rises: a raise renames the file to a higher number, and of two files the higher number counts. So
+//! the register needs no lock, and a lost race does no harm.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use nix::sys::stat::Mode;
 use super::pointer::number_of;
 use super::sys;
 
-/// The number that was written down, if there is one.
+/// Returns the number in the register; `None` if the register does not exist.
 pub(super) fn highest(work: &OwnedFd) -> Result<Option<u64>, Errno> {
     let fresh = sys::open_directory(work, ".")?;
     let mut highest = None;
@@ -24,7 +24,7 @@ pub(super) fn highest(work: &OwnedFd) -> Result<Option<u64>, Errno> {
     Ok(highest)
 }
 
-/// Writes down a number, unless a higher one is already.
+/// Raises the register to a number, unless it contains a higher number already.
 pub(super) fn raise(work: &OwnedFd, number: u64, mode: Mode) -> Result<(), Errno> {
     let new = format!("token.{number}");
     loop {
@@ -34,7 +34,7 @@ pub(super) fn raise(work: &OwnedFd, number: u64, mode: Mode) -> Result<(), Errno
             None => sys::create_file(work, &new, mode, b"", false),
         };
         match raised {
-            // Somebody else has raised it.
+            // Another process has raised the register.
             Err(Errno::ENOENT | Errno::EEXIST) => {}
             done => return done,
         }

@@ -1,5 +1,5 @@
-//! Where a directory store keeps its history: `.work/history`. None in a `.csalock`, which would have to go with its last
-//! record and take the history along.
+//! The history file of a directory store: `.work/history`. A `.csalock` has none, because the last record takes the
+//! directory along, and would take the history too.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::store::history_file::HistoryFile;
 
 const NAME: &str = "history";
 
-/// Appends a line. An error means that it is lost.
+/// Appends a line. An error means that the line is lost.
 pub(super) fn note(root: &Root, line: &[u8], limits: &Limits, now: Duration) -> nix::Result<()> {
     if root.layout == Layout::Beside {
         return Ok(());
@@ -28,7 +28,7 @@ pub(super) fn note(root: &Root, line: &[u8], limits: &Limits, now: Duration) -> 
     history_file.append(line, limits, now)
 }
 
-/// Visits the lines of the store at this path, and changes nothing.
+/// Visits the history lines of the store at this path, and changes nothing.
 pub(super) fn read(root: &Root, store: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
     let path = store.join(WORK).join(NAME);
     let work = match sys::open_directory(&root.directory, WORK) {

@@ -1,6 +1,6 @@
-//! Leases of a directory: on CLOCK_BOOTTIME where one kernel uses it; where several hosts may, on CLOCK_BOOTTIME of each of
-//! them ([`crate::lock::age`]). No clock that anybody may set ends a lease: neither the wall clock of a host nor the
-//! time that the file system stamps files with, which on NFS is the server's. Clocks of two hosts are never compared.
+//! Leases of a directory: a local store counts on CLOCK_BOOTTIME, a shared store on CLOCK_BOOTTIME of each host
+//! ([`crate::lock::age`]). No clock that a user may set ends a lease: neither a host's wall clock nor the file system's
+//! time (on NFS the server's). csalock never compares clocks of two hosts.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,16 +11,16 @@ use crate::host::{Host, boot_lease};
 use crate::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age, boot_of};
 use crate::store::Scope;
 
-/// The longest pause between two times that a file system keeps, where it keeps whole seconds only. FAT keeps every other.
+/// Maximum step between two times of a file system that keeps whole seconds. FAT keeps every second one.
 const COARSE_TICK: Duration = Duration::from_secs(2);
 
-/// The longest pause between two times that a kernel stamps files with, and a millisecond for rounding.
+/// Maximum step between two times that a kernel gives to files, plus a millisecond for rounding.
 const TICK: Duration = Duration::from_millis(11);
 
-/// How many leases are remembered before those are forgotten that ended long ago.
+/// Number of remembered leases at which csalock forgets those that expired long ago.
 const MANY: usize = 1024;
 
-/// A lease that ends `span` from now. `file_system_time` is asked only if it counts.
+/// Returns a lease that expires `span` from now. A local store does not call `file_system_time`.
 pub(super) fn lend(
     host: &dyn Host,
     scope: Scope,
@@ -41,12 +41,12 @@ pub(super) fn lend(
     Ok(Lease { clock: LeaseClock::FileSystem(begun), ends, ..lease })
 }
 
-/// How much later than this time of a file it may have been.
+/// Returns the maximum amount by which the true time may be later than this time of a file.
 pub(super) fn tick(time: Duration) -> Duration {
     if time.subsec_nanos() == 0 { COARSE_TICK } else { TICK }
 }
 
-/// How long a lease has left at least, for its holder; zero when it is over.
+/// Returns the minimum time to live of a lease, for its holder; zero if it has expired.
 pub(super) fn remaining(
     host: &dyn Host,
     lease: &Lease,
@@ -57,14 +57,14 @@ pub(super) fn remaining(
             let ends = Duration::from_micros(begun.at).saturating_add(span_of(begun));
             Ok(ends.saturating_sub(host.boottime()))
         }
-        // Another host began it for this one's grant.
+        // Another host started the lease for a grant of this host.
         LeaseClock::FileSystem(begun) => {
-            // The end was rounded up, and the time may have been rounded down.
+            // The expiry was rounded up, and the time may have been rounded down.
             let now = file_system_time()?;
             let latest = now.saturating_add(tick(now) * 2);
             Ok(Duration::from_millis(lease.ends).saturating_sub(latest).min(span_of(begun)))
         }
-        // Another store's lease is over, as any is that nobody knows.
+        // Another store's lease has expired, as any unknown lease has.
         LeaseClock::Etcd(_) => Ok(Duration::ZERO),
         LeaseClock::Boot(_) => boot_lease::remaining(host, lease),
     }
@@ -74,25 +74,25 @@ fn span_of(begun: &Begun) -> Duration {
     Duration::from_millis(begun.span)
 }
 
-/// Since when this process knows of leases that are on this host's clock.
+/// The times since which this process knows leases, on this host's clock.
 #[derive(Default)]
 pub(super) struct Seen(Mutex<BTreeMap<Key, Since>>);
 
-/// What no two leases share.
+/// Values that no two leases share.
 type Key = (u64, u64, u64, u64);
 
 #[derive(Clone, Copy)]
 struct Since {
-    /// When the lease was certainly in its record, on CLOCK_BOOTTIME.
+    /// CLOCK_BOOTTIME at which the lease was certainly in its record.
     at: Duration,
     span: Duration,
-    /// Whether the next process of this host can find that out, too.
+    /// True if the next process of this host can determine that time too.
     is_noted: bool,
 }
 
 impl Seen {
-    /// How long until this host takes a lease for over, with these sightings in its record. What cannot be found out of the
-    /// time before is not counted.
+    /// Returns the time until this host considers a lease expired, with these sightings in its record. Earlier time
+    /// that cannot be proven does not count.
     pub(super) fn until_over(
         &self,
         host: &dyn Host,
@@ -104,7 +104,7 @@ impl Seen {
         Ok(at.saturating_add(span).saturating_sub(host.boottime()))
     }
 
-    /// What the next process of this host has to be told of these leases.
+    /// Returns the sightings of these leases that the next process of this host needs.
     pub(super) fn to_note(
         &self,
         host: &dyn Host,
@@ -139,7 +139,7 @@ impl Seen {
         }
         let (boot, now) = (boot_of(&host.domain()?.boot), host.boottime());
         let is_ours = begun.boot == boot || sightings.iter().any(|seen| seen.boot == boot && seen.lease == *lease);
-        // A store that does not tell its time proves nothing.
+        // A store that does not report its time proves nothing.
         let store = is_ours.then(|| store_time().ok()).flatten();
         let known = store.and_then(|store| age(lease, sightings, boot, &Moment { boottime: now, store }));
         let at = now.saturating_sub(known.unwrap_or_default());
@@ -166,7 +166,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// A host of this boot, which was started long ago.
+    /// Returns a host of this boot that was started ten hours ago.
     fn host(boot: &str) -> Fake {
         let host = Fake::new(1);
         host.reboot(boot);
@@ -174,12 +174,12 @@ mod tests {
         host
     }
 
-    /// A lease of a minute that a host begins at this time of the store.
+    /// Returns a lease of a minute that a host starts at this time of the store.
     fn lease(host: &Fake, store: Duration) -> Lease {
         lend(host, Scope::Shared, 60 * SECOND, || Ok(store)).unwrap()
     }
 
-    /// How long until a process that saw so much takes it for over, when the store's time is this.
+    /// Returns the time until a process with these sightings considers the lease expired, at this time of the store.
     fn left(seen: &Seen, host: &Fake, lease: &Lease, sightings: &[Sighting], store: Duration) -> Duration {
         let LeaseClock::FileSystem(begun) = &lease.clock else { panic!("{lease:?}") };
         seen.until_over(host, (lease, begun), sightings, || Ok(store)).unwrap()
@@ -208,7 +208,7 @@ mod tests {
         let first = lease(&there, HOUR);
         left(&seen, &here, &first, &[], HOUR);
         here.pass(50 * SECOND);
-        // The store's clock stands still, and so does the wall clock.
+        // The store's clock and the wall clock do not advance.
         there.pass(SECOND);
         there.set_wall(Duration::from_millis(first.wall).saturating_sub(60 * SECOND));
         let renewed = lease(&there, HOUR);
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_holder_never_believes_in_a_lease_for_longer_than_it_lasts() {
-        // Begun late in a second, and looked at late in another.
+        // The lease starts late in one second, and the read is late in another.
         let (here, lease) = (host("here"), lease(&host("there"), HOUR));
         let left = remaining(&here, &lease, || Ok(HOUR + 10 * SECOND)).unwrap();
         assert!(left <= 60 * SECOND - 10 * SECOND - COARSE_TICK, "{left:?}");
@@ -262,7 +262,7 @@ mod tests {
         let now = HOUR + 60 * SECOND;
         assert!(left(&Seen::default(), &there, &lease, &[], now) <= COARSE_TICK);
         assert_eq!(remaining(&there, &lease, || panic!("the clock of the store")), Ok(Duration::ZERO));
-        // Resumed from one snapshot, a minute sooner than the other one.
+        // The clone resumes from the same snapshot, a minute earlier than the other host.
         let clone = host("boot");
         clone.pass(60 * SECOND);
         assert_eq!(left(&Seen::default(), &clone, &lease, &[], HOUR), 60 * SECOND);

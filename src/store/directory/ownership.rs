@@ -1,7 +1,7 @@
-//! Whom that belongs to which is made in a store: the store's owner and group, as far as the system lets us give it away.
+//! Ownership of files created in a store: the store's owner and group, as far as the system permits it.
 //!
-//! Root may lock in somebody's store, and a member of a group in the group's. What they leave there must not be closed to
-//! the others: a record's directory that only root may open is a lock that nobody gets any more.
+//! Root may lock in another user's store, and a member of a group in the group's. Their files must stay accessible to
+//! the others: a record's directory that only root may open blocks its lock permanently.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use nix::unistd::{Gid, Uid, fchown, getegid, geteuid};
 
 use super::sys;
 
-/// What has to be given away of what we make.
+/// The owner and group that new files must get.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Ownership {
     owner: Option<Uid>,
@@ -19,12 +19,12 @@ pub(super) struct Ownership {
 }
 
 impl Ownership {
-    /// Of what we make in this directory.
+    /// Returns the ownership for new files in this directory.
     pub(super) fn in_directory(found: &FileStat) -> Ownership {
         let (owner, group) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
         let we = geteuid();
         let inherits = Mode::from_bits_truncate(found.st_mode).contains(Mode::S_ISGID);
-        // Where the group may do no more than everybody, it makes no difference.
+        // A group with no more rights than all other users makes no difference.
         let counts = we.is_root() || (found.st_mode >> 3) & 7 != found.st_mode & 7;
         Ownership {
             owner: (we.is_root() && !owner.is_root()).then_some(owner),
@@ -32,26 +32,26 @@ impl Ownership {
         }
     }
 
-    /// The same of what is to stay its writer's.
+    /// Returns the ownership for files whose writer stays the owner.
     pub(super) fn without_owner(self) -> Ownership {
         Ownership { owner: None, ..self }
     }
 
-    /// Whether it is somebody else's whom what we make is to belong to.
+    /// Returns true if new files must belong to another user.
     pub(super) fn has_owner(&self) -> bool {
         self.owner.is_some()
     }
 
-    /// Gives away a file that we have just created. Only members of a group may give it something; for others it stays
-    /// theirs.
+    /// Gives away a file that we have just created. Only members of a group may give it files; files of other users
+    /// keep their group.
     pub(super) fn give_file(&self, made: impl AsFd) {
         if *self != Ownership::default() {
             let _ = fchown(made, self.owner, self.group);
         }
     }
 
-    /// Gives away a directory that was just made, and opened by its name. In somebody's directory that may be another one
-    /// by now: root gives away only what its new owner might have removed and made himself. `false`: it is not his.
+    /// Gives away a new directory that was opened by its name. In another user's directory that name may lead
+    /// elsewhere. So root gives away only what the new owner could have made; `false` means that it is another user's.
     pub(super) fn give_directory(&self, made: impl AsFd) -> Result<bool, Errno> {
         if let Some(owner) = self.owner {
             let found = fstat(made.as_fd())?;

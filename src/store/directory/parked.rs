@@ -1,9 +1,9 @@
-//! Where one record may rest: its directory stays with the tombstone in it when the record is removed, and the next taker of
-//! that name revives it. Most stores see one name again and again, and on a disk making and removing a directory costs more
-//! than all the rest of a lock.
+//! The parked record: after its removal, the directory stays with a tombstone in it, and the next caller that acquires
+//! that name revives it. Most stores use one name repeatedly, and on a disk, making and removing a directory costs more
+//! than the rest of a lock.
 //!
-//! Which name it is stands in the name of an empty file, `rest.NAME`. It keeps its place for a minute at least; then the
-//! next that is given back takes it over. Should two come first at once, then two rest.
+//! The name of an empty file, `rest.NAME`, tells which record is parked. The record keeps its place for at least a
+//! minute; then the next released record replaces it. If two records come first at the same time, both are parked.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -18,19 +18,19 @@ use super::sys;
 
 const PREFIX: &[u8] = b"rest.";
 
-/// So long a record that rests keeps its place.
+/// Minimum time that a parked record keeps its place.
 const AT_LEAST: Duration = Duration::from_secs(60);
 
-/// Whether a record may rest.
+/// The decision if a record may be parked.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Rest {
     Yes,
     No,
-    /// It may, and these no longer do.
+    /// The record may be parked, and these records no longer may.
     InsteadOf(Vec<Vec<u8>>),
 }
 
-/// Whether the record with this file name may rest, at this time since 1970.
+/// Decides if the record with this file name may be parked, at this time since 1970.
 pub(super) fn may_rest(work: &OwnedFd, file_name: &OsStr, now: Duration, mode: Mode) -> Result<Rest, Errno> {
     let resting = names(work)?;
     if resting.iter().any(|name| name == file_name.as_bytes()) {
@@ -52,12 +52,12 @@ pub(super) fn may_rest(work: &OwnedFd, file_name: &OsStr, now: Duration, mode: M
     }
 }
 
-/// The file names of the records that may rest.
+/// Returns the file names of the records that may be parked.
 pub(super) fn names(work: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
     let fresh = sys::open_directory(work, ".")?;
     let mut names = Vec::new();
     sys::each_name::<Errno>(fresh, &mut |name| {
-        // `rest...` would be the directory above the store.
+        // The name `rest...` would mean the directory above the store.
         names.extend(name.strip_prefix(PREFIX).filter(|name| is_file_name(name)).map(<[u8]>::to_vec));
         Ok(())
     })?;

@@ -5,32 +5,32 @@ use sha2::{Digest, Sha256};
 
 use crate::store::Version;
 
-/// No number is higher: whoever wants the next one must not begin anew with 0.
+/// Maximum version number, so that the next number never begins anew with 0.
 const HIGHEST: u64 = u64::MAX >> 1;
 
-/// What makes a name unlike any other that ever was.
+/// The part of a name that makes it unique among all names, past and present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UniqueId {
-    /// In which boot it was made.
+    /// Tag of the boot in which the name was made.
     pub(crate) boot: u32,
-    /// Random.
+    /// Random bits.
     pub(crate) mark: u64,
 }
 
-/// Where in its life a record is.
+/// The stage of a record's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Born, its version number not yet chosen.
+    /// Created, without a version number.
     Unnumbered,
-    /// In use, and never changed yet: the record is in the pointer itself.
+    /// In use and never changed: the pointer file contains the record.
     Inline,
-    /// In use: the record is in `rec.IDENT`.
+    /// In use: `rec.IDENT` contains the record.
     Current,
     /// Removed.
     Tombstone,
 }
 
-/// The one name that says which version a record is at.
+/// The name that tells the version of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub(crate) stage: Stage,
@@ -73,7 +73,7 @@ impl Stage {
 }
 
 impl Pointer {
-    /// Whether it points to a record that counts.
+    /// Returns true if the pointer leads to a record in use.
     pub(crate) fn is_in_use(&self) -> bool {
         matches!(self.stage, Stage::Inline | Stage::Current)
     }
@@ -82,7 +82,7 @@ impl Pointer {
         Version { number: self.number, mark: self.ident.mark }
     }
 
-    /// The name of the file that has the record's bytes.
+    /// Returns the name of the file that contains the record's bytes.
     pub(crate) fn record(&self) -> String {
         match self.stage {
             Stage::Unnumbered | Stage::Inline => self.name(),
@@ -96,8 +96,8 @@ impl Pointer {
 }
 
 impl Name {
-    /// `None` for a name that is none of ours: also for one that says the same in other words (`cur.007.…`), for whoever
-    /// renamed what it stands for would find nothing under the name that we would write.
+    /// Parses a name; returns `None` for a foreign name, even if it is another spelling of ours (`cur.007.…`). A rename
+    /// would not find such a name under the spelling that csalock writes.
     pub(crate) fn parse(name: &[u8]) -> Option<Name> {
         let mut parts = std::str::from_utf8(name).ok()?.split('.');
         let word = parts.next()?;
@@ -113,18 +113,18 @@ impl Name {
     }
 }
 
-/// The number that is written like this; `None` for any other way to write it.
+/// Parses a number in the spelling that csalock writes; returns `None` for any other.
 pub(crate) fn number_of(digits: &str) -> Option<u64> {
     let number: u64 = digits.parse().ok()?;
     (number <= HIGHEST && number.to_string() == digits).then_some(number)
 }
 
-/// The number that follows; `None` when there is none.
+/// Returns the next number; `None` if there is none.
 pub(crate) fn after(number: u64) -> Option<u64> {
     number.checked_add(1).filter(|next| *next <= HIGHEST)
 }
 
-/// Eight hex digits' worth of a boot id, so that a name tells whether a power cut may have torn what it names.
+/// Returns eight hex digits' worth of a boot id, so that a name tells if a power cut may have torn its file.
 pub(crate) fn boot_tag(boot: &str) -> u32 {
     let digest = Sha256::digest(boot.as_bytes());
     digest.iter().take(4).fold(0, |tag, byte| (tag << 8) | u32::from(*byte))

@@ -1,4 +1,4 @@
-//! The store's own directory: who may use it, where drafts are made, and which version numbers were used.
+//! The store's own directory: its permissions, its drafts and the version numbers used so far.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -25,45 +25,45 @@ use crate::name::escape_path;
 use crate::store::file_system::network;
 use crate::store::{Layout, Scope};
 
-/// Drafts and tokens are in here. No record's directory begins with a dot.
+/// Name of the directory for drafts and the high-water mark. The name of a record's directory never begins with a dot.
 pub(super) const WORK: &str = ".work";
 
-/// What a draft is renamed to that is being removed.
+/// Prefix of the name that a draft gets while it is removed.
 const DEAD: &[u8] = b".dead";
 
-/// A draft that is older than this was left by somebody who died.
+/// Maximum age of a draft; the process that made an older draft has died.
 const DRAFT_LASTS: Duration = Duration::from_secs(60);
 
-/// So often an NFS client may find that the store that it was about to open was just removed.
+/// Maximum number of retries if a store is removed while an NFS client opens it.
 const OPENINGS: usize = 20;
 
 /// An open store.
 pub(super) struct Root {
     pub(super) directory: OwnedFd,
     pub(super) scope: Scope,
-    /// How records are opened. An NFS 4 server may delegate a file to a client that opens it, and then nobody can rename
-    /// or remove it until that client has given the delegation back, or is dead for so long that the server is sure
-    /// (90 s). Linux asks for none where a file is opened for direct I/O.
+    /// Open flags for records. An NFS 4 server may delegate a file to a client that opens it. No process can rename or
+    /// remove the file until the client returns the delegation, or the server considers the client dead (90 s). Linux
+    /// requests no delegation for a file that is opened for direct I/O.
     pub(super) uncached: OFlag,
-    /// The mode of directories in it, and of files.
+    /// Mode of the directories in the store; `file_mode` is the mode of its files.
     pub(super) inner_mode: Mode,
     pub(super) file_mode: Mode,
-    /// Only owners may remove directories in it.
+    /// True if only owners may remove directories in the store.
     pub(super) sticky: bool,
     pub(super) owner: u32,
-    /// Whom belongs what we make in it.
+    /// Owner and group for the files that csalock creates in the store.
     pub(super) ownership: Ownership,
     pub(super) layout: Layout,
     work: OnceLock<OwnedFd>,
-    /// The way to it was synced.
+    /// Set once the directories above the store are synced.
     anchored: OnceLock<()>,
 }
 
 impl Root {
-    /// Opens the store that is there, or `None`.
+    /// Opens the store at this path; returns `None` if it does not exist.
     pub(super) fn open(path: &Path, layout: Layout) -> Result<Option<Root>> {
         let open = || open_through(path, layout != Layout::Beside);
-        // Removed while an NFS client opened it: then it is not found any more, or it is another one that is.
+        // If the directory is removed while an NFS client opens it, the path is unused or leads to a new directory.
         let opened = (0..OPENINGS).map(|_| open()).find(|opened| !matches!(opened, Err(Errno::ESTALE)));
         let directory = match opened.unwrap_or(Err(Errno::ESTALE)) {
             Ok(directory) => directory,
@@ -87,11 +87,11 @@ impl Root {
             refuse_foreign(&directory, path)?;
         }
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
-        // Who did not know that other hosts share it would not see that they hold.
+        // A process that does not know that other hosts share the store would not see their grants.
         let kind = fstatfs(&directory).map_err(|errno| Error::os(errno, "open the store", path))?.filesystem_type();
         let shared = network(kind).is_some();
         let is_nfs = kind == NFS_SUPER_MAGIC;
-        // Root may have been killed, or may be about to give it away.
+        // Another root process may have been killed before it gave the directory away, or may be about to give it away.
         let unowned = layout == Layout::Beside && found.st_uid == 0 && nix::unistd::geteuid().is_root();
         let above = unowned.then(|| fstatat(&directory, "..", AtFlags::empty()).ok()).flatten();
         let ownership = Ownership::in_directory(&above.unwrap_or(found));
@@ -110,7 +110,7 @@ impl Root {
         }))
     }
 
-    /// A store of one's own in a file system that is simulated.
+    /// Returns a private store in a simulated file system.
     #[cfg(test)]
     pub(super) fn simulated(directory: OwnedFd, scope: Scope) -> Root {
         let inner_mode = Mode::from_bits_truncate(0o700);
@@ -129,7 +129,7 @@ impl Root {
         }
     }
 
-    /// Makes the directory. That somebody else was faster is as good.
+    /// Creates the store's directory; succeeds even if another process was faster.
     pub(super) fn create(path: &Path, layout: Layout) -> Result<()> {
         let made = match layout {
             Layout::Own => std::fs::DirBuilder::new().create(path),
@@ -147,7 +147,7 @@ impl Root {
         }
     }
 
-    /// The directory in which records are prepared.
+    /// Returns the directory for drafts.
     pub(super) fn drafts(&self) -> std::result::Result<&OwnedFd, Errno> {
         if self.layout == Layout::Beside {
             self.adopt(&self.directory)?;
@@ -169,12 +169,12 @@ impl Root {
         Ok(self.work.get_or_init(|| work))
     }
 
-    /// Before root puts anything into a directory that another root has made and not yet given away, it does so itself.
+    /// Gives away a directory that another root process has made and not yet given away, before root uses it.
     fn adopt(&self, directory: &OwnedFd) -> std::result::Result<(), Errno> {
         if self.ownership.has_owner() { self.ownership.give_directory(directory).map(drop) } else { Ok(()) }
     }
 
-    /// A version number above all that were used before, for a name whose directory was just put in place.
+    /// Returns a version number above all used ones, for a name whose directory was just put in place.
     pub(super) fn next_number(&self, host: &dyn Host, path: &Path) -> Result<u64> {
         let clock = match self.scope {
             Scope::Local => host.wall(),
@@ -188,7 +188,7 @@ impl Root {
         Ok((clock.as_micros() as u64).max(above))
     }
 
-    /// Writes down that this version number was used.
+    /// Records that this version number was used.
     pub(super) fn raise_token(&self, number: u64, path: &Path) -> Result<()> {
         match self.layout {
             Layout::Beside => Ok(()),
@@ -196,7 +196,7 @@ impl Root {
         }
     }
 
-    /// Waits until the disk has the register of version numbers. The directory that it is in may be new.
+    /// Waits until the high-water mark is on disk. The directory that contains it may be new.
     pub(super) fn sync_token(&self, path: &Path) -> Result<()> {
         if self.layout == Layout::Beside {
             return Ok(());
@@ -205,7 +205,7 @@ impl Root {
         self.sync(path)
     }
 
-    /// Waits until the disk has the names in the store, and the store itself.
+    /// Waits until the names in the store, and the store itself, are on disk.
     pub(super) fn sync(&self, path: &Path) -> Result<()> {
         let failed = |errno| Error::os(errno, "sync the store", path);
         sys::sync_directory(&self.directory).map_err(failed)?;
@@ -216,9 +216,9 @@ impl Root {
         Ok(())
     }
 
-    /// Whether this record may stay as a tombstone when it is removed. Only where nobody else's listing can be stale.
+    /// Decides if a removed record may stay as a tombstone: only in a local store, where no listing of others is stale.
     pub(super) fn may_rest(&self, entry: &Entry<'_>, now: Duration, path: &Path) -> Result<Rest> {
-        // What is kept beside records is seldom needed twice.
+        // An auxiliary object is seldom needed twice.
         let is_record = entry::is_record(entry.file_name().as_bytes());
         if self.layout == Layout::Beside || self.scope == Scope::Shared || !is_record {
             return Ok(Rest::No);
@@ -226,9 +226,9 @@ impl Root {
         self.in_work(path, |work| parked::may_rest(work, entry.file_name(), now, self.file_mode))
     }
 
-    /// The file names of records that may stay as tombstones.
+    /// Returns the file names of records that may stay as tombstones.
     pub(super) fn resting(&self, path: &Path) -> Result<Vec<Vec<u8>>> {
-        // Whoever only looks does not make the directory in which that stands.
+        // A reader must not create the directory that contains the markers.
         match sys::open_directory(&self.directory, WORK) {
             _ if self.layout == Layout::Beside => Ok(Vec::new()),
             Err(Errno::ENOENT) => Ok(Vec::new()),
@@ -241,15 +241,15 @@ impl Root {
         done.map_err(|errno| no_work(errno, path))
     }
 
-    /// The time that the file system gives to a fresh file.
+    /// Returns the time that the file system gives to a new file.
     pub(super) fn file_system_time(&self, path: &Path) -> Result<Duration> {
         let failed = |errno| Error::os(errno, "ask for the time of the file system of", path);
         let drafts = self.drafts().map_err(|errno| no_work(errno, path))?;
         sys::fresh_time(drafts, self.file_mode).map_err(failed)
     }
 
-    /// Whether the directory, or the one we work in, was removed under us. Opening it anew makes an NFS client ask the
-    /// server.
+    /// Returns true if the store's directory or its directory for drafts was removed while open. A new open makes an
+    /// NFS client ask the server.
     pub(super) fn is_gone(&self) -> bool {
         if self.work.get().is_some_and(sys::is_removed) {
             return true;
@@ -274,20 +274,20 @@ impl Root {
             visit(name).map_err(Failed::Visit)
         })
         .or_else(|failure| match failure {
-            // The last of them was removed, and the store with it.
+            // The last record was removed, and the store with it.
             Failed::List(Errno::ENOENT | Errno::ESTALE) if self.is_gone() => Ok(()),
             Failed::List(errno) => Err(failed(errno)),
             Failed::Visit(error) => Err(error),
         })
     }
 
-    /// Removes what killed processes left that were about to make the directory in which records are prepared.
+    /// Removes unfinished directories for drafts that killed processes left; returns their number.
     pub(super) fn sweep_work(&self, now: Duration, dry_run: bool, path: &Path) -> Result<u64> {
         let swept = sys::sweep_unborn(&self.directory, WORK, now.saturating_sub(DRAFT_LASTS), dry_run);
         swept.map_err(|errno| Error::os(errno, "sweep the store", path))
     }
 
-    /// Removes drafts that were left behind, and says how many.
+    /// Removes drafts that were left behind; returns their number.
     pub(super) fn sweep_drafts(&self, now: Duration, dry_run: bool, path: &Path) -> Result<u64> {
         let failed = |errno| Error::os(errno, "sweep the store", path);
         let place = if self.layout == Layout::Beside { "." } else { WORK };
@@ -316,7 +316,7 @@ impl Root {
         }
         let fresh = sys::open_directory(&self.directory, place).map_err(failed)?;
         for draft in old.iter().filter(|_| !dry_run) {
-            // Under another name its maker, should it still live, cannot put it in place half-removed.
+            // Under another name, a maker that is still alive cannot put a half-removed draft in place.
             let mine = if draft.starts_with(DEAD) { draft.clone() } else { [DEAD, draft.as_slice()].concat() };
             if mine == *draft || sys::rename(&fresh, sys::os(draft), &fresh, sys::os(&mine)).is_ok() {
                 let _ = sys::remove_file(&fresh, sys::os(&mine));
@@ -326,13 +326,13 @@ impl Root {
         Ok(old.len() as u64)
     }
 
-    /// Removes a `.csalock` in which no record is left.
+    /// Removes a `.csalock` that contains no record.
     pub(super) fn remove_if_empty(&self, path: &Path) {
         let _ = sys::remove_directory(AT_FDCWD, path.as_os_str());
     }
 }
 
-/// The directory in which records are prepared cannot be used.
+/// Returns the error for a directory for drafts that cannot be used.
 pub(super) fn no_work(errno: Errno, path: &Path) -> Error {
     let work = path.join(WORK);
     match errno {
@@ -344,7 +344,7 @@ pub(super) fn no_work(errno: Errno, path: &Path) -> Error {
     }
 }
 
-/// That the path is mistyped is seen before anything is made there: what no store has been in yet has to be empty.
+/// Fails if a directory that was never a store is not empty: csalock must not create files at a mistyped path.
 fn refuse_foreign(directory: &OwnedFd, path: &Path) -> Result<()> {
     let failed = |errno| Error::os(errno, "list the store", path);
     if fstatat(directory, WORK, AtFlags::AT_SYMLINK_NOFOLLOW) != Err(Errno::ENOENT) {
@@ -365,8 +365,8 @@ fn refuse_foreign(directory: &OwnedFd, path: &Path) -> Result<()> {
     Err(Error::new(Exit::Corrupt, what, "see the path; name a new directory, or an empty one"))
 }
 
-/// Opens a store's directory; through a link in its place only where nobody else can have put it there. (Linux can be told to
-/// see to that itself: protected_symlinks, proc_sys_fs(5).)
+/// Opens a store's directory; follows a link in its place only if no other user can have put it there. (Linux can
+/// enforce this itself: protected_symlinks, proc_sys_fs(5).)
 fn open_through(path: &Path, links: bool) -> std::result::Result<OwnedFd, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     match nix::fcntl::open(path, flags | OFlag::O_NOFOLLOW, Mode::empty()) {
@@ -388,7 +388,7 @@ fn open_through(path: &Path, links: bool) -> std::result::Result<OwnedFd, Errno>
     }
 }
 
-/// The highest version number stands there, which nobody comes to by counting.
+/// Returns the error for a store with the highest version number, which cannot be reached by counting.
 pub(super) fn used_up(path: &Path) -> Error {
     let what = format!("no version number is left above those in {}", escape_path(path));
     Error::new(Exit::Corrupt, what, "see who wrote that number there, and move it away")
@@ -398,7 +398,7 @@ fn is_draft(name: &[u8]) -> bool {
     [&b".new."[..], b".clock.", doorbell::PREFIX, DEAD].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Where everybody may write, and nothing keeps anybody from removing what others made, there is no lock.
+/// Fails if all users may write and any user may remove the files of others, because no lock works there.
 fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
     if !mode.contains(Mode::S_IWOTH) || mode.contains(Mode::S_ISVTX) {
         return Ok(());
@@ -410,7 +410,7 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
     ))
 }
 
-/// Makes `.csalock` with the mode, the owner and the group of the directory that it is in, as far as we may.
+/// Creates `.csalock` with the mode, owner and group of the directory that contains it, as far as permitted.
 fn create_beside(path: &Path) -> Result<()> {
     let failed = |errno| Error::os(errno, "create the store", path);
     let parent = path.parent().unwrap_or(Path::new("/"));
@@ -423,8 +423,8 @@ fn create_beside(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes what killed processes left that were about to make a `.csalock`, and counts it. What cannot be listed is not
-/// there: the caller hears of that when it opens the store.
+/// Removes unfinished `.csalock` directories that killed processes left; returns their number. A listing error counts
+/// as 0, because the caller gets that error when it opens the store.
 pub(super) fn sweep_beside(path: &Path, now: Duration, dry_run: bool) -> u64 {
     let (Some(above), Some(name)) = (path.parent(), path.file_name().and_then(OsStr::to_str)) else { return 0 };
     let swept = sys::open_directory(AT_FDCWD, above)
@@ -432,7 +432,7 @@ pub(super) fn sweep_beside(path: &Path, now: Duration, dry_run: bool) -> u64 {
     swept.unwrap_or(0)
 }
 
-/// How far a store would reach that is yet to be made: what holds for the first directory above it that exists.
+/// Returns the scope of a store that does not exist yet: that of the first directory above it that exists.
 pub(super) fn reach_of<'a>(mut above: impl Iterator<Item = &'a Path>) -> Scope {
     match above.find_map(|directory| statfs(directory).ok()) {
         Some(found) if network(found.filesystem_type()).is_some() => Scope::Shared,

@@ -1,24 +1,24 @@
-//! The steps of a swap, and what of them is synced.
+//! The steps of a commit, and the data that each durability syncs.
 //!
-//! [`Durability::Boot`]: nothing. [`Durability::Whole`]: the new record's file, before a pointer to it is put in place.
-//! Names may then be lost, but no name leads to half a record.
+//! [`Durability::Volatile`]: nothing. [`Durability::Atomic`]: the new record's file, before a pointer to it is put in
+//! place. Names may then be lost, but no name leads to half a record.
 //!
-//! [`Durability::Lasting`]: the names as well, inner ones before outer ones, so that nothing can be seen before what it
-//! leads to is on the disk:
+//! [`Durability::Durable`]: the names too, inner before outer ones, so that a name is visible only when its target is
+//! on disk:
 //!
-//! - a change: the record's file; the pointer is renamed; the record's directory, the store's, and the way to it
-//!   ([`super::sync_parents`]). Only then the old record is removed;
-//! - a birth: the embryo and the draft's directory; the draft is renamed onto the name; the rest as above;
+//! - a change: the record's file; the pointer is renamed; the record's directory, the store's, and the path to it
+//!   ([`super::sync_parents`]). Only then csalock removes the old record;
+//! - a creation: the unnumbered record and the draft's directory; the draft is renamed onto the name; the rest as
+//!   above;
 //! - a removal that leaves a tombstone: as a change, without a file. The tombstone says that the record is gone, so
-//!   what is removed after it need not be synced;
-//! - a removal that leaves nothing: the token register and the store's directory, since the version number must not be
-//!   lost with the record that had it; the pointer is removed; its directory. One without a pointer is as good as none,
-//!   so that it goes away need not be synced.
+//!   later removals need not be synced;
+//! - a removal that leaves nothing: the high-water mark and the store's directory, because the number must outlast its
+//!   record. Then the pointer is removed and the record's directory synced. A directory without a pointer equals none;
+//!   its removal is not synced.
 //!
-//! Where a sync fails after the pointer was renamed, the others see the new record, and a power cut may bring back the
-//! old one: nothing of either was removed. The caller is told of the failure. "Conflict" is synced like a success when
-//! our rename may have happened ([`Transition::was_it_us`]): the caller may find its own step in the record that it reads
-//! next, and takes it for done.
+//! If a sync fails after the rename of the pointer, others see the new record, and a power cut may restore the old one.
+//! Neither was removed, and the caller gets the error. A conflict is synced like a success if our rename may have
+//! happened ([`Commit::was_it_us`]). The caller may find its own commit in its next read, and treat it as done.
 
 use super::Directory;
 use super::entry::{Entry, Listing};
@@ -28,10 +28,10 @@ use super::root::{Root, used_up};
 use crate::error::{Error, Result};
 use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions};
 
-/// A removal of what is not there.
+/// Result of removing a record that does not exist.
 const NOTHING_TO_DO: CommitResult = CommitResult::Done(Version { number: 0, mark: 0 });
 
-/// One try of a swap in a store that is open.
+/// One attempt to commit in an open store.
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
     pub(super) root: &'a Root,
@@ -39,7 +39,7 @@ pub(super) struct Commit<'a> {
 }
 
 impl Commit<'_> {
-    /// Tries it. `None`: the store's directory itself is gone.
+    /// Runs the attempt. Returns `None` if the store's directory itself is gone.
     pub(super) fn swap(
         &self,
         name: &[u8],
@@ -60,7 +60,7 @@ impl Commit<'_> {
             };
         };
         let Some(pointer) = look.pointer else {
-            // Pointerless for good: nobody can be using it.
+            // The directory never gets a pointer again, so no process can be using it.
             look.clear()?;
             return Ok(Some(CommitResult::Conflict));
         };
@@ -93,7 +93,7 @@ impl Commit<'_> {
                 self.settle(Some(&look))?;
                 Ok(Some(CommitResult::Done(born.version())))
             }
-            // Nobody is to help along what we say that we could not store.
+            // No process may number a record whose creation we report as failed.
             Err(error) if look.remove_pointer(&unnumbered)? => look.remove_directory().and(Err(error)),
             _ => self.was_it_us(entry, unnumbered.ident).map(Some),
         }
@@ -116,7 +116,7 @@ impl Commit<'_> {
 
     fn remove(&self, look: &Listing<'_>, pointer: &Pointer) -> Result<CommitResult> {
         let rests = self.may_rest(look.entry)?;
-        // Nothing will be left in the directory, so it needs no tombstone.
+        // The directory becomes empty, so it needs no tombstone.
         if !rests && pointer.stage == Stage::Inline && look.may_remove_directory() {
             return self.remove_whole(look, pointer);
         }
@@ -133,23 +133,23 @@ impl Commit<'_> {
         Ok(CommitResult::Done(end.version()))
     }
 
-    /// Removes a record that is one file.
+    /// Removes a record that consists of one file.
     fn remove_whole(&self, look: &Listing<'_>, pointer: &Pointer) -> Result<CommitResult> {
         self.raise_token(pointer.number)?;
         let removed = look.remove_pointer(pointer)?;
         if removed {
-            // What somebody wrote who died before he pointed to it.
+            // Processes that died before their rename may have left records.
             look.remove_records();
         }
         if self.keep.durability == Durability::Durable {
             look.sync()?;
         }
-        // Also if it was not there: that is what the repetition says when the reply was lost.
+        // A missing pointer leads here too, because the repetition reports it when the reply was lost.
         self.remove_directories(look)?;
         Ok(if removed { CommitResult::Done(pointer.version()) } else { CommitResult::Conflict })
     }
 
-    /// Whether this record may stay as a tombstone; if it takes another one's place, that one is buried.
+    /// Returns true if this record may stay as a tombstone, and purges those that it replaces.
     fn may_rest(&self, entry: &Entry<'_>) -> Result<bool> {
         let path = &self.store.path;
         let instead_of = match self.root.may_rest(entry, self.store.host.wall(), path)? {
@@ -168,14 +168,14 @@ impl Commit<'_> {
         Ok(true)
     }
 
-    /// Gives an embryo its version number, whoever made it.
+    /// Gives an unnumbered record its version number, even if another process created it.
     pub(super) fn finish_create(&self, look: &Listing<'_>, unnumbered: &Pointer) -> Result<()> {
         let number = self.next_number()?;
         look.advance(unnumbered, &Pointer { stage: Stage::Inline, number, ..*unnumbered }).map(drop)
     }
 
-    /// After a rename that found nothing to rename: somebody helped our embryo along, or the reply was lost and what we saw
-    /// was the answer to its repetition. (If others went on from there, the caller finds itself in the record.)
+    /// Decides if our rename happened although it found no source. Another process may have numbered our record, or the
+    /// reply was lost. (If others went on from there, the caller finds itself in the record.)
     fn was_it_us(&self, entry: &Entry<'_>, ident: UniqueId) -> Result<CommitResult> {
         let look = entry.look()?;
         self.settle(look.as_ref())?;
@@ -184,7 +184,7 @@ impl Commit<'_> {
         Ok(ours.map_or(CommitResult::Conflict, |pointer| CommitResult::Done(pointer.version())))
     }
 
-    /// Removes what a tombstone stands on. What cannot be removed now is left to the next one: the record is gone anyway.
+    /// Removes the directory of a tombstone. The next process removes what stays: the record is gone anyway.
     pub(super) fn purge(&self, look: &Listing<'_>, end: &Pointer) -> Result<()> {
         self.raise_token(end.number)?;
         if look.may_remove_directory() {
@@ -202,8 +202,8 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// The version number of a change. After a power cut a record may be at an earlier version than it was once, and the
-    /// numbers above that were given out as tokens; but the clock is above them all.
+    /// Returns the version number of a change. After a power cut a record may be at an earlier version than before, and
+    /// the numbers above it were issued as tokens. The clock is above them all.
     fn number_after(&self, look: &Listing<'_>, pointer: &Pointer, ident: UniqueId) -> Result<u64> {
         let next = after(pointer.number).ok_or_else(|| used_up(&look.entry.path()))?;
         let is_of_this_boot = pointer.ident.boot == ident.boot;
@@ -222,7 +222,7 @@ impl Commit<'_> {
         Ok(())
     }
 
-    /// Makes the names outlast a power cut that were renamed in there, if they are to.
+    /// Syncs the names that were renamed in the directory, if they must outlast a power cut.
     fn settle(&self, look: Option<&Listing<'_>>) -> Result<()> {
         if self.keep.durability < Durability::Durable {
             return Ok(());

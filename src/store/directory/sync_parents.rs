@@ -1,9 +1,8 @@
-//! The directories above a store, which have to outlast a power cut as well if anything in it is to.
+//! The directories above a store, which must outlast a power cut too if anything in the store must.
 //!
-//! Who swaps cannot know when the store was made: perhaps a moment ago, by somebody who needed nothing synced. So the
-//! directory that it stands in is always synced, once for each process that asks. Of a default store the levels above
-//! that may be as new, and are synced upward as far as we could have made them: to the first directory in which we may
-//! not write, or where another file system begins.
+//! A commit cannot know when the store was made: perhaps a moment ago, by a process that synced nothing. So each
+//! process syncs the parent directory once. Above a default store, the levels further up may be as new. csalock syncs
+//! them as far as it could have made them: up to the first directory that is not writable, or to another file system.
 
 use std::os::fd::OwnedFd;
 
@@ -15,15 +14,15 @@ use nix::unistd::{AccessFlags, faccessat, syncfs};
 use super::sys;
 use crate::store::Layout;
 
-/// Syncs them. They are found by `..`, since the store's path may be a link.
+/// Syncs the directories above a store. The walk uses `..`, because the store's path may be a link.
 pub(super) fn sync_above(store: &OwnedFd, layout: Layout) -> Result<(), Errno> {
     let mut below = sys::open_directory(store, ".")?;
     loop {
         let may_write = faccessat(&below, "..", AccessFlags::W_OK, AtFlags::AT_EACCESS).is_ok();
         let above = match sys::open_directory(&below, "..") {
-            // It may be written and not be read: then the whole file system is the least that we can ask for.
+            // The directory is writable but not readable, so a sync of the whole file system is the smallest request.
             Err(Errno::EACCES) if may_write => return syncfs(store),
-            // Whoever made the store there was somebody else.
+            // Another user made the store there.
             Err(Errno::EACCES) => return Ok(()),
             above => above?,
         };

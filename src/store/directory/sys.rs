@@ -1,4 +1,4 @@
-//! The system calls of the directory store, each relative to a directory descriptor and never through a link.
+//! The directory store's system calls, each relative to a directory descriptor and never through a link.
 
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
@@ -16,16 +16,16 @@ use rustix::fs::{Advice, RawDir, RenameFlags};
 use crate::store::answers::answered;
 use crate::store::directory::ownership::Ownership;
 
-/// What comes behind the name of a directory until it is whole; then random digits.
+/// Suffix of a directory's name until the directory is complete; random digits follow it.
 const UNBORN: &str = ".new.";
 
-/// Opens a directory to list it and to work in it.
+/// Opens a directory for listing it and for work in it.
 pub(super) fn open_directory<P: ?Sized + NixPath>(at: impl AsFd, name: &P) -> Result<OwnedFd, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     answered(nix::fcntl::openat(at, name, flags, Mode::empty()))
 }
 
-/// Makes a directory that the same users can use as the store itself, whatever the umask says.
+/// Creates a directory that the store's users can use, whatever the umask is.
 pub(super) fn make_directory<P: ?Sized + NixPath>(
     at: impl AsFd,
     name: &P,
@@ -43,20 +43,20 @@ pub(super) fn make_directory<P: ?Sized + NixPath>(
     Ok(made)
 }
 
-/// Makes such a directory under another name and renames it, so that others see it only with its owner, group and mode.
-/// EEXIST: the name is in use already.
+/// Creates a directory under another name and renames it, so that it appears with its owner, group and mode. Returns
+/// EEXIST if the name is in use.
 pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, ownership: Ownership) -> Result<(), Errno> {
     let draft = [name, OsStr::new(&format!("{UNBORN}{:016x}", random()?))].into_iter().collect::<OsString>();
     let made = make_directory(&at, draft.as_os_str(), mode, ownership);
     let Err(errno) = made.and_then(|_| rename_onto_nothing(&at, &draft, name)) else { return Ok(()) };
     let _ = remove_directory(&at, &draft);
-    // On NFS the rename may have been repeated after it was done.
+    // An NFS client may have repeated the rename after it succeeded.
     let is_there = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok();
     Err(if is_there { Errno::EEXIST } else { errno })
 }
 
-/// Renames a directory. Not every file system can see to it that nothing has the new name: elsewhere an empty directory
-/// may go, as if its last user had removed it.
+/// Renames a directory to an unused name. Some file systems cannot guarantee that the name is unused: they may replace
+/// an empty directory, as if its last user had removed it.
 fn rename_onto_nothing(at: impl AsFd, old: &OsStr, new: &OsStr) -> Result<(), Errno> {
     match answered(rustix::fs::renameat_with(&at, old, &at, new, RenameFlags::NOREPLACE)) {
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS | rustix::io::Errno::OPNOTSUPP) => {
@@ -66,8 +66,8 @@ fn rename_onto_nothing(at: impl AsFd, old: &OsStr, new: &OsStr) -> Result<(), Er
     }
 }
 
-/// Removes the directories that killed processes were about to [put](put_directory) under this name long ago, and counts
-/// them. One that is still wanted is made anew.
+/// Removes directories that killed processes were about to [put](put_directory) under this name long ago; returns their
+/// number. A process that still needs its directory makes it anew.
 pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64, Errno> {
     let start = format!("{name}{UNBORN}");
     let mut found = Vec::new();
@@ -87,13 +87,12 @@ fn random() -> Result<u64, Errno> {
     Ok(u64::from_be_bytes(random))
 }
 
-/// Creates a file that does not exist yet and writes all of it, to the disk if it is to be synced. Errors that a server
-/// only tells at close are seen.
+/// Creates a new file with these bytes, and syncs it if requested. Reports errors that a server returns only at close.
 pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
     create_file_as(at, name, (OFlag::empty(), mode, Ownership::default()), bytes, synced)
 }
 
-/// The same, opened with more flags, and given away.
+/// Creates a file like [`create_file`], with more open flags, and gives it away.
 pub(super) fn create_file_as(
     at: impl AsFd,
     name: &str,
@@ -105,7 +104,7 @@ pub(super) fn create_file_as(
     let file = answered(nix::fcntl::openat(at, name, flags, mode))?;
     ownership.give_file(&file);
     if mode.intersects(Mode::S_IRWXG | Mode::S_IRWXO) {
-        // The umask may have taken some away. It is still empty.
+        // The umask may have removed permissions. The file is still empty.
         nix::sys::stat::fchmod(&file, mode)?;
     }
     let mut rest = bytes;
@@ -121,13 +120,13 @@ pub(super) fn create_file_as(
         sync_file(&file)?;
     }
     match answered(nix::unistd::close(file)) {
-        // The descriptor is gone, and on Linux so are no data.
+        // The descriptor is closed, and Linux has lost no data.
         Err(Errno::EINTR) => Ok(()),
         closed => closed,
     }
 }
 
-/// Waits until the disk has a file.
+/// Waits until a file is on disk.
 pub(super) fn sync_file(file: impl AsFd) -> Result<(), Errno> {
     loop {
         match answered(nix::unistd::fsync(&file)) {
@@ -137,18 +136,18 @@ pub(super) fn sync_file(file: impl AsFd) -> Result<(), Errno> {
     }
 }
 
-/// Waits until the disk has the names in a directory.
+/// Waits until the names in a directory are on disk.
 pub(super) fn sync_directory(directory: impl AsFd) -> Result<(), Errno> {
     match sync_file(directory) {
-        // That file system knows no such thing. EROFS does not mean that: ext4 says so after an error for which it has
-        // stopped writing.
+        // The file system does not support syncing directories. EROFS is different: ext4 returns it after an error that
+        // stopped all writes.
         Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => Ok(()),
         synced => synced,
     }
 }
 
-/// Reads a whole regular file of at most `most` bytes, opened with these flags as well. `Ok(Err(_))`: there is something
-/// else under that name, and what.
+/// Reads a whole regular file of at most `most` bytes, opened with these additional flags. Returns `Ok(Err(reason))` if
+/// the name leads to anything else.
 pub(super) fn read_file(
     at: impl AsFd,
     name: &str,
@@ -158,7 +157,7 @@ pub(super) fn read_file(
     let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = match answered(nix::fcntl::openat(at, name, flags, Mode::empty())) {
         Err(Errno::ELOOP) => return Ok(Err("it is a symbolic link".to_string())),
-        // A socket, or a device that is not there.
+        // The name leads to a socket, or to a device that does not exist.
         Err(Errno::ENXIO | Errno::ENODEV) => return Ok(Err("it is not a regular file".to_string())),
         opened => opened?,
     };
@@ -188,16 +187,16 @@ pub(super) fn rename<P: ?Sized + NixPath>(from: impl AsFd, old: &P, to: impl AsF
     answered(nix::fcntl::renameat(from, old, to, new))
 }
 
-/// Removes a file. `false`: it was not there, or on NFS not even its directory.
+/// Removes a file. Returns `false` if the file, or on NFS its directory, did not exist.
 pub(super) fn remove_if_there(at: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
     match answered(nix::unistd::unlinkat(&at, name, UnlinkatFlags::NoRemoveDir)) {
-        // Whoever put a directory in a file's place: an empty one goes.
+        // An empty directory in a file's place is removed too.
         Err(Errno::EISDIR) => nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir).map(|()| true),
         removed => was_there(removed),
     }
 }
 
-/// What was to be removed and is gone already is removed. Whether it was there.
+/// Treats a missing file as removed; returns true if the file existed.
 pub(super) fn was_there(removed: Result<(), Errno>) -> Result<bool, Errno> {
     match removed {
         Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
@@ -205,18 +204,18 @@ pub(super) fn was_there(removed: Result<(), Errno>) -> Result<bool, Errno> {
     }
 }
 
-/// Removes a file. That it is gone already is as good.
+/// Removes a file; succeeds even if it is gone already.
 pub(super) fn remove_file(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
     remove_if_there(at, name).map(drop)
 }
 
-/// Removes a directory if it is empty. That it is gone already is as good.
+/// Removes a directory if it is empty; succeeds even if it is gone already.
 pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno> {
     was_there(answered(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir))).map(drop)
 }
 
-/// Visits the names in a directory that was opened just now. An NFS client that has a listing asks again: it knows of
-/// changes by the directory's times only, which on v3 two changes within one tick of the server's clock share.
+/// Visits the names in a directory that was just opened. An NFS client must not use a cached listing: it detects
+/// changes by the directory's times. On v3, two changes within one tick of the server's clock have equal times.
 pub(super) fn each_name<E: From<Errno>>(
     directory: impl AsFd,
     visit: &mut dyn FnMut(&[u8]) -> Result<(), E>,
@@ -234,8 +233,8 @@ pub(super) fn each_name<E: From<Errno>>(
     Ok(())
 }
 
-/// Whether a directory that is open was removed, or replaced by another of its name. What an NFS client remembers of it says
-/// that it is there for some seconds more.
+/// Returns true if an open directory was removed, or replaced by another of its name. The call bypasses the NFS
+/// client's cache, which keeps a removed directory for some seconds.
 pub(super) fn is_removed(directory: impl AsFd) -> bool {
     match attributes_now(&directory, rustix::fs::StatxFlags::NLINK) {
         Ok(Some(found)) => found.stx_nlink == 0,
@@ -244,7 +243,7 @@ pub(super) fn is_removed(directory: impl AsFd) -> bool {
     }
 }
 
-/// What the file system knows of an open directory at this moment. `None`: kernels before 4.11 cannot be asked that.
+/// Returns the attributes of an open directory from the file system, not from a cache; `None` on kernels before 4.11.
 fn attributes_now(directory: impl AsFd, wanted: rustix::fs::StatxFlags) -> Result<Option<rustix::fs::Statx>, Errno> {
     let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_FORCE_SYNC;
     match answered(rustix::fs::statx(directory, "", flags, wanted)) {
@@ -254,13 +253,13 @@ fn attributes_now(directory: impl AsFd, wanted: rustix::fs::StatxFlags) -> Resul
     }
 }
 
-/// When something was last changed, since 1970. Only the time of the last change of status is always the server's: an NFS
-/// client that is cut off after it has made a file, and before it has set the other times, leaves anything in them.
+/// Returns the time of the last status change, since 1970. Only this time is always the server's: an NFS client that is
+/// cut off after creating a file leaves arbitrary values in the others.
 pub(super) fn changed(found: &FileStat) -> Duration {
     Duration::new(found.st_ctime.max(0) as u64, found.st_ctime_nsec.max(0) as u32)
 }
 
-/// The same of an open directory, as the file system knows it at this moment: NFS clients keep times for a while.
+/// Returns an open directory's [`changed`] time from the file system, because an NFS client caches times for a while.
 pub(super) fn changed_now(directory: &OwnedFd) -> Result<Duration, Errno> {
     match attributes_now(directory, rustix::fs::StatxFlags::CTIME)? {
         Some(found) => Ok(Duration::new(found.stx_ctime.tv_sec.max(0) as u64, found.stx_ctime.tv_nsec)),
@@ -268,17 +267,17 @@ pub(super) fn changed_now(directory: &OwnedFd) -> Result<Duration, Errno> {
     }
 }
 
-/// When what has this name was last changed, since 1970; or when its owner says that it was, if that is earlier.
+/// Returns the time of this name's last change, since 1970, or the time that its owner has set, if that is earlier.
 pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
     let found = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
     let modified = Duration::new(found.st_mtime.max(0) as u64, found.st_mtime_nsec.max(0) as u32);
     Ok(changed(&found).min(modified))
 }
 
-/// The time, since 1970, that the file system gives to a file made now.
+/// Returns the time, since 1970, that the file system gives to a new file.
 pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Errno> {
     let flags = OFlag::O_WRONLY | OFlag::O_TMPFILE | OFlag::O_CLOEXEC;
-    // No name, nothing to clean up; NFS does not have it.
+    // A file without a name needs no cleanup, but NFS does not support it.
     let stat = match answered(nix::fcntl::openat(directory, ".", flags, mode)) {
         Ok(file) => fstat(&file)?,
         Err(_) => {
@@ -286,7 +285,7 @@ pub(super) fn fresh_time(directory: &OwnedFd, mode: Mode) -> Result<Duration, Er
             let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
             let file = answered(nix::fcntl::openat(directory, name.as_str(), flags, mode))?;
             let stat = fstat(&file);
-            // NFS clients rename a file that is removed while it is open.
+            // An NFS client renames a file that is removed while open.
             drop(file);
             remove_file(directory, OsStr::new(&name))?;
             stat?

@@ -1,9 +1,8 @@
-//! What the JSON gateway of etcd is told and answers: base64 for bytes, strings for 64-bit numbers, and nothing at all
-//! for what is zero, empty or false.
+//! Requests and answers of etcd's JSON gateway: base64 for bytes, strings for 64-bit numbers, and omitted fields for
+//! zero, empty and false.
 //!
-//! An answer is data from a stranger. What etcd would never say is refused, and nothing is read into it: every answer of
-//! its own has a revision above zero, and so has every key. So `{}`, from whoever else answers there, never means "no such
-//! key".
+//! An answer is untrusted input. The parser refuses every answer that etcd never gives. Each of etcd's answers, and
+//! each key, has a revision above zero. An answer `{}` from another program therefore never means "no such key".
 
 use std::fmt;
 
@@ -13,19 +12,19 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-/// No token is longer.
+/// Maximum length of a token, in bytes.
 pub(super) const LONGEST_TOKEN: usize = 8192;
 
-/// So many keys are asked for at once.
+/// Maximum number of keys in one request.
 pub(super) const MOST_PAIRS: usize = 10_000;
 
-/// Bytes, as the gateway writes them.
+/// Returns the bytes in the gateway's encoding.
 pub(super) fn encoded(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
 
-/// What follows all keys that begin like this.
-pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
+/// Returns the first key after all keys with this prefix.
+pub(super) fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
         if last < u8::MAX {
@@ -33,32 +32,32 @@ pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // etcd's word for "to the end of all keys".
+    // etcd's value for "to the end of all keys".
     vec![0]
 }
 
-/// A put, as one of the steps of a transaction.
+/// Returns a put, as a step of a transaction.
 pub(super) fn put(key: &[u8], value: &[u8], lease: Option<u64>) -> Value {
     let lease = lease.unwrap_or_default().to_string();
     json!({"request_put": {"key": encoded(key), "value": encoded(value), "lease": lease}})
 }
 
-/// A removal, as one of the steps of a transaction.
+/// Returns a removal, as a step of a transaction.
 pub(super) fn delete(key: &[u8]) -> Value {
     json!({"request_delete_range": {"key": encoded(key)}})
 }
 
-/// A look at a key, as one of the steps of a transaction.
+/// Returns a read of one key, as a step of a transaction.
 pub(super) fn range(key: &[u8]) -> Value {
     json!({"request_range": {"key": encoded(key), "keys_only": true}})
 }
 
-/// That a key is still as this revision left it; 0: that it is not there.
+/// Returns the comparison that a key still has this revision; 0: the key does not exist.
 pub(super) fn is_at(key: &[u8], revision: u64) -> Value {
     json!({"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": revision.to_string()})
 }
 
-/// What every answer begins with.
+/// Header of every answer.
 #[derive(Debug, Deserialize)]
 pub(super) struct Header {
     #[serde(deserialize_with = "revision")]
@@ -73,7 +72,7 @@ pub(super) struct Found {
     pub(super) kvs: Vec<Pair>,
     #[serde(default)]
     pub(super) more: bool,
-    /// How many keys there are, on this page and after it.
+    /// Number of keys on this page and after it.
     #[serde(default, deserialize_with = "number")]
     pub(super) count: u64,
 }
@@ -93,7 +92,7 @@ pub(super) struct Done {
     pub(super) header: Header,
     #[serde(default)]
     pub(super) succeeded: bool,
-    /// What each of its steps came to.
+    /// Result of each step of the transaction.
     #[serde(default)]
     pub(super) responses: Vec<Response>,
 }
@@ -112,7 +111,7 @@ struct Listed {
 }
 
 impl Response {
-    /// Whether this was a look at a key that is there.
+    /// Returns true if this was a read of an existing key.
     pub(super) fn found_any(&self) -> bool {
         !self.response_range.kvs.is_empty()
     }
@@ -121,7 +120,7 @@ impl Response {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Granted {
-    /// In seconds; below zero for a lease that is not there.
+    /// ttl in seconds; below zero for a lease that does not exist.
     #[serde(rename = "TTL", deserialize_with = "signed")]
     pub(super) ttl: i64,
 }
@@ -133,7 +132,7 @@ pub(super) struct Authenticated {
     pub(super) token: String,
 }
 
-/// What the gateway says when it refuses something. Old ones say it twice.
+/// The gateway's refusal of a request. Old versions give the message twice.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Refusal {
@@ -142,11 +141,11 @@ pub(super) struct Refusal {
     pub(super) code: u32,
 }
 
-/// An answer of which nothing is wanted.
+/// An answer whose content is not needed.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Anything {}
 
-/// A number, which stands there as a string.
+/// A number, which the gateway encodes as a string.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Number {
@@ -168,7 +167,7 @@ pub(super) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error
     }
 }
 
-/// A revision: above zero, and no more than etcd can count to.
+/// Parses a revision: above zero, and at most etcd's maximum.
 fn revision<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let revision = number(from)?;
     match (1..=i64::MAX as u64).contains(&revision) {
@@ -177,7 +176,7 @@ fn revision<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     }
 }
 
-/// A token, which goes into a header of HTTP.
+/// Parses a token, which must be valid in an HTTP header.
 fn token<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     let token = String::deserialize(from)?;
     match token.len() <= LONGEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -186,7 +185,7 @@ fn token<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     }
 }
 
-/// Keys and values, no more than we ever ask for.
+/// Parses keys and values, at most as many as a request asks for.
 fn pairs<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pair>, D::Error> {
     struct Bounded;
     impl<'de> Visitor<'de> for Bounded {
@@ -261,8 +260,8 @@ mod tests {
 
     #[test]
     fn the_end_of_a_prefix_is_the_first_key_behind_it() {
-        assert_eq!(end_of(b"p/records/"), b"p/records0");
-        assert_eq!(end_of(b"a\xff\xff"), b"b");
-        assert_eq!(end_of(b"\xff"), b"\0");
+        assert_eq!(prefix_end(b"p/records/"), b"p/records0");
+        assert_eq!(prefix_end(b"a\xff\xff"), b"b");
+        assert_eq!(prefix_end(b"\xff"), b"\0");
     }
 }

@@ -1,10 +1,10 @@
-//! Who we are to etcd: user and password, and the token that it gives for them.
+//! Authentication to etcd: user and password, and the token that etcd returns for them.
 //!
-//! A login costs the server a twentieth of a second on purpose, so the token is kept for the next call, in a directory
-//! that is this user's alone and gone with the boot. It is opened through no link and believed only if nobody else can
-//! have written it. A token that is too old is refused; then we log in once more.
-//! A token of an earlier cluster may not even be refused: it names a step of that cluster's log, and etcd waits until its
-//! own log has come that far. So a token that a server does not answer is dropped, too.
+//! A login costs the server 50 ms on purpose, so the token is kept for the next call. Its directory belongs to this
+//! user alone and is removed at a reboot. The file is opened through no link, and is trusted only if no other user can
+//! have written it. etcd refuses a token that is too old; csalock then logs in again. etcd may not even refuse a token
+//! of an earlier cluster. Such a token names a step of that cluster's log, and etcd waits until its own log has reached
+//! that step. csalock therefore drops an unanswered token too.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ pub(super) struct Auth {
     who: Option<(String, String)>,
     uid: u32,
     runtime: Option<PathBuf>,
-    /// The name of the file that the token is kept in.
+    /// Name of the file with the token.
     file: String,
     state: Mutex<State>,
 }
@@ -67,13 +67,13 @@ impl Auth {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// User and password, where we have to log in.
+    /// Returns user and password if a login is needed.
     pub(super) fn wanted(&self) -> Option<(&str, &str)> {
         let (user, password) = self.who.as_ref().filter(|_| !self.state().needless)?;
         Some((user, password))
     }
 
-    /// The token that we have.
+    /// Returns the current token, if there is one.
     pub(super) fn token(&self) -> Option<String> {
         self.who.as_ref()?;
         let mut state = self.state();
@@ -83,7 +83,7 @@ impl Auth {
         state.token.clone()
     }
 
-    /// This token is of no use any more, neither here nor to the next process that finds it.
+    /// Drops this token, in this process and in the file for later processes.
     pub(super) fn forget(&self, old: &str) {
         let mut state = self.state();
         if state.token.as_deref() == Some(old) {
@@ -98,12 +98,12 @@ impl Auth {
         state.token = state.token.take().or(kept.filter(|kept| kept != old));
     }
 
-    /// The server does not ask who we are.
+    /// Records that the server does not require a login.
     pub(super) fn is_needless(&self) {
         self.state().needless = true;
     }
 
-    /// Keeps a new token, if there is a place for it.
+    /// Keeps a new token in memory and, if possible, in the directory.
     pub(super) fn remember(&self, token: &str) {
         self.state().token = Some(token.to_string());
         let _ = self.directory(true).and_then(|directory| self.keep(&directory, token).ok());
@@ -132,7 +132,7 @@ impl Auth {
         Ok(())
     }
 
-    /// The directory of this user's tokens; made if it is to be, and `None` where it cannot be trusted.
+    /// Returns the directory of this user's tokens, creating it if `make`; `None` if it cannot be trusted.
     fn directory(&self, make: bool) -> Option<File> {
         let of_the_system = PathBuf::from(format!("/run/user/{}", self.uid));
         let path = match self.runtime.clone().or(Some(of_the_system)).filter(|path| self.is_ours(path, 0o022)) {
@@ -149,7 +149,7 @@ impl Auth {
         self.open_own(path, closed).is_some()
     }
 
-    /// A directory that is ours, and in which these bits of the mode are not set.
+    /// Opens a directory that belongs to this user and whose mode has none of the bits `closed`.
     fn open_own(&self, path: &Path, closed: u32) -> Option<File> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let directory = open(path, flags, Mode::empty()).ok()?;
@@ -158,12 +158,12 @@ impl Auth {
     }
 }
 
-/// The first line of a file that others cannot read.
+/// Returns the first line of a file that other users cannot read.
 fn first_line(path: &Path) -> Result<String> {
     let failed = |error: std::io::Error| {
         Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read CSALOCK_ETCD_PASSWORD_FILE", path)
     };
-    // A pipe would have to be waited for, and could be read once only; several of our processes read it.
+    // A pipe could block and can be read only once, but several processes of csalock read the file.
     let file = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;
     if !found.is_file() {

@@ -1,15 +1,15 @@
-//! One question to the cluster, through the JSON gateway that each of its servers has, until one of them answers or the
-//! time is over.
+//! Sends requests to the cluster through the JSON gateway of its servers, until one of them answers or the time is
+//! over.
 //!
-//! **Which server.** We start with any of them, so that one that is dead in silence holds up only a part of all calls,
-//! and stay with the one that answered. Within a call each gets its share of the time that is left.
+//! **Server choice.** The client starts with a random server, so that a silently dead server delays only a part of all
+//! calls. It stays with the server that answered. Within a call, each server gets a share of the remaining time.
 //!
-//! **What is tried again.** A cluster's own answer, also a refusal, ends the call at once. So does it, as long as
-//! nobody has answered this process yet, when all servers are certainly not to be had: refused, unknown, without
-//! gateway, of a strange authority. A caller who waits for a lock asks again then, as long as it may pass, and hears the
-//! interrupt meanwhile; every other caller is told. Silence, a closed connection and "no leader" are tried again while there is time;
-//! once somebody has answered, everything that may pass is. A request may thus reach the cluster more than once. All
-//! that we send may.
+//! **Retries.** An answer of the cluster, even a refusal, ends the call at once. The call ends at once too if no server
+//! has answered this process yet and all servers are certainly unavailable: refused, unknown, without gateway, of an
+//! untrusted authority. A caller that waits for a lock then asks again while that may help, and handles signals
+//! meanwhile; every other caller gets the error. The client retries after silence, a closed connection and "no leader"
+//! while there is time. After a first answer, it retries every error that may be temporary. A request may reach the
+//! cluster more than once, and every request of this store tolerates that.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -29,36 +29,36 @@ use crate::host::Host;
 use crate::store::Cluster;
 use crate::store::answers::answered;
 
-/// So long a call may take if nobody said anything else, and at most.
+/// Maximum time of a call, and its default.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The same, once a call has waited in vain: who asks several things of servers that are silent does not wait for each.
+/// Default time of a call after an unanswered call, so that several calls to silent servers do not each wait long.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// So long after its end a call may take to end.
+/// Maximum time that a call may exceed its deadline.
 const OVERTIME: Duration = Duration::from_millis(700);
 
-/// Somebody who is out of time may still ask for so long.
+/// Minimum time of a call, even if its deadline has passed.
 const LEAST: Duration = Duration::from_millis(100);
 
-/// One server is given so long in the first round, and twice as long in each that follows.
+/// Maximum time for one server in the first round, doubled in each later round.
 const SHARE: Duration = Duration::from_secs(2);
 const LEAST_SHARE: Duration = Duration::from_millis(250);
 
-/// The pause after the second round, doubled after each that follows.
+/// Pause after the second round, doubled after each later round.
 const PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// So long we wait at most for answers that nobody wants.
+/// Maximum wait for unneeded answers.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// No answer is longer: one record of the largest size has a third of it, and who asks for many can ask for fewer.
+/// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
 const MOST_OF_ANSWER: u64 = 16 << 20;
 
-/// So many characters of what a server says are shown.
+/// Maximum number of characters shown of a server's message.
 const MOST_SAID: usize = 300;
 
-/// A connection to whichever server of a cluster answers.
+/// Client for any server of a cluster that answers.
 pub(super) struct Client {
     pub(super) cluster: Cluster,
     host: Arc<dyn Host>,
@@ -70,16 +70,16 @@ pub(super) struct Client {
 }
 
 struct State {
-    /// Which server is asked first.
+    /// Index of the server to ask first.
     at: usize,
-    /// Whether any has answered yet.
+    /// True after any server has answered.
     answered: bool,
-    /// Whether the last call ended without an answer.
+    /// True if the last call ended without an answer.
     silent: bool,
     until: Option<Duration>,
 }
 
-/// A call without an answer.
+/// Failure of a call.
 #[derive(Debug)]
 pub(super) struct Failed {
     last: Option<CallError>,
@@ -87,22 +87,22 @@ pub(super) struct Failed {
 }
 
 impl Failed {
-    /// Whether etcd says that there is no such lease.
+    /// Returns true if etcd reports that the lease does not exist.
     pub(super) fn is_lease_gone(&self) -> bool {
         self.last.as_ref().is_some_and(CallError::is_lease_gone)
     }
 
-    /// Whether etcd says that there already is such a lease.
+    /// Returns true if etcd reports that the lease exists already.
     pub(super) fn is_lease_there(&self) -> bool {
         self.last.as_ref().is_some_and(CallError::is_lease_there)
     }
 
-    /// Whether there was more to be said than we listen to.
+    /// Returns true if the answer exceeded the maximum size.
     pub(super) fn is_too_long(&self) -> bool {
         self.last == Some(CallError::TooLong)
     }
 
-    /// In words.
+    /// Returns the error to report.
     pub(super) fn error(self) -> Error {
         self.error
     }
@@ -141,17 +141,17 @@ impl Client {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`crate::store::Store::set_deadline`].
+    /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
     pub(super) fn set_deadline(&self, until: Option<Duration>) {
         self.state().until = until;
     }
 
-    /// Asks until somebody answers.
+    /// Sends a request until a server answers, and returns the answer.
     pub(super) fn ask<A: DeserializeOwned>(&self, path: &str, question: &Value) -> Result<A> {
         self.call(path, question).map_err(Failed::error)
     }
 
-    /// The same, for those who know what to do without an answer.
+    /// Sends a request like [`Client::ask`], but returns a failure that the caller can examine.
     pub(super) fn call<A: DeserializeOwned>(&self, path: &str, question: &Value) -> std::result::Result<A, Failed> {
         let body = question.to_string().into_bytes();
         let mut state = self.state();
@@ -177,7 +177,7 @@ impl Client {
                     }
                     Err(trouble) => {
                         let ends_all = matches!(trouble.retry_policy(), RetryPolicy::None | RetryPolicy::Login);
-                        // A cluster that refuses is there.
+                        // A cluster that refuses a request is reachable.
                         state.answered |= ends_all;
                         troubles.push((server.clone(), trouble));
                         if ends_all {
@@ -217,7 +217,7 @@ impl Client {
         std::thread::sleep(pause);
     }
 
-    /// Asks one server, and logs in if it has to be.
+    /// Sends a request to one server, and logs in if necessary.
     fn ask_logged_in<A: DeserializeOwned>(
         &self,
         server: &str,
@@ -231,13 +231,13 @@ impl Client {
         let asked = self.post(server, path, body, known.as_deref());
         let Some(old) = known else { return asked };
         match asked {
-            // Some versions close the connection instead of saying that a token is too old.
+            // Some versions close the connection instead of reporting that a token is too old.
             Err(trouble) if trouble.retry_policy() == RetryPolicy::Login || trouble == CallError::Closed => {
                 self.login.forget(&old);
                 let new = self.token(server)?;
                 self.post(server, path, body, new.as_deref())
             }
-            // A token of an earlier cluster has etcd wait. There is no time left in this try, so the next one logs in.
+            // etcd never answers a token of an earlier cluster. This attempt has no time left, so the next one logs in.
             Err(CallError::Silent) => {
                 self.login.forget(&old);
                 asked
@@ -246,7 +246,7 @@ impl Client {
         }
     }
 
-    /// What proves that we have logged in, if we are to.
+    /// Returns the login token, or `None` if no login is needed.
     fn token(&self, server: &str) -> std::result::Result<Option<String>, CallError> {
         if let Some(token) = self.login.token() {
             return Ok(Some(token));
@@ -281,7 +281,7 @@ impl Client {
         understood(status, &body)
     }
 
-    /// What a server says at a path that is for reading only.
+    /// Reads a path of one server with GET.
     pub(super) fn get(&self, server: &str, path: &str, share: Duration) -> std::result::Result<Vec<u8>, CallError> {
         let _state = self.state();
         self.call_deadline.set(self.host.boottime() + share, false);
@@ -289,7 +289,7 @@ impl Client {
         Ok(body)
     }
 
-    /// Asks one server, once.
+    /// Sends a request to one server, once.
     pub(super) fn ask_one<A: DeserializeOwned>(
         &self,
         server: &str,
@@ -301,7 +301,7 @@ impl Client {
         self.ask_logged_in(server, path, question.to_string().as_bytes(), share)
     }
 
-    /// Tells the server that answered last something, and leaves its answer to [`Client::apply`] or the next call.
+    /// Sends a request to the last server that answered; [`Client::flush`] or the next call reads the answer.
     pub(super) fn send(&self, path: &str, news: &Value) {
         let state = self.state();
         let server = &self.cluster.endpoints[state.at];
@@ -320,8 +320,8 @@ impl Client {
         }
     }
 
-    /// Waits a little for the answers that nobody waited for: should we end before the server has taken up a request,
-    /// then it takes our end for a change of mind.
+    /// Waits briefly for the unneeded answers. If the process ended before the server began a request, the server would
+    /// treat it as cancelled.
     pub(super) fn flush(&self) {
         let _state = self.state();
         if self.call_deadline.is_owed() {
@@ -330,7 +330,7 @@ impl Client {
         }
     }
 
-    /// A connection of its own to the server that answered last, on terms of its own, and what proves our login.
+    /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.
     pub(super) fn line(
         &self,
         call_deadline: &Arc<CallDeadline>,
@@ -340,7 +340,7 @@ impl Client {
         Ok((server, self.login.token(), line))
     }
 
-    /// An answer that is one, and cannot be the one to our question.
+    /// Returns the error for a valid answer that does not fit the request.
     pub(super) fn nonsense(&self, what: &str) -> Error {
         let troubles = [(self.cluster.endpoints[self.state().at].clone(), CallError::Strange(what.to_string()))];
         CallError::error(&troubles, &self.cluster)
@@ -350,7 +350,7 @@ impl Client {
         &self.host
     }
 
-    /// As whom we log in; `None`: as nobody.
+    /// Returns the user of the login; `None` without a login.
     pub(super) fn user(&self) -> Option<&str> {
         self.login.wanted().map(|(user, _)| user)
     }
@@ -366,7 +366,7 @@ fn read(answer: ureq::http::Response<ureq::Body>) -> std::result::Result<(u16, V
     Ok((status, body))
 }
 
-/// As much of what a server says as anybody wants to read.
+/// Returns the part of a server's message that is shown.
 fn begin_of(said: &str) -> String {
     said.chars().take(MOST_SAID).collect()
 }

@@ -1,9 +1,8 @@
-//! A connection to one server, as ureq wants it: with TLS or without, and never waiting for longer than the present
-//! call has left.
+//! Connection to one server for ureq, with or without TLS, whose waits end with the deadline of the present call.
 //!
-//! What ureq writes of one request goes out at once: two small segments would wake the server twice. And a request may
-//! be sent whose answer nobody wants now ([`CallDeadline::store`]): ureq is then given one, and the real one is skipped before
-//! the next is read, or by [`CallDeadline::apply`].
+//! All bytes of one request are sent at once, because two small segments would wake the server twice. A request may be
+//! sent whose answer is not needed now ([`CallDeadline::set`]). ureq then gets a substitute, and the real answer is
+//! skipped before the next read, or by [`CallDeadline::settle`].
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -21,18 +20,18 @@ use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport}
 use super::http_framing::{MOST_UNWANTED, length_of_answer};
 use crate::host::Host;
 
-/// What ureq takes for an answer where nobody wants one.
+/// Substitute answer that ureq gets if the real answer is not needed.
 const NO_ANSWER: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
 
 const MOST_UNSENT: usize = 1 << 16;
 
-/// On what terms the present call waits.
+/// Deadline of the present call, and the connection with unneeded answers.
 pub(super) struct CallDeadline {
     host: Arc<dyn Host>,
-    /// On CLOCK_BOOTTIME, in nanoseconds.
+    /// Deadline on CLOCK_BOOTTIME, in nanoseconds.
     deadline: AtomicU64,
     unanswered: AtomicBool,
-    /// The connection that owes answers which nobody waited for.
+    /// Connection that still has to receive unneeded answers.
     owing: Mutex<Weak<Mutex<Inside>>>,
 }
 
@@ -41,19 +40,19 @@ impl CallDeadline {
         CallDeadline { host, deadline: AtomicU64::new(0), unanswered: AtomicBool::new(false), owing: Mutex::default() }
     }
 
-    /// From now on, nothing waits beyond this, or for any answer if all are unwanted.
+    /// Sets the deadline of later waits. If `unanswered`, later requests do not wait for answers.
     pub(super) fn set(&self, deadline: Duration, unanswered: bool) {
         self.deadline.store(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.unanswered.store(unanswered, Ordering::Relaxed);
     }
 
-    /// Whether answers are still to come that nobody wants.
+    /// Returns true if unneeded answers are still to come.
     pub(super) fn is_owed(&self) -> bool {
         let owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         owing.is_some_and(|inside| locked(&inside).unwanted > 0)
     }
 
-    /// Waits for them.
+    /// Waits for the unneeded answers.
     pub(super) fn settle(&self) -> io::Result<()> {
         let owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
         owing.map_or(Ok(()), |inside| locked(&inside).skip_unwanted())
@@ -64,7 +63,7 @@ impl CallDeadline {
     }
 }
 
-/// A socket whose reads and writes end with the time of the present call.
+/// Socket whose reads and writes end with the deadline of the present call.
 pub(super) struct Socket {
     stream: TcpStream,
     call_deadline: Arc<CallDeadline>,
@@ -77,7 +76,7 @@ impl Socket {
         Ok(Socket { stream, call_deadline })
     }
 
-    /// Waits until that can be done; or until a signal came, and it is to be tried again.
+    /// Waits until the socket is ready, or until a signal came and the caller must retry.
     fn wait_for(&self, what: PollFlags) -> io::Result<()> {
         match poll(self.stream.as_fd(), what, self.call_deadline.left()) {
             Ok(false) => Err(io::ErrorKind::TimedOut.into()),
@@ -95,7 +94,7 @@ fn poll(what: BorrowedFd<'_>, flags: PollFlags, at_most: Duration) -> io::Result
 impl Read for Socket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            // Who talks without an end never keeps us waiting.
+            // The check is here too, because a server that sends without end must not exceed the deadline.
             if self.call_deadline.left().is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -127,14 +126,14 @@ enum Wire {
     Tls(Box<StreamOwned<ClientConnection, Socket>>),
 }
 
-/// One connection, without what ureq needs of it.
+/// State of one connection, without ureq's buffers.
 struct Inside {
     wire: Wire,
-    /// How many answers are still to come that nobody wants.
+    /// Number of unneeded answers still to come.
     unwanted: usize,
-    /// What was read behind them.
+    /// Bytes that were read after the unneeded answers.
     read: Vec<u8>,
-    /// Whether we lost count of them.
+    /// True if the number of unneeded answers is unknown.
     lost: bool,
 }
 
@@ -170,7 +169,7 @@ impl Inside {
         }
     }
 
-    /// Reads the answers that nobody wants. If that fails, nothing can be read any more.
+    /// Reads the unneeded answers. If that fails, the connection can no longer be read.
     fn skip_unwanted(&mut self) -> io::Result<()> {
         let skipped = self.try_to_skip_unwanted();
         self.lost |= skipped.is_err();
@@ -200,7 +199,7 @@ impl Inside {
     }
 }
 
-/// One connection.
+/// Connection to one server.
 pub(super) struct Connection {
     inside: Arc<Mutex<Inside>>,
     buffers: LazyBuffers,
@@ -208,7 +207,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// A connection over this socket, with TLS if that is given.
+    /// Returns a connection over this socket, with TLS if that is given.
     pub(super) fn new(mut socket: Socket, tls: Option<ClientConnection>) -> io::Result<Connection> {
         let wire = match tls {
             None => Wire::Plain(socket),
@@ -233,12 +232,12 @@ impl Connection {
         self.inside().read(buffer)
     }
 
-    /// Goes on without us: the descriptor that becomes readable with it, and what keeps it open.
+    /// Returns a duplicate of the descriptor, which becomes readable with the connection and keeps it open.
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         self.inside().socket().stream.as_fd().try_clone_to_owned()
     }
 
-    /// Ends it: it is readable from now on.
+    /// Shuts the connection down, which makes it readable.
     pub(super) fn shut(&self) {
         let _ = self.inside().socket().stream.shutdown(Shutdown::Both);
     }
@@ -249,7 +248,7 @@ impl Connection {
     }
 }
 
-/// Whether there is something to read.
+/// Returns true if there is something to read.
 pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
     poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
 }
@@ -286,7 +285,7 @@ impl Transport for Connection {
 
     fn is_open(&mut self) -> bool {
         let inside = self.inside();
-        // What comes unasked is the end of the connection.
+        // Unexpected data on an idle connection means that the connection has ended.
         !inside.lost && (inside.unwanted > 0 || !is_readable(inside.socket().stream.as_fd()))
     }
 

@@ -1,8 +1,8 @@
-//! From a server's name to a connection.
+//! Connections to a server, by name or address.
 //!
-//! ureq would look up names in a thread for each request, and keep time in its own way. Here an address is an address;
-//! a name is looked up in a thread, which can be left alone when it takes too long, and what was found is known to the
-//! whole process for a while: a child that shares our memory must not start threads.
+//! ureq would look up names in a thread for each request, with its own timeouts. This module uses addresses directly.
+//! It looks up a name in a thread, which it abandons after a timeout. The process caches the result for a while,
+//! because a child that shares its memory must not start threads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,32 +22,32 @@ use super::connection::{CallDeadline, Connection, Socket};
 use super::errors::CallError;
 use crate::host::Host;
 
-/// So long what was found of a name is believed, and what was not.
+/// Times for which the result of a lookup is cached, after a success and after a failure.
 const BELIEVED: Duration = Duration::from_secs(60);
 const DOUBTED: Duration = Duration::from_secs(5);
 
-/// One of several servers that does not take a connection that fast is left for the next.
+/// Maximum time to connect to one of several servers, before the next is tried.
 const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
 
-/// So long we wait for the first answer of the name service.
+/// Maximum wait for the first answer of the name service.
 const TO_LOOK_UP: Duration = Duration::from_secs(2);
 
 type Looked = (Duration, Option<Vec<SocketAddr>>);
 
 static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
 
-/// Makes connections.
+/// Connector for ureq and for watches.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) host: Arc<dyn Host>,
     pub(super) call_deadline: Arc<CallDeadline>,
     pub(super) tls: Option<Arc<ClientConfig>>,
-    /// Whether there is only one server to go to.
+    /// True if the cluster has only one server.
     pub(super) lonely: bool,
 }
 
 impl Connector {
-    /// A connection to `HOST:PORT`.
+    /// Connects to `HOST:PORT`.
     pub(super) fn dial(&self, server: &str) -> io::Result<Connection> {
         let mut most = self.call_deadline.left();
         if !self.lonely {
@@ -68,7 +68,7 @@ impl Connector {
         Err(last.into())
     }
 
-    /// Learns the addresses of all these. Now, because a child that shares our memory must not start a thread.
+    /// Looks up all these names now, because a child that shares this memory must not start a thread.
     pub(super) fn look_up_names(&self, servers: &[String]) {
         servers.iter().for_each(|server| drop(self.addresses(server, TO_LOOK_UP)));
     }
@@ -112,12 +112,12 @@ fn look_up(server: &str, at_most: Duration) -> Option<Vec<SocketAddr>> {
         let _ = tell.send(server.to_socket_addrs().ok().map(|found| found.take(8).collect::<Vec<_>>()));
     });
     let found = told.recv_timeout(at_most).ok()?;
-    // We may fork, so it must not be busy with its own end.
+    // The process may fork, so the thread must not be in the middle of its exit.
     let _ = thread.map(std::thread::JoinHandle::join);
     found.filter(|found| !found.is_empty())
 }
 
-/// The host of `HOST:PORT`, without brackets.
+/// Returns the host of `HOST:PORT`, without brackets.
 fn host_of(server: &str) -> &str {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
@@ -134,11 +134,11 @@ impl UreqConnector for Connector {
 
 impl fmt::Debug for Connector {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Dialler")
+        write!(out, "Connector")
     }
 }
 
-/// For ureq, which wants to look up names before a connection is made: that is done when it is.
+/// Empty resolver: ureq resolves names before a connection, but the connector resolves them itself.
 #[derive(Debug)]
 pub(super) struct NoResolver;
 

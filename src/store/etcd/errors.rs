@@ -1,4 +1,4 @@
-//! What goes wrong between us and etcd, in our words: with exit code and cure, and whether it may pass.
+//! Errors between csalock and etcd: exit code and hint, and whether a retry may help.
 
 use std::fmt;
 use std::io;
@@ -8,46 +8,46 @@ use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
 use crate::store::Cluster;
 
-/// Why one server did not do what it was asked.
+/// Failure of a request to one server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CallError {
-    /// Its name leads to no address.
+    /// The server's name has no address.
     Unresolved,
-    /// Nobody can be reached there: why.
+    /// The server cannot be reached, for this reason.
     Refused(String),
-    /// It did not answer in time.
+    /// The server did not answer in time.
     Silent,
-    /// It closed the connection instead of an answer.
+    /// The server closed the connection instead of answering.
     Closed,
-    /// TLS did not come about: why.
+    /// The TLS handshake failed, for this reason.
     Tls(String),
-    /// It speaks TLS, and we did not.
+    /// The server expects TLS, but the URL says otherwise.
     WantsTls,
     /// The JSON gateway is off.
     NoGateway,
-    /// Its answer was longer than we listen to.
+    /// The answer exceeded the maximum size.
     TooLong,
-    /// It answered with something that etcd does not say.
+    /// The answer is not one that etcd gives.
     Strange(String),
-    /// etcd's own words, and gRPC's number for them.
+    /// gRPC status code and message of etcd.
     Said(u32, String),
 }
 
-/// What may help.
+/// Retry that may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryPolicy {
-    /// To ask again, here or elsewhere.
+    /// The client may retry at this server or another one.
     Again,
-    /// To ask elsewhere; here only if it has worked before.
+    /// The client may retry at another server; at this one only if it has answered before.
     Elsewhere,
-    /// To log in anew.
+    /// The client must log in again.
     Login,
-    /// Nothing: that is the cluster's answer.
+    /// The client must not retry: this is the cluster's answer.
     None,
 }
 
 impl CallError {
-    /// What may help.
+    /// Returns the retry that may help.
     pub(super) fn retry_policy(&self) -> RetryPolicy {
         match self {
             CallError::Silent | CallError::Closed => RetryPolicy::Again,
@@ -65,28 +65,28 @@ impl CallError {
         }
     }
 
-    /// Whether waiting may help: a server that is down or starts is silent or refuses connections. A wrong name, a wrong
-    /// port that speaks something else, and TLS that fails stay as they are.
+    /// Returns true if waiting may help: a server that is down or starting is silent or refuses connections. A wrong
+    /// name, another protocol on the port, and failed TLS are permanent.
     pub(super) fn may_pass(&self) -> bool {
         matches!(self, CallError::Refused(_)) || self.retry_policy() == RetryPolicy::Again
     }
 
-    /// Whether etcd says that there is no such lease.
+    /// Returns true if etcd reports that the lease does not exist.
     pub(super) fn is_lease_gone(&self) -> bool {
         matches!(self, CallError::Said(_, message) if message.contains("lease not found"))
     }
 
-    /// Whether etcd says that there already is such a lease.
+    /// Returns true if etcd reports that the lease exists already.
     pub(super) fn is_lease_there(&self) -> bool {
         matches!(self, CallError::Said(_, message) if message.contains("lease already exists"))
     }
 
-    /// Whether etcd says that nobody needs to log in.
+    /// Returns true if etcd reports that authentication is off.
     pub(super) fn needs_no_login(&self) -> bool {
         matches!(self, CallError::Said(_, message) if message.contains("authentication is not enabled"))
     }
 
-    /// The error of a call that met these troubles, each at the server of that name.
+    /// Returns the error of a call with these failures, each with the name of its server.
     pub(super) fn error(troubles: &[(String, CallError)], cluster: &Cluster) -> Error {
         let servers = cluster.endpoints.join(", ");
         let Some((server, last)) = troubles.last() else {
@@ -98,7 +98,7 @@ impl CallError {
             return refused(*code, message, server, cluster);
         }
         let each: Vec<String> = troubles.iter().map(|(server, trouble)| format!("{server}: {trouble}")).collect();
-        // What only time can heal says least about what to do.
+        // A temporary failure says least about what the user can do, so a permanent one has priority.
         let telling = troubles
             .iter()
             .map(|(_, trouble)| trouble)
@@ -142,7 +142,7 @@ fn cure(trouble: &CallError) -> &'static str {
     }
 }
 
-/// What etcd says while its members look for a leader or are overburdened.
+/// Returns true for the messages of etcd while its members elect a leader or are overloaded.
 fn passes(said: &str) -> bool {
     [
         "request timed out",
@@ -157,7 +157,7 @@ fn passes(said: &str) -> bool {
     .any(|passing| said.contains(passing))
 }
 
-/// What the cluster does not do for us, wherever we ask.
+/// Returns the error for a request that the cluster refuses at every server.
 fn refused(code: u32, message: &str, server: &str, cluster: &Cluster) -> Error {
     let said = escape(message.trim_start_matches("etcdserver: ").as_bytes());
     let failed = |exit, what: &str, cure: &str| Error::new(exit, format!("etcd at {server} {what}: {said}"), cure);

@@ -1,4 +1,4 @@
-//! What there is to say about a cluster, for `csalock doctor`: each server, then what they are together.
+//! Findings about a cluster for `csalock doctor`: first each server, then the whole cluster.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,16 +14,16 @@ use super::errors::CallError;
 use crate::name::escape;
 use crate::store::{Finding, Verdict};
 
-/// So long each question may take.
+/// Maximum time of each request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How often a read is timed.
+/// Number of timed reads.
 const READS: usize = 5;
 
-/// A read that takes longer makes every lock slow.
+/// Read time above which every lock is slow.
 const SLOW: Duration = Duration::from_millis(100);
 
-/// What one server says of itself.
+/// Status that one server reports.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
@@ -39,7 +39,7 @@ pub(super) struct Members {
     members: Vec<IgnoredAny>,
 }
 
-/// Looks at everything that can be seen of it.
+/// Returns all findings about the cluster.
 pub(super) fn examine(client: &Client, records: &[u8]) -> Vec<Finding> {
     let cluster = &client.cluster;
     let mut versions = BTreeSet::new();
@@ -47,7 +47,7 @@ pub(super) fn examine(client: &Client, records: &[u8]) -> Vec<Finding> {
     let mut findings: Vec<Finding> = servers.collect();
     findings.extend(versions.iter().filter_map(|version| of_version(version)));
     let reading = of_reading(client, records);
-    // Of a cluster that does not answer nothing more can be said.
+    // A cluster that does not answer allows no further checks.
     if reading.verdict == Verdict::Bad {
         return [findings, vec![reading]].concat();
     }
@@ -58,7 +58,7 @@ pub(super) fn examine(client: &Client, records: &[u8]) -> Vec<Finding> {
     findings
 }
 
-/// One server: whether it answers, what it is, how it feels. Adds its version.
+/// Returns the reachability, role and state of one server, and records its version.
 fn of_server(client: &Client, server: &str, versions: &mut BTreeSet<String>) -> Vec<Finding> {
     let status: Status = match client.ask_one(server, "/v3/maintenance/status", &json!({}), PATIENCE) {
         Ok(status) => status,
@@ -83,7 +83,7 @@ fn of_server(client: &Client, server: &str, versions: &mut BTreeSet<String>) -> 
     findings
 }
 
-/// One that did not answer: the others may do.
+/// Returns a finding about a server that did not answer, since the others may answer.
 fn of_trouble(client: &Client, server: &str, trouble: CallError) -> Finding {
     let error = CallError::error(&[(server.to_string(), trouble)], &client.cluster).to_string();
     let (what, cure) = error.split_once("; ").unwrap_or((&error, ""));
@@ -93,7 +93,7 @@ fn of_trouble(client: &Client, server: &str, trouble: CallError) -> Finding {
     }
 }
 
-/// A fault of etcd that concerns locks, and the releases that have it: 3.MINOR.PATCH.
+/// Fault of etcd that concerns locks, and the releases that have it: 3.MINOR.PATCH.
 struct Fault {
     what: &'static str,
     releases: &'static [(u32, Range<u32>)],
@@ -109,7 +109,7 @@ const FAULTS: [Fault; 4] = [
     Fault { what: "users may bypass their roles", releases: &[(4, 0..44), (5, 0..30), (6, 0..11)] },
 ];
 
-/// A warning about a version with known faults.
+/// Returns a warning about a version with known faults.
 fn of_version(version: &str) -> Option<Finding> {
     let faults = faults(version);
     let found = format!("etcd {}: {}", escape(version.as_bytes()), faults.join("; "));
@@ -117,7 +117,7 @@ fn of_version(version: &str) -> Option<Finding> {
     (!faults.is_empty()).then(|| Finding::doubtful("version", found, cure))
 }
 
-/// The known faults of a version.
+/// Returns the known faults of a version.
 fn faults(version: &str) -> Vec<String> {
     let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
     let (Some(major), Some(minor)) = (parts.next().flatten(), parts.next().flatten()) else {
@@ -141,7 +141,7 @@ fn faults(version: &str) -> Vec<String> {
     faults
 }
 
-/// Whether the majority answers, and how fast.
+/// Returns a finding about whether the majority answers, and how fast.
 fn of_reading(client: &Client, records: &[u8]) -> Finding {
     let question = json!({"key": encoded(records), "keys_only": true});
     let mut times = Vec::new();
@@ -163,7 +163,7 @@ fn of_reading(client: &Client, records: &[u8]) -> Finding {
     }
 }
 
-/// How many members there are, and how many of them we know.
+/// Returns the number of members, and how many of them the URL names.
 fn of_members(client: &Client) -> Option<Finding> {
     let known = client.cluster.endpoints.len();
     let members = client.ask::<Members>("/v3/cluster/member/list", &json!({})).ok()?.members.len();

@@ -1,26 +1,26 @@
-//! Where an etcd store keeps its history: one key per line.
+//! History of an etcd store: one key per line.
 //!
-//! A key says when its line came and how long it is, so that the oldest can go without their lines being read. Keys are
-//! put without waiting for the answer, and cleared away now and then, by chance, after a line of one's own.
+//! A key contains the time and the length of its line, so the oldest lines can be removed without reading them. A put
+//! does not wait for the answer. At random times, a process that has added a line removes old lines.
 
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::api::{Anything, Found, MOST_PAIRS, encoded, end_of};
+use super::api::{Anything, Found, MOST_PAIRS, encoded, prefix_end};
 use super::client::Client;
 use super::next_page;
 use crate::error::Result;
 use crate::history::Limits;
 
-/// So many lines out of 256 look whether there are too many.
+/// Number of lines out of 256 after which the process checks for too many lines.
 const NOW_AND_THEN: u8 = 4;
 
-/// So many lines are read at once, and so many keys.
+/// Number of lines read at once.
 const PAGE: u64 = 500;
 const MANY_KEYS: u64 = MOST_PAIRS as u64;
 
-/// Keeps a line that came at this time.
+/// Appends a line with the current time.
 pub(super) fn remember(client: &Client, prefix: &[u8], line: &[u8], limits: &Limits) {
     if limits.are_off() {
         return;
@@ -36,7 +36,7 @@ pub(super) fn remember(client: &Client, prefix: &[u8], line: &[u8], limits: &Lim
     }
 }
 
-/// Visits all lines, the oldest first.
+/// Visits all lines, oldest first.
 pub(super) fn remembered(client: &Client, prefix: &[u8], visit: &mut dyn FnMut(&[u8])) -> Result<()> {
     let mut from = prefix.to_vec();
     loop {
@@ -52,7 +52,7 @@ pub(super) fn remembered(client: &Client, prefix: &[u8], visit: &mut dyn FnMut(&
 /// Removes the oldest lines that are too old or too many, at most [`MANY_KEYS`] at a time. `chance` is random.
 fn prune(client: &Client, prefix: &[u8], limits: &Limits, now: Duration, chance: u32) -> Result<()> {
     let first: Found = client.ask("/v3/kv/range", &range(prefix, prefix, MANY_KEYS, true))?;
-    // Where there are many pages, all of them are counted so seldom that a line costs no more than where there is one.
+    // A full count of many pages is so rare that the average cost per line is that of a single page.
     let counts_all = u64::from(chance) % first.count.max(1) < MANY_KEYS;
     let mut size = if counts_all { sizes(prefix, &first).sum() } else { 0_u64 };
     let (mut more, mut from) = (first.more && counts_all, next_page(client, prefix, &first)?);
@@ -77,12 +77,12 @@ fn prune(client: &Client, prefix: &[u8], limits: &Limits, now: Duration, chance:
     client.ask::<Anything>("/v3/kv/deleterange", &question).map(drop)
 }
 
-/// How long the lines are, as their keys say.
+/// Returns the lengths of the lines, which their keys contain.
 fn sizes(prefix: &[u8], page: &Found) -> impl Iterator<Item = u64> {
     page.kvs.iter().map(|pair| parts(prefix, &pair.key).next_back().and_then(|length| length.parse().ok()).unwrap_or(0))
 }
 
-/// The parts of a key: when its line came, a random one, and how long the line is.
+/// Returns the parts of a key: the time of its line, a random number, and the length of the line.
 fn parts<'a>(prefix: &[u8], key: &'a [u8]) -> std::str::Split<'a, char> {
     let text = key.get(prefix.len()..).and_then(|key| std::str::from_utf8(key).ok());
     text.unwrap_or_default().split('.')
@@ -90,6 +90,6 @@ fn parts<'a>(prefix: &[u8], key: &'a [u8]) -> std::str::Split<'a, char> {
 
 fn range(from: &[u8], prefix: &[u8], limit: u64, keys_only: bool) -> serde_json::Value {
     json!({
-        "key": encoded(from), "range_end": encoded(&end_of(prefix)), "limit": limit.to_string(), "keys_only": keys_only
+        "key": encoded(from), "range_end": encoded(&prefix_end(prefix)), "limit": limit.to_string(), "keys_only": keys_only
     })
 }

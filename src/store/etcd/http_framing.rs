@@ -1,23 +1,23 @@
-//! Where an answer ends that nobody wants: the next one begins behind it.
+//! End of an answer that is not needed: the next answer begins after it.
 //!
-//! etcd says with every success how long it is, but sends what it refuses in pieces (RFC 9112, section 7.1). Whoever
-//! took that for the end of what he understands would close a connection on which more of what he asked is under way;
-//! and a request whose connection ends, etcd may drop.
+//! etcd gives the length of every success, but sends refusals in chunks (RFC 9112, section 7.1). A client that could
+//! not parse chunks would close a connection on which more requests are under way. etcd may drop a request whose
+//! connection ends.
 
 use std::io;
 
 use httparse::{EMPTY_HEADER, Response, Status, parse_chunk_size, parse_headers};
 
-/// No answer that nobody wants is longer.
+/// Maximum length of an unneeded answer, in bytes.
 pub(super) const MOST_UNWANTED: usize = 1 << 16;
 
 const MOST_HEADERS: usize = 64;
 
-/// How long the answer is that this begins with; `None`: longer than this.
+/// Returns the length in bytes of the answer at the start of `read`; `None` if the answer is incomplete.
 ///
 /// # Errors
 ///
-/// When it has no end that can be known, or is longer than any that nobody wants.
+/// Fails if the end of the answer cannot be determined, or if the answer exceeds [`MOST_UNWANTED`].
 pub(super) fn length_of_answer(read: &[u8]) -> io::Result<Option<usize>> {
     let mut headers = [EMPTY_HEADER; MOST_HEADERS];
     let mut answer = Response::new(&mut headers);
@@ -34,7 +34,7 @@ pub(super) fn length_of_answer(read: &[u8]) -> io::Result<Option<usize>> {
     Ok(body.map(|body| head + body).filter(|whole| *whole <= read.len()))
 }
 
-/// The same of a body that comes in pieces.
+/// Returns the length in bytes of a chunked body; `None` if the body is incomplete.
 fn length_of_pieces(read: &[u8]) -> io::Result<Option<usize>> {
     let mut at = 0;
     while let Some(rest) = read.get(at..)
@@ -64,7 +64,7 @@ fn strange() -> io::Error {
 mod tests {
     use super::*;
 
-    /// Whether it has this end, and none before.
+    /// Checks that the answer ends exactly at the end of this text.
     #[track_caller]
     fn ends(answer: &str) {
         let followed = format!("{answer}HTTP/1.1 200 OK\r\n");
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn what_etcd_refuses_comes_in_pieces() {
-        // As etcd 3.4 answers who revokes a lease that is over.
+        // This is the answer of etcd 3.4 to the revocation of an expired lease.
         let head = "HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nTrailer: Grpc-Trailer-Content-Type\r\n\
                     Transfer-Encoding: chunked\r\n\r\n";
         let body = r#"{"error":"etcdserver: requested lease not found","code":5}"#;

@@ -1,24 +1,24 @@
-//! Leases that we asked for, and whose keys nobody has stored yet.
+//! Leases that this process requested, and whose keys are not stored yet.
 //!
-//! A lease is over when its key is gone. To ask for it, and to put that key, would cost each taking two requests more that
-//! are waited for. So its number is ours to choose, it is asked for without waiting for the answer, and the next
-//! transaction of this process, which is the one that makes it mean something, puts its key as well. If etcd does not
-//! know the lease by then, it is asked for once more.
+//! A lease is over when its key does not exist. To request it and to put that key would cost each acquisition two more
+//! requests with a wait. The process therefore chooses the lease's id itself and requests the lease without waiting for
+//! the answer. The next transaction of this process, which gives the lease its meaning, puts its key too. If etcd does
+//! not know the lease by then, the process requests it again.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A lease without its key.
+/// Lease without its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pending {
     pub(super) id: u64,
-    /// How long it is for etcd.
+    /// Time to live for etcd, in seconds.
     pub(super) seconds: u64,
-    /// When it ends on CLOCK_BOOTTIME, at the earliest.
+    /// Earliest end of the lease on CLOCK_BOOTTIME.
     pub(super) ends: Duration,
 }
 
-/// What is known here about leases.
+/// Knowledge of this process about leases.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     pending: Mutex<Vec<Pending>>,
@@ -35,12 +35,12 @@ impl Leases {
     }
 
     /// Records that a transaction found this lease's key. The lease counts as lasting until then, on CLOCK_BOOTTIME,
-    /// whatever reads say: else a server whose reads are stale has the caller try the same transaction again and again.
+    /// despite later reads: stale reads would otherwise make the caller repeat the same transaction endlessly.
     pub(super) fn add_lasting(&self, id: u64, until: Duration) {
         self.lasting().push((id, until));
     }
 
-    /// Whether a transaction found this lease's key a short while ago.
+    /// Returns true if a transaction found this lease's key a short while ago.
     pub(super) fn is_lasting(&self, id: u64, now: Duration) -> bool {
         let mut lasting = self.lasting();
         lasting.retain(|(_, until)| *until > now);
@@ -51,24 +51,24 @@ impl Leases {
         self.all().push(pending);
     }
 
-    /// Those that still last.
+    /// Returns the pending leases that still last.
     pub(super) fn pending(&self, now: Duration) -> Vec<Pending> {
         let mut all = self.all();
         all.retain(|pending| pending.ends > now);
         all.clone()
     }
 
-    /// When this one ends, if its key is not stored.
+    /// Returns the end of this lease if its key is not stored.
     pub(super) fn ends(&self, id: u64) -> Option<Duration> {
         self.all().iter().find(|pending| pending.id == id).map(|pending| pending.ends)
     }
 
-    /// These have their keys, or need none any more.
+    /// Removes leases whose keys are stored or not needed any more.
     pub(super) fn settle(&self, settled: &[Pending]) {
         self.all().retain(|pending| !settled.contains(pending));
     }
 
-    /// This one needs no key any more. Whether it had none.
+    /// Removes a lease whose key is not needed any more. Returns true if its key was not stored.
     pub(super) fn forget(&self, id: u64) -> bool {
         self.lasting().retain(|(lasting, _)| *lasting != id);
         let mut all = self.all();

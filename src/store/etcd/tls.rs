@@ -1,5 +1,5 @@
-//! What TLS needs: whom we trust, and who we are. Read once per process, since a child that shares our memory may use
-//! it, and with it the sessions that can be taken up again.
+//! TLS configuration: trusted authorities and client certificate. A process reads it once, since a child that shares
+//! its memory may use it together with its resumable sessions.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,11 +18,11 @@ type Files = [Option<PathBuf>; 3];
 
 static KNOWN: Mutex<Vec<(Files, Arc<ClientConfig>)>> = Mutex::new(Vec::new());
 
-/// How we speak TLS.
+/// Returns the TLS configuration.
 ///
 /// # Errors
 ///
-/// When one of the files cannot be read or is not what it should be.
+/// Fails if a file cannot be read or has invalid content.
 pub(super) fn config(access: &Access) -> Result<Arc<ClientConfig>> {
     let files = [access.cacert.clone(), access.cert.clone(), access.key.clone()];
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ fn read(access: &Access) -> Result<ClientConfig> {
     match (&access.cert, &access.key) {
         (None, None) => Ok(builder.with_no_client_auth()),
         (Some(cert), key) => {
-            // Both may be in one file.
+            // One file may contain both the certificate and the key.
             let key = key.as_ref().unwrap_or(cert);
             let own = certificates("CSALOCK_ETCD_CERT", cert)?;
             let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("CSALOCK_ETCD_KEY", key, &error))?;

@@ -1,4 +1,4 @@
-//! What an answer comes to, whoever gave it: for [`crate::untrusted`], since nobody else may see the inside of this.
+//! Interpretation of an answer from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
 use super::api::{Anything, Authenticated, Done, Found, Granted};
 use super::client::understood;
@@ -8,7 +8,7 @@ use super::http_framing::length_of_answer;
 use super::watch::begun;
 use crate::store::Cluster;
 
-/// What was asked.
+/// Kind of request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Asked {
     Range,
@@ -20,7 +20,7 @@ pub(crate) enum Asked {
     Members,
 }
 
-/// Understands an answer, and returns all that is said about it.
+/// Parses an answer, and returns the messages of its error; none if the answer is valid.
 pub(crate) fn answered(asked: Asked, status: u16, body: &[u8]) -> Vec<String> {
     let trouble = match asked {
         Asked::Range => understood::<Found>(status, body).map(|found| {

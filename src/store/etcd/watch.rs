@@ -1,8 +1,8 @@
-//! Bells: a key that is put when somebody is to wake, and a watch on it by the one who sleeps.
+//! Channels: a key that a notification puts, and the sleeping waiter's watch on it.
 //!
-//! A watch is a request whose answer never ends, on a connection of its own. Once etcd has said that it began, whatever
-//! comes is worth a look: the key, a watch that ended, the end of the connection. So nothing of it is read any more,
-//! and no thread is needed: the descriptor becomes readable, that is all. Who misses a ring looks a second later.
+//! A watch is a request whose answer never ends, on a separate connection. After etcd has confirmed its start, any
+//! event, even the end of the connection, means that the waiter must read the record. The input is not parsed, and no
+//! thread is needed: the descriptor becomes readable. A waiter that misses a notification reads the record 1 s later.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use super::client::Client;
 use super::connection::{CallDeadline, Connection, is_readable};
 use crate::store::Subscription;
 
-/// A watch that has not begun by then is none.
+/// Maximum time for a watch to begin, after which it is abandoned.
 const TO_BEGIN: Duration = Duration::from_millis(500);
 
-/// No beginning of a watch is longer.
+/// Maximum length of the confirmation of a watch, in bytes.
 const LONGEST_BEGINNING: usize = 8192;
 
 struct Watch {
     descriptor: OwnedFd,
-    /// Keeps it open.
+    /// Keeps the connection open.
     _line: Connection,
 }
 
@@ -37,7 +37,7 @@ impl Subscription for Watch {
     }
 }
 
-/// Begins to hear of changes of this key: of all that come from now on, unless `which` says otherwise.
+/// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
 pub(super) fn hear(client: &Client, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
     let call_deadline = Arc::new(CallDeadline::new(client.host().clone()));
     call_deadline.set(client.host().boottime() + TO_BEGIN, false);
@@ -73,18 +73,18 @@ pub(super) fn hear(client: &Client, key: &[u8], mut which: Value) -> Option<Box<
 pub(super) enum Begun {
     No,
     Yes,
-    /// And something has already been said after that.
+    /// The watch has begun and further input followed.
     AndMore,
 }
 
-/// Whether a watch that said this has begun; `None`: it never will.
+/// Returns the state of a watch with this answer so far; `None` if it can never begin.
 pub(super) fn begun(said: &[u8]) -> Option<Begun> {
     let text = String::from_utf8_lossy(said);
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return Some(Begun::No) };
     if !head.starts_with("HTTP/1.1 200") {
         return None;
     }
-    // What belongs to it is one line, in a piece of its own.
+    // The confirmation is one line in its own chunk.
     let Some((first, rest)) = body.split_once("}\n") else { return Some(Begun::No) };
     if !first.contains("\"created\":true") || first.contains("\"canceled\":true") {
         return None;

@@ -1,9 +1,9 @@
-//! How long a call waits for a database that other processes have locked.
+//! Wait limits of a call on a database that other processes have locked.
 //!
-//! A transaction of csalock takes a fraction of a millisecond, but any program may keep one open. So each call has a
-//! bound: the caller's deadline if it has one, else [`PATIENCE`]; and a signal that ends the caller's wait ends this
-//! wait too. A call that begins without time left waits for [`LEAST`]; in a crowd, where the database keeps changing,
-//! until its turn comes.
+//! A transaction of csalock takes a fraction of a millisecond, but any program may keep one open. Each call therefore
+//! has a limit: the caller's deadline or else [`PATIENCE`]. A signal that ends the caller's wait ends this wait too. A
+//! call that begins without time left waits for [`LEAST`]; in a crowd, where the database keeps changing, it waits for
+//! its turn.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,22 +13,22 @@ use nix::sys::stat::lstat;
 
 use crate::host::Host;
 
-/// Longest wait of a call without a deadline, and of a call in a crowd.
+/// Maximum wait of a call without a deadline, and of a call in a crowd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a call without time left waits for a database that does not change.
+/// Wait of a call without time left for a database that does not change.
 pub(super) const LEAST: Duration = Duration::from_millis(500);
 
-/// The same after a signal that ends waits: the caller may still leave a queue or release a grant.
+/// Wait after a signal that ends waits: the caller may still leave a queue or release a grant.
 pub(super) const AFTER_SIGNAL: Duration = Duration::from_millis(200);
 
-/// Longest wait of a call after such a signal, in a crowd.
+/// Maximum wait of a call after such a signal, in a crowd.
 const LONGEST_AFTER_SIGNAL: Duration = Duration::from_secs(1);
 
-/// Number of tries with the shortest pauses, which take a quarter of a second.
+/// Number of tries with the shortest pauses, which take 250 ms.
 const EAGER_TRIES: i32 = 40;
 
-/// The waits of all calls on one database.
+/// Waits of all calls on one database.
 pub(super) struct Busy {
     host: Arc<dyn Host>,
     path: PathBuf,
@@ -37,18 +37,18 @@ pub(super) struct Busy {
 
 #[derive(Default)]
 struct State {
-    /// The caller's deadline on CLOCK_BOOTTIME.
+    /// Caller's deadline on CLOCK_BOOTTIME.
     until: Option<Duration>,
-    /// The wait of this call, if it has begun.
-    wait: Option<Wait>,
-    /// When a call last gave up.
+    /// Wait of this call, if it has begun.
+    wait: Option<BusyWait>,
+    /// Time at which a call last gave up.
     gave_up: Option<Duration>,
 }
 
 #[derive(Clone, Copy)]
-struct Wait {
+struct BusyWait {
     began: Duration,
-    /// When the database last had another time of change, and that time.
+    /// Time at which a change of the database was last seen, and its modification time then.
     changed: (Duration, Option<(i64, i64)>),
 }
 
@@ -61,12 +61,12 @@ impl Busy {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`crate::store::Store::set_deadline`].
+    /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
     pub(super) fn bound(&self, until: Option<Duration>) {
         self.state().until = until;
     }
 
-    /// Whether the caller has a deadline.
+    /// Returns true if the caller has a deadline.
     pub(super) fn is_bounded(&self) -> bool {
         self.state().until.is_some()
     }
@@ -76,12 +76,12 @@ impl Busy {
         self.state().wait = None;
     }
 
-    /// Pauses after this number of failed tries. Returns whether the call may try again.
+    /// Pauses after this number of failed tries. Returns true if the call may try again.
     pub(super) fn pause(&self, tries: i32) -> bool {
         let mut state = self.state();
         let now = self.host.boottime();
         let modified = lstat(&self.path).ok().map(|found| (found.st_mtime, found.st_mtime_nsec));
-        let mut wait = state.wait.unwrap_or(Wait { began: now, changed: (now, modified) });
+        let mut wait = state.wait.unwrap_or(BusyWait { began: now, changed: (now, modified) });
         if wait.changed.1 != modified {
             wait.changed = (now, modified);
         }
@@ -96,8 +96,8 @@ impl Busy {
         true
     }
 
-    /// When a wait ends on CLOCK_BOOTTIME.
-    fn end(&self, state: &State, wait: &Wait) -> Duration {
+    /// Returns the end of a wait on CLOCK_BOOTTIME.
+    fn end(&self, state: &State, wait: &BusyWait) -> Duration {
         let (began, (changed, _)) = (wait.began, wait.changed);
         let gave_up = state.gave_up.is_some_and(|at| began < at + PATIENCE);
         match state.until {
@@ -109,14 +109,14 @@ impl Busy {
     }
 }
 
-/// Length of a pause: short at first because most transactions take a tenth of a millisecond. Later pauses are longer and
-/// random: the tries of a crowd alone would keep the processors busy.
+/// Returns the length of a pause, short at first because most transactions take 0.1 ms. Later pauses are longer and
+/// random: the tries of a crowd would otherwise keep the processors busy.
 fn pause(tries: i32) -> Duration {
     let mut random = [0; 2];
     if tries < EAGER_TRIES || getrandom::fill(&mut random).is_err() {
         return Duration::from_micros(50 << tries.clamp(0, 7));
     }
-    // 12.5 to 25 ms.
+    // The pause is 12.5 to 25 ms long.
     Duration::from_micros(12_500 + 12_500 * u64::from(u16::from_ne_bytes(random)) / u64::from(u16::MAX))
 }
 
@@ -129,7 +129,7 @@ mod tests {
         Busy::new("/nonexistent".into(), Arc::new(fake.clone()))
     }
 
-    /// How long a call waits that begins now, on a host whose sleeps take exactly their time.
+    /// Returns the wait of a call that begins now, on a host whose sleeps take exactly their time.
     fn waits(busy: &Busy, fake: &Fake) -> Duration {
         busy.begin();
         let began = fake.boottime();
@@ -170,7 +170,7 @@ mod tests {
         busy.bound(Some(fake.boottime()));
         let began = fake.boottime();
         let mut tries = 0..;
-        // The others commit until then.
+        // The other processes commit until this time.
         let until = began + Duration::from_secs(5);
         while busy.pause(tries.next().unwrap()) {
             if fake.boottime() < until {

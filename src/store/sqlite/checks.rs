@@ -1,4 +1,4 @@
-//! Where the database stands: checked before SQLite sees the path, and created with better words than it has.
+//! Checks of the database file and its directory before SQLite opens them, and creation with clear errors.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::name::escape_path;
 use crate::store::file_system::network;
 
-/// Checks that a database may stand at `path`.
+/// Checks that a database may exist at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {
     let directory = directory_of(path)?;
     let failed = |errno| Error::os(errno, "use the database's directory", directory);
@@ -38,7 +38,7 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether the file is there. Anything but a plain file is refused.
+/// Returns true if the file exists. Anything but a regular file is an error.
 pub(super) fn check_file(path: &Path) -> Result<bool> {
     let found = match lstat(path) {
         Ok(found) => found,
@@ -60,15 +60,15 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
     }
 }
 
-/// What tells a file from another one that has its path.
+/// Device and inode number, which distinguish a file from its successor at the same path.
 pub(super) type FileId = (u64, u64);
 
-/// The file that has this path, if one has.
+/// Returns the identity of the file at this path, if there is one.
 pub(super) fn file_id(path: &Path) -> Option<FileId> {
     lstat(path).ok().map(|found| (found.st_dev, found.st_ino))
 }
 
-/// Refuses what SQLite would take for a journal, and wait for or fail on in its own words.
+/// Refuses files that SQLite would treat as a journal and either wait for or fail on with unclear errors.
 fn check_journals(path: &Path) -> Result<()> {
     for behind in ["-journal", "-wal"] {
         let mut journal = path.as_os_str().to_os_string();
@@ -83,7 +83,7 @@ fn check_journals(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a database that more people may use than those with this mode. That it is gone is seen by whoever writes.
+/// Refuses a database that more users may access than this mode allows. A missing file fails at the write instead.
 pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
     let Ok(found) = lstat(path) else { return Ok(()) };
     if found.st_mode & 0o077 & !mode == 0 {
@@ -97,10 +97,10 @@ pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
     ))
 }
 
-/// Makes an empty file, with this mode at most. That somebody else was faster is as good.
+/// Creates an empty file, with this mode at most. The call succeeds if another process created it first.
 ///
-/// SQLite would make it, too: but never writable for the group, and without a reason when it cannot. mknod(2) opens
-/// nothing, so nothing is closed, which would drop what locks another connection of this process has on it.
+/// SQLite would create it too, but never group-writable, and its error would have no reason. mknod(2) opens no file. A
+/// close would drop the locks that another connection of this process has on the file.
 pub(super) fn create_file(path: &Path, mode: Option<u32>) -> Result<()> {
     let mode = Mode::from_bits_truncate(mode.unwrap_or(0o666) & 0o666);
     match mknod(path, SFlag::S_IFREG, mode, 0) {
@@ -109,7 +109,7 @@ pub(super) fn create_file(path: &Path, mode: Option<u32>) -> Result<()> {
     }
 }
 
-/// What the system has against using the database, found out without opening it.
+/// Returns the reason why the system prevents use of the database, without opening it.
 pub(super) fn obstacle(path: &Path) -> Option<Error> {
     if let Err(error) = check_directory(path).and_then(|()| check_file(path)) {
         return Some(error);
@@ -126,16 +126,16 @@ pub(super) fn obstacle(path: &Path) -> Option<Error> {
     }
 }
 
-/// A journal is a new file.
+/// Returns an error without free inodes, because a journal is a new file.
 fn no_inodes(path: &Path, directory: &Path) -> Option<Error> {
     let found = statfs(directory).ok()?;
-    // Some file systems count none.
+    // Some file systems do not count inodes.
     let are_used_up = found.files() > 0 && found.files_free() == 0;
     are_used_up.then(|| Error::os(Errno::ENOSPC, "write the database", path))
 }
 
-/// Whoever is killed while he writes leaves a journal, which the next one plays back and removes. Not where the sticky bit
-/// keeps him from that.
+/// Returns an error for a journal that this process cannot remove because of the sticky bit. A process that is killed
+/// during a write leaves such a journal, which the next process plays back and removes.
 fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     let place = stat(directory).ok()?;
     let journal = lstat(&journal_of(path)).ok()?;
@@ -150,7 +150,7 @@ fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     ))
 }
 
-/// The same path with the links in its directory resolved.
+/// Returns the path with the symlinks in its directory resolved.
 pub(super) fn without_links(path: &Path) -> PathBuf {
     let resolved = directory_of(path).ok().and_then(|directory| std::fs::canonicalize(directory).ok());
     match (resolved, path.file_name()) {

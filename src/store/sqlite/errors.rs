@@ -1,4 +1,4 @@
-//! SQLite's errors as ours: the exit code, and words that say more than "unable to open database file".
+//! Errors of SQLite as csalock errors: the exit code, and clearer messages than "unable to open database file".
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::flock::posix_holders;
 use crate::host::{command_of, start_of};
 use crate::name::{escape, escape_path, shell_quote};
 
-/// The longest path that SQLite takes, less what it appends for the journal.
+/// Maximum length of a path in SQLite, in bytes, less the suffix of the journal.
 const LONGEST_PATH: usize = 500;
 
 /// Maximum number of bytes of a command line that are shown.
@@ -21,7 +21,7 @@ const MOST_OF_COMMAND: usize = 256;
 
 const MOVE_IT_AWAY: &str = "nothing was changed; move it away when nobody holds a lock in it";
 
-/// What went wrong: as SQLite says it, or already in our words.
+/// Cause of a failure: an SQLite error or a csalock error.
 pub(super) enum Cause {
     Sqlite(rusqlite::Error),
     Ours(Exit, String, &'static str),
@@ -33,34 +33,34 @@ impl From<rusqlite::Error> for Cause {
     }
 }
 
-/// Whether it was refused because a link is part of the path.
+/// Returns true if the open failed because the path contains a symlink.
 pub(super) fn is_link<T>(opened: &rusqlite::Result<T>) -> bool {
     let code = opened.as_ref().err().and_then(rusqlite::Error::sqlite_error);
     code.is_some_and(|code| code.extended_code == ffi::SQLITE_CANTOPEN_SYMLINK)
 }
 
-/// Whether the file under the connection was removed or replaced.
+/// Returns true if the open file was removed or replaced.
 pub(super) fn was_moved(cause: &Cause) -> bool {
     let Cause::Sqlite(error) = cause else { return false };
     error.sqlite_error().is_some_and(|code| code.extended_code == ffi::SQLITE_READONLY_DBMOVED)
 }
 
-/// Whether the database makes no sense, or could not be read.
+/// Returns true if the database is invalid or could not be read.
 pub(super) fn looks_damaged(cause: &Cause) -> bool {
     let Cause::Sqlite(error) = cause else { return false };
     matches!(error.sqlite_error_code(), Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt))
 }
 
-/// Whether other processes had locked the database for as long as the call could wait.
+/// Returns true if other processes kept the database locked until the call's limit.
 pub(super) fn is_busy(cause: &Cause) -> bool {
     let Cause::Sqlite(error) = cause else { return false };
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// Our error for that. The lock is busy for callers with a deadline; for others the store is out of reach.
+/// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
 pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     let exit = if has_deadline { Exit::Busy } else { Exit::Unreachable };
-    // Other calls of csalock have it for an instant each. The one that keeps it was there before this call.
+    // Other csalock calls hold the lock only briefly. The process that keeps it started before this call.
     let oldest = posix_holders(path).into_iter().min_by_key(|pid| start_of(*pid));
     let (by, cure) = match oldest {
         Some(pid) => {
@@ -76,13 +76,13 @@ pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     Error::new(exit, format!("the database {} is kept locked by {by}", escape_path(path)), cure)
 }
 
-/// Somebody has removed the row that numbers the versions.
+/// Returns the error for a database without the row that numbers the versions.
 pub(super) fn without_counter() -> Cause {
     let what = "has lost its row with the empty name, the last version number";
     Cause::Ours(Exit::Corrupt, what.to_string(), MOVE_IT_AWAY)
 }
 
-/// Our error for a failure of the database at `path`.
+/// Returns the error for a failure of the database at `path`.
 pub(super) fn explain(cause: Cause, path: &Path) -> Error {
     let error = match cause {
         Cause::Ours(exit, what, cure) => {

@@ -1,16 +1,16 @@
-//! What an SQLite store has to say about its health: what it is, the place that it is in, and whether the database is
-//! whole. It only reads.
+//! Findings about the health of an SQLite store: its kind, its location, and the integrity of the database. The checks
+//! only read.
 
 use super::{Sqlite, checks};
 use crate::name::{escape, escape_path, shell_quote};
 use crate::store::Finding;
 use crate::store::path_checks::Place;
 
-/// A database that is larger is not read through: those who want to write would have to wait for that.
+/// Maximum size of a database, in bytes, for a full check: writers would have to wait for a longer one.
 const LARGEST: u64 = 256 << 20;
 
 impl Sqlite {
-    /// All of it.
+    /// Returns all findings about the store.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let path = escape_path(&self.path);
         let there = match checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path)) {
@@ -33,7 +33,7 @@ impl Sqlite {
         findings
     }
 
-    /// How changes are made safe, and whether SQLite finds anything wrong in the file. Nothing, where there is none.
+    /// Returns findings about durability and integrity of the file, or none if there is no file.
     fn database_is_whole(&self) -> Vec<Finding> {
         let size = std::fs::metadata(&self.path).map_or(0, |found| found.len());
         if size == 0 {

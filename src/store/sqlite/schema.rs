@@ -1,39 +1,38 @@
-//! What is in the database besides records: the table, how a foreign or newer database is told, and two views for
-//! people.
+//! Schema of the database: the table, the detection of foreign or newer databases, and two views for users.
 //!
-//! The views read the records' own text, so they cannot disagree with them:
+//! The views read the text of the records, so they cannot disagree with them:
 //!
 //! - `holders`: name, pid, host, uid, command, label, since, expires, share, token
-//! - `waiters`: name, pid, host, uid, command, label, since, share; those of one name in order of arrival
+//! - `waiters`: name, pid, host, uid, command, label, since, share; the waiters of a name in order of arrival
 //!
-//! Rows whose name has a NUL in it are kept beside records: the ends of long queues (NAME NUL PAGE), of which the views
-//! show the waiters; long values (NAME NUL value.MARK), which the views pass over, for they may weigh a lot; and decisions
-//! (PROOF NUL decision).
+//! Rows whose name contains a NUL are auxiliary objects. The ends of long queues are NAME NUL PAGE; the views show
+//! their waiters. Long values are NAME NUL value.MARK; the views skip them, because they may be large. Commit records
+//! are PROOF NUL decision.
 //!
-//! `pid` is the first of the owners. `since` and `expires` are UTC, as SQLite's own functions have them; `expires` is
-//! NULL for what ends with its owner or not at all. Names are as they are, also where a terminal would obey them; in
-//! commands and labels only the space is decoded, other bytes stay `%XX` as in the record. An unreadable record has no
-//! rows. The views know nothing of who is still alive: that is what `csalock status` is for.
+//! `pid` is the first of the owners. `since` and `expires` are UTC, in the format of SQLite's functions; `expires` is
+//! NULL for a grant without a time limit. Names appear unescaped, even if a terminal would interpret them. In commands
+//! and labels only the space is decoded; other bytes stay `%XX` as in the record. An unreadable record has no rows. The
+//! views do not know which processes are alive: `csalock status` does.
 //!
-//! SQLite parses them whenever it opens the database, so their length is everybody's time: with JSON functions they
-//! cost half of what recursive queries do. For that a record's lines must become JSON by replacing their separators, so
-//! values must not contain `=`, `"` or a backslash: the codec escapes these.
+//! SQLite parses the views at each open of the database, so every call pays for their length. JSON functions cost half
+//! as much as recursive queries. The views turn a record's lines into JSON by replacing separators, so values must not
+//! contain `=`, `"` or a backslash: the codec escapes these.
 //!
-//! The table's name ends in the number of the format. A csalock of another format thus finds no table, rather than the
-//! wrong one, and the usual case needs no question about it.
+//! The table's name ends in the number of the format. A csalock of another format thus finds no table, instead of a
+//! wrong one, and the usual case needs no query for the format.
 
 use rusqlite::{Connection, ErrorCode};
 
 use super::errors::Cause;
 use crate::exit::Exit;
 
-/// "CSLK": what file(1) and others know the database by.
+/// Application id "CSLK", by which file(1) and other programs recognize the database.
 const APPLICATION: i64 = 0x4353_4C4B;
 
 const FORMAT: i64 = 1;
 
-/// Makes an empty database ours. All who look into it must be able to parse this, so no STRICT, `->>` or `unixepoch`:
-/// it has been tried with 3.40, Debian 12's.
+/// Statements that initialize an empty database. All readers must be able to parse them, so they avoid STRICT, `->>`
+/// and `unixepoch`. They are tested with 3.40, the version of Debian 12.
 pub(super) const CREATE: &str = r#"
 PRAGMA application_id = 0x43534C4B;
 PRAGMA user_version = 1;
@@ -60,8 +59,8 @@ CREATE VIEW waiters AS
 SELECT name, pid, host, uid, command, label, since, share FROM entries WHERE entry = 'waiter';
 "#;
 
-/// Whether `cause` came from a database with nothing in it yet. An error when there is something else in it, or when it
-/// had another cause.
+/// Returns true if `cause` came from a database that is still empty. Returns an error if the database has other content
+/// or the cause is different.
 pub(super) fn is_missing(connection: &Connection, cause: Cause) -> Result<bool, Cause> {
     match &cause {
         Cause::Sqlite(error) if error.sqlite_error_code() == Some(ErrorCode::Unknown) => {}

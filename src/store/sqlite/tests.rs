@@ -1,4 +1,4 @@
-//! What is SQLite's own: where a database may stand, what it says when it cannot be used, and what its views show.
+//! Tests of the SQLite store: allowed places of a database, errors of an unusable database, and the views.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -27,7 +27,7 @@ fn put(path: &Path) -> Result<CommitResult> {
     open(path)?.commit(b"x", None, Some(b"body"))
 }
 
-/// The exit codes of reading and of writing there.
+/// Returns the exit codes of a read and of a write there.
 fn exits(path: &Path) -> (Exit, Exit) {
     let exit = |failed: Option<crate::error::Error>| failed.map_or(Exit::Done, |error| error.exit());
     (exit(open(path).and_then(|store| store.read(b"x")).err()), exit(put(path).err()))
@@ -162,7 +162,7 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
     other.execute_batch("ROLLBACK; BEGIN IMMEDIATE").unwrap();
     store.set_deadline(Some(fake.boottime() + 3 * PATIENCE));
     assert_eq!(waited(&write), (Exit::Busy, 3 * PATIENCE));
-    // A mere reader is in the way of each commit.
+    // A process that only reads blocks each commit.
     other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_1").unwrap();
     assert_eq!(waited(&write), (Exit::Busy, LEAST));
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
@@ -220,7 +220,7 @@ fn the_views_show_what_the_records_say() {
     let store = open(&path).unwrap();
     store.commit(b"junk", None, Some(b"holder = \"\xff\0")).unwrap();
     store.commit(&record.name, None, Some(&lock::encode(&record))).unwrap();
-    // A value may be made to look like a record.
+    // A user can write a value that looks like a record.
     let key = lock::Value::key(b"v", 7);
     store
         .commit(&key, None, Some(&lock::encode_value(&key, &record.waiters[0].owner, &lock::encode(&record))))

@@ -1,6 +1,6 @@
 //! Every command, on a lock that is free, held, waited for or left by a dead holder, where that makes a difference.
 
-use super::stage::Before::{self, Claimed, FreedSoon, Held, Left, LongValue, Mine, NoStore, Value, Waiter};
+use super::fixture::Before::{self, Claimed, FreedSoon, Held, Left, LongValue, Mine, NoStore, Value, Waiter};
 
 /// A command, and what it meets.
 pub(crate) struct Scenario {

@@ -153,7 +153,7 @@ fn steps(lines: &[Line]) -> Vec<Step> {
     for line in lines {
         let result = match line.event {
             Event::Intent(_) => continue,
-            Event::Stored(number, mark) => (Known::Stored, Some((number, mark))),
+            Event::Committed(number, mark) => (Known::Stored, Some((number, mark))),
             Event::Conflict => (Known::Conflict, None),
             Event::Unknown(_) => (Known::Nothing, None),
         };

@@ -1,4 +1,4 @@
-//! Somebody who uses the store as the engine does, one operation after the other.
+//! A client that uses the store as the engine does, one operation after the other.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,33 +15,33 @@ use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::store::directory::{Directory, Root};
 use crate::store::{CommitResult, Layout, Scope, Store, Version};
 
-/// The name that all want.
+/// Name of the lock that all clients use.
 const NAME: &[u8] = b"x";
 
-/// What somebody is at.
+/// The operation that a client is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Doing {
-    /// Reads what is there.
+    /// Reads the record.
     Looks,
-    /// Puts himself in its place.
+    /// Replaces this version by the client's own record.
     Takes(Option<Number>),
-    /// Was told that it is his.
+    /// Holds the lock.
     Holds(Number),
-    /// Changes it while it is his.
+    /// Changes the record while holding the lock.
     Changes(Number),
-    /// Looks what became of that.
+    /// Reads the result of a change that ended in a conflict.
     LooksAfterChange,
     GivesBack(Number),
-    /// Looks whether it is still there.
+    /// Reads the result of a release that ended in a conflict.
     LooksAfterGivingBack,
     Sweeps,
     Ended,
 }
 
-/// [`Version`], to be hashed.
+/// A [`Version`] that can be hashed.
 pub(crate) type Number = (u64, u64);
 
-/// What an operation answered.
+/// The result of an operation.
 #[derive(Debug, Clone)]
 pub(crate) enum Found {
     Read(Option<(Number, Vec<u8>)>),
@@ -49,10 +49,10 @@ pub(crate) enum Found {
     Swept,
 }
 
-/// What was run on which answers, and how far it came.
+/// The progress of each operation by its answers.
 type Runs = HashMap<(Act, Vec<Answer>), Progress<Option<Found>>>;
 
-/// Who does something for the nth time.
+/// The nth operation of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Act {
     pub(crate) client: usize,
@@ -62,13 +62,13 @@ pub(crate) struct Act {
 }
 
 impl Act {
-    /// What is stored by it.
+    /// Returns the bytes that the operation stores; `None` for a release.
     fn body(&self) -> Option<Vec<u8>> {
         let changed = matches!(self.doing, Doing::Changes(_));
         (!matches!(self.doing, Doing::GivesBack(_))).then(|| vec![self.client as u8, u8::from(changed)])
     }
 
-    /// Runs it on these answers, unless that was done before. It ends with `None` if it fails.
+    /// Runs the operation on these answers, unless the result is cached. A failed operation ends with `None`.
     pub(crate) fn run_once(&self, answers: &[Answer]) -> Progress<Option<Found>> {
         thread_local! {
             static KNOWN: RefCell<Runs> = RefCell::default();
@@ -108,7 +108,7 @@ impl Act {
         }))
     }
 
-    /// Whether nobody else can see what a call does, or change what it finds.
+    /// Returns true if no other client can see the effect of a call or change its result.
     pub(crate) fn is_private(&self, call: &Call, drafts: impl Fn(&str) -> bool) -> bool {
         match call {
             Call::OpenDirectory { at, name } if name == "." => at == super::STORE || at == ".work",
@@ -118,7 +118,7 @@ impl Act {
     }
 }
 
-/// A host whose clock stands still, and whose random numbers are never the same twice.
+/// A host whose clock stands still and whose random numbers never repeat.
 struct Clockwork {
     drawn: Mutex<u64>,
     act: Act,
@@ -130,7 +130,7 @@ impl Host for Clockwork {
     }
 
     fn wall(&self) -> Duration {
-        // Who sweeps takes all drafts for old.
+        // A client that sweeps considers all drafts old.
         if self.act.doing == Doing::Sweeps { TIME * 1000 } else { TIME }
     }
 

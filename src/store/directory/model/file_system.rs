@@ -1,7 +1,7 @@
-//! A file system in which each call is one step: what is in its directories, and what came of a call.
+//! A file system in which each call is one step: the contents of its directories, and the results of calls.
 //!
-//! A directory that was removed while somebody has it open is empty and takes nothing more (ENOENT, or ESTALE on NFS).
-//! To rename a directory onto an empty one replaces that, as rename(2) says.
+//! A removed directory that a client has open is empty and accepts no new names (ENOENT, or ESTALE on NFS). A rename of
+//! a directory onto an empty one replaces that, as rename(2) says.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use super::replay::{Answer, Call, Place};
 pub(crate) struct FileSystem {
     pub(crate) is_nfs: bool,
     pub(crate) directories: BTreeMap<Place, Names>,
-    /// What was in each directory before its last change: what a stale listing shows.
+    /// The names in each directory before its last change, which a stale listing shows.
     before: BTreeMap<Place, Names>,
-    /// Who has seen that change, as a set: nobody is shown what is older than what he has seen.
+    /// Bit set of the clients that saw that change. No client gets an older listing than it has seen.
     seen_by: BTreeMap<Place, u32>,
 }
 
@@ -28,12 +28,12 @@ pub(crate) enum Node {
     Directory(Place),
 }
 
-/// What is wrong with it on purpose.
+/// A deliberate error of the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wrong {
-    /// Two who rename the same name may both succeed.
+    /// Two renames of the same name may both succeed.
     TwoWinRename,
-    /// A directory that is not empty can be replaced.
+    /// A rename can replace a directory that is not empty.
     ReplacesFullDirectory,
 }
 
@@ -128,7 +128,7 @@ impl FileSystem {
     fn rename(&mut self, from: (&Place, &str), to: (&Place, &str), wrong: Option<Wrong>) -> Result<Answer, Errno> {
         self.names(to.0)?;
         let Some(node) = self.names(from.0)?.get(from.1).cloned() else {
-            // As if it were still there: whatever it was renamed to is renamed once more.
+            // The rename behaves as if the name still existed: it renames the new name once more.
             let pointer = |name: &&String| !name.starts_with("rec.");
             let now = self.names(from.0)?.keys().find(pointer).cloned();
             let now = now.filter(|_| wrong == Some(Wrong::TwoWinRename) && from.0 == to.0).ok_or(Errno::ENOENT)?;
@@ -159,7 +159,7 @@ impl FileSystem {
         self.seen_by.remove(place);
     }
 
-    /// What a client may be shown that has an old listing of this directory.
+    /// Returns the answer for a client with an old listing of this directory.
     pub(crate) fn stale(&self, client: usize, call: &Call) -> Option<Answer> {
         let has_seen = |place: &Place| self.seen_by.get(place).is_some_and(|by| by & (1 << client) != 0);
         if call.places().into_iter().any(has_seen) {
@@ -170,7 +170,7 @@ impl FileSystem {
                 let before = self.before.get(at).filter(|before| Some(*before) != self.directories.get(at))?;
                 Some(Answer::Names(before.keys().cloned().collect()))
             }
-            // It may go on believing that nothing is there, or that what was there still is.
+            // A client may still believe that a name does not exist, or that a removed name exists.
             Call::OpenDirectory { at, name } if name != "." => {
                 let (now, before) = (self.directories.get(at)?.get(name), self.before.get(at)?.get(name));
                 match before {
@@ -183,7 +183,7 @@ impl FileSystem {
         }
     }
 
-    /// What the repetition of a call says whose first reply was lost: `None` where that is answered as if it were the first.
+    /// Returns the reply to the repetition of a call whose first reply was lost; `None` if it equals the first reply.
     pub(crate) fn repeated(&self, call: &Call, first: &Answer) -> Option<Answer> {
         let errno = match (call, first) {
             (_, Answer::Failed(_)) => return None,

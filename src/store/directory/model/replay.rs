@@ -1,9 +1,8 @@
-//! Running the store one system call at a time.
+//! Runs the store one system call at a time.
 //!
-//! What it does next depends on nothing but the answers that it got so far. So to take one step, it is run from the
-//! beginning of its operation with all answers that are known, and unwound at the first call beyond them: that one is to
-//! be answered next. Its descriptors are real ones, of an empty file of its own (so that locks on it are its own as well); which directory
-//! each of them means is remembered.
+//! The next call depends only on the answers so far. So each step runs the operation from its beginning with all known
+//! answers, and unwinds at the first call beyond them. The model answers that call next. The descriptors are real ones,
+//! of a private empty file (so that locks on it are private too). The run maps each of them to its directory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,10 +14,10 @@ use nix::NixPath;
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// A directory by what it was made as, which nothing else is ever made as.
+/// Identity of a directory: the name under which it was created, which is never used again.
 pub(crate) type Place = String;
 
-/// One system call on the file system that all share.
+/// One system call on the shared file system.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Call {
     OpenDirectory { at: Place, name: String },
@@ -33,7 +32,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// The directories whose names it sees or changes.
+    /// Returns the directories whose names the call reads or changes.
     pub(crate) fn places(&self) -> Vec<&Place> {
         match self {
             Call::OpenDirectory { name, .. } if name == "." => Vec::new(),
@@ -50,21 +49,21 @@ impl Call {
     }
 }
 
-/// What came of it.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     Done,
     Opened(Place),
     Bytes(Vec<u8>),
     Names(Vec<String>),
-    /// An errno, which nix does not let us hash.
+    /// An errno as a number, because nix's type cannot be hashed.
     Failed(i32),
 }
 
-/// How far an operation came.
+/// The progress of an operation.
 #[derive(Clone)]
 pub(crate) enum Progress<T> {
-    /// It waits for an answer.
+    /// The operation waits for an answer.
     Calls(Call),
     Ended(T),
 }
@@ -82,7 +81,7 @@ thread_local! {
 
 struct Unwound(Call);
 
-/// Runs an operation with these answers. It gets the descriptor of the store's own directory.
+/// Runs an operation with these answers. The operation gets the descriptor of the store's own directory.
 pub(crate) fn run<T>(answers: &[Answer], operation: impl FnOnce(OwnedFd) -> T) -> Progress<T> {
     let empty = memfd_create(c"model", MFdFlags::MFD_CLOEXEC).expect("there are enough descriptors");
     let run = Run { answers: answers.to_vec(), used: 0, places: HashMap::new(), empty };
@@ -98,7 +97,7 @@ pub(crate) fn run<T>(answers: &[Answer], operation: impl FnOnce(OwnedFd) -> T) -
     }
 }
 
-/// Which directory a descriptor means, on a thread that runs a model.
+/// Returns the directory of a descriptor on a thread that runs a model.
 pub(crate) fn directory(at: &impl AsFd) -> Option<Place> {
     RUN.with_borrow(|run| run.as_ref().map(|run| run.places[&at.as_fd().as_raw_fd()].clone()))
 }
@@ -118,7 +117,7 @@ fn ask(call: Call) -> Answer {
         run.used += 1;
         run.answers.get(run.used - 1).cloned()
     });
-    // No panic: nobody is told of it.
+    // The unwinding is not a panic, so no panic hook reports it.
     known.unwrap_or_else(|| resume_unwind(Box::new(Unwound(call))))
 }
 

@@ -1,5 +1,5 @@
-//! The system calls of the directory store in test builds: the real ones, or, on a thread that runs a model, questions to
-//! its file system.
+//! The directory store's system calls in test builds: the real calls, or, on a thread that runs a model, calls of its
+//! file system.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +30,7 @@ pub(super) fn make_directory(at: impl AsFd, name: &str, mode: Mode, ownership: O
     }
 }
 
-/// Others see it in one step.
+/// Creates a directory that other clients see in one step.
 pub(super) fn put_directory(at: impl AsFd, name: &OsStr, mode: Mode, ownership: Ownership) -> Result<(), Errno> {
     match replay::directory(&at) {
         Some(at) => replay::opened(Call::MakeDirectory { at, name: text(name) }).map(drop),

@@ -1,4 +1,4 @@
-//! What several clients of one store may do in any order, what may go wrong meanwhile, and what must be so all the time.
+//! Several clients of one store: their operations in any order, the possible faults and the invariants.
 
 use stateright::{Model, Property};
 
@@ -13,13 +13,13 @@ pub(crate) const WORKS: &str = "no operation fails";
 pub(crate) const LASTS: &str = "what is changed by its holder is changed";
 pub(crate) const FREE_AGAIN: &str = "when all is over the next one gets it, and nothing is left";
 
-/// So many swaps one client makes at most.
+/// Maximum number of commits by one client.
 const MOST_SWAPS: u64 = 8;
 
-/// The one who comes when all is over.
+/// Number of the client that starts after all others have ended.
 const NEWCOMER: usize = 7;
 
-/// What is explored.
+/// The clients and faults to explore.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
     pub(crate) is_nfs: bool,
@@ -28,23 +28,23 @@ pub(crate) struct World {
     pub(crate) wrong: Option<Wrong>,
 }
 
-/// What a client does.
+/// The operations of a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Script {
-    /// Takes it and gives it back, so often.
+    /// Acquires and releases the lock this many times.
     Takes(u8),
-    /// The same, and changes it in between.
+    /// Acquires, changes and releases the lock this many times.
     TakesAndChanges(u8),
     Sweeps,
 }
 
-/// How often what may go wrong.
+/// Maximum number of faults of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Faults {
     pub(crate) crashes: u8,
-    /// A call is made, its reply is lost, and what is heard is what its repetition says.
+    /// A call is made, its reply is lost, and the client gets the reply to the repetition.
     pub(crate) lost_replies: u8,
-    /// A client is shown an old listing, or looks up a name in one.
+    /// A client gets an old listing, or looks up a name in an old listing.
     pub(crate) stale_looks: u8,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct State {
     pub(crate) files: FileSystem,
     pub(crate) clients: Vec<Client>,
     left: Faults,
-    /// The highest number that anybody was told when he took it or changed it.
+    /// The highest version number that any client got when it acquired or changed the lock.
     told: u64,
     broken: Option<&'static str>,
 }
@@ -62,10 +62,10 @@ pub(crate) struct State {
 pub(crate) struct Client {
     pub(crate) doing: Doing,
     is_dead: bool,
-    /// What is left to do, over and over.
+    /// Number of rounds left.
     rounds: u8,
     swaps: u64,
-    /// Who held it when the operation began.
+    /// The holder at the beginning of the operation.
     held_by: Option<usize>,
     answers: Vec<Answer>,
     pub(crate) call: Option<Call>,
@@ -150,7 +150,7 @@ impl Model for World {
                 let stale = state.files.stale(at, &call)?;
                 state.clients[at].answers.push(stale);
             }
-            // Nothing to be asked: it has just been told that it holds.
+            // No call is pending: the client was just told that it holds the lock.
             (_, None) => self.begin_after_holding(state, at),
         }
         self.run(state, at);
@@ -172,7 +172,7 @@ impl Model for World {
     }
 }
 
-/// Who holds it: from when he was told until he begins to give it back.
+/// Returns the holders: from the reply to the acquisition until the release begins.
 fn holders(state: &State) -> impl Iterator<Item = usize> {
     let holds = |client: &Client| matches!(client.doing, Doing::Holds(_) | Doing::Changes(_) | Doing::LooksAfterChange);
     state.clients.iter().enumerate().filter(move |(_, client)| holds(client)).map(|(at, _)| at)
@@ -191,7 +191,7 @@ impl World {
         Act { client: at, serial: client.swaps, doing: client.doing, is_nfs: self.is_nfs }
     }
 
-    /// Runs a client up to its next call, or through the end of its operation up to the first call of the next.
+    /// Runs a client up to its next call, even if that call belongs to the next operation.
     fn run(&self, state: &mut State, at: usize) {
         loop {
             state.clients[at].call = None;
@@ -230,7 +230,7 @@ impl World {
         }
     }
 
-    /// What a client does after this answer.
+    /// Chooses the client's next operation after this result.
     fn go_on(&self, state: &mut State, at: usize, found: Option<Found>) {
         let found = match found {
             Some(found) => found,
@@ -252,7 +252,7 @@ impl World {
             (Doing::Looks, Found::Read(Some((version, body)))) if is_dead(&body) => {
                 client.doing = Doing::Takes(Some(version));
             }
-            // Somebody else holds it.
+            // Another client holds the lock.
             (Doing::Looks, Found::Read(Some(_))) => next_round(client),
             (Doing::Takes(_), Found::Swapped(Some(version))) => tell(state, at, version),
             (Doing::Takes(_), Found::Swapped(None)) => again(client, Doing::Looks),
@@ -281,7 +281,7 @@ impl World {
         }
     }
 
-    /// Whoever held it when a look began, and still does, must be seen. A stale look may miss him; it costs a retry.
+    /// Checks that a read sees a client that holds all the time. A stale listing may miss it; that costs a retry.
     fn must_see_holder(&self, state: &mut State, at: usize, seen: Option<usize>) {
         let holder = state.clients[at].held_by.filter(|_| self.faults.stale_looks == 0);
         if holder.is_some() && holder == holders(state).next() && seen != holder {
@@ -289,7 +289,7 @@ impl World {
         }
     }
 
-    /// Whether somebody who comes now takes it and gives it back, and what is left after that when it is swept.
+    /// Returns true if a new client can acquire and release the lock, and a sweep then leaves nothing behind.
     fn is_free_again(&self, state: &State) -> bool {
         let mut files = state.files.clone();
         let mut serial = 0;
@@ -314,12 +314,12 @@ impl World {
         let is_record = |(_, node): &(&String, &Node)| matches!(node, Node::Directory(place) if place != ".work");
         let records = files.directories[super::STORE].iter().filter(is_record).count();
         let resting = work.keys().filter(|name| name.starts_with("rest.")).count();
-        // On NFS only those can be told from others' that are older than a minute there.
+        // On NFS a sweep recognizes only those leftovers that are older than a minute on the server.
         (self.is_nfs || !work.keys().any(|name| is_left(name))) && records <= resting
     }
 }
 
-/// Runs an operation alone.
+/// Runs an operation to its end without other clients.
 fn to_its_end(act: &Act, files: &mut FileSystem) -> Option<Found> {
     let mut answers = Vec::new();
     loop {
@@ -330,7 +330,7 @@ fn to_its_end(act: &Act, files: &mut FileSystem) -> Option<Found> {
     }
 }
 
-/// A client is told that it is his.
+/// Tells a client that it holds the lock.
 fn tell(state: &mut State, at: usize, version: Number) {
     if version.0 <= state.told {
         state.broken = Some(NUMBERS_RISE);

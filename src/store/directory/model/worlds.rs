@@ -1,4 +1,4 @@
-//! The worlds in which the directory store is explored, and those in which something is wrong on purpose.
+//! The worlds in which the directory store is explored, and those with deliberate errors.
 
 #![allow(clippy::print_stderr, reason = "the number of states")]
 #![allow(
@@ -92,7 +92,7 @@ fn replies_are_lost_while_a_record_is_changed() {
     }
 }
 
-/// In a world in which this is wrong, two hold at once.
+/// Checks that this error leads to two holders at once.
 fn two_hold_where(wrong: Wrong, clients: &[Script]) {
     let world = World { is_nfs: false, clients: clients.to_vec(), faults: NOTHING, wrong: Some(wrong) };
     let checker = world.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();

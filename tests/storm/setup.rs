@@ -7,10 +7,10 @@ use std::sync::Arc;
 use csalock::host::Unix;
 use csalock::store::{Location, Store};
 
+use crate::critical_section::{self, STORM, TOLD};
 use crate::etcd::{Cluster, Setup};
+use crate::exclusion::Witness;
 use crate::sandbox::{CSALOCK, Done, Kind, Mount, Sandbox, faketime, is_root};
-use crate::section::{self, STORM, TOLD};
-use crate::witness::Witness;
 
 /// Short, so that leases are renewed, and are over while servers are gone.
 const LEASE: &str = "5s";
@@ -70,7 +70,7 @@ impl Ground {
         command.env("CSALOCK_STORE", &self.store).env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace());
         command
             .env("W", who)
-            .env("SECTION", section::words().join(" "))
+            .env("SECTION", critical_section::words().join(" "))
             .env(TOLD, "")
             .env(STORM, std::process::id().to_string());
         command.envs(clock.and_then(|clock| faketime(self.kind, clock)).into_iter().flatten());

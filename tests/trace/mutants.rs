@@ -369,7 +369,7 @@ impl Clumsy<'_> {
         let CommitResult::Done(stored) = store.commit(b"x", version.as_ref(), body.as_deref()).unwrap() else {
             panic!()
         };
-        self.log(Event::Stored(stored.number, stored.mark));
+        self.log(Event::Committed(stored.number, stored.mark));
         self.step += 1;
     }
 
@@ -536,7 +536,7 @@ fn a_result_may_be_missing_but_no_commit() {
         stage.take_and_release(who);
     }
     let lines = stage.lines();
-    let is_result = |line: &Line| matches!(line.event, Event::Stored(..));
+    let is_result = |line: &Line| matches!(line.event, Event::Committed(..));
     for at in (0..lines.len()).filter(|at| is_result(&lines[*at])) {
         // Its process was killed.
         let mut killed = lines.clone();

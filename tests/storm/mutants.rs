@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::codes;
 use crate::counts::{self, Count};
-use crate::ground::Ground;
+use crate::exclusion::{Entry, Witness, boottime, identity};
 use crate::sandbox::{Kind, PATIENCE, wait_until};
 use crate::schedule::{SLOTS, Schedule, What};
+use crate::setup::Ground;
 use crate::storm::storm;
-use crate::witness::{Entry, Witness, boottime, identity};
 
 /// A witness in a place of its own.
 fn witness() -> (tempfile::TempDir, Witness) {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use csalock::lock::{Handle, HandleHash};
 
 use super::calls;
+use super::fixture::{Before, Place, Stage};
 use super::scenarios::{About, Scenario};
-use super::stage::{Before, Place, Stage};
 use super::tracer::Traced;
 use crate::checker;
 use crate::etcd::fair::is_within;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::witness::{Entry, Witness, boottime, identity};
+use crate::exclusion::{Entry, Witness, boottime, identity};
 
 /// How long after the end of its lease a command may still be seen alive: whoever ends it must be given the processor.
 const OVERDUE: u64 = 2500;

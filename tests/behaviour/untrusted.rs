@@ -12,7 +12,7 @@ mod changing;
 mod crowds;
 mod directory;
 mod etcd;
-mod paper;
+mod rendering;
 mod sqlite;
 mod squatters;
 

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::ground::Ground;
 use crate::schedule::{Schedule, Trouble};
+use crate::setup::Ground;
 
 /// Troubles one after the other until it is over. Says how many there were. Nothing of them is left.
 pub(crate) fn befall(ground: &Ground, schedule: &Schedule, over: &AtomicBool) -> usize {
