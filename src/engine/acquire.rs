@@ -353,8 +353,13 @@ impl<'a> Acquisition<'a> {
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
         {
-            engine.remove_witness(self.name, &me);
-            return Ok(Response::Cancelled);
+            // A page that was refilled into the record and removed is created anew if its last waiter joins it once more.
+            // That waiter stands in the record too.
+            let (_, record) = engine.read(self.name)?;
+            if !is_waiting(&record, &me) && !holds(&record, &me) {
+                engine.remove_witness(self.name, &me);
+                return Ok(Response::Cancelled);
+            }
         }
         let ask = Request::Cancel(me, page);
         if let Some(response) = engine.try_apply(engine.race_for(self.name, &ask).until(self.give_up_at), &ask, None)? {
