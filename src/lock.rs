@@ -3,10 +3,10 @@
 //! This module reads no clock, file or process. A store keeps a [`Record`] under a name, [`decide`] contains every
 //! rule, and the engine passes its findings as [`Facts`].
 
-mod ask;
+mod request;
 pub(crate) mod codec;
-mod cycle;
-mod decision;
+mod deadlock;
+mod commit_record;
 mod facts;
 mod handle;
 mod page;
@@ -15,18 +15,18 @@ mod queue;
 mod record;
 mod sighting;
 mod value;
-mod waits;
+mod wait_edges;
 
-pub use ask::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
-pub use codec::beside::is_auxiliary;
-pub(crate) use codec::beside::{
+pub use request::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
+pub use codec::auxiliary::is_auxiliary;
+pub(crate) use codec::auxiliary::{
     decode_decision, decode_page, decode_value, decode_waits, encode_decision, encode_page, encode_value, encode_waits,
     name_of_internal,
 };
 pub(crate) use codec::{MOST_BYTES, number};
 pub use codec::{decode, encode};
-pub use cycle::{Cycle, WaitNode, find_cycle};
-pub use decision::CommitRecord;
+pub use deadlock::{Cycle, WaitNode, find_cycle};
+pub use commit_record::CommitRecord;
 #[cfg(debug_assertions)]
 pub use facts::trace::Answers;
 pub use facts::{Facts, Liveness, Query};
@@ -39,4 +39,4 @@ pub use record::{
 };
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use value::{MOST_VALUE, Precondition, Value, Writing};
-pub use waits::WaitEdges;
+pub use wait_edges::WaitEdges;

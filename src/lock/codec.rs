@@ -14,7 +14,7 @@
 //! of the SHA-256 of all lines before it, so csalock detects a torn or edited record. In values, `%XX` replaces every
 //! byte that is not plain printable ASCII, and space, `%`, `,`, `:`, `=`, `"` and `\`.
 
-pub(super) mod beside;
+pub(super) mod auxiliary;
 pub(crate) mod fields;
 
 use std::fmt::Write as _;

@@ -11,7 +11,7 @@
 //!   entry is void, and the waiter enters the queue again.
 //! - A page contains no grant. A bad or missing page costs its waiters their positions, but costs no holder a lock.
 
-use super::ask::QueuePosition;
+use super::request::QueuePosition;
 use super::handle::HandleHash;
 use super::record::Waiter;
 

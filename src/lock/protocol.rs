@@ -19,8 +19,8 @@
 //! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
 //! and calls again.
 
-use super::ask::{Acquire, Credentials, Edge, QueuePosition, Request, Response, Transition};
-use super::cycle::{fits_beside, waits_within};
+use super::request::{Acquire, Credentials, Edge, QueuePosition, Request, Response, Transition};
+use super::deadlock::{fits_beside, waits_within};
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::page::Page;

@@ -1,6 +1,6 @@
 //! The queue of a record: which holders it evicts, which waiters it serves, and which waiters fit.
 
-use super::ask::Acquire;
+use super::request::Acquire;
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::protocol::{grant_status, is_decided};

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use super::ask::{Response, Transition};
+use super::request::{Response, Transition};
 use super::codec::checksum;
 use super::record::{Lease, LeaseClock, Record};
 

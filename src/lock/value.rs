@@ -11,7 +11,7 @@
 //! **Permission.** The holder may write unless other holders share the lock. Any caller may write, in one commit, if
 //! the lock has no holder and no waiter. A stale holder may write with `--even-if-stale` if no holder came since.
 
-use super::ask::{Credentials, Response, Transition};
+use super::request::{Credentials, Response, Transition};
 use super::facts::{Facts, Query};
 use super::protocol::{Found, find, grant_status, refuse, write};
 use super::queue::{end, evict, grant_waiting};

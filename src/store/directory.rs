@@ -51,7 +51,7 @@ mod ownership;
 mod parked;
 pub(crate) mod pointer;
 mod root;
-mod swap;
+mod commit;
 mod sync_parents;
 #[cfg(not(test))]
 mod sys;
@@ -74,7 +74,7 @@ use self::entry::{CachedListing, Entry, Listing};
 pub(crate) use self::entry::{file_name, name_of_file};
 use self::pointer::{Pointer, Stage, UniqueId};
 use self::root::Root;
-use self::swap::Commit;
+use self::commit::Commit;
 use super::{
     CommitResult, Finding, Layout, Scope, Store, Subscription, Swept, Version, Versioned, Visit, WriteOptions,
 };

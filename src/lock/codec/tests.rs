@@ -1,8 +1,8 @@
 //! Tests that every field survives encoding and decoding, and that the decoder refuses all other bytes.
 
-use super::beside::*;
+use super::auxiliary::*;
 use super::*;
-use crate::lock::decision::CommitRecord;
+use crate::lock::commit_record::CommitRecord;
 
 fn full() -> Record {
     let owner = Owner {

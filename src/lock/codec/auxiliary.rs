@@ -9,11 +9,11 @@ use std::fmt::Write as _;
 
 use super::fields::{Fields, escape, unescape};
 use super::{body, checksum, closed, read_party, read_waiter, write_party, write_waiter};
-use crate::lock::decision::CommitRecord;
+use crate::lock::commit_record::CommitRecord;
 use crate::lock::handle::HandleHash;
 use crate::lock::page::Page;
 use crate::lock::record::Owner;
-use crate::lock::waits::WaitEdges;
+use crate::lock::wait_edges::WaitEdges;
 
 const FIRST_LINE_OF_PAGE: &str = "csalock-page 1\n";
 const FIRST_LINE_OF_WAITS: &str = "csalock-waits 1\n";

@@ -9,7 +9,7 @@
 //! A stuck wait may be behind a cycle and not in it. A single waiter in the cycle must give up, and all waiters must
 //! choose the same victim: the waiter that came last.
 
-use super::ask::Edge;
+use super::request::Edge;
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::queue::{effective_owner, free_slot, is_gone};
