@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::duration::{parse_backoff, parse_duration, parse_timeout};
-use crate::engine::Backoff;
+use crate::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeout};
 
 /// Locks for shell scripts: who holds it, since when and why
 ///
@@ -143,11 +142,6 @@ pub struct Taking {
     #[arg(long, conflicts_with = "ttl")]
     pub forever: bool,
 }
-
-/// How long somebody is willing to wait; `None` is for ever. (A type of its own, so that clap does not take it for an
-/// option that may be absent.)
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limit(pub Option<Duration>);
 
 /// Take a lock for the calling script; prints the handle that proves it
 ///

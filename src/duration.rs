@@ -2,8 +2,19 @@
 
 use std::time::Duration;
 
-use crate::cli::Limit;
-use crate::engine::Backoff;
+/// The longest wait of a caller; `None` is without end. (A type of its own, so that clap does not take it for an option that
+/// may be absent.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit(pub Option<Duration>);
+
+/// Pauses that double from `min` to `max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// The first pause.
+    pub min: Duration,
+    /// The longest pause.
+    pub max: Duration,
+}
 
 /// Maximum duration, about 300 years: longer than any lock, and far from any overflow.
 const LONGEST: Duration = Duration::from_secs(10_000_000_000);

@@ -34,11 +34,10 @@ use self::prefetch::prefetch_liveness;
 pub use acquire::{AcquireResult, Waiting};
 pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confirm_all};
 pub use inspect::LockStatus;
-pub use leases::LEASE;
 pub use outage::RETRY_INTERVAL;
 pub use request::AcquireRequest;
 pub use values::ValueWrite as WantedValue;
-pub use wait_policy::{Backoff, WaitPolicy};
+pub use wait_policy::WaitPolicy;
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -82,7 +81,7 @@ impl Engine {
             store,
             host,
             remembers: Limits::default(),
-            lease: LEASE,
+            lease: crate::environment::LEASE,
             lent: Mutex::default(),
             #[cfg(debug_assertions)]
             trace: crate::trace::Trace::new(crate::environment::Environment::trace()),

@@ -8,12 +8,14 @@ use std::time::Duration;
 use nix::unistd::{Uid, User};
 
 use crate::duration::parse_duration;
-use crate::engine::LEASE;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::{Limits, parse_size};
 use crate::name::escape;
 use crate::store::{Access, Layout, Location};
+
+/// Default duration of leases that a keeper renews.
+pub const LEASE: Duration = Duration::from_secs(60);
 
 /// Minimum length of a lease that a keeper renews.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);

@@ -9,7 +9,7 @@ use std::path::Path;
 use nix::errno::Errno;
 
 use crate::exit::Exit;
-use crate::store::Version;
+use crate::version::Version;
 
 /// A `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -51,7 +51,7 @@ impl Error {
             cure = format!("{cure} ({free} bytes are free there)");
         }
         let is_own = exit == Exit::Permission && is_own(path);
-        let what = format!("cannot {doing} {}: {}", crate::name::escape_path(path), errno.desc());
+        let what = format!("cannot {doing} {}: {}", crate::escape::escape_path(path), errno.desc());
         Error { is_own, ..Error::new(exit, what, cure) }
     }
 

@@ -52,7 +52,8 @@ impl Locks {
         let host: Arc<dyn Host> = Arc::new(Unix::new());
         let environment = Environment::of_this_process();
         let location = Location::parse(url.as_ref(), &environment.current)?;
-        let engine = Engine::new(store::open(&location, host.clone())?, host).leasing(environment.lease()?);
+        let engine =
+            Engine::new(store::open(&location, Environment::etcd, host.clone())?, host).leasing(environment.lease()?);
         let engine = Arc::new(engine.remembering(environment.history().unwrap_or_default()));
         Ok(Locks { engine, location })
     }

@@ -7,24 +7,40 @@ mod fake;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
-mod startup_state;
 mod unix;
 mod wait_set;
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+pub use crate::startup_state::StartupState;
 pub use fake::Fake;
 pub use owner::{Caller, Invocation, caller, may_end_with_call};
 pub use proc_stat::start_of;
 pub use programs::command_of;
-pub use startup_state::StartupState;
 pub use unix::{Unix, is_at_work};
 pub use wait_set::{WakeAddress, WakeSocket};
 
 use crate::error::Result;
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
-use crate::store::{Scope, Subscription};
+
+/// Set of hosts that may use a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Every process that uses the store runs under this kernel, or ran under it before a reboot.
+    Local,
+    /// Other hosts may use the store.
+    Shared,
+}
+
+/// Subscription to a channel or to changes of a record.
+pub trait Subscription {
+    /// Returns a descriptor that becomes readable when a notification may have come.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Returns true after a notification or the end of the subscription; the caller then reads and subscribes anew.
+    fn is_notified(&mut self) -> bool;
+}
 
 /// Clocks, identity, liveness of processes, and waiting.
 pub trait Host: Send + Sync {

@@ -37,6 +37,7 @@ pub mod duration;
 pub mod engine;
 pub mod environment;
 pub mod error;
+pub mod escape;
 pub mod exit;
 pub mod flock;
 pub mod glob;
@@ -48,6 +49,7 @@ pub mod name;
 pub mod report;
 pub mod shared_deadline;
 pub mod signals;
+pub mod startup_state;
 pub mod store;
 pub mod terminal;
 #[cfg(debug_assertions)]
@@ -55,5 +57,6 @@ pub mod trace;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod untrusted;
+pub mod version;
 
 pub use guard::{Guard, Locks};

@@ -3,21 +3,20 @@
 //! This module reads no clock, file or process. A store keeps a [`Record`] under a name, [`decide`] contains every
 //! rule, and the engine passes its findings as [`Facts`].
 
-mod request;
 pub(crate) mod codec;
-mod deadlock;
 mod commit_record;
+mod deadlock;
 mod facts;
 mod handle;
 mod page;
 mod protocol;
 mod queue;
 mod record;
+mod request;
 mod sighting;
 mod value;
 mod wait_edges;
 
-pub use request::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
 pub use codec::auxiliary::is_auxiliary;
 pub(crate) use codec::auxiliary::{
     decode_decision, decode_page, decode_value, decode_waits, encode_decision, encode_page, encode_value, encode_waits,
@@ -25,8 +24,8 @@ pub(crate) use codec::auxiliary::{
 };
 pub(crate) use codec::{MOST_BYTES, number};
 pub use codec::{decode, encode};
-pub use deadlock::{Cycle, WaitNode, find_cycle};
 pub use commit_record::CommitRecord;
+pub use deadlock::{Cycle, WaitNode, find_cycle};
 #[cfg(debug_assertions)]
 pub use facts::trace::Answers;
 pub use facts::{Facts, Liveness, Query};
@@ -37,6 +36,7 @@ pub use record::{
     Begun, EndReason, EndedGrant, Grant, Lease, LeaseClock, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Record,
     Waiter,
 };
+pub use request::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use value::{MOST_VALUE, Precondition, Value, Writing};
 pub use wait_edges::WaitEdges;

@@ -18,7 +18,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::host::StartupState;
+use crate::startup_state::StartupState;
 
 /// The signals that end a wait, and that csalock forwards to a command.
 pub const FORWARDED: [Signal; 6] =

@@ -23,7 +23,6 @@ mod scratch;
 mod sqlite;
 mod url;
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,21 +37,13 @@ pub use scratch::Scratch;
 pub use sqlite::Sqlite;
 pub use url::{Cluster, Layout, Location};
 
-use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::history::Limits;
 use crate::host::Host;
+pub use crate::host::{Scope, Subscription};
 use crate::lock::{Lease, Sighting};
-
-/// Version of a record. Different versions are never equal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Version {
-    /// Number that only grows under a name: the fencing token of the grants in this version.
-    pub number: u64,
-    /// Further data that a store needs to distinguish versions.
-    pub mark: u64,
-}
+pub use crate::version::Version;
 
 /// A stored record and its version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,15 +100,6 @@ pub struct Write<'a> {
     pub options: WriteOptions,
     /// Leases that must be over.
     pub over: &'a [Lease],
-}
-
-/// Set of hosts that may use a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// Every process that uses the store runs under this kernel, or ran under it before a reboot.
-    Local,
-    /// Other hosts may use the store.
-    Shared,
 }
 
 /// Result of a sweep or of its dry run.
@@ -273,26 +255,17 @@ pub trait Store: Send + Sync {
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
 }
 
-/// Subscription to a channel or to changes of a record.
-pub trait Subscription {
-    /// Returns a descriptor that becomes readable when a notification may have come.
-    fn descriptor(&self) -> BorrowedFd<'_>;
-
-    /// Returns true after a notification or the end of the subscription; the caller then reads and subscribes anew.
-    fn is_notified(&mut self) -> bool;
-}
-
 /// Opens the store at a location. It creates nothing: the first commit does.
 ///
 /// # Errors
 ///
 /// Fails if the location has something other than a store, or an unsafe one: SQLite on a network file system, or a
 /// place that other users may write without the sticky bit.
-pub fn open(location: &Location, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
+pub fn open(location: &Location, access: impl FnOnce() -> Access, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
     Ok(match location {
         Location::Directory { path, layout, shared: false } => Box::new(Directory::open(path, *layout, host)?),
         Location::Directory { path, layout, shared: true } => Box::new(Directory::open_shared(path, *layout, host)?),
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
-        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &Environment::etcd(), host)?),
+        Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &access(), host)?),
     })
 }

@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use super::{Cli, Command, Common, Limit, OnLost, RunWithLock, Taking, Waiting};
+use super::{Cli, Command, Common, OnLost, RunWithLock, Taking, Waiting};
+use crate::duration::Limit;
 
 /// What these arguments (the program's own name is the first) mean, if they are of that plain form.
 pub fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Cli> {

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use nix::sys::signal::Signal;
 
 use crate::cli::{Common, Taking, Waiting};
-use crate::engine::{Engine, LEASE, WaitPolicy};
+use crate::engine::{Engine, WaitPolicy};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -105,7 +105,7 @@ impl Context {
     }
 
     pub(super) fn engine(&self, location: &Location) -> Result<Engine> {
-        let engine = Engine::new(store::open(location, self.host.clone())?, self.host.clone());
+        let engine = Engine::new(store::open(location, Environment::etcd, self.host.clone())?, self.host.clone());
         let engine =
             if engine.store().scope() == Scope::Shared { engine.leasing(self.environment.lease()?) } else { engine };
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
@@ -114,7 +114,7 @@ impl Context {
 
     /// Returns the length of a lease that is renewed.
     pub(super) fn lease(&self) -> Duration {
-        self.environment.lease().unwrap_or(LEASE)
+        self.environment.lease().unwrap_or(crate::environment::LEASE)
     }
 
     /// Returns an owner on this host.

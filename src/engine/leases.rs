@@ -12,9 +12,6 @@ use crate::error::Result;
 use crate::lock::{Grant, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Prepare, Record, Request, Response};
 use crate::store::Scope;
 
-/// Default duration of leases that a keeper renews.
-pub const LEASE: Duration = Duration::from_secs(60);
-
 /// A lease that this engine requested.
 #[derive(Debug)]
 pub(super) struct IssuedLease {

@@ -86,7 +86,7 @@ fn a_lease_is_not_moved_by_the_wall_clock_but_ends_with_the_boot() {
 fn attempts_are_looks() {
     let (engine, host) = engine();
     take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
-    let backoff = Some(Backoff { min: Duration::from_secs(1), max: Duration::from_secs(2) });
+    let backoff = Some(crate::duration::Backoff { min: Duration::from_secs(1), max: Duration::from_secs(2) });
     let before = host.boottime();
     let policy = WaitPolicy { limit: None, attempts: Some(3), backoff };
     let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), policy);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::duration::Backoff;
+
 /// Polling interval of a waiter if all users are on this host: a wake-up can be lost, although none should.
 const SELDOM: Backoff = Backoff { min: Duration::from_millis(1000), max: Duration::from_millis(1000) };
 
@@ -17,15 +19,6 @@ pub struct WaitPolicy {
     pub attempts: Option<u32>,
     /// Pauses between attempts without a wake-up.
     pub backoff: Option<Backoff>,
-}
-
-/// Pauses that double from `min` to `max`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Backoff {
-    /// The first pause.
-    pub min: Duration,
-    /// The longest pause.
-    pub max: Duration,
 }
 
 impl WaitPolicy {

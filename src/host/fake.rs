@@ -5,10 +5,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::Scope;
 use super::{Host, Invocation, WaitSet, WaitSources, WakeAddress, WakeReason};
 use crate::error::Result;
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
-use crate::store::Scope;
 
 /// A host for tests. Clones are the same host.
 #[derive(Clone)]

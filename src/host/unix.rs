@@ -21,13 +21,13 @@ use nix::time::ClockId;
 use nix::unistd::{Pid, Uid};
 use sha2::{Digest, Sha256};
 
+use super::Scope;
 use super::proc_stat::read_once;
 use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
-use crate::store::Scope;
 
 /// The machine that this process runs on.
 #[derive(Debug, Default)]

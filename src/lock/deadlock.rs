@@ -9,11 +9,11 @@
 //! A stuck wait may be behind a cycle and not in it. A single waiter in the cycle must give up, and all waiters must
 //! choose the same victim: the waiter that came last.
 
-use super::request::Edge;
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::queue::{effective_owner, free_slot, is_gone};
 use super::record::{Grant, Lifetime, Record, Waiter};
+use super::request::Edge;
 
 /// A wait, and the record of the lock that it waits for.
 #[derive(Debug, Clone)]

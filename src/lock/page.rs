@@ -11,9 +11,9 @@
 //!   entry is void, and the waiter enters the queue again.
 //! - A page contains no grant. A bad or missing page costs its waiters their positions, but costs no holder a lock.
 
-use super::request::QueuePosition;
 use super::handle::HandleHash;
 use super::record::Waiter;
+use super::request::QueuePosition;
 
 /// Maximum number of waiters on a page.
 const ROOM: usize = 32;

@@ -19,7 +19,6 @@
 //! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
 //! and calls again.
 
-use super::request::{Acquire, Credentials, Edge, QueuePosition, Request, Response, Transition};
 use super::deadlock::{fits_beside, waits_within};
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
@@ -28,6 +27,7 @@ use super::queue::{
     INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, is_gone, refill, slot_count_conflict,
 };
 use super::record::{EndReason, EndedGrant, Grant, Lifetime, Pages, PidDomain, ProcessId, Record, Waiter};
+use super::request::{Acquire, Credentials, Edge, QueuePosition, Request, Response, Transition};
 use super::sighting::note;
 use super::value::decide_write;
 

@@ -1,10 +1,10 @@
 //! The queue of a record: which holders it evicts, which waiters it serves, and which waiters fit.
 
-use super::request::Acquire;
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::protocol::{grant_status, is_decided};
 use super::record::{EndReason, EndedGrant, Grant, Lifetime, Mode, Owner, Pages, ProcessId, Record, Waiter};
+use super::request::Acquire;
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.
 pub(super) const INLINE_WAITERS: usize = 16;

@@ -12,9 +12,9 @@
 
 use std::time::Duration;
 
-use super::request::{Response, Transition};
 use super::codec::checksum;
 use super::record::{Lease, LeaseClock, Record};
+use super::request::{Response, Transition};
 
 /// Maximum number of sightings in a record. Further hosts add none, and rely on the existing sightings.
 pub const MOST_SIGHTINGS: usize = 128;

@@ -11,11 +11,11 @@
 //! **Permission.** The holder may write unless other holders share the lock. Any caller may write, in one commit, if
 //! the lock has no holder and no waiter. A stale holder may write with `--even-if-stale` if no holder came since.
 
-use super::request::{Credentials, Response, Transition};
 use super::facts::{Facts, Query};
 use super::protocol::{Found, find, grant_status, refuse, write};
 use super::queue::{end, evict, grant_waiting};
 use super::record::{EndReason, EndedGrant, Record};
+use super::request::{Credentials, Response, Transition};
 
 /// Maximum size of a value in bytes.
 pub const MOST_VALUE: usize = 1 << 20;

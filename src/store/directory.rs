@@ -40,6 +40,7 @@
 //! **Limits.** A stale directory listing, which NFS clients may have, costs a retry. Names that differ only in case
 //! need a case-sensitive file system; elsewhere the second name is refused, because a record contains its name.
 
+mod commit;
 mod doorbell;
 mod entry;
 mod foreign_directory;
@@ -51,7 +52,6 @@ mod ownership;
 mod parked;
 pub(crate) mod pointer;
 mod root;
-mod commit;
 mod sync_parents;
 #[cfg(not(test))]
 mod sys;
@@ -68,13 +68,13 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
+use self::commit::Commit;
 use self::doorbell::Doorbell;
 use self::entry::{CachedListing, Entry, Listing};
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::entry::{file_name, name_of_file};
 use self::pointer::{Pointer, Stage, UniqueId};
 use self::root::Root;
-use self::commit::Commit;
 use super::{
     CommitResult, Finding, Layout, Scope, Store, Subscription, Swept, Version, Versioned, Visit, WriteOptions,
 };

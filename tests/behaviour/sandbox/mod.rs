@@ -337,7 +337,7 @@ impl Sandbox {
     /// The store, as the library opens it.
     pub(crate) fn open(&self) -> Box<dyn Store> {
         let location = Location::parse(self.store().as_ref(), Path::new("/")).unwrap();
-        csalock::store::open(&location, Arc::new(Unix::new())).unwrap()
+        csalock::store::open(&location, csalock::environment::Environment::etcd, Arc::new(Unix::new())).unwrap()
     }
 
     /// Changes a record behind everybody's back.

@@ -263,9 +263,12 @@ impl Stage {
 
 pub(crate) fn open(sandbox: &Sandbox, place: Place) -> Box<dyn Store> {
     match place {
-        Place::Beside => {
-            csalock::store::open(&Location::beside(&sandbox.path("files")), Arc::new(Unix::new())).unwrap()
-        }
+        Place::Beside => csalock::store::open(
+            &Location::beside(&sandbox.path("files")),
+            csalock::environment::Environment::etcd,
+            Arc::new(Unix::new()),
+        )
+        .unwrap(),
         _ => sandbox.open(),
     }
 }

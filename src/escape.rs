@@ -1,0 +1,71 @@
+//! The display of bytes that users chose: names, labels, commands and paths.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Formats a name, label or command for display: printable text is unchanged, and other bytes are escaped as in C.
+pub fn escape(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for char in chunk.valid().chars() {
+            match char {
+                '\\' => text.push_str("\\\\"),
+                _ if is_invisible(char) => text.extend(char.escape_default()),
+                _ => text.push(char),
+            }
+        }
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
+/// Returns true if a terminal would interpret a part of the text.
+pub(crate) fn needs_escaping(bytes: &[u8]) -> bool {
+    bytes.utf8_chunks().any(|chunk| chunk.valid().contains(is_invisible) || !chunk.invalid().is_empty())
+}
+
+/// Returns true for control characters and for marks that reorder or hide text on a terminal.
+pub(crate) fn is_invisible(char: char) -> bool {
+    char.is_control()
+        || matches!(char, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Quotes a name for a shell.
+pub fn shell_quote(bytes: &[u8]) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"_./-+=@%:,".contains(byte);
+    if !bytes.is_empty() && bytes.iter().all(plain) {
+        return escape(bytes);
+    }
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(is_invisible) => format!("'{}'", text.replace('\'', "'\\''")),
+        _ => format!("$'{}'", in_ansi_c(bytes)),
+    }
+}
+
+/// Returns the text for `$'...'`, escaped byte by byte: the shells with this syntax disagree about code points.
+fn in_ansi_c(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    let escape =
+        |text: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    for chunk in bytes.utf8_chunks() {
+        for char in chunk.valid().chars() {
+            match char {
+                '\\' => text.push_str("\\\\"),
+                '\'' => text.push_str("\\'"),
+                '\n' => text.push_str("\\n"),
+                '\t' => text.push_str("\\t"),
+                '\r' => text.push_str("\\r"),
+                _ if is_invisible(char) => escape(&mut text, char.encode_utf8(&mut [0; 4]).as_bytes()),
+                _ => text.push(char),
+            }
+        }
+        escape(&mut text, chunk.invalid());
+    }
+    text
+}
+
+/// Formats a path for display.
+pub fn escape_path(path: &Path) -> String {
+    escape(path.as_os_str().as_bytes())
+}
