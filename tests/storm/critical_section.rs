@@ -16,7 +16,9 @@ pub(crate) const STORM: &str = "CSALOCK_TEST_STORM_PID";
 /// The words that run the critical section.
 pub(crate) fn words() -> Vec<String> {
     let this = std::env::current_exe().unwrap().display().to_string();
-    [&this, "section::critical_section", "--exact", "--ignored", "--test-threads=1"].map(str::to_string).to_vec()
+    [&this, "critical_section::critical_section", "--exact", "--ignored", "--test-threads=1"]
+        .map(str::to_string)
+        .to_vec()
 }
 
 /// What scripts and commands run, in and out of locks.
