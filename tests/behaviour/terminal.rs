@@ -3,7 +3,9 @@
 //! script(1) makes the terminal: what a test tells it is typed, what the terminal shows is what it prints. Typed lines are
 //! echoed, so whatever is waited for is typed with quotes in the middle of it.
 
-use crate::sandbox::{Job, Sandbox, has, proc, wait_until};
+use std::time::{Duration, Instant};
+
+use crate::sandbox::{Job, Sandbox, has, proc, wait_until, wait_until_or_show};
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
@@ -36,9 +38,16 @@ fn shows(terminal: &mut Job, text: &str) {
 
 /// The status that bash has for what ended last.
 fn status(shell: &mut Job) -> String {
+    // Bash loses what is typed while it takes the terminal back from a job. It has done so when it shows its prompt, which
+    // is the last line unless a job in the background prints another one.
+    let begun = Instant::now();
+    while !shell.printed().ends_with("ready> ") && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let before = shell.printed().len();
     shell.tell("echo 'sta''tus' $? 'of'' it'");
-    wait_until("bash tells the status", || shell.printed()[before..].contains("of it\r\n"));
+    let is_told = || shell.printed()[before..].contains("of it\r\n");
+    wait_until_or_show("bash tells the status", is_told, || format!("{:?}", shell.printed()));
     let said = shell.printed()[before..].to_string();
     let told = said.rsplit_once("status ").unwrap().1;
     told.split_once(" of it").unwrap().0.to_string()

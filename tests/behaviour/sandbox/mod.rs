@@ -389,10 +389,15 @@ fn list(path: &Path, lines: &mut Vec<String>) {
 }
 
 /// Waits for something that must come true. Never for a time.
-pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
+    wait_until_or_show(what, is_so, String::new);
+}
+
+/// Waits until something is so. The panic of a test that waits in vain shows the evidence.
+pub(crate) fn wait_until_or_show(what: &str, mut is_so: impl FnMut() -> bool, evidence: impl Fn() -> String) {
     let begun = Instant::now();
     while !is_so() {
-        assert!(is_within(begun, PATIENCE), "waited in vain until {what}");
+        assert!(is_within(begun, PATIENCE), "waited in vain until {what}: {}", evidence());
         // What takes longer is looked at less often: most looks start a process, and other tests run meanwhile.
         std::thread::sleep((begun.elapsed() / 20).clamp(Duration::from_millis(2), Duration::from_millis(50)));
     }
