@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 
 use crate::etcd::fair::is_within;
-use crate::sandbox::{Job, Sandbox, is_root, wait_until};
+use crate::sandbox::{Job, Sandbox, wait_until};
 
 /// Enough for the record itself and two pages.
 const CROWD: usize = 51;
@@ -129,19 +129,6 @@ on_every_store! {
             assert_eq!(sight["waiters"][dead]["alive"], "no", "{sight}");
         }
         waiters.iter_mut().filter_map(|job| (!job.has_ended()).then_some(job)).for_each(Job::kill);
-    }
-
-    fn the_dead_leave_no_witness_wherever_they_stood(sandbox: &Sandbox) {
-        if !is_root("a /dev/shm of its own") || !sandbox.is_shared() {
-            return;
-        }
-        let script = "mount -t tmpfs none /dev/shm || exit 9; csalock run x dash -c 'touch held; exec sleep 600' & \
-                      until test -e held; do sleep 0.05; done; for n in $(seq 20); do csalock run -F -w inf x true & jobs=\"$jobs $!\"; \
-                      until csalock status --json x | grep -o '\"pid\"' | wc -l | grep -qx $((n + 1)); do sleep 0.02; done; done; \
-                      ls /dev/shm | grep -c csalock; kill -9 $jobs; kill %1; csalock run -q -w 60s x true; ls /dev/shm | grep -c csalock";
-        let done = sandbox.call("unshare", ["-m", "--propagation", "private", "bash", "-c", script]).capture();
-        // A holder and a waiter each have one.
-        assert_eq!(done.stdout, "21\n0\n", "{done:?}");
     }
 
     fn who_stands_behind_the_dead_sleeps(sandbox: &Sandbox) {
