@@ -98,7 +98,7 @@ on_every_store! {
             screen.line(&format!("csalock {words}"));
             screen.shows(" waited ");
             screen.keys("C-z");
-            let text = screen.shows("Stopped");
+            let text = screen.stopped();
             assert!(!text.contains(" waited "), "{text}");
             // In the background it waits on and draws nothing.
             screen.line("clear; bg; fg");
@@ -214,7 +214,7 @@ on_every_store! {
                 }
                 "C-z" => {
                     screen.keys("C-z");
-                    let text = screen.shows("Stopped");
+                    let text = screen.stopped();
                     assert!(text.contains("csalock status -W") && !text.contains("1 holder"), "{text}");
                     assert_eq!(screen.mode(), (false, true));
                     let (stopped, now) = screen.settings();

@@ -12,18 +12,21 @@ const CTRL_D: &str = "\x04";
 const CTRL_Z: &str = "\x1a";
 const CTRL_BACKSLASH: &str = "\x1c";
 
+/// What bash prints when it reads the next command.
+const PROMPT: &str = "ready> ";
+
 /// A terminal on which this runs; `None`, and a word about it, where there is no script(1).
 fn terminal(sandbox: &Sandbox, command: &str) -> Option<Job> {
     has("script").then(|| {
         let words = ["-q", "-e", "-f", "-c", command, "/dev/null"];
-        sandbox.call("script", words).env("PS1", "ready> ").env("SHELL", "/bin/sh").spawn()
+        sandbox.call("script", words).env("PS1", PROMPT).env("SHELL", "/bin/sh").spawn()
     })
 }
 
 /// An interactive bash on a terminal of its own.
 fn bash(sandbox: &Sandbox) -> Option<Job> {
     let mut shell = terminal(sandbox, "ulimit -c 0; exec bash --norc --noprofile -i")?;
-    shows(&mut shell, "ready> ");
+    shows(&mut shell, PROMPT);
     Some(shell)
 }
 
@@ -36,14 +39,29 @@ fn shows(terminal: &mut Job, text: &str) {
     });
 }
 
-/// The status that bash has for what ended last.
-fn status(shell: &mut Job) -> String {
-    // Bash loses what is typed while it takes the terminal back from a job. It has done so when it shows its prompt, which
-    // is the last line unless a job in the background prints another one.
+/// Waits until bash reads what is typed.
+fn wait_for_prompt(shell: &mut Job) {
+    // The prompt is the last line unless a job in the background prints another one.
     let begun = Instant::now();
-    while !shell.printed().ends_with("ready> ") && begun.elapsed() < Duration::from_secs(5) {
+    while !shell.printed().ends_with(PROMPT) && begun.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(5));
     }
+    // About once in 70 times, bash loses the first line that is typed after a job was stopped, even after its prompt and
+    // without csalock. An empty line does not change `$?`.
+    let prompts = times(shell, PROMPT);
+    let mut typed: Option<Instant> = None;
+    wait_until("bash reads", || {
+        if typed.is_none_or(|typed| typed.elapsed() > Duration::from_secs(1)) {
+            shell.tell("");
+            typed = Some(Instant::now());
+        }
+        times(shell, PROMPT) > prompts
+    });
+}
+
+/// The status that bash has for what ended last.
+fn status(shell: &mut Job) -> String {
+    wait_for_prompt(shell);
     let before = shell.printed().len();
     shell.tell("echo 'sta''tus' $? 'of'' it'");
     let is_told = || shell.printed()[before..].contains("of it\r\n");
@@ -158,6 +176,7 @@ on_every_store! {
         shows(&mut shell, "running\r\n");
         shell.tell(CTRL_Z);
         shows(&mut shell, "Stopped");
+        wait_for_prompt(&mut shell);
         let waiter = sandbox.waiter("x", "echo next");
         shell.tell("bg");
         sandbox.file("files/go", "");
@@ -185,6 +204,7 @@ on_every_store! {
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
         shell.tell(CTRL_Z);
         shows(&mut shell, "Stopped");
+        wait_for_prompt(&mut shell);
         assert_eq!(sandbox.waiters("x").len(), 1);
         shell.tell("fg");
         holder.release();

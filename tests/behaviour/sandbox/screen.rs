@@ -1,5 +1,8 @@
 //! A screen to look at: a bash in a tmux(1) of its own, which understands what is drawn.
 
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
 use super::{Sandbox, has, wait_until};
 
 pub(crate) struct Screen<'a> {
@@ -78,6 +81,23 @@ impl<'a> Screen<'a> {
     pub(crate) fn done(&self) -> String {
         let text = self.becomes(PROMPT, |text| text.lines().last() == Some(PROMPT) && text.lines().count() > 1);
         text[..text.len() - PROMPT.len()].to_string()
+    }
+
+    /// Waits until bash says that it stopped its job and reads what is typed next; returns what it said.
+    #[track_caller]
+    pub(crate) fn stopped(&self) -> String {
+        self.shows("Stopped");
+        let text = self.done();
+        // Bash sometimes loses the first line after a job was stopped. An empty line does not change `$?`.
+        let typed: Cell<Option<Instant>> = Cell::new(None);
+        self.becomes("a second prompt", |now| {
+            if typed.get().is_none_or(|typed| typed.elapsed() > Duration::from_secs(1)) {
+                self.keys("Enter");
+                typed.set(Some(Instant::now()));
+            }
+            now.matches(PROMPT).count() > text.matches(PROMPT).count() + 1
+        });
+        text
     }
 
     /// Whether the other screen is shown, and whether the cursor is.
