@@ -221,3 +221,24 @@ on_every_store! {
         assert!(sandbox.is_tidy());
     }
 }
+
+mod witnesses {
+    use crate::sandbox::is_root;
+
+    on_every_shared_store! {
+        fn the_dead_leave_no_witness_wherever_they_stood(sandbox: &Sandbox) {
+            if !is_root("a /dev/shm of its own") {
+                return;
+            }
+            // The last waiter dies first: a waiter removes the dead in front of it, and is not to die in the middle of that. The
+            // holder has ended before the last command begins, so no other process still cleans up after it.
+            let script = "mount -t tmpfs none /dev/shm || exit 9; csalock run x dash -c 'touch held; exec sleep 600' & \
+                          until test -e held; do sleep 0.05; done; for n in $(seq 20); do csalock run -F -w inf x true & jobs=\"$! $jobs\"; \
+                          until csalock status --json x | grep -o '\"pid\"' | wc -l | grep -qx $((n + 1)); do sleep 0.02; done; done; \
+                          ls /dev/shm | grep -c csalock; kill -9 $jobs; kill %1; wait; csalock run -q -w 60s x true; ls /dev/shm | grep -c csalock";
+            let done = sandbox.call("unshare", ["-m", "--propagation", "private", "bash", "-c", script]).capture();
+            // A holder and a waiter each have one.
+            assert_eq!(done.stdout, "21\n0\n", "{done:?}");
+        }
+    }
+}
