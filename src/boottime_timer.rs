@@ -8,8 +8,7 @@ use std::time::Duration;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 
 /// A timer on CLOCK_BOOTTIME.
 #[derive(Debug)]
@@ -23,7 +22,8 @@ impl BoottimeTimer {
     /// Returns an error if the system has no descriptors left.
     pub fn new() -> Result<BoottimeTimer> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
-        let failed = |errno: nix::Error| Error::new(Exit::System, format!("cannot set a timer: {}", errno.desc()), "");
+        let failed =
+            |errno: nix::Error| Error::new(ErrorKind::System, format!("cannot set a timer: {}", errno.desc()), "");
         TimerFd::new(ClockId::CLOCK_BOOTTIME, flags).map(BoottimeTimer).map_err(failed)
     }
 

@@ -41,7 +41,7 @@ pub use running::{Deadline, EventSource, ExitReport, RunningCommand, StopReason}
 
 use crate::detach;
 use crate::environment::Environment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::signals::{Signals, reraise};
@@ -204,15 +204,15 @@ impl CommandLine {
             Err(errno) => errno,
             Ok(never) => match never {},
         };
-        let (exit, cure) = match errno {
+        let (kind, cure) = match errno {
             Errno::ENOENT if self.words[0].as_bytes().contains(&b' ') => {
-                (Exit::NotFound, "say -c to run a string with a shell")
+                (ErrorKind::CommandNotFound, "say -c to run a string with a shell")
             }
-            Errno::ENOENT | Errno::ENOTDIR => (Exit::NotFound, "see its name and PATH"),
-            Errno::E2BIG => (Exit::CannotExecute, "give it fewer or shorter arguments"),
-            _ => (Exit::CannotExecute, "see its mode and its first line"),
+            Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
+            Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
+            _ => (ErrorKind::CannotExecute, "see its mode and its first line"),
         };
-        Error::new(exit, format!("cannot run {}: {}", self.shown(), errno.desc()), cure)
+        Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), cure)
     }
 
     fn execute_with_shell(&self, environment: &[CString]) -> Errno {

@@ -112,7 +112,7 @@ fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
 fn exit_of(error: &anyhow::Error) -> Exit {
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<Error>() {
-            return error.exit();
+            return Exit::from(error.kind());
         }
         if cause.downcast_ref::<std::io::Error>().is_some() {
             return Exit::InputOutput;

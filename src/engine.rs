@@ -39,8 +39,7 @@ pub use request::AcquireRequest;
 pub use values::ValueWrite as WantedValue;
 pub use wait_policy::WaitPolicy;
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::host::{Host, WakeAddress};
 use crate::lock::{
@@ -386,7 +385,7 @@ impl Engine {
             return Ok(());
         }
         let what = format!("{} has no room for so many holders", self.store.describe(name));
-        Err(Error::new(Exit::System, what, "nothing was changed; try again when some of them are gone"))
+        Err(Error::new(ErrorKind::System, what, "nothing was changed; try again when some of them are gone"))
     }
 
     /// Notifies the supervisor of a command that its grant has changed.
@@ -448,7 +447,7 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
 fn decode(stored: &Versioned, place: &str) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
-        Err(error) => Err(Error::new(error.exit(), format!("{place}: {error}"), "").in_version(stored.version)),
+        Err(error) => Err(Error::new(error.kind(), format!("{place}: {error}"), "").in_version(stored.version)),
         decoded => decoded,
     }
 }

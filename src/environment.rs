@@ -8,8 +8,7 @@ use std::time::Duration;
 use nix::unistd::{Uid, User};
 
 use crate::duration::parse_duration;
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
 use crate::name::escape;
 use crate::store::{Access, Layout, Location};
@@ -149,7 +148,7 @@ impl Environment {
         let Some(text) = &self.lease else { return Ok(LEASE) };
         let wrong = |why: &str| {
             let what = format!("CSALOCK_LEASE is \"{}\", which {why}", escape(text.as_bytes()));
-            Error::new(Exit::Usage, what, "set it to a duration such as 60s, or unset it")
+            Error::new(ErrorKind::InvalidInput, what, "set it to a duration such as 60s, or unset it")
         };
         let span = parse_duration(&text.to_string_lossy()).map_err(|why| wrong(&why))?;
         // A third of the lease must suffice for a request to a slow server, and etcd counts whole seconds.
@@ -166,7 +165,7 @@ impl Environment {
         let mut limits = Limits::default();
         let wrong = |name: &str, text: &OsString, why: String| {
             let what = format!("{name} is \"{}\", which {why}", escape(text.as_bytes()));
-            Error::new(Exit::Usage, what, "set it right, or unset it")
+            Error::new(ErrorKind::InvalidInput, what, "set it right, or unset it")
         };
         if let Some(text) = size {
             let parsed = parse_size(&text.to_string_lossy());
@@ -186,7 +185,7 @@ impl Environment {
     /// Returns an error if this user has no home directory.
     pub fn default_store(&self) -> Result<Location> {
         let state = self.state.as_ref().ok_or_else(|| {
-            Error::new(Exit::Unreachable, "this user has no home directory", "name a store with --store")
+            Error::new(ErrorKind::Unavailable, "this user has no home directory", "name a store with --store")
         })?;
         Ok(Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false })
     }

@@ -1,6 +1,7 @@
-//! The error type of this crate, with an exit code and a hint, for results that csalock could not determine.
+//! The error type of this crate: a kind, a message and a hint. It knows no exit codes.
 //!
-//! A negative answer is not an error: busy, not held and stale are [`crate::lock::Response`]s.
+//! Below the commands a negative answer is not an error: busy, not held and stale are [`crate::lock::Response`]s. The
+//! commands turn those that end the program into errors.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
@@ -8,16 +9,54 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
-use crate::exit::Exit;
 use crate::version::Version;
 
 /// A `Result` with this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failure: the problem, a hint for the next step, and the exit code.
+/// The kind of a failure. The program has an exit code for each kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The request itself is invalid.
+    InvalidInput,
+    /// A record cannot be decoded.
+    Corrupt,
+    /// The store cannot be reached.
+    Unavailable,
+    /// csalock has a bug.
+    Bug,
+    /// The operating system refused a call that must succeed.
+    System,
+    /// The store, or an object in it, cannot be created.
+    CannotCreate,
+    /// Reading or writing failed, for example because the disk is full.
+    InputOutput,
+    /// The lock was not acquired, or the store not free, within the timeout.
+    Busy,
+    /// A permission is missing.
+    Denied,
+    /// The holder ended without a release, or a value has another version than expected.
+    Stale,
+    /// The caller does not hold the lock, or the lock has no holder; or the value or claim does not exist.
+    NotHeld,
+    /// Another process holds the lock.
+    NotOwner,
+    /// Another id claims the name, or the value exists already.
+    NotUnique,
+    /// The wait would be a deadlock.
+    Deadlock,
+    /// The lock was lost while it was in use, or before it could be used.
+    Lost,
+    /// The command was found but cannot be executed.
+    CannotExecute,
+    /// The command was not found.
+    CommandNotFound,
+}
+
+/// A failure: its kind, the problem, and a hint for the next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
-    exit: Exit,
+    kind: ErrorKind,
     message: String,
     hint: String,
     unreadable: Option<Version>,
@@ -27,14 +66,14 @@ pub struct Error {
 
 impl Error {
     /// Creates an error. `what` names the thing and its problem, `cure` the next step.
-    pub fn new(exit: Exit, what: impl Into<String>, cure: impl Into<String>) -> Error {
-        Error { exit, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
+    pub fn new(kind: ErrorKind, what: impl Into<String>, cure: impl Into<String>) -> Error {
+        Error { kind, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
     /// Returns an error for a record that cannot be decoded.
     pub fn corrupt(what: impl Into<String>) -> Error {
         Error::new(
-            Exit::Corrupt,
+            ErrorKind::Corrupt,
             what,
             "nothing was changed; see who wrote it, then `csalock unlock --force` removes it",
         )
@@ -43,16 +82,16 @@ impl Error {
     /// Returns an error for a system call on `path` that failed while `doing` something.
     pub fn os(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let path = path.as_ref();
-        let (exit, cure) = classify(errno);
+        let (kind, cure) = classify(errno);
         let mut cure = cure.to_string();
         if errno == Errno::ENOSPC
             && let Some(free) = path.ancestors().find_map(|dir| fs2::available_space(dir).ok())
         {
             cure = format!("{cure} ({free} bytes are free there)");
         }
-        let is_own = exit == Exit::Permission && is_own(path);
+        let is_own = kind == ErrorKind::Denied && is_own(path);
         let what = format!("cannot {doing} {}: {}", crate::escape::escape_path(path), errno.desc());
-        Error { is_own, ..Error::new(exit, what, cure) }
+        Error { is_own, ..Error::new(kind, what, cure) }
     }
 
     /// Adds that the failed operation may have happened anyway.
@@ -77,7 +116,7 @@ impl Error {
 
     /// Returns true if the error concerns a single record: its contents are unreadable or access to it is denied.
     pub fn is_of_one_record(&self) -> bool {
-        matches!(self.exit, Exit::Corrupt | Exit::Permission)
+        matches!(self.kind, ErrorKind::Corrupt | ErrorKind::Denied)
     }
 
     /// Returns true if access was denied to a file of this user, which may therefore hold data that this user wrote.
@@ -109,12 +148,12 @@ impl Error {
 
     /// Returns true if the store refused a change for a reason that often passes: it is full, read-only or failing.
     pub fn is_refused_change(&self) -> bool {
-        matches!(self.exit, Exit::InputOutput | Exit::CannotCreate)
+        matches!(self.kind, ErrorKind::InputOutput | ErrorKind::CannotCreate)
     }
 
-    /// Returns the exit code.
-    pub fn exit(&self) -> Exit {
-        self.exit
+    /// Returns the kind of the failure.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
     }
 }
 
@@ -123,25 +162,25 @@ fn is_own(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.uid() == nix::unistd::geteuid().as_raw())
 }
 
-/// Returns the exit code and the hint for an error number.
-fn classify(errno: Errno) -> (Exit, &'static str) {
+/// Returns the kind and the hint for an error number.
+fn classify(errno: Errno) -> (ErrorKind, &'static str) {
     match errno {
         Errno::EACCES | Errno::EPERM => {
-            (Exit::Permission, "ask its owner for permission, or name another store with --store")
+            (ErrorKind::Denied, "ask its owner for permission, or name another store with --store")
         }
-        Errno::EROFS => (Exit::CannotCreate, "it is mounted read-only; name another store with --store"),
-        Errno::ENOSPC | Errno::EDQUOT => (Exit::InputOutput, "free some space or inodes there, then try again"),
+        Errno::EROFS => (ErrorKind::CannotCreate, "it is mounted read-only; name another store with --store"),
+        Errno::ENOSPC | Errno::EDQUOT => (ErrorKind::InputOutput, "free some space or inodes there, then try again"),
         Errno::EIO | Errno::ESTALE | Errno::EFBIG => {
-            (Exit::InputOutput, "see the kernel log and the state of that file system, then try again")
+            (ErrorKind::InputOutput, "see the kernel log and the state of that file system, then try again")
         }
-        Errno::ENOENT => (Exit::Unreachable, "create it, or name another store with --store"),
-        Errno::ENOTDIR => (Exit::Unreachable, "a file stands where a directory belongs; name another store"),
-        Errno::ELOOP => (Exit::Permission, "links are not followed there; name the real directory"),
-        Errno::EEXIST => (Exit::CannotCreate, "something else has that name; move it away"),
-        Errno::EMFILE | Errno::ENFILE => (Exit::System, "raise the limit of open files (ulimit -n)"),
-        Errno::ENOMEM | Errno::EAGAIN => (Exit::System, "the system is out of memory or processes; try again"),
-        Errno::ENAMETOOLONG => (Exit::Usage, "use a shorter path"),
-        _ => (Exit::System, "see the kernel log, then try again"),
+        Errno::ENOENT => (ErrorKind::Unavailable, "create it, or name another store with --store"),
+        Errno::ENOTDIR => (ErrorKind::Unavailable, "a file stands where a directory belongs; name another store"),
+        Errno::ELOOP => (ErrorKind::Denied, "links are not followed there; name the real directory"),
+        Errno::EEXIST => (ErrorKind::CannotCreate, "something else has that name; move it away"),
+        Errno::EMFILE | Errno::ENFILE => (ErrorKind::System, "raise the limit of open files (ulimit -n)"),
+        Errno::ENOMEM | Errno::EAGAIN => (ErrorKind::System, "the system is out of memory or processes; try again"),
+        Errno::ENAMETOOLONG => (ErrorKind::InvalidInput, "use a shorter path"),
+        _ => (ErrorKind::System, "see the kernel log, then try again"),
     }
 }
 

@@ -1,8 +1,10 @@
-//! The table of all exit codes.
+//! The table of all exit codes, and the code of each kind of error.
 //!
 //! They are a stable interface. Numbers below 64 and above 127 are the command's own under `run-with-lock`; 64 to 77
 //! are those of sysexits(3), 124 to 127 those of timeout(1) and the shell. A test compares the man page's EXIT STATUS
 //! section with [`Exit::ALL`].
+
+use crate::error::ErrorKind;
 
 /// The exit status of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +108,30 @@ impl Exit {
     /// Returns the status of a command that a signal ended, as the shell counts it: 128 + N.
     pub fn signalled(signal: i32) -> Exit {
         Exit::Code(128u8.wrapping_add(signal as u8))
+    }
+}
+
+impl From<ErrorKind> for Exit {
+    fn from(kind: ErrorKind) -> Exit {
+        match kind {
+            ErrorKind::InvalidInput => Exit::Usage,
+            ErrorKind::Corrupt => Exit::Corrupt,
+            ErrorKind::Unavailable => Exit::Unreachable,
+            ErrorKind::Bug => Exit::Bug,
+            ErrorKind::System => Exit::System,
+            ErrorKind::CannotCreate => Exit::CannotCreate,
+            ErrorKind::InputOutput => Exit::InputOutput,
+            ErrorKind::Busy => Exit::Busy,
+            ErrorKind::Denied => Exit::Permission,
+            ErrorKind::Stale => Exit::Stale,
+            ErrorKind::NotHeld => Exit::NotHeld,
+            ErrorKind::NotOwner => Exit::NotOwner,
+            ErrorKind::NotUnique => Exit::NotUnique,
+            ErrorKind::Deadlock => Exit::Deadlock,
+            ErrorKind::Lost => Exit::Lost,
+            ErrorKind::CannotExecute => Exit::CannotExecute,
+            ErrorKind::CommandNotFound => Exit::NotFound,
+        }
     }
 }
 

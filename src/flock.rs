@@ -30,8 +30,7 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 pub use fd_passing::FdChannel;
 pub use holders::{holders, posix_holders};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
@@ -107,7 +106,7 @@ impl Flock {
             }
         }
         let what = format!("file {} was replaced whenever it was locked", escape_path(path));
-        Err(Error::new(Exit::System, what, "lock a file that stays, beside it"))
+        Err(Error::new(ErrorKind::System, what, "lock a file that stays, beside it"))
     }
 
     /// Returns true if `path` is a name of the locked file.
@@ -151,7 +150,7 @@ fn open(path: &Path, access: OFlag) -> Result<File> {
             Errno::EROFS => "it is not there and its file system is mounted read-only; name another file",
             _ => return error,
         };
-        Error::new(error.exit(), format!("cannot open {}: {}", escape_path(path), errno.desc()), cure)
+        Error::new(error.kind(), format!("cannot open {}: {}", escape_path(path), errno.desc()), cure)
     })
 }
 
@@ -240,7 +239,7 @@ impl FlockWait<'_> {
         let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
         match ppoll(&mut polled, at_most, None) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(errno) => Err(Error::new(Exit::System, format!("cannot wait: {}", errno.desc()), "try again")),
+            Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again")),
         }
     }
 }
@@ -341,10 +340,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
         let exit = |name: &str| match Flock::take(&dir.path().join(name), LockMode::Exclusive, None) {
-            Err(error) => error.exit(),
+            Err(error) => error.kind(),
             other => panic!("{name}: {other:?}"),
         };
-        assert_eq!(exit("none/file"), Exit::Unreachable);
-        assert_eq!(exit("link"), Exit::Permission);
+        assert_eq!(exit("none/file"), ErrorKind::Unavailable);
+        assert_eq!(exit("link"), ErrorKind::Denied);
     }
 }

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use crate::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use crate::environment::Environment;
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Host, Unix};
 use crate::lock::{Grant, Handle, HandleHash, Lifetime, Owner, Request, Response};
 use crate::name;
@@ -74,7 +73,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// Returns an error if the store cannot be read or written, or if the name is invalid. Returns [`Exit::Deadlock`]
+    /// Returns an error if the store cannot be read or written, or if the name is invalid. Returns [`ErrorKind::Deadlock`]
     /// if this process already holds the lock.
     pub fn lock(&self, name: &str, at_most: Duration) -> Result<Option<Guard<'_>>> {
         let name = self.name_here(name)?;
@@ -101,7 +100,7 @@ impl Locks {
             })),
             AcquireResult::Answer(Response::Deadlock(_)) => {
                 let what = format!("this process holds lock {} already", name::escape(&name));
-                Err(Error::new(Exit::Deadlock, what, "give it back first"))
+                Err(Error::new(ErrorKind::Deadlock, what, "give it back first"))
             }
             _ => Ok(None),
         }

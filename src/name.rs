@@ -8,10 +8,9 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 pub use crate::escape::{escape, escape_path, shell_quote};
 pub(crate) use crate::escape::{is_invisible, needs_escaping};
-use crate::exit::Exit;
 
 /// Maximum length of a name, in bytes.
 pub const LONGEST: usize = 1024;
@@ -25,7 +24,8 @@ const MOST_LINKS: usize = 40;
 ///
 /// Returns a usage error for an empty name, a name that is too long, and a name that contains NUL.
 pub fn check(name: &[u8]) -> Result<()> {
-    let wrong = |what: String| Err(Error::new(Exit::Usage, what, "a name is 1 to 1024 bytes, anything but NUL"));
+    let wrong =
+        |what: String| Err(Error::new(ErrorKind::InvalidInput, what, "a name is 1 to 1024 bytes, anything but NUL"));
     match name {
         [] => wrong("the empty name is no lock's name".to_string()),
         _ if name.len() > LONGEST => wrong(format!("a name of {} bytes is too long", name.len())),
@@ -48,7 +48,7 @@ pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
     let path = current.join(path);
     if !path.is_absolute() {
         let what = format!("{} is in the current directory, which was removed", escape_path(&path));
-        return Err(Error::new(Exit::Unreachable, what, "cd to one that exists"));
+        return Err(Error::new(ErrorKind::Unavailable, what, "cd to one that exists"));
     }
     Ok(path)
 }
@@ -103,7 +103,7 @@ mod tests {
             assert_eq!(check(good), Ok(()), "{good:?}");
         }
         for bad in [&b""[..], b"a\0b", &[b'x'; 1025]] {
-            assert_eq!(check(bad).map_err(|error| error.exit()), Err(Exit::Usage));
+            assert_eq!(check(bad).map_err(|error| error.kind()), Err(ErrorKind::InvalidInput));
         }
     }
 
@@ -126,9 +126,9 @@ mod tests {
     fn a_missing_directory_and_a_loop_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("loop", dir.path().join("loop")).unwrap();
-        let exit = |name: &[u8]| file_of(name, dir.path()).map_err(|error| error.exit());
-        assert_eq!(exit(b"none/file"), Err(Exit::Unreachable));
-        assert_eq!(exit(b"./loop"), Err(Exit::Permission));
+        let exit = |name: &[u8]| file_of(name, dir.path()).map_err(|error| error.kind());
+        assert_eq!(exit(b"none/file"), Err(ErrorKind::Unavailable));
+        assert_eq!(exit(b"./loop"), Err(ErrorKind::Denied));
     }
 
     #[test]

@@ -14,8 +14,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Lease, LeaseClock};
 
 /// Maximum number of leases, each with a [`lease_id`]; together with the other fields they fill a page.
@@ -48,7 +47,7 @@ impl SharedDeadline {
     ///
     /// Returns an error if no memory is available.
     pub fn new() -> Result<SharedDeadline> {
-        let failed = |errno: Errno| Error::new(Exit::System, format!("cannot share memory: {}", errno.desc()), "");
+        let failed = |errno: Errno| Error::new(ErrorKind::System, format!("cannot share memory: {}", errno.desc()), "");
         let size = NonZeroUsize::MIN.saturating_add(size_of::<Shared>() - 1);
         // SAFETY: the mapping is fresh, zeroed and page-aligned, and stays to the end of each process.
         let shared = unsafe {

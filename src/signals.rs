@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, SigmaskHow, Signal, raise, sigaction, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::startup_state::StartupState;
 
@@ -148,7 +148,7 @@ fn bit(signal: Signal) -> u64 {
 }
 
 fn failed(errno: Errno) -> Error {
-    Error::new(Exit::System, format!("cannot wait for signals: {}", errno.desc()), "")
+    Error::new(ErrorKind::System, format!("cannot wait for signals: {}", errno.desc()), "")
 }
 
 /// A handler for Ctrl-Z. While this value exists, only the handler stops the process, by [`stop`].

@@ -37,8 +37,7 @@ pub use scratch::Scratch;
 pub use sqlite::Sqlite;
 pub use url::{Cluster, Layout, Location};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::host::Host;
 pub use crate::host::{Scope, Subscription};
@@ -173,7 +172,7 @@ pub trait Store: Send + Sync {
                 }
                 self.commit_with(one.name, one.expect.as_ref(), one.body, one.options)
             }
-            _ => Err(Error::new(Exit::Bug, "this store makes one change at a time", "")),
+            _ => Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
         }
     }
 

@@ -14,8 +14,7 @@ use std::thread::{ThreadId, current};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
 use crate::store::{CommitResult, Store, Version, Write};
@@ -181,7 +180,7 @@ impl Trace {
         let Some(path) = &self.path else { return Ok(()) };
         let at = host.boottime().as_millis() as u64;
         let line = Line { domain: host.domain()?, process: self.process(host)?, step, at, event };
-        let failed = |why: String| Error::new(Exit::InputOutput, format!("{}: {why}", path.display()), "");
+        let failed = |why: String| Error::new(ErrorKind::InputOutput, format!("{}: {why}", path.display()), "");
         let mut text = serde_json::to_vec(&line).map_err(|error| failed(error.to_string()))?;
         text.push(b'\n');
         let written =

@@ -11,8 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 
 /// The helper process. Dropping this value kills it.
 pub struct Helper {
@@ -28,8 +27,9 @@ impl Helper {
     ///
     /// Returns an error if the system has no processes or descriptors left.
     pub fn fork(act: impl Fn(&str) -> String) -> Result<Helper> {
-        let failed =
-            |errno: Errno| Error::new(Exit::System, format!("cannot start a process: {}", errno.desc()), "try again");
+        let failed = |errno: Errno| {
+            Error::new(ErrorKind::System, format!("cannot start a process: {}", errno.desc()), "try again")
+        };
         let ours = Pid::this();
         let (here, there) =
             UnixStream::pair().map_err(|error| failed(Errno::from_raw(error.raw_os_error().unwrap_or(0))))?;
@@ -101,5 +101,5 @@ fn gone(error: &std::io::Error) -> Error {
         }
         _ => "a second process ended before it was done",
     };
-    Error::new(Exit::System, what, "see the kernel log, then try again")
+    Error::new(ErrorKind::System, what, "see the kernel log, then try again")
 }

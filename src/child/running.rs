@@ -13,7 +13,7 @@ use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
 use super::{Report, in_spite_of_signals};
 use crate::boottime_timer::BoottimeTimer;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Host, WakeSocket};
 use crate::signals::{FORWARDED, Signals};
@@ -231,7 +231,7 @@ impl RunningCommand {
         match pid.map_or(Err(rustix::io::Errno::CHILD), |pid| waitid(WaitId::Pid(pid), options)) {
             Err(rustix::io::Errno::INTR) => Ok(None),
             Ok(status) => Ok(status),
-            Err(errno) => Err(Error::new(Exit::System, format!("cannot wait for the command: {errno}"), "")),
+            Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {errno}"), "")),
         }
     }
 }
@@ -241,7 +241,7 @@ fn wait(heard: [Option<BorrowedFd<'_>>; 4]) -> Result<()> {
         heard.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     match poll(&mut polled, PollTimeout::NONE) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(errno) => Err(Error::new(Exit::System, format!("cannot wait for the command: {}", errno.desc()), "")),
+        Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), "")),
     }
 }
 

@@ -11,7 +11,7 @@ use super::lookup::names_of;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Claim, Unclaim};
 use crate::engine::{AcquireAllResult, AcquireRequest, LockStatus};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Invocation, caller, command_of};
 use crate::lock::{Grant, Handle, Lifetime, Mode, Response};
@@ -27,7 +27,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let id = asked.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
     if context.inherited.closed(1) {
         let what = "stdout is closed, so nobody would get the id";
-        return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
+        return Err(Error::new(ErrorKind::InputOutput, what, "send it to /dev/null if nobody needs it").into());
     }
     let opened = targets.open(context)?;
     let policy = asked.waiting.wait_policy();
@@ -112,7 +112,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
         // Another process may give up the same claims now, which is as good.
         if !engine.give_up_claims(&names, &id)? && !names.iter().all(|name| matches!(engine.claim_of(name), Ok(None))) {
             let what = "somebody else changed one of the claims meanwhile; those in this store were kept";
-            return Err(Error::new(Exit::NotOwner, what, "see `csalock lookup`, then try again").into());
+            return Err(Error::new(ErrorKind::NotOwner, what, "see `csalock lookup`, then try again").into());
         }
     }
     if asked.common.verbose {
@@ -191,7 +191,9 @@ fn request(context: &Context, asked: &Claim, handle: &Handle, id: &[u8]) -> Resu
 /// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.
 pub(super) fn given_id(id: &OsStr) -> Result<Vec<u8>> {
     let id = id.as_bytes();
-    let wrong = |what: String| Error::new(Exit::Usage, what, "name one of 1 to 255 bytes without control characters");
+    let wrong = |what: String| {
+        Error::new(ErrorKind::InvalidInput, what, "name one of 1 to 255 bytes without control characters")
+    };
     match id {
         [] => Err(wrong("an id must not be empty".to_string())),
         _ if id.len() > LONGEST_ID => Err(wrong(format!("the id has {} bytes", id.len()))),

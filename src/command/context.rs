@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{Engine, WaitPolicy};
 use crate::environment::Environment;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Host, Invocation, StartupState, Unix, caller};
 use crate::lock::{Credentials, Edge, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Response};
@@ -144,7 +144,7 @@ impl Context {
         if let Some(text) = handle {
             let wrong = || {
                 let what = format!("\"{}\" is no handle", escape(text.as_bytes()));
-                Error::new(Exit::Usage, what, "a handle is the 32 hex digits that `csalock lock` printed")
+                Error::new(ErrorKind::InvalidInput, what, "a handle is the 32 hex digits that `csalock lock` printed")
             };
             return engine.credentials(Some(proof(text).ok_or_else(wrong)?), Vec::new());
         }
@@ -192,7 +192,7 @@ impl Context {
         let above = match caller(this.pid) {
             Ok(caller) => caller.owners,
             // The caller does not exist, or we may not see it.
-            Err(error) if matches!(error.exit(), Exit::Usage | Exit::Permission) => Vec::new(),
+            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Denied) => Vec::new(),
             Err(error) => return Err(error),
         };
         Ok([vec![this], above].concat())
@@ -205,7 +205,7 @@ pub(super) fn exactly_one(names: &[OsString]) -> Result<&OsString> {
         [name] => Ok(name),
         _ => {
             let other = names.get(1).map(|name| name::shell_quote(name.as_bytes())).unwrap_or_default();
-            Err(Error::new(Exit::Usage, format!("{other} is one name too many"), "name one at a time"))
+            Err(Error::new(ErrorKind::InvalidInput, format!("{other} is one name too many"), "name one at a time"))
         }
     }
 }

@@ -11,7 +11,7 @@ use clap::Parser;
 use super::context::Context;
 use super::{lock, unlock};
 use crate::cli::{Cli, Command};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::shell_quote;
 
@@ -44,7 +44,12 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
     let all = words.iter().map(|word| word.to_os_string()).chain(timeout.clone()).chain([dashes]).chain(files);
     let Ok(Cli { command }) = Cli::try_parse_from(all) else {
         let what = format!("CSALOCK_TIMEOUT is {}", shell_quote(timeout.unwrap_or_default().as_bytes()));
-        return Err(Error::new(Exit::Usage, what, "say how long to try: 10s, 5m, 250ms, seconds, 0 or inf").into());
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            what,
+            "say how long to try: 10s, 5m, 250ms, seconds, 0 or inf",
+        )
+        .into());
     };
     match command {
         Command::Lock(asked) => lock::run_silently(context, &asked),
@@ -60,11 +65,15 @@ fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
         files.remove(0);
     } else if let Some(option) = files.iter().find(|file| file.as_bytes().starts_with(b"-")) {
         let what = format!("{name} has no options, and {} looks like one", shell_quote(option.as_bytes()));
-        return Err(Error::new(Exit::Usage, what, "say -- before files that begin with a dash; see csalock(1)"));
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            what,
+            "say -- before files that begin with a dash; see csalock(1)",
+        ));
     }
     if files.is_empty() {
         let what = format!("{name} was not told which file");
-        return Err(Error::new(Exit::Usage, what, format!("say `{name} FILE`")));
+        return Err(Error::new(ErrorKind::InvalidInput, what, format!("say `{name} FILE`")));
     }
     let path = |file: OsString| match file.as_bytes() {
         b"" => file,

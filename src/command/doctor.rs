@@ -14,7 +14,7 @@ use crate::child::Helper;
 use crate::cli::Doctor;
 use crate::duration::shown as span;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::escape;
 use crate::report::{HealthJson, OutputStyle, health};
@@ -34,7 +34,7 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
     let signals = Signals::listen(context.inherited)?;
     let (url, findings) = match &location {
         Ok(location) => (location.url(), examine(context, location, &signals)),
-        Err(error) if error.exit() == Exit::Usage => return Err(error.clone().into()),
+        Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),
         Err(error) => {
             let typed = asked.names.first().or(asked.common.store.as_ref());
             (typed.cloned().unwrap_or_default(), vec![Finding::failed("store", error)])
@@ -130,5 +130,5 @@ fn host(engine: &Engine) -> Option<Finding> {
 
 /// Returns an error for an unexpected result.
 fn unexpected(what: &str) -> Error {
-    Error::new(Exit::Bug, what, "this is a bug, or somebody else writes to the store")
+    Error::new(ErrorKind::Bug, what, "this is a bug, or somebody else writes to the store")
 }

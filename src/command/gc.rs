@@ -71,7 +71,7 @@ struct PassedOver<'a> {
 impl PassedOver<'_> {
     /// Reports the reason, once for each record.
     fn tell(&mut self, error: &Error) {
-        self.exit = error.exit();
+        self.exit = Exit::from(error.kind());
         let text = error.to_string();
         if !self.told.contains(&text) {
             self.common.note(&text);

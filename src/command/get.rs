@@ -8,7 +8,7 @@ use super::lock_set::LockSet;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Get, Taking};
 use crate::engine::{AcquireAllResult, AcquireRequest, Engine, RETRY_INTERVAL};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{Handle, Lifetime, Mode};
 use crate::name::escape;
@@ -18,7 +18,7 @@ use crate::signals::Signals;
 pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     if context.inherited.closed(1) {
         let what = "stdout is closed, so nobody would get the value";
-        return Err(Error::new(Exit::InputOutput, what, "send it somewhere").into());
+        return Err(Error::new(ErrorKind::InputOutput, what, "send it somewhere").into());
     }
     exactly_one(&asked.names)?;
     if asked.lock {
@@ -26,7 +26,7 @@ pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     }
     if let Some(option) = asked.pid.map(|_| "--pid").or_else(|| only_for_taking(&asked.taking)) {
         let what = format!("{option} says how to take the lock, which get does only with --lock");
-        return Err(Error::new(Exit::Usage, what, "say --lock as well, or leave it out").into());
+        return Err(Error::new(ErrorKind::InvalidInput, what, "say --lock as well, or leave it out").into());
     }
     let target = context.target(&asked.common, exactly_one(&asked.names)?)?;
     give(asked, &context.engine(&target.location)?, &target.name, &target.display_name, None)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::context::{Context, print, print_json};
 use crate::cli::History;
 use crate::engine::{Engine, LockStatus};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
 use crate::history::Past;
@@ -62,7 +62,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         let colour = super::status::colour();
         print(&timeline(&found, Duration::from_millis(begin), now, &context.host.name(), colour))?;
     }
-    Ok(unreadable.map_or(Exit::Done, |error| error.exit()))
+    Ok(unreadable.map_or(Exit::Done, |error| error.kind().into()))
 }
 
 impl Filter {
@@ -109,7 +109,7 @@ impl Filter {
         for name in &self.names {
             match engine.inspect(name) {
                 Ok(sight) => held.extend(standing(engine, &sight)),
-                Err(error) if error.exit() == Exit::Corrupt => unreadable(error),
+                Err(error) if error.kind() == ErrorKind::Corrupt => unreadable(error),
                 Err(error) => return Err(error),
             }
         }
@@ -136,7 +136,7 @@ fn is_a_name(pattern: &[u8], found: &[Past]) -> bool {
 
 fn none_beside_files(what: &str) -> Error {
     Error::new(
-        Exit::Usage,
+        ErrorKind::InvalidInput,
         format!("{what} has no history: what is kept beside files goes away with the last lock"),
         "keep locks in a store of their own to have one: --store dir:PATH or CSALOCK_STORE",
     )

@@ -32,8 +32,7 @@ use crate::boottime_timer::BoottimeTimer;
 use crate::child::EventSource;
 use crate::detach::{self, Detach};
 use crate::engine::Engine;
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::{WakeAddress, WakeSocket, is_at_work};
 use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, Lease, Lifetime, ProcessId, Request, Response};
 use crate::shared_deadline::SharedDeadline;
@@ -131,7 +130,8 @@ pub(super) fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_
 impl Keeper {
     /// Returns a keeper that has not started yet.
     pub(super) fn new() -> Result<Keeper> {
-        let failed = |errno: nix::Error| Error::new(Exit::System, format!("cannot make a pipe: {}", errno.desc()), "");
+        let failed =
+            |errno: nix::Error| Error::new(ErrorKind::System, format!("cannot make a pipe: {}", errno.desc()), "");
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
         Ok(Keeper { hear, tell, pid: Cell::new(None), done: Cell::new(false) })
     }

@@ -10,7 +10,7 @@ use super::lock_set::{LockSet, OpenLockSet};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Lock, Taking};
 use crate::engine::{AcquireAllResult, AcquireRequest, RETRY_INTERVAL};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, Invocation, caller, may_end_with_call};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime};
@@ -32,7 +32,7 @@ fn take(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     let targets = LockSet::new(context, &asked.common, &asked.names)?;
     if prints && context.inherited.closed(1) {
         let what = "stdout is closed, so nobody would get the handle";
-        return Err(Error::new(Exit::InputOutput, what, "send it to /dev/null if nobody needs it").into());
+        return Err(Error::new(ErrorKind::InputOutput, what, "send it to /dev/null if nobody needs it").into());
     }
     let handle = Handle::new(context.host.random()?);
     // If we fail or die before the handle is printed, no caller knows of the lock. The lock is held only afterwards.
@@ -160,7 +160,7 @@ fn keep_for(
     let over = opened.lease_ends(grants).is_some_and(|ends| ends + most <= world.host.boottime());
     let kept = if over {
         let what = "the lock was lost before it could be used: its lease was over when the store said that it is taken";
-        Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))
+        Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
     } else {
         keeping().and_then(|keeping| spawn_detached(&keeping, opened, grants))
     };
@@ -203,7 +203,7 @@ pub(super) fn acquire_request(
         Some(pid) => owner_with_pid(world, pid)?,
         None => match caller(process.pid) {
             // The lock ends in another way, so it needs no owner's life.
-            Err(error) if error.exit() == Exit::Usage && tenure != Lifetime::WhileOwnerLives => {
+            Err(error) if error.kind() == ErrorKind::InvalidInput && tenure != Lifetime::WhileOwnerLives => {
                 Caller { command: b"?".to_vec(), ..Caller::default() }
             }
             found => found?,
@@ -229,7 +229,11 @@ pub(super) fn acquire_request(
 
 fn owner_with_pid(world: &Context, pid: i32) -> anyhow::Result<Caller> {
     let process = world.host.process(pid)?.ok_or_else(|| {
-        Error::new(Exit::Usage, format!("there is no process {pid}"), "--pid names the process that owns the lock")
+        Error::new(
+            ErrorKind::InvalidInput,
+            format!("there is no process {pid}"),
+            "--pid names the process that owns the lock",
+        )
     })?;
     Ok(Caller { owners: vec![process], command: crate::host::command_of(pid), ..Caller::default() })
 }

@@ -8,8 +8,7 @@ use crate::cli::Common;
 use crate::engine::{
     AcquireAllResult, AcquireRequest, Engine, Onlooker, StoredLock, WaitPolicy, acquire_all, confirm_all,
 };
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{EndReason, Grant, HandleHash, Lease, Request, Response};
 use crate::name::escape;
 use crate::report::Reporter;
@@ -136,7 +135,7 @@ impl OpenLockSet<'_> {
     ) -> Result<Option<Vec<Grant>>> {
         let confirmed = loop {
             match confirm_all(&self.lock_refs(), request, grants.clone()) {
-                Err(error) if error.exit() == Exit::Unreachable && self.are_shared() && go_on() => {}
+                Err(error) if error.kind() == ErrorKind::Unavailable && self.are_shared() && go_on() => {}
                 confirmed => break confirmed,
             }
         };
@@ -159,7 +158,7 @@ impl OpenLockSet<'_> {
         }
         let names = self.targets.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ");
         let what = format!("lock {names} was lost while it was taken");
-        Err(Error::new(Exit::Lost, what, "take it again; see `csalock doctor`"))
+        Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
     }
 
     fn lock_refs(&self) -> Vec<StoredLock<'_>> {

@@ -41,7 +41,7 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
         asked.common.note(&format!("nothing is claimed under id {}", escape(id)));
     }
     Ok(match unreadable {
-        Some(error) => error.exit(),
+        Some(error) => Exit::from(error.kind()),
         None if names.is_empty() => Exit::NotHeld,
         None => Exit::Done,
     })

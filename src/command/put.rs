@@ -11,7 +11,7 @@ use super::context::{Context, LockRef, eprint_line, exactly_one, print_json, ref
 use super::wait_progress::WaitProgress;
 use crate::cli::{Del, Put, Writing};
 use crate::engine::{AcquireRequest, AcquireResult, WantedValue};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Invocation, caller, command_of};
 use crate::lock::{Handle, Lifetime, MOST_VALUE, Mode, Precondition, Response, Value};
@@ -25,7 +25,7 @@ pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
         [name, value] => (name, value.as_os_str()),
         [_, _, other, ..] => {
             let what = format!("{} is one word too many after the name and the value", shell_quote(other.as_bytes()));
-            return Err(Error::new(Exit::Usage, what, "put the value in quotes").into());
+            return Err(Error::new(ErrorKind::InvalidInput, what, "put the value in quotes").into());
         }
         [] => unreachable!("clap sees to it that there is a name"),
     };
@@ -33,7 +33,9 @@ pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
     let bytes = if value == "-" { from_stdin(context, &target)? } else { value.as_bytes().to_vec() };
     if bytes.len() > MOST_VALUE {
         let what = format!("the value for lock {} has more than {MOST_VALUE} bytes", escape(&target.display_name));
-        return Err(Error::new(Exit::Usage, what, "keep it in a file, and the file's name in the value").into());
+        return Err(
+            Error::new(ErrorKind::InvalidInput, what, "keep it in a file, and the file's name in the value").into()
+        );
     }
     let only_if = asked.if_absent.then_some(Precondition::Absent);
     write(context, &asked.writing, &target, Some(&bytes), only_if, asked.mode)
@@ -47,7 +49,7 @@ pub(super) fn del(context: &Context, asked: &Del) -> anyhow::Result<Exit> {
 fn from_stdin(context: &Context, target: &LockRef) -> Result<Vec<u8>> {
     let failed = |what: String| {
         let what = format!("cannot read the value for lock {} from stdin: {what}", escape(&target.display_name));
-        Error::new(Exit::InputOutput, what, "nothing was written; give the value as an argument, or on stdin")
+        Error::new(ErrorKind::InputOutput, what, "nothing was written; give the value as an argument, or on stdin")
     };
     if context.inherited.closed(0) {
         return Err(failed("it is closed".to_string()));

@@ -16,7 +16,7 @@ use super::lock_set::{LockSet, OpenLockSet};
 use crate::child::{CommandLine, Fork, RunningCommand, VforkOutcome};
 use crate::cli::RunWithLock;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
 use crate::lock::Handle;
@@ -26,7 +26,7 @@ use crate::signals::Signals;
 pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit> {
     if asked.common.json {
         let what = "run-with-lock has no result of its own that could be JSON";
-        return Err(Error::new(Exit::Usage, what, "leave --json out").into());
+        return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
     let (names, command_line) = command_line(asked)?;
     let targets = LockSet::new(context, &asked.common, &names)?;
@@ -109,7 +109,8 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.
 fn command_line(asked: &RunWithLock) -> Result<(Vec<OsString>, CommandLine)> {
-    let usage = |what: &str| Error::new(Exit::Usage, what, "say: csalock run-with-lock NAME COMMAND [ARGUMENT]...");
+    let usage =
+        |what: &str| Error::new(ErrorKind::InvalidInput, what, "say: csalock run-with-lock NAME COMMAND [ARGUMENT]...");
     let (typed, mut words) = asked.words.split_first().ok_or_else(|| usage("the name is missing"))?;
     let mut names = [std::slice::from_ref(typed), &asked.also].concat();
     let mut shell = asked.shell.clone();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::context::{Context, LockRef, eprint_line, print, print_json, refusal_of};
 use crate::cli::Unlock;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, caller};
 use crate::lock::{EndReason, Grant, HandleHash, Owner, Request, Response};
@@ -64,7 +64,7 @@ fn check_force(asked: &Unlock) -> Result<()> {
         ),
         _ => return Ok(()),
     };
-    Err(Error::new(Exit::Usage, what, cure))
+    Err(Error::new(ErrorKind::InvalidInput, what, cure))
 }
 
 /// Reports the result for one lock. Returns the exit code of a refusal, or 0.
@@ -162,7 +162,7 @@ fn breaker(context: &Context) -> Option<Owner> {
 /// Reports why a record stays as it is. Returns the exit code for that.
 fn pass_over(asked: &Unlock, error: &Error) -> Exit {
     asked.common.note(&format!("passed over: {error}"));
-    error.exit()
+    Exit::from(error.kind())
 }
 
 /// Returns each held or abandoned lock of the store except claims, and the exit code: an unreadable record stays.
@@ -233,8 +233,8 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Ex
         })?;
         if let Some(error) = unreadable {
             asked.common.note(&format!("passed over: {error}"));
-            if !matches!(error.exit(), Exit::Corrupt | Exit::Permission) || error.is_own() {
-                exit = error.exit();
+            if !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Denied) || error.is_own() {
+                exit = Exit::from(error.kind());
             }
         }
     }

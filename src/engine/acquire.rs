@@ -10,8 +10,7 @@ use super::blocked_callers::BlockedCallers;
 use super::deadlock::Published;
 use super::wait_policy::WaitClock;
 use super::{AcquireRequest, Engine, RecordUpdate, WaitPolicy, with_token};
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
 use crate::lock::{Acquire, Grant, HandleHash, Lease, Lifetime, Record, Request, Response, Sighting, Transition};
 use crate::store::{Scope, Subscription};
@@ -195,7 +194,7 @@ impl<'a> Acquisition<'a> {
     }
 
     fn may_pass(&self, error: &Error) -> bool {
-        let is_out_of_reach = error.exit() == Exit::Unreachable;
+        let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
         let answers_again = self.in_touch || error.is_unreached();
         (is_out_of_reach && answers_again && self.engine.store.scope() == Scope::Shared)
             || (error.is_refused_change() && self.is_queued)

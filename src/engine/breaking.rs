@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use super::Engine;
-use crate::error::Result;
-use crate::exit::Exit;
+use crate::error::{ErrorKind, Result};
 use crate::lock::{Grant, Owner, Request, Response};
 use crate::store::{CommitResult, WriteOptions};
 
@@ -42,7 +41,7 @@ impl Engine {
                     let proofs = meant.map(|grant| grant.proof).collect();
                     return self.apply_as(name, &Request::Break(proofs), by);
                 }
-                Err(error) if error.exit() == Exit::Corrupt && meant.is_none() => error,
+                Err(error) if error.kind() == ErrorKind::Corrupt && meant.is_none() => error,
                 Err(error) => return Err(error),
             };
             let Some(version) = error.version() else { return Err(error) };

@@ -9,8 +9,7 @@
 use std::time::Duration;
 
 use super::Engine;
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::Request;
 use crate::store::Scope;
 
@@ -64,7 +63,7 @@ impl CasRetry<'_> {
         self.lost += 1;
         if self.lost >= MOST_LOST {
             let what = format!("{} changes faster than it can be followed", self.engine.store().describe(self.key));
-            return Err(Error::new(Exit::System, what, "see what else is at work there, then try again"));
+            return Err(Error::new(ErrorKind::System, what, "see what else is at work there, then try again"));
         }
         let host = self.engine.host();
         let now = host.boottime();

@@ -5,8 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use super::acquire::Onlooker;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, RecordUpdate, WaitPolicy, with_token};
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
     self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Request, Response, Transition, Value,
     Writing,
@@ -48,10 +47,10 @@ impl Engine {
                 return Ok(Some((value, bytes)));
             }
             let key = Value::key(name, value.write_id);
-            let not_for_us = |error: Error| match (error.exit(), value.mode) {
-                (Exit::Permission, Some(mode)) => {
+            let not_for_us = |error: Error| match (error.kind(), value.mode) {
+                (ErrorKind::Denied, Some(mode)) => {
                     let what = format!("the value of lock {} has mode {mode:04o}", crate::name::escape(name));
-                    Error::new(Exit::Permission, what, "ask whoever wrote it")
+                    Error::new(ErrorKind::Denied, what, "ask whoever wrote it")
                 }
                 _ => error,
             };

@@ -16,8 +16,7 @@ use rustix::net::{
 };
 
 use super::Flock;
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 
 /// A pair of sockets, created before the fork.
 #[derive(Debug)]
@@ -79,7 +78,7 @@ impl FdChannel {
 
 fn failed(errno: Errno) -> Error {
     Error::new(
-        Exit::System,
+        ErrorKind::System,
         format!("cannot share the locked file: {errno}"),
         "raise the limit of open files (ulimit -n)",
     )

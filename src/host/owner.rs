@@ -20,8 +20,7 @@ use nix::sys::signal::Signal;
 
 use super::proc_stat::{self, ProcStat};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::ProcessId;
 
 /// Maximum number of scripts, each called by the next, that csalock examines.
@@ -210,7 +209,7 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
         let cure = "mount /proc, or say --pid and --forever";
         // A /proc mounted with hidepid shows only the processes of this user.
         let hidden = error.kind() == std::io::ErrorKind::PermissionDenied;
-        let exit = if hidden { Exit::Permission } else { Exit::System };
+        let exit = if hidden { ErrorKind::Denied } else { ErrorKind::System };
         Error::new(exit, format!("cannot see the calling process: {error}"), cure)
     })
 }
@@ -238,7 +237,7 @@ fn orphan() -> Error {
 
 fn no_owner(why: &str) -> Error {
     Error::new(
-        Exit::Usage,
+        ErrorKind::InvalidInput,
         why,
         "name the owner with --pid PID, or keep the lock until it is given back with --forever",
     )

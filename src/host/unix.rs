@@ -10,7 +10,7 @@
 //! and a process of another boot is unknown.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -25,8 +25,7 @@ use super::Scope;
 use super::proc_stat::read_once;
 use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat};
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 
 /// The machine that this process runs on.
@@ -152,7 +151,7 @@ impl Host for Unix {
     fn random(&self) -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)
-            .map_err(|error| Error::new(Exit::System, format!("no random numbers: {error}"), "try again"))?;
+            .map_err(|error| Error::new(ErrorKind::System, format!("no random numbers: {error}"), "try again"))?;
         // Machines resumed from one snapshot may draw the same numbers, but hardly in the same nanosecond.
         let times = [self.wall(), self.boottime()].map(|time| (time.as_nanos() as u64).to_ne_bytes());
         bytes.iter_mut().zip(times.as_flattened()).for_each(|(byte, time)| *byte ^= time);
@@ -219,11 +218,11 @@ fn machine(name: &str) -> Result<String> {
                 id = Some(found);
                 break;
             }
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
             Err(error) => {
                 let what = format!("cannot read {path}: {error}");
                 return Err(Error::new(
-                    Exit::System,
+                    ErrorKind::System,
                     what,
                     "see the kernel log and the limit of open files (ulimit -n)",
                 ));
@@ -260,7 +259,7 @@ fn read_short(path: &str) -> std::io::Result<Vec<u8>> {
 fn namespace(kind: &str) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
     match fs::metadata(format!("/proc/self/ns/{kind}")) {
-        Err(error) if kind == "time" && error.kind() == ErrorKind::NotFound => Ok(0),
+        Err(error) if kind == "time" && error.kind() == io::ErrorKind::NotFound => Ok(0),
         found => found.map(|found| found.ino()).map_err(|error| no_proc(&error)),
     }
 }
@@ -268,11 +267,11 @@ fn namespace(kind: &str) -> Result<u64> {
 fn no_proc(error: &std::io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
-        None if error.kind() == ErrorKind::Other => {
+        None if error.kind() == io::ErrorKind::Other => {
             let what = format!("{}, so nobody could tell who lives", proc_stat::FOREIGN);
-            Error::new(Exit::System, what, "mount it (unshare --mount-proc)")
+            Error::new(ErrorKind::System, what, "mount it (unshare --mount-proc)")
         }
-        _ => Error::new(Exit::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),
+        _ => Error::new(ErrorKind::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),
     }
 }
 

@@ -18,8 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::unix::is_released_by;
 use super::{WaitSet, WaitSources, WakeReason, proc_stat};
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, ProcessId};
 
 /// Time that a wrapper whose command has ended gets to release the lock properly.
@@ -147,7 +146,7 @@ impl<'a> LinuxWaitSet<'a> {
         match ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => {
-                return Err(Error::new(Exit::System, format!("cannot wait: {}", errno.desc()), "try again"));
+                return Err(Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again"));
             }
         }
         for (whose, polled) in whose.into_iter().zip(&polled) {

@@ -88,7 +88,7 @@ fn closed(mut text: String) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// Returns [`crate::exit::Exit::Corrupt`] with the problem for any other bytes.
+/// Returns [`crate::error::ErrorKind::Corrupt`] with the problem for any other bytes.
 pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
     read(bytes, version).map_err(|wrong| Error::corrupt(format!("a lock record is unreadable: {wrong}")))
 }

@@ -78,8 +78,7 @@ use self::root::Root;
 use super::{
     CommitResult, Finding, Layout, Scope, Store, Subscription, Swept, Version, Versioned, Visit, WriteOptions,
 };
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{Lease, LeaseClock, Sighting};
@@ -302,7 +301,7 @@ impl Store for Directory {
                 Ok(None) => Ok(()),
                 Ok(Some((stored, _))) => visit(&escape_path(&entry.path()), Ok(stored)),
                 // This user may not read the value; the record shows that it exists.
-                Err(error) if error.exit() == Exit::Permission && !entry::is_record(file_name) => Ok(()),
+                Err(error) if error.kind() == ErrorKind::Denied && !entry::is_record(file_name) => Ok(()),
                 Err(error) => visit(&escape_path(&entry.path()), Err(error)),
             }
         })

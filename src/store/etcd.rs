@@ -76,8 +76,7 @@ use self::leases::{Leases, Pending};
 use super::{
     Cluster, CommitResult, Finding, Scope, Store, Subscription, Version, Versioned, Visit, Write, WriteOptions,
 };
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{Lease, LeaseClock};
@@ -274,7 +273,7 @@ impl Etcd {
             return Ok(());
         }
         Err(Error::new(
-            Exit::Permission,
+            ErrorKind::Denied,
             format!("etcd has no modes, so whoever may read {} could read what is to have mode {mode:04o}", self.url()),
             "leave the mode out, and let only a role of etcd read that prefix (etcdctl role grant-permission)",
         ))

@@ -17,7 +17,7 @@
 //! file. Only users who may write the store can open the lock file, since a user who can open it can lock it.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,7 @@ use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::name::escape_path;
 
@@ -146,7 +145,7 @@ impl HistoryFile<'_> {
         // A failure to lock does not stop the rotation: half of the history may be lost, but it would end otherwise.
         let lock = self.open_or_create(&self.with(".lock"), LOCK).ok();
         let tried = lock.as_ref().map_or(Ok(()), fs2::FileExt::try_lock_exclusive);
-        if tried.is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+        if tried.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             return Ok(false);
         }
         match fstatat(self.at, &self.name, AtFlags::AT_SYMLINK_NOFOLLOW) {
@@ -181,7 +180,7 @@ impl HistoryFile<'_> {
     fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<File>> {
         let strange = || {
             let what = format!("{} or its older generation is no plain file, so no history", escape_path(path));
-            Error::new(Exit::Corrupt, what, "see who made it, and move it away")
+            Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
         };
         let opened = openat(self.at, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty());
         match opened.and_then(|file| Ok((fstat(&file)?, File::from(file)))) {

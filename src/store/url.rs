@@ -4,8 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::{absolute, escape};
 
 /// End of a URL whose store other hosts use, although its file system does not look shared.
@@ -83,7 +82,7 @@ impl Location {
         let wrong = |what: &str| {
             let url = escape(bytes);
             Error::new(
-                Exit::Usage,
+                ErrorKind::InvalidInput,
                 format!("store {url}: {what}"),
                 "say dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or etcds://HOST:PORT/PREFIX",
             )
@@ -278,7 +277,7 @@ mod tests {
     #[test]
     fn anything_else_is_a_usage_error() {
         for url in ["", "x", "dir:", "redis:/x", "dir:a\0b"] {
-            assert_eq!(parse(url).map_err(|error| error.exit()), Err(Exit::Usage), "{url:?}");
+            assert_eq!(parse(url).map_err(|error| error.kind()), Err(ErrorKind::InvalidInput), "{url:?}");
         }
         for url in [
             "etcd:h:1",
@@ -290,7 +289,7 @@ mod tests {
             "etcd://::1",
             "etcd://u:p@h",
         ] {
-            assert_eq!(parse(url).map_err(|error| error.exit()), Err(Exit::Usage), "{url:?}");
+            assert_eq!(parse(url).map_err(|error| error.kind()), Err(ErrorKind::InvalidInput), "{url:?}");
         }
     }
 }

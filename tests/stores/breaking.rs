@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
+use csalock::error::ErrorKind;
 use csalock::error::Result;
-use csalock::exit::Exit;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{HandleHash, Lease, Owner, Page, Response};
@@ -169,7 +169,7 @@ pub(crate) fn an_error_about_a_record_bears_its_version(rig: &Rig) {
     for _ in 0..2 {
         spoil(rig);
         let error = rig.store.read(b"x").unwrap_err();
-        assert_eq!((error.exit(), error.version()), (Exit::Corrupt, Some(version)));
+        assert_eq!((error.kind(), error.version()), (ErrorKind::Corrupt, Some(version)));
         version = rig.put(b"x", Some(&version), b"two");
     }
     spoil(rig);
@@ -188,7 +188,7 @@ pub(crate) fn a_sweep_passes_over_what_is_no_record(rig: &Rig) {
     let swept = rig.store.sweep(false).unwrap();
     assert_eq!((swept.removed, swept.passed_over.len()), (5, 5), "{swept:?}");
     for error in &swept.passed_over {
-        assert!(error.exit() == Exit::Corrupt && error.message().contains("/file-"), "{error}");
+        assert!(error.kind() == ErrorKind::Corrupt && error.message().contains("/file-"), "{error}");
     }
     assert_eq!(fs::read_dir(rig.path()).unwrap().filter(|entry| entry.as_ref().unwrap().file_name() == "x").count(), 1);
     assert!((0..5).all(|number| !rig.path().join(format!("left-{number}")).exists()));

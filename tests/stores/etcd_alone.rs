@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use csalock::exit::Exit;
+use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Begun, Lease, LeaseClock};
@@ -39,14 +39,14 @@ fn open(url: &str) -> Etcd {
 }
 
 /// That reading and writing fail with this code, within a time, and with all these words.
-fn assert_fails(store: &Etcd, exit: Exit, within: Duration, words: &[&str]) {
+fn assert_fails(store: &Etcd, kind: ErrorKind, within: Duration, words: &[&str]) {
     let begun = Instant::now();
     let error = store.read(b"x").unwrap_err();
     let said = error.to_string();
     assert!(is_within(begun, within), "after {:?}: {said}", begun.elapsed());
-    assert_eq!(error.exit(), exit, "{said}");
+    assert_eq!(error.kind(), kind, "{said}");
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
-    assert_eq!(store.commit(b"x", None, Some(b"body")).unwrap_err().exit(), exit);
+    assert_eq!(store.commit(b"x", None, Some(b"body")).unwrap_err().kind(), kind);
 }
 
 /// Until a moment from now.
@@ -303,7 +303,7 @@ fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
     let swap =
         |mode| rig.store.commit_with(b"x", None, Some(b"body"), WriteOptions { mode, ..WriteOptions::default() });
     let refused = swap(Some(0o600)).unwrap_err();
-    assert_eq!(refused.exit(), Exit::Permission);
+    assert_eq!(refused.kind(), ErrorKind::Denied);
     assert!(refused.to_string().contains("role"), "{refused}");
     stored(swap(Some(0o644)).unwrap());
 }
@@ -312,7 +312,7 @@ fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
 fn what_is_too_large_is_refused_with_words() {
     let Some(rig) = Rig::etcd() else { return };
     let error = rig.store.commit(b"x", None, Some(&vec![b'x'; 3 << 20])).unwrap_err();
-    assert!(error.exit() == Exit::InputOutput && error.to_string().contains("large"), "{error}");
+    assert!(error.kind() == ErrorKind::InputOutput && error.to_string().contains("large"), "{error}");
     assert_eq!(rig.body(b"x"), None);
 }
 
@@ -320,7 +320,7 @@ fn what_is_too_large_is_refused_with_words() {
 fn nothing_listening_is_said_at_once() {
     let servers = [etcd::free_port(), etcd::free_port()].map(|port| format!("127.0.0.1:{port}"));
     let store = open(&format!("etcd://{}/p", servers.join(",")));
-    assert_fails(&store, Exit::Unreachable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
+    assert_fails(&store, ErrorKind::Unavailable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
     assert!(store.subscribe(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
     store.notify(b"bell", Some(&Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 }));
     store.append_history(b"line\n", &Limits::default());
@@ -329,7 +329,7 @@ fn nothing_listening_is_said_at_once() {
 #[test]
 fn a_name_that_leads_nowhere_is_said_soon() {
     let store = open("etcd://no-such-host.invalid:2379/p");
-    assert_fails(&store, Exit::Unreachable, BOUNDED, &["no-such-host.invalid:2379", "name"]);
+    assert_fails(&store, ErrorKind::Unavailable, BOUNDED, &["no-such-host.invalid:2379", "name"]);
 }
 
 #[test]
@@ -337,7 +337,7 @@ fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
     bound_soon(&store);
-    assert_fails(&store, Exit::Unreachable, 4 * SECOND, &["no answer in time"]);
+    assert_fails(&store, ErrorKind::Unavailable, 4 * SECOND, &["no answer in time"]);
     let begun = Instant::now();
     assert!(store.subscribe(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
     assert!(is_within(begun, 4 * SECOND));
@@ -349,7 +349,7 @@ fn who_asked_in_vain_is_not_held_up_as_long_by_each_question_that_follows() {
     let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
     let [first, second] = [(); 2].map(|()| {
         let begun = Instant::now();
-        assert_eq!(store.read(b"x").unwrap_err().exit(), Exit::Unreachable);
+        assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
         begun.elapsed()
     });
     assert!(second < first / 2, "{second:?} after {first:?}");
@@ -374,7 +374,12 @@ fn a_server_that_never_answers_does_not_hide_the_others() {
 fn a_gateway_that_is_off_says_so() {
     let setup = Setup { arguments: vec!["--enable-grpc-gateway=false"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
-    assert_fails(&open(&cluster.url("p")), Exit::Unreachable, 2 * SECOND, &["404", "--enable-grpc-gateway", "3.4"]);
+    assert_fails(
+        &open(&cluster.url("p")),
+        ErrorKind::Unavailable,
+        2 * SECOND,
+        &["404", "--enable-grpc-gateway", "3.4"],
+    );
 }
 
 #[test]
@@ -388,7 +393,7 @@ fn what_answers_and_is_no_etcd_says_so() {
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>");
         }
     });
-    assert_fails(&open(&format!("etcd://{server}/p")), Exit::Unreachable, 2 * SECOND, &[&server]);
+    assert_fails(&open(&format!("etcd://{server}/p")), ErrorKind::Unavailable, 2 * SECOND, &[&server]);
 }
 
 #[test]
@@ -406,8 +411,8 @@ fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
     cluster.kill(cluster.leader());
     bound_soon(&store);
     let begun = Instant::now();
-    assert_eq!(store.read(b"x").unwrap_err().exit(), Exit::Unreachable);
-    assert_eq!(store.commit(b"y", None, Some(b"y")).unwrap_err().exit(), Exit::Unreachable);
+    assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(store.commit(b"y", None, Some(b"y")).unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(is_within(begun, BOUNDED));
     (0..3).for_each(|member| {
         cluster.kill(member);
@@ -545,18 +550,27 @@ fn tls_with_the_right_authority_works_and_with_another_says_so() {
     assert!(hearing.is_notified() && store.lease_expired(&lease).unwrap());
     let stranger = Access { cacert: Some(cluster.path("stranger.pem")), ..Access::default() };
     let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
-    assert_fails(&open_as(&cluster.url("p"), &stranger).unwrap(), Exit::Unreachable, 2 * SECOND, &words);
+    assert_fails(&open_as(&cluster.url("p"), &stranger).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
     // Plain to one that speaks TLS, and the other way round.
     let plain = cluster.url("p").replace("etcds:", "etcd:");
     let begun = Instant::now();
     let error = open(&plain).read(b"x").unwrap_err();
-    assert_eq!(error.exit(), Exit::Unreachable, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(is_within(begun, BOUNDED));
     let shared = etcd::shared().unwrap().url("p").replace("etcd:", "etcds:");
-    assert_fails(&open_as(&shared, &with_ca(&cluster)).unwrap(), Exit::Unreachable, 2 * SECOND, &["TLS", "etcd://"]);
-    for (wrong, exit) in [("missing.pem", Exit::Unreachable), ("ca.key", Exit::Unreachable)] {
+    assert_fails(
+        &open_as(&shared, &with_ca(&cluster)).unwrap(),
+        ErrorKind::Unavailable,
+        2 * SECOND,
+        &["TLS", "etcd://"],
+    );
+    for wrong in ["missing.pem", "ca.key"] {
         let access = Access { cacert: Some(cluster.path(wrong)), ..Access::default() };
-        assert_eq!(open_as(&cluster.url("p"), &access).map(drop).unwrap_err().exit(), exit, "{wrong}");
+        assert_eq!(
+            open_as(&cluster.url("p"), &access).map(drop).unwrap_err().kind(),
+            ErrorKind::Unavailable,
+            "{wrong}"
+        );
     }
 }
 
@@ -565,12 +579,12 @@ fn a_server_that_wants_a_certificate_gets_one_or_says_so() {
     let setup = Setup { tls: true, client_certificates: true, ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let without = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
-    assert_fails(&without, Exit::Unreachable, BOUNDED, &["CSALOCK_ETCD_CERT"]);
+    assert_fails(&without, ErrorKind::Unavailable, BOUNDED, &["CSALOCK_ETCD_CERT"]);
     let [cert, key] = ["client.pem", "client.key"].map(|name| Some(cluster.path(name)));
     let access = Access { cert: cert.clone(), key, ..with_ca(&cluster) };
     stored(open_as(&cluster.url("p"), &access).unwrap().commit(b"x", None, Some(b"body")).unwrap());
     let wrong = Access { cert, key: Some(cluster.path("server.key")), ..with_ca(&cluster) };
-    assert_eq!(open_as(&cluster.url("p"), &wrong).map(drop).unwrap_err().exit(), Exit::Unreachable);
+    assert_eq!(open_as(&cluster.url("p"), &wrong).map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
 /// The tokens that are kept in there.
@@ -626,7 +640,7 @@ fn logging_in() {
         let store = open_as(&url, &cron).unwrap();
         if !has_time {
             bound_soon(&store);
-            assert_eq!(store.read(b"x").unwrap_err().exit(), Exit::Unreachable);
+            assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
         }
         let next = if has_time { store } else { open_as(&url, &cron).unwrap() };
         assert!(next.read(b"x").unwrap().is_some());
@@ -634,13 +648,13 @@ fn logging_in() {
     }
 
     let wrong = open_as(&url, &access("cron", "falsch")).unwrap();
-    assert_fails(&wrong, Exit::Permission, BOUNDED, &["CSALOCK_ETCD_PASSWORD"]);
+    assert_fails(&wrong, ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_PASSWORD"]);
     assert!(!wrong.read(b"x").unwrap_err().to_string().contains("falsch"));
     let unknown = open_as(&url, &access("nobody", "wort")).unwrap();
-    assert_fails(&unknown, Exit::Permission, BOUNDED, &["CSALOCK_ETCD_USER"]);
-    assert_fails(&open(&url), Exit::Permission, BOUNDED, &["CSALOCK_ETCD_USER"]);
+    assert_fails(&unknown, ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_USER"]);
+    assert_fails(&open(&url), ErrorKind::Denied, BOUNDED, &["CSALOCK_ETCD_USER"]);
     let elsewhere = open_as(&cluster.url("q"), &cron).unwrap();
-    assert_fails(&elsewhere, Exit::Permission, BOUNDED, &["role", "q/"]);
+    assert_fails(&elsewhere, ErrorKind::Denied, BOUNDED, &["role", "q/"]);
 }
 
 #[test]
@@ -653,12 +667,12 @@ fn passwords_in_files_and_where_nobody_asks_for_one() {
     let access = Access { user: Some("cron".to_string()), password_file: Some(file.clone()), ..Access::default() };
     let url = cluster.url(&etcd::new_prefix());
     let refused = open_as(&url, &access).map(drop).unwrap_err();
-    assert!(refused.exit() == Exit::Permission && refused.to_string().contains("chmod"), "{refused}");
+    assert!(refused.kind() == ErrorKind::Denied && refused.to_string().contains("chmod"), "{refused}");
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
     // This cluster has no users at all.
     stored(open_as(&url, &access).unwrap().commit(b"x", None, Some(b"body")).unwrap());
     let without = Access { user: Some("cron".to_string()), ..Access::default() };
-    assert_eq!(open_as(&url, &without).map(drop).unwrap_err().exit(), Exit::Usage);
+    assert_eq!(open_as(&url, &without).map(drop).unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
 #[test]
@@ -669,7 +683,7 @@ fn a_full_cluster_says_so() {
     let full = (0..100)
         .find_map(|number: u32| store.commit(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
     let full = full.unwrap();
-    assert!(full.exit() == Exit::InputOutput && full.to_string().contains("full"), "{full}");
+    assert!(full.kind() == ErrorKind::InputOutput && full.to_string().contains("full"), "{full}");
     // What is there can still be read.
     assert!(store.read(b"x0").unwrap().is_some());
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use csalock::exit::Exit;
+use csalock::error::ErrorKind;
 use csalock::store::{CommitResult, Durability, Version, WriteOptions};
 
 use crate::rig::{Kind, Rig, stored};
@@ -89,7 +89,7 @@ pub(crate) fn a_record_that_fewer_may_read_than_the_database_is_refused(rig: &Ri
     fs::set_permissions(rig.path(), PermissionsExt::from_mode(0o640)).unwrap();
     let before = (fs::read(rig.path()).unwrap(), rig.footprint());
     let refused = swap(b"second", PRIVATE).unwrap_err();
-    assert_eq!(refused.exit(), Exit::Permission);
+    assert_eq!(refused.kind(), ErrorKind::Denied);
     let said = refused.to_string();
     assert!(["mode 0640", "chmod 0600", rig.path().to_str().unwrap()].iter().all(|what| said.contains(what)), "{said}");
     assert_eq!(before, (fs::read(rig.path()).unwrap(), rig.footprint()));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use csalock::error::Error;
-use csalock::exit::Exit;
+use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::lock::{Lease, LeaseClock};
 use csalock::store::{CommitResult, Swept, Version, Versioned, Write, WriteOptions};
@@ -231,9 +231,9 @@ pub(crate) fn a_scan_that_is_told_to_stop_stops(rig: &Rig) {
     let mut visits = 0;
     let stopped = rig.store.scan(&mut |_, _| {
         visits += 1;
-        if visits < 3 { Ok(()) } else { Err(Error::new(Exit::Bug, "stop", "")) }
+        if visits < 3 { Ok(()) } else { Err(Error::new(ErrorKind::Bug, "stop", "")) }
     });
-    assert_eq!((stopped.map_err(|error| error.exit()), visits), (Err(Exit::Bug), 3));
+    assert_eq!((stopped.map_err(|error| error.kind()), visits), (Err(ErrorKind::Bug), 3));
 }
 
 pub(crate) fn a_scan_may_remove_what_it_sees(rig: &Rig) {

@@ -333,6 +333,6 @@ fn take(store: &dyn Store, step: &str) -> String {
     match store.commit_with(words[0].as_bytes(), version.as_ref(), body, keep) {
         Ok(CommitResult::Done(_)) => "stored".to_string(),
         Ok(CommitResult::Conflict) => "conflict".to_string(),
-        Err(error) => error.exit().code().to_string(),
+        Err(error) => csalock::exit::Exit::from(error.kind()).code().to_string(),
     }
 }

@@ -16,7 +16,7 @@ use crate::command::lock::report_taken;
 use crate::command::lock_set::{LockSet, OpenLockSet};
 use crate::command::wait_progress::WaitProgress;
 use crate::engine::{AcquireAllResult, AcquireRequest, WaitPolicy};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::Invocation;
 use crate::lock::{Grant, Handle, Mode, Owner, ProcessId};
@@ -76,7 +76,7 @@ impl CommandChild<'_> {
                 let error = match child_side.is_none_or(|becoming| self.wait_for_go(becoming)) {
                     true => self.execute(&grants),
                     false => Error::new(
-                        Exit::Lost,
+                        ErrorKind::Lost,
                         "the lease was over, or nobody was there to watch it, before the command could begin; it was not run",
                         "try again",
                     ),
@@ -106,7 +106,7 @@ impl CommandChild<'_> {
         drop(opened);
         progress.granted();
         let error = self.execute(&grants);
-        progress.failed(error.exit());
+        progress.failed(Exit::from(error.kind()));
         eprint_line(&error.to_string());
         if let Err(error) = self.targets.open(self.context).and_then(|opened| self.release(&opened)) {
             eprint_line(&error.to_string());

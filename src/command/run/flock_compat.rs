@@ -15,7 +15,7 @@ use crate::child::ChildSide;
 use crate::cli::RunWithLock;
 use crate::command::context::{LockRef, eprint_line, refusal};
 use crate::command::lock_set::{LockSet, OpenLockSet};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::flock::{FdChannel, Flock, FlockWait, Flocked, holders};
 use crate::host::command_of;
@@ -47,7 +47,7 @@ impl FlockCompat {
             let name = &targets.first().display_name;
             let what = format!("--flock locks a file, and {} is no path", escape(name));
             let cure = format!("say ./{}, or leave out --flock", shell_quote(name));
-            return Err(Error::new(Exit::Usage, what, cure));
+            return Err(Error::new(ErrorKind::InvalidInput, what, cure));
         }
         Ok(Some(FlockCompat { files, handover: FdChannel::new()? }))
     }
@@ -142,8 +142,8 @@ fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Dura
         match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
             Response::Renewed(_) => {}
             refused => {
-                let (text, exit) = refusal(&refused, target, &opened.reporter(at), None);
-                return Err(Error::new(exit, text, ""));
+                let (text, _) = refusal(&refused, target, &opened.reporter(at), None);
+                return Err(Error::new(ErrorKind::NotHeld, text, ""));
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::command::keepalive::{Keeper, KeeperConfig};
 use crate::command::lock_set::{LockSet, OpenLockSet};
 use crate::detach;
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
 use crate::lock::{self, Grant, Handle, Lifetime, ProcessId, Request, Response};
@@ -103,7 +103,9 @@ impl Supervisor<'_> {
                 // The child was killed while it waited, or just as it was granted the lock. A grant that cannot be
                 // released at once ends by itself.
                 match self.clean_up() {
-                    Err(error) if !matches!(error.exit(), Exit::Unreachable | Exit::Busy) => return Err(error.into()),
+                    Err(error) if !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Busy) => {
+                        return Err(error.into());
+                    }
                     _ => return Ok(interrupted(&ended).unwrap_or(exit_of(&ended))),
                 }
             }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use crate::cli::Status;
 use crate::command::context::Context;
 use crate::engine::{Engine, LockStatus};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
 use crate::report::Reporter;
@@ -29,7 +29,7 @@ pub(super) fn select(
     let mut all_held = true;
     for typed in &asked.names {
         let target = match context.target(&asked.common, typed) {
-            Err(error) if glob::is_pattern(typed.as_bytes()) && error.exit() == Exit::Unreachable => {
+            Err(error) if glob::is_pattern(typed.as_bytes()) && error.kind() == ErrorKind::Unavailable => {
                 patterns.push(typed.as_bytes());
                 continue;
             }
@@ -44,8 +44,8 @@ pub(super) fn select(
                 all_held &= sight.is_held();
                 visit(Ok((&target.display_name, &sight, &reporter(&engine))))?;
             }
-            Err(error) if error.exit() == Exit::Corrupt => {
-                unreadable = Some(error.exit());
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                unreadable = Some(Exit::from(error.kind()));
                 visit(Err(error))?;
             }
             Err(error) => return Err(error.into()),
@@ -68,7 +68,7 @@ pub(super) fn select(
                     Ok((name, sight, &reporter))
                 }
                 Err(error) => {
-                    unreadable = Some(error.exit());
+                    unreadable = Some(Exit::from(error.kind()));
                     Err(error.clone())
                 }
             };

@@ -19,7 +19,7 @@ use crate::cli::Status;
 use crate::command::context::Context;
 use crate::duration::rfc3339;
 use crate::engine::LockStatus;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::EndReason;
 use crate::name::{escape, is_path};
@@ -43,7 +43,7 @@ enum Event {
 pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
-        return Err(Error::new(Exit::Usage, what, "say: while sleep 1; do csalock status; done").into());
+        return Err(Error::new(ErrorKind::InvalidInput, what, "say: while sleep 1; do csalock status; done").into());
     }
     let others = [Signal::SIGTSTP, Signal::SIGCONT, Signal::SIGWINCH];
     let signals = Signals::listen_also(context.inherited, &others)?;

@@ -141,7 +141,7 @@ fn holders_that_cannot_be_beside_each_other_are_not_believed() {
         assert_eq!(decode(&encode(&record), 99), Ok(record.clone()));
         change(&mut record);
         let error = decode(&encode(&record), 99).unwrap_err();
-        assert_eq!(error.exit(), crate::exit::Exit::Corrupt);
+        assert_eq!(error.kind(), crate::error::ErrorKind::Corrupt);
         error.message().to_string()
     };
     let both = |record: &mut Record, share: Mode| {

@@ -15,8 +15,7 @@ use super::pointer::{Name, Pointer, UniqueId};
 use super::root::{Root, no_work};
 pub(super) use super::sys::os;
 use super::{foreign_directory, sys};
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Durability, Scope, Version, WriteOptions};
 
 /// Maximum length in bytes of an escaped file name; a longer name is cut and gets a hash. NAME_MAX is 255.
@@ -157,7 +156,7 @@ impl<'a> Entry<'a> {
             Err(_) => return self.failed("open the record's directory")(errno),
         };
         let what = format!("{path} is {kind}, where the directory of a record belongs");
-        Error::new(Exit::Corrupt, what, "see who made it, and move it away")
+        Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
     }
 
     /// Lists the record's directory; returns `None` if there is no record.
@@ -318,7 +317,7 @@ impl Entry<'_> {
             Some(stranger) if listed.is_ok() && !ours => {
                 let path = crate::name::escape_path(&self.path());
                 Err(Error::new(
-                    Exit::Corrupt,
+                    ErrorKind::Corrupt,
                     format!("{path} has {stranger} in it, which is no record"),
                     "move it away",
                 ))
@@ -457,7 +456,7 @@ impl Listing<'_> {
                 Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
                     let path = crate::name::escape_path(&self.entry.path().join(name));
                     let what = format!("{path} is a directory with something in it, where a record belongs");
-                    return Err(Error::new(Exit::Corrupt, what, "see who made it, and move it away"));
+                    return Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"));
                 }
                 // A record that stays blocks every later process.
                 Err(errno) => return Err(self.entry.failed("clear the record's directory")(errno)),

@@ -274,7 +274,7 @@ mod tests {
         let lease = lease(&there, HOUR);
         let LeaseClock::FileSystem(begun) = &lease.clock else { panic!("{lease:?}") };
         there.pass(HOUR);
-        let silent = || Err(crate::error::Error::new(crate::exit::Exit::InputOutput, "no", ""));
+        let silent = || Err(crate::error::Error::new(crate::error::ErrorKind::InputOutput, "no", ""));
         assert_eq!(Seen::default().until_over(&there, (&lease, begun), &[], silent), Ok(60 * SECOND));
     }
 

@@ -18,8 +18,7 @@ use super::ownership::Ownership;
 use super::parked::Rest;
 use super::pointer::after;
 use super::{doorbell, entry, high_water_mark, parked, sync_parents, sys};
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::name::escape_path;
 use crate::store::file_system::network;
@@ -75,7 +74,7 @@ impl Root {
             }
             Err(Errno::ELOOP) => {
                 let what = format!("{} is a symbolic link, which is not followed there", escape_path(path));
-                return Err(Error::new(Exit::Permission, what, "see who made it, or name the real directory"));
+                return Err(Error::new(ErrorKind::Denied, what, "see who made it, or name the real directory"));
             }
             Err(errno) => return Err(Error::os(errno, "open the store", path)),
         };
@@ -338,7 +337,7 @@ pub(super) fn no_work(errno: Errno, path: &Path) -> Error {
     match errno {
         Errno::ENOTDIR | Errno::ELOOP => {
             let what = format!("{} is no directory, as it must be to work in", escape_path(&work));
-            Error::new(Exit::Corrupt, what, "see who made it, and move it away")
+            Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
         }
         errno => Error::os(errno, "use the working directory of the store", path),
     }
@@ -362,7 +361,7 @@ fn refuse_foreign(directory: &OwnedFd, path: &Path) -> Result<()> {
     .map_err(failed)?;
     let Some(name) = foreign else { return Ok(()) };
     let what = format!("{} is no store: {} is in it", escape_path(path), crate::name::escape(&name));
-    Err(Error::new(Exit::Corrupt, what, "see the path; name a new directory, or an empty one"))
+    Err(Error::new(ErrorKind::Corrupt, what, "see the path; name a new directory, or an empty one"))
 }
 
 /// Opens a store's directory; follows a link in its place only if no other user can have put it there. (Linux can
@@ -391,7 +390,7 @@ fn open_through(path: &Path, links: bool) -> std::result::Result<OwnedFd, Errno>
 /// Returns the error for a store with the highest version number, which cannot be reached by counting.
 pub(super) fn used_up(path: &Path) -> Error {
     let what = format!("no version number is left above those in {}", escape_path(path));
-    Error::new(Exit::Corrupt, what, "see who wrote that number there, and move it away")
+    Error::new(ErrorKind::Corrupt, what, "see who wrote that number there, and move it away")
 }
 
 fn is_draft(name: &[u8]) -> bool {
@@ -404,7 +403,7 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(
-        Exit::Permission,
+        ErrorKind::Denied,
         format!("everybody may rename and remove what is in {}", escape_path(path)),
         "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
     ))

@@ -19,8 +19,7 @@ use nix::unistd::{UnlinkatFlags, mkdir, unlinkat};
 use sha2::{Digest, Sha256};
 
 use super::{Access, api};
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 use crate::store::Cluster;
 
@@ -48,7 +47,11 @@ impl Auth {
             (Some(user), None, Some(path)) => Some((user.clone(), first_line(path)?)),
             (Some(_), None, None) => {
                 let what = "CSALOCK_ETCD_USER is set without a password";
-                return Err(Error::new(Exit::Usage, what, "set CSALOCK_ETCD_PASSWORD_FILE, or CSALOCK_ETCD_PASSWORD"));
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    what,
+                    "set CSALOCK_ETCD_PASSWORD_FILE, or CSALOCK_ETCD_PASSWORD",
+                ));
             }
         };
         let mut hash = Sha256::new();
@@ -168,17 +171,17 @@ fn first_line(path: &Path) -> Result<String> {
     let found = file.metadata().map_err(failed)?;
     if !found.is_file() {
         let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} is no ordinary file", escape_path(path));
-        return Err(Error::new(Exit::Usage, what, "name one that has the password in its first line"));
+        return Err(Error::new(ErrorKind::InvalidInput, what, "name one that has the password in its first line"));
     }
     if found.mode() & 0o007 != 0 {
         let what = format!("everybody can read the password in {}", escape_path(path));
-        return Err(Error::new(Exit::Permission, what, format!("chmod o= {}", escape_path(path))));
+        return Err(Error::new(ErrorKind::Denied, what, format!("chmod o= {}", escape_path(path))));
     }
     let mut text = String::new();
     file.take(api::LONGEST_TOKEN as u64).read_to_string(&mut text).map_err(failed)?;
     let line = text.lines().next().filter(|line| !line.is_empty()).map(str::to_string);
     line.ok_or_else(|| {
         let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} has no password in its first line", escape_path(path));
-        Error::new(Exit::Usage, what, "write it there")
+        Error::new(ErrorKind::InvalidInput, what, "write it there")
     })
 }

@@ -3,8 +3,7 @@
 use std::fmt;
 use std::io;
 
-use crate::error::Error;
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind};
 use crate::name::{escape, shell_quote};
 use crate::store::Cluster;
 
@@ -90,7 +89,7 @@ impl CallError {
     pub(super) fn error(troubles: &[(String, CallError)], cluster: &Cluster) -> Error {
         let servers = cluster.endpoints.join(", ");
         let Some((server, last)) = troubles.last() else {
-            return Error::new(Exit::Unreachable, format!("no time was left to ask etcd at {servers}"), PATIENCE);
+            return Error::new(ErrorKind::Unavailable, format!("no time was left to ask etcd at {servers}"), PATIENCE);
         };
         if let CallError::Said(code, message) = last
             && last.retry_policy() != RetryPolicy::Again
@@ -104,7 +103,7 @@ impl CallError {
             .map(|(_, trouble)| trouble)
             .find(|trouble| trouble.retry_policy() == RetryPolicy::Elsewhere);
         let what = format!("etcd cannot be reached: {}", each.join("; "));
-        Error::new(Exit::Unreachable, what, cure(telling.unwrap_or(last)))
+        Error::new(ErrorKind::Unavailable, what, cure(telling.unwrap_or(last)))
     }
 }
 
@@ -163,35 +162,37 @@ fn refused(code: u32, message: &str, server: &str, cluster: &Cluster) -> Error {
     let failed = |exit, what: &str, cure: &str| Error::new(exit, format!("etcd at {server} {what}: {said}"), cure);
     match message {
         _ if message.contains("authentication failed") => failed(
-            Exit::Permission,
+            ErrorKind::Denied,
             "does not let us in",
             "see CSALOCK_ETCD_USER and CSALOCK_ETCD_PASSWORD or CSALOCK_ETCD_PASSWORD_FILE",
         ),
         _ if message.contains("user name is empty") => failed(
-            Exit::Permission,
+            ErrorKind::Denied,
             "wants to know who we are",
             "set CSALOCK_ETCD_USER and CSALOCK_ETCD_PASSWORD or CSALOCK_ETCD_PASSWORD_FILE",
         ),
         _ if code == 7 || message.contains("permission denied") => failed(
-            Exit::Permission,
+            ErrorKind::Denied,
             "refuses this",
             &format!(
                 "give the user a role that may: etcdctl role grant-permission ROLE --prefix=true readwrite {}",
                 shell_quote(format!("{}/", cluster.prefix).as_bytes())
             ),
         ),
-        _ if code == 16 => failed(Exit::Permission, "does not know our login", "see CSALOCK_ETCD_USER, then try again"),
+        _ if code == 16 => {
+            failed(ErrorKind::Denied, "does not know our login", "see CSALOCK_ETCD_USER, then try again")
+        }
         _ if message.contains("database space exceeded") => failed(
-            Exit::InputOutput,
+            ErrorKind::InputOutput,
             "is full",
             "compact and defragment it, then `etcdctl alarm disarm`; see --quota-backend-bytes",
         ),
         _ if message.contains("too large") || message.contains("larger than max") => failed(
-            Exit::InputOutput,
+            ErrorKind::InputOutput,
             "takes nothing that large",
             "use a smaller value, or raise --max-request-bytes of etcd",
         ),
-        _ => failed(Exit::System, "refuses this", "see its log, and whether etcd is 3.4 or later"),
+        _ => failed(ErrorKind::System, "refuses this", "see its log, and whether etcd is 3.4 or later"),
     }
 }
 

@@ -10,8 +10,7 @@ use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::Access;
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 
 type Files = [Option<PathBuf>; 3];
@@ -49,11 +48,11 @@ fn read(access: &Access) -> Result<ClientConfig> {
     if roots.is_empty() {
         let what = "this system knows no certificate authorities";
         let cure = "set CSALOCK_ETCD_CACERT to the one that signed etcd's certificate, or install ca-certificates";
-        return Err(Error::new(Exit::Unreachable, what, cure));
+        return Err(Error::new(ErrorKind::Unavailable, what, cure));
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| Error::new(Exit::Bug, format!("no TLS: {error}"), ""))?;
+    let builder = builder.map_err(|error| Error::new(ErrorKind::Bug, format!("no TLS: {error}"), ""))?;
     let builder = builder.with_root_certificates(roots);
     match (&access.cert, &access.key) {
         (None, None) => Ok(builder.with_no_client_auth()),
@@ -67,7 +66,7 @@ fn read(access: &Access) -> Result<ClientConfig> {
         }
         (None, Some(_)) => {
             let what = "CSALOCK_ETCD_KEY is set, and CSALOCK_ETCD_CERT is not";
-            Err(Error::new(Exit::Usage, what, "set both, or none"))
+            Err(Error::new(ErrorKind::InvalidInput, what, "set both, or none"))
         }
     }
 }
@@ -87,7 +86,7 @@ fn wrong(variable: &str, path: &Path, error: &pem::Error) -> Error {
             let errno = Errno::from_raw(error.raw_os_error().unwrap_or(0));
             let found = Error::os(errno, "read", path);
             Error::new(
-                found.exit(),
+                found.kind(),
                 format!("{variable}: cannot read {}: {}", escape_path(path), errno.desc()),
                 "set it right",
             )
@@ -98,5 +97,5 @@ fn wrong(variable: &str, path: &Path, error: &pem::Error) -> Error {
 
 fn useless(variable: &str, path: &Path, why: &str) -> Error {
     let what = format!("{variable} is {}, which is of no use: {why}", escape_path(path));
-    Error::new(Exit::Unreachable, what, "set it to the right file")
+    Error::new(ErrorKind::Unavailable, what, "set it to the right file")
 }

@@ -7,8 +7,7 @@ use nix::sys::stat::{Mode, SFlag, lstat, mknod, stat};
 use nix::sys::statfs::statfs;
 use nix::unistd::{AccessFlags, eaccess, geteuid};
 
-use crate::error::{Error, Result};
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 use crate::store::file_system::network;
 
@@ -23,14 +22,14 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
     let mode = Mode::from_bits_truncate(found.st_mode);
     if mode.contains(Mode::S_IWOTH) && !mode.contains(Mode::S_ISVTX) {
         return Err(Error::new(
-            Exit::Permission,
+            ErrorKind::Denied,
             format!("everybody may replace the database {}", escape_path(path)),
             "give its directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
         ));
     }
     match network(statfs(directory).map_err(failed)?.filesystem_type()) {
         Some(kind) => Err(Error::new(
-            Exit::Unreachable,
+            ErrorKind::Unavailable,
             format!("{} is on {kind}, where SQLite cannot lock its database safely", escape_path(path)),
             "use a dir: store there, or a local directory for this one",
         )),
@@ -48,12 +47,12 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
     match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
         SFlag::S_IFREG => check_journals(path).map(|()| true),
         SFlag::S_IFLNK => Err(Error::new(
-            Exit::Permission,
+            ErrorKind::Denied,
             format!("the database {} is a symbolic link", escape_path(path)),
             "links are not followed there; name the real file",
         )),
         _ => Err(Error::new(
-            Exit::Unreachable,
+            ErrorKind::Unavailable,
             format!("{} is no file, so no database", escape_path(path)),
             "name a file, or use a dir: store",
         )),
@@ -77,7 +76,7 @@ fn check_journals(path: &Path) -> Result<()> {
         let found = lstat(journal).map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
         if found.is_ok_and(|kind| kind != SFlag::S_IFREG) {
             let what = format!("{} is no file, so no journal of the database", escape_path(journal));
-            return Err(Error::new(Exit::Corrupt, what, "see who made it, and move it away"));
+            return Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"));
         }
     }
     Ok(())
@@ -91,7 +90,7 @@ pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
     }
     let (path, found) = (escape_path(path), found.st_mode & 0o7777);
     Err(Error::new(
-        Exit::Permission,
+        ErrorKind::Denied,
         format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
         format!("chmod {:04o} the database, or use a dir: store, where records have modes", found & (mode | 0o7700)),
     ))
@@ -144,7 +143,7 @@ fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
         return None;
     }
     Some(Error::new(
-        Exit::Permission,
+        ErrorKind::Denied,
         format!("user {} was killed while writing the database {}", journal.st_uid, escape_path(path)),
         "let that user, the directory's owner or root use it once; share databases without the sticky bit (chmod -t)",
     ))
@@ -164,7 +163,7 @@ fn directory_of(path: &Path) -> Result<&Path> {
         (Some(directory), Some(_)) if directory.as_os_str().is_empty() => Ok(Path::new(".")),
         (Some(directory), Some(_)) => Ok(directory),
         _ => Err(Error::new(
-            Exit::Unreachable,
+            ErrorKind::Unavailable,
             format!("{} is a directory, not a database", escape_path(path)),
             "name a file in it, or use a dir: store",
         )),

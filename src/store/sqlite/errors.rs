@@ -1,4 +1,4 @@
-//! Errors of SQLite as csalock errors: the exit code, and clearer messages than "unable to open database file".
+//! Errors of SQLite as csalock errors: the kind, and clearer messages than "unable to open database file".
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -7,8 +7,7 @@ use nix::errno::Errno;
 use rusqlite::{ErrorCode, ffi};
 
 use super::checks;
-use crate::error::Error;
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind};
 use crate::flock::posix_holders;
 use crate::host::{command_of, start_of};
 use crate::name::{escape, escape_path, shell_quote};
@@ -24,7 +23,7 @@ const MOVE_IT_AWAY: &str = "nothing was changed; move it away when nobody holds 
 /// Cause of a failure: an SQLite error or a csalock error.
 pub(super) enum Cause {
     Sqlite(rusqlite::Error),
-    Ours(Exit, String, &'static str),
+    Ours(ErrorKind, String, &'static str),
 }
 
 impl From<rusqlite::Error> for Cause {
@@ -59,7 +58,7 @@ pub(super) fn is_busy(cause: &Cause) -> bool {
 
 /// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
 pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
-    let exit = if has_deadline { Exit::Busy } else { Exit::Unreachable };
+    let kind = if has_deadline { ErrorKind::Busy } else { ErrorKind::Unavailable };
     // Other csalock calls hold the lock only briefly. The process that keeps it started before this call.
     let oldest = posix_holders(path).into_iter().min_by_key(|pid| start_of(*pid));
     let (by, cure) = match oldest {
@@ -73,44 +72,44 @@ pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
             format!("find it with `fuser -v {}`", shell_quote(path.as_os_str().as_bytes())),
         ),
     };
-    Error::new(exit, format!("the database {} is kept locked by {by}", escape_path(path)), cure)
+    Error::new(kind, format!("the database {} is kept locked by {by}", escape_path(path)), cure)
 }
 
 /// Returns the error for a database without the row that numbers the versions.
 pub(super) fn without_counter() -> Cause {
     let what = "has lost its row with the empty name, the last version number";
-    Cause::Ours(Exit::Corrupt, what.to_string(), MOVE_IT_AWAY)
+    Cause::Ours(ErrorKind::Corrupt, what.to_string(), MOVE_IT_AWAY)
 }
 
 /// Returns the error for a failure of the database at `path`.
 pub(super) fn explain(cause: Cause, path: &Path) -> Error {
     let error = match cause {
-        Cause::Ours(exit, what, cure) => {
-            return Error::new(exit, format!("the database {} {what}", escape_path(path)), cure);
+        Cause::Ours(kind, what, cure) => {
+            return Error::new(kind, format!("the database {} {what}", escape_path(path)), cure);
         }
         Cause::Sqlite(error) => error,
     };
-    let failed = |exit, what: &str, cure: &str| {
-        Error::new(exit, format!("the database {} {what}: {error}", escape_path(path)), cure)
+    let failed = |kind, what: &str, cure: &str| {
+        Error::new(kind, format!("the database {} {what}: {error}", escape_path(path)), cure)
     };
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Error::os(Errno::ENOSPC, "write the database", path),
         Some(ErrorCode::OutOfMemory) => Error::os(Errno::ENOMEM, "use the database", path),
         Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => failed(
-            Exit::Corrupt,
+            ErrorKind::Corrupt,
             "is damaged, or no database at all",
             "nothing was changed; move it away, or name another store with --store",
         ),
-        Some(ErrorCode::Unknown) => failed(Exit::Corrupt, "lacks what csalock put in it", MOVE_IT_AWAY),
+        Some(ErrorCode::Unknown) => failed(ErrorKind::Corrupt, "lacks what csalock put in it", MOVE_IT_AWAY),
         Some(ErrorCode::CannotOpen) if path.as_os_str().len() >= LONGEST_PATH => {
             Error::os(Errno::ENAMETOOLONG, "open the database", path)
         }
         Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => checks::obstacle(path)
-            .unwrap_or_else(|| failed(Exit::System, "cannot be used", "see the limit of open files (ulimit -n)")),
+            .unwrap_or_else(|| failed(ErrorKind::System, "cannot be used", "see the limit of open files (ulimit -n)")),
         Some(ErrorCode::SystemIoFailure) => checks::obstacle(path).unwrap_or_else(|| {
             let cure = "see the kernel log, quotas and the state of that file system, then try again";
-            failed(Exit::InputOutput, "cannot be read or written", cure)
+            failed(ErrorKind::InputOutput, "cannot be read or written", cure)
         }),
-        _ => failed(Exit::System, "cannot be used", "see whether `sqlite3` can, then try again"),
+        _ => failed(ErrorKind::System, "cannot be used", "see whether `sqlite3` can, then try again"),
     }
 }

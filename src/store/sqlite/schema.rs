@@ -24,7 +24,7 @@
 use rusqlite::{Connection, ErrorCode};
 
 use super::errors::Cause;
-use crate::exit::Exit;
+use crate::error::ErrorKind;
 
 /// Application id "CSLK", by which file(1) and other programs recognize the database.
 const APPLICATION: i64 = 0x4353_4C4B;
@@ -70,7 +70,7 @@ pub(super) fn is_missing(connection: &Connection, cause: Cause) -> Result<bool, 
     if number("SELECT count(*) FROM sqlite_master")? == 0 {
         return Ok(true);
     }
-    let wrong = |what, cure| Err(Cause::Ours(Exit::Corrupt, what, cure));
+    let wrong = |what, cure| Err(Cause::Ours(ErrorKind::Corrupt, what, cure));
     match (number("PRAGMA application_id")?, number("PRAGMA user_version")?) {
         (APPLICATION, FORMAT) => Ok(false),
         (APPLICATION, format) => {

@@ -11,8 +11,7 @@ use tempfile::TempDir;
 
 use super::Sqlite;
 use super::busy::{LEAST, PATIENCE};
-use crate::error::Result;
-use crate::exit::Exit;
+use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Fake, Host};
 use crate::lock::{
     self, Grant, Handle, Lease, LeaseClock, Lifetime, Mode as LockMode, Owner, PidDomain, ProcessId, Record, Waiter,
@@ -27,10 +26,10 @@ fn put(path: &Path) -> Result<CommitResult> {
     open(path)?.commit(b"x", None, Some(b"body"))
 }
 
-/// Returns the exit codes of a read and of a write there.
-fn exits(path: &Path) -> (Exit, Exit) {
-    let exit = |failed: Option<crate::error::Error>| failed.map_or(Exit::Done, |error| error.exit());
-    (exit(open(path).and_then(|store| store.read(b"x")).err()), exit(put(path).err()))
+/// Returns the kinds of the failures of a read and of a write there.
+fn failures(path: &Path) -> (Option<ErrorKind>, Option<ErrorKind>) {
+    let kind = |failed: Option<Error>| failed.map(|error| error.kind());
+    (kind(open(path).and_then(|store| store.read(b"x")).err()), kind(put(path).err()))
 }
 
 fn with_database(change: &str) -> (TempDir, std::path::PathBuf) {
@@ -42,7 +41,7 @@ fn with_database(change: &str) -> (TempDir, std::path::PathBuf) {
 }
 
 #[test]
-fn where_no_database_can_be_the_exit_code_says_why() {
+fn where_no_database_can_be_the_error_says_why() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path();
     fs::write(root.join("text"), "no database, but rather a long text. ".repeat(100)).unwrap();
@@ -51,24 +50,24 @@ fn where_no_database_can_be_the_exit_code_says_why() {
     nix::unistd::mkfifo(&root.join("fifo"), Mode::S_IRWXU).unwrap();
     fs::create_dir(root.join("open")).unwrap();
     fs::set_permissions(root.join("open"), fs::Permissions::from_mode(0o777)).unwrap();
-    for (name, exit) in [
-        ("missing/db", Exit::Unreachable),
-        ("text/db", Exit::Unreachable),
-        ("directory", Exit::Unreachable),
-        ("fifo", Exit::Unreachable),
-        ("..", Exit::Unreachable),
-        ("link", Exit::Permission),
-        ("open/db", Exit::Permission),
-        ("text", Exit::Corrupt),
+    for (name, kind) in [
+        ("missing/db", ErrorKind::Unavailable),
+        ("text/db", ErrorKind::Unavailable),
+        ("directory", ErrorKind::Unavailable),
+        ("fifo", ErrorKind::Unavailable),
+        ("..", ErrorKind::Unavailable),
+        ("link", ErrorKind::Denied),
+        ("open/db", ErrorKind::Denied),
+        ("text", ErrorKind::Corrupt),
     ] {
-        assert_eq!(exits(&root.join(name)), (exit, exit), "{name}");
+        assert_eq!(failures(&root.join(name)), (Some(kind), Some(kind)), "{name}");
     }
     let deep =
         ["d".repeat(200), "d".repeat(200), "d".repeat(200)].iter().fold(root.to_path_buf(), |at, name| at.join(name));
     fs::create_dir_all(&deep).unwrap();
-    assert_eq!(exits(&deep.join("db")), (Exit::Done, Exit::Usage));
+    assert_eq!(failures(&deep.join("db")), (None, Some(ErrorKind::InvalidInput)));
     fs::set_permissions(root.join("open"), fs::Permissions::from_mode(0o1777)).unwrap();
-    assert_eq!(exits(&root.join("open/db")), (Exit::Done, Exit::Done));
+    assert_eq!(failures(&root.join("open/db")), (None, None));
     assert!(!root.join("elsewhere").exists());
 }
 
@@ -108,28 +107,28 @@ fn other_databases_are_told_apart_and_left_alone() {
     let foreign = place.path().join("foreign");
     Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE t(x)").unwrap();
     let before = fs::read(&foreign).unwrap();
-    assert_eq!(exits(&foreign), (Exit::Corrupt, Exit::Corrupt));
+    assert_eq!(failures(&foreign), (Some(ErrorKind::Corrupt), Some(ErrorKind::Corrupt)));
     assert!(fs::read(&foreign).unwrap() == before);
 
     let (_place, newer) = with_database("ALTER TABLE records_1 RENAME TO records_2; PRAGMA user_version = 2");
-    assert_eq!(exits(&newer), (Exit::Corrupt, Exit::Corrupt));
+    assert_eq!(failures(&newer), (Some(ErrorKind::Corrupt), Some(ErrorKind::Corrupt)));
     assert!(put(&newer).unwrap_err().to_string().contains("has format 2, this csalock knows 1"));
 }
 
 #[test]
 fn a_database_that_lost_something_is_corrupt_and_never_free() {
     let (_place, path) = with_database("DROP TABLE records_1");
-    assert_eq!(exits(&path), (Exit::Corrupt, Exit::Corrupt));
+    assert_eq!(failures(&path), (Some(ErrorKind::Corrupt), Some(ErrorKind::Corrupt)));
     let (_place, path) = with_database("DELETE FROM records_1");
-    assert_eq!(exits(&path), (Exit::Done, Exit::Corrupt));
+    assert_eq!(failures(&path), (None, Some(ErrorKind::Corrupt)));
     let (_place, path) = with_database("UPDATE records_1 SET body = NULL");
-    assert_eq!(exits(&path).0, Exit::Corrupt);
+    assert_eq!(failures(&path).0, Some(ErrorKind::Corrupt));
     let mut seen = Vec::new();
     let scanned = open(&path).unwrap().scan(&mut |place, found| {
-        seen.push((place.ends_with("(row x)"), found.map_err(|error| error.exit())));
+        seen.push((place.ends_with("(row x)"), found.map_err(|error| error.kind())));
         Ok(())
     });
-    assert_eq!((scanned, seen), (Ok(()), vec![(true, Err(Exit::Corrupt))]));
+    assert_eq!((scanned, seen), (Ok(()), vec![(true, Err(ErrorKind::Corrupt))]));
 }
 
 #[test]
@@ -149,22 +148,22 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
     let (_place, path) = with_database("");
     let fake = Fake::new(1);
     let store = Sqlite::open(&path, Arc::new(fake.clone())).unwrap();
-    let waited = |work: &dyn Fn() -> Exit| {
+    let waited = |work: &dyn Fn() -> ErrorKind| {
         let began = fake.boottime();
         (work(), fake.boottime() - began)
     };
-    let read = || store.read(b"x").unwrap_err().exit();
-    let write = || store.commit(b"y", None, Some(b"body")).unwrap_err().exit();
+    let read = || store.read(b"x").unwrap_err().kind();
+    let write = || store.commit(b"y", None, Some(b"body")).unwrap_err().kind();
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
-    assert_eq!(waited(&read), (Exit::Unreachable, PATIENCE));
-    assert_eq!(waited(&write), (Exit::Unreachable, LEAST));
+    assert_eq!(waited(&read), (ErrorKind::Unavailable, PATIENCE));
+    assert_eq!(waited(&write), (ErrorKind::Unavailable, LEAST));
     other.execute_batch("ROLLBACK; BEGIN IMMEDIATE").unwrap();
     store.set_deadline(Some(fake.boottime() + 3 * PATIENCE));
-    assert_eq!(waited(&write), (Exit::Busy, 3 * PATIENCE));
+    assert_eq!(waited(&write), (ErrorKind::Busy, 3 * PATIENCE));
     // A process that only reads blocks each commit.
     other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_1").unwrap();
-    assert_eq!(waited(&write), (Exit::Busy, LEAST));
+    assert_eq!(waited(&write), (ErrorKind::Busy, LEAST));
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
     other.execute_batch("ROLLBACK").unwrap();
     assert!(matches!(store.commit(b"y", None, Some(b"body")), Ok(CommitResult::Done(_))));
