@@ -66,12 +66,13 @@ pub struct Error {
 
 impl Error {
     /// Creates an error. `what` names the thing and its problem, `cure` the next step.
+    #[doc(hidden)]
     pub fn new(kind: ErrorKind, what: impl Into<String>, cure: impl Into<String>) -> Error {
         Error { kind, message: what.into(), hint: cure.into(), unreadable: None, is_unreached: false, is_own: false }
     }
 
     /// Returns an error for a record that cannot be decoded.
-    pub fn corrupt(what: impl Into<String>) -> Error {
+    pub(crate) fn corrupt(what: impl Into<String>) -> Error {
         Error::new(
             ErrorKind::Corrupt,
             what,
@@ -80,7 +81,7 @@ impl Error {
     }
 
     /// Returns an error for a system call on `path` that failed while `doing` something.
-    pub fn os(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
+    pub(crate) fn os(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let path = path.as_ref();
         let (kind, cure) = classify(errno);
         let mut cure = cure.to_string();
@@ -96,7 +97,7 @@ impl Error {
 
     /// Adds that the failed operation may have happened anyway.
     #[must_use]
-    pub fn outcome_unknown(self) -> Error {
+    pub(crate) fn outcome_unknown(self) -> Error {
         let cure =
             "it may be stored all the same, so look before you try again; see the kernel log and that file system";
         Error { hint: cure.to_string(), ..self }
@@ -104,35 +105,36 @@ impl Error {
 
     /// Adds that the record's contents are unreadable in this version.
     #[must_use]
-    pub fn in_version(self, version: Version) -> Error {
+    pub(crate) fn in_version(self, version: Version) -> Error {
         Error { unreadable: Some(version), ..self }
     }
 
     /// Returns the version of the unreadable record, if the failed read found a version. Only this version may be
     /// removed because of that read: another process may have replaced the record since.
+    #[doc(hidden)]
     pub fn version(&self) -> Option<Version> {
         self.unreadable
     }
 
     /// Returns true if the error concerns a single record: its contents are unreadable or access to it is denied.
-    pub fn is_of_one_record(&self) -> bool {
+    pub(crate) fn is_of_one_record(&self) -> bool {
         matches!(self.kind, ErrorKind::Corrupt | ErrorKind::Denied)
     }
 
     /// Returns true if access was denied to a file of this user, which may therefore hold data that this user wrote.
-    pub fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.is_own
     }
 
     /// Adds that the store's servers have never answered this process, but may answer soon.
     #[must_use]
-    pub fn unreached(self) -> Error {
+    pub(crate) fn unreached(self) -> Error {
         Error { is_unreached: true, ..self }
     }
 
     /// Returns true if the store's servers have never answered this process, but may answer soon, for example after a
     /// restart. The store is unchanged.
-    pub fn is_unreached(&self) -> bool {
+    pub(crate) fn is_unreached(&self) -> bool {
         self.is_unreached
     }
 
@@ -147,7 +149,7 @@ impl Error {
     }
 
     /// Returns true if the store refused a change for a reason that often passes: it is full, read-only or failing.
-    pub fn is_refused_change(&self) -> bool {
+    pub(crate) fn is_refused_change(&self) -> bool {
         matches!(self.kind, ErrorKind::InputOutput | ErrorKind::CannotCreate)
     }
 

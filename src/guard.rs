@@ -1,18 +1,14 @@
-//! Locks for Rust programs: a guard releases its lock when it is dropped.
+//! Locks for Rust programs: a guard releases its locks when it is dropped.
 
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use crate::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
-use crate::environment::Environment;
-use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Host, Unix};
-use crate::lock::{Grant, Handle, HandleHash, Lifetime, Owner, Request, Response};
-use crate::name;
-use crate::store::{self, Location, Scope};
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::lock::{Grant, Handle, HandleHash, Lifetime, Request, Response};
+use crate::store::Scope;
 
 /// The message type of a channel that never sends.
 enum Never {}
@@ -20,156 +16,95 @@ enum Never {}
 /// Maximum time that the drop of a guard waits for a store that other hosts may share.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
 
-/// A store of locks for this process.
-pub struct Locks {
-    engine: Arc<Engine>,
-    location: Location,
-}
-
-/// A lock that this process holds. Dropping the guard releases the lock; the lock is free too if the process dies.
+/// The locks that this process holds by one request. Dropping the guard releases them; they are free too if the process
+/// dies.
 ///
 /// If other hosts may share the store, a thread renews the lease until the guard is dropped. If renewal fails for the
-/// length of a lease, the lock is lost: [`Guard::release`] then returns false.
-#[must_use = "the lock is given back when the guard is dropped"]
+/// length of a lease, the locks are lost: [`Guard::release`] then returns false.
+#[must_use = "the locks are given back when the guard is dropped"]
 pub struct Guard<'a> {
     engine: &'a Arc<Engine>,
     /// Dropping this sender ends the thread that renews.
-    renewer: Option<Sender<Never>>,
-    name: Vec<u8>,
+    _renewer: Option<Sender<Never>>,
+    names: Vec<Vec<u8>>,
     handle: Handle,
     token: u64,
 }
 
-impl Locks {
-    /// Opens the store at `url`, in the syntax of `--store`: `dir:PATH`, `sqlite:PATH` or
-    /// `etcd://HOST:PORT/PREFIX`.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the URL is invalid, or the store cannot be used.
-    pub fn open(url: &str) -> Result<Locks> {
-        let host: Arc<dyn Host> = Arc::new(Unix::new());
-        let environment = Environment::of_this_process();
-        let location = Location::parse(url.as_ref(), &environment.current)?;
-        let engine =
-            Engine::new(store::open(&location, Environment::etcd, host.clone())?, host).leasing(environment.lease()?);
-        let engine = Arc::new(engine.remembering(environment.history().unwrap_or_default()));
-        Ok(Locks { engine, location })
+impl<'a> Guard<'a> {
+    pub(crate) fn new(engine: &'a Arc<Engine>, names: Vec<Vec<u8>>, handle: Handle, grants: &[Grant]) -> Guard<'a> {
+        let must_renew = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
+        let renewer = must_renew.then(|| renew(engine, &names, &handle));
+        let token = grants.iter().filter_map(|grant| grant.token).max().unwrap_or_default();
+        Guard { engine, _renewer: renewer, names, handle, token }
     }
 
-    /// Returns the name of a lock in this store. A name with a slash means a file, by any path of the file.
-    fn name_here(&self, typed: &str) -> Result<Vec<u8>> {
-        name::check(typed.as_bytes())?;
-        if !name::is_path(typed.as_bytes()) {
-            return Ok(typed.as_bytes().to_vec());
-        }
-        let file = name::file_of(typed.as_bytes(), &Environment::of_this_process().current)?;
-        let is_beside = file.parent().is_some_and(|directory| Location::beside(directory) == self.location);
-        Ok(file.file_name().filter(|_| is_beside).unwrap_or(file.as_os_str()).as_bytes().to_vec())
-    }
-
-    /// Acquires a lock for this process and waits at most `at_most`. Returns `None` if another process holds it. A name
-    /// with a slash means that file, as on the command line.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the store cannot be read or written, or if the name is invalid. Returns [`ErrorKind::Deadlock`]
-    /// if this process already holds the lock.
-    pub fn lock(&self, name: &str, at_most: Duration) -> Result<Option<Guard<'_>>> {
-        let name = self.name_here(name)?;
-        let host = self.engine.host();
-        let process = host.this_process()?;
-        let owner = Owner {
-            domain: host.domain()?,
-            processes: vec![process],
-            supervisor: None,
-            host: host.name(),
-            uid: host.uid(),
-            command: crate::host::command_of(process.pid),
-            label: None,
-        };
-        let request = AcquireRequest::for_itself(self.engine.new_handle()?, owner, process);
-        let policy = WaitPolicy { limit: Some(at_most), attempts: None, backoff: None };
-        match self.engine.acquire(&name, &request, &policy, None, &mut |_| None)? {
-            AcquireResult::Answer(Response::Granted(Grant { token, lifetime, .. }, _)) => Ok(Some(Guard {
-                engine: &self.engine,
-                renewer: matches!(lifetime, Lifetime::Keepalive(_)).then(|| self.renew(&name, &request.handle)),
-                name,
-                handle: request.handle,
-                token: token.unwrap_or_default(),
-            })),
-            AcquireResult::Answer(Response::Deadlock(_)) => {
-                let what = format!("this process holds lock {} already", name::escape(&name));
-                Err(Error::new(ErrorKind::Deadlock, what, "give it back first"))
-            }
-            _ => Ok(None),
-        }
-    }
-}
-
-impl Locks {
-    /// Starts a thread that renews a grant until the grant is released or the returned sender is dropped.
-    fn renew(&self, name: &[u8], handle: &Handle) -> Sender<Never> {
-        let (stop, stopped) = channel::<Never>();
-        let (engine, name, proof) = (self.engine.clone(), name.to_vec(), handle.proof());
-        let renew = move || -> Result<Response> {
-            let lifetime = engine.start(&Lifetime::KeepalivePending(engine.lease().as_millis() as u64))?;
-            engine.apply(&name, &Request::Renew(engine.credentials(Some(proof), Vec::new())?, lifetime))
-        };
-        let (often, seldom) = (self.engine.lease() / 30, self.engine.lease() / 3);
-        std::thread::spawn(move || {
-            let mut pause = seldom;
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-                pause = match renew() {
-                    Ok(Response::Renewed(_)) => seldom,
-                    Ok(_) => break,
-                    Err(_) => often,
-                };
-            }
-        });
-        stop
-    }
-}
-
-impl Guard<'_> {
-    /// Returns the fencing token. It only grows from one holder of this name to the next, so a service can refuse late
-    /// writes under an old lock.
+    /// Returns the fencing token; for several locks, the highest token. It only grows from one holder of a name to the
+    /// next, so a service can refuse late writes under an old lock.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Releases the lock. Returns true if it was held until now.
+    /// Releases the locks. Returns true if all of them were held until now.
     ///
     /// # Errors
     ///
-    /// Returns an error if the store cannot be written. The lock is free anyway when this process ends.
+    /// Returns an error if the store cannot be written. The locks are free anyway when this process ends.
     pub fn release(mut self) -> Result<bool> {
-        let response = release(self.engine, &self.name, self.handle.proof());
-        drop(self.renewer.take());
-        std::mem::forget(self);
-        response.map(|outcome| matches!(outcome, Response::Released(_)))
+        // The drop finds nothing left to release.
+        release(self.engine, &std::mem::take(&mut self.names), self.handle.proof())
     }
 }
 
-fn release(engine: &Engine, name: &[u8], proof: HandleHash) -> Result<Response> {
-    engine.apply(name, &Request::Release(engine.credentials(Some(proof), Vec::new())?))
+/// Starts a thread that renews the grants until one of them is gone or the returned sender is dropped.
+fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Never> {
+    let (stop, stopped) = channel::<Never>();
+    let (engine, names, proof) = (engine.clone(), names.to_vec(), handle.proof());
+    let (often, seldom) = (engine.lease() / 30, engine.lease() / 3);
+    let renew_one = move |name: &Vec<u8>| -> Result<Response> {
+        let lifetime = engine.start(&Lifetime::KeepalivePending(engine.lease().as_millis() as u64))?;
+        engine.apply(name, &Request::Renew(engine.credentials(Some(proof), Vec::new())?, lifetime))
+    };
+    std::thread::spawn(move || {
+        let mut pause = seldom;
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
+            let answers: Vec<_> = names.iter().map(&renew_one).collect();
+            if answers.iter().any(|answer| matches!(answer, Ok(response) if !matches!(response, Response::Renewed(_))))
+            {
+                break;
+            }
+            pause = if answers.iter().all(Result::is_ok) { seldom } else { often };
+        }
+    });
+    stop
+}
+
+/// Releases the grants of a handle under these names. Returns true if all of them were held until now.
+fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> Result<bool> {
+    let release_one =
+        |name: &Vec<u8>| engine.apply(name, &Request::Release(engine.credentials(Some(proof), Vec::new())?));
+    let answers: Vec<_> = names.iter().rev().map(release_one).collect();
+    let answers = answers.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(answers.iter().all(|answer| matches!(answer, Response::Released(_))))
 }
 
 impl Drop for Guard<'_> {
-    /// Releases the lock. [`Guard::release`] reports, in addition, whether it was still held.
+    /// Releases the locks. [`Guard::release`] reports, in addition, whether they were still held.
     ///
     /// A dead NFS server blocks its callers until it is back. If other hosts may share the store, a thread therefore
-    /// releases the lock, and the caller waits at most five seconds. If that release fails, the lease ends the lock.
+    /// releases the locks, and the caller waits at most five seconds. If that release fails, the lease ends the locks.
     fn drop(&mut self) {
-        let proof = self.handle.proof();
-        if self.engine.store().scope() == Scope::Local {
-            let _ = release(self.engine, &self.name, proof);
+        let (engine, names, proof) = (self.engine.clone(), std::mem::take(&mut self.names), self.handle.proof());
+        if names.is_empty() {
             return;
         }
-        let (engine, name) = (self.engine.clone(), std::mem::take(&mut self.name));
+        if engine.store().scope() == Scope::Local {
+            let _ = release(&engine, &names, proof);
+            return;
+        }
         let (done, is_done) = channel::<Never>();
         let work = move || {
-            let _ = release(&engine, &name, proof);
+            let _ = release(&engine, &names, proof);
             drop(done);
         };
         if std::thread::Builder::new().spawn(work).is_ok() {
@@ -180,6 +115,7 @@ impl Drop for Guard<'_> {
 
 impl fmt::Debug for Guard<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Guard({}, token {})", crate::name::escape(&self.name), self.token)
+        let names: Vec<String> = self.names.iter().map(|name| crate::escape::escape(name)).collect();
+        write!(out, "Guard({}, token {})", names.join(", "), self.token)
     }
 }

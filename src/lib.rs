@@ -1,4 +1,4 @@
-//! Locks for shell scripts, and for Rust programs that share them.
+//! Locks for Rust programs, in the stores of the command `csalock`: a directory (also on NFS), an SQLite database or etcd.
 //!
 //! ```
 //! use std::time::Duration;
@@ -6,57 +6,80 @@
 //! let store = tempfile::tempdir()?;
 //! let locks = csalock::Locks::open(&format!("dir:{}", store.path().display()))?;
 //! if let Some(guard) = locks.lock("nightly", Duration::from_secs(30))? {
-//!     println!("nobody else is here; token {}", guard.token());
-//!     assert!(guard.release()?, "it was ours until now");
+//!     println!("this process alone has it; token {}", guard.token());
+//!     assert!(guard.release()?, "the lock was held until now");
 //! } else {
-//!     println!("somebody else has it");
+//!     println!("another process has it");
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # The map
+//! [`Locks`] is a store, [`LockRequest`] says which locks and on which terms, and a [`Guard`] holds them. The locks are those
+//! of the command: `csalock status` shows the holder, its process, since when and why, and a script that runs `csalock lock`
+//! waits for a Rust program like for any other. The command's manual, csalock(1), explains stores, leases and fencing
+//! tokens.
 //!
-//! ```text
-//! argv -> cli -> command -> engine -> lock (record, rules) -> report -> exit
-//!                   |          |-> store   directory, sqlite, etcd, memory
-//!                   |-> child  '-> host    unix, fake
-//!                   '-> flock
-//! ```
-//!
-//! [`lock`] is pure: it defines the record and every rule of locking. [`engine`] is the loop that reads, queries,
-//! decides and commits. A [`store`] keeps bytes, a [`host`] has clocks and processes; neither knows locks. [`command`]
-//! contains the actions of the program, [`report`] its output and [`exit`] its exit codes.
+//! A lock ends with the process that holds it, however that process dies. Nothing else of this crate is a stable interface.
 #![deny(missing_docs)]
+// The layers, each of which uses only those below it: ARCHITECTURE.md.
 
+#[doc(hidden)]
 pub mod boottime_timer;
+#[doc(hidden)]
 pub mod child;
+#[doc(hidden)]
 pub mod cli;
+#[doc(hidden)]
 pub mod command;
+#[doc(hidden)]
 pub mod detach;
+#[doc(hidden)]
 pub mod duration;
+#[doc(hidden)]
 pub mod engine;
+#[doc(hidden)]
 pub mod environment;
+#[doc(hidden)]
 pub mod error;
+#[doc(hidden)]
 pub mod escape;
+#[doc(hidden)]
 pub mod exit;
+#[doc(hidden)]
 pub mod flock;
+#[doc(hidden)]
 pub mod glob;
 mod guard;
+#[doc(hidden)]
 pub mod history;
+#[doc(hidden)]
 pub mod host;
+#[doc(hidden)]
 pub mod lock;
+mod locks;
+#[doc(hidden)]
 pub mod name;
+#[doc(hidden)]
 pub mod report;
+#[doc(hidden)]
 pub mod shared_deadline;
+#[doc(hidden)]
 pub mod signals;
+#[doc(hidden)]
 pub mod startup_state;
+#[doc(hidden)]
 pub mod store;
+#[doc(hidden)]
 pub mod terminal;
 #[cfg(debug_assertions)]
+#[doc(hidden)]
 pub mod trace;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod untrusted;
+#[doc(hidden)]
 pub mod version;
 
-pub use guard::{Guard, Locks};
+pub use error::{Error, ErrorKind, Result};
+pub use guard::Guard;
+pub use locks::{LockRequest, Locks};

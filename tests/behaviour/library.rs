@@ -1,9 +1,9 @@
-//! What Rust programs get: `Locks` and `Supervisor`.
+//! What Rust programs get: `Locks`, `LockRequest` and `Guard`.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use csalock::Locks;
+use csalock::{ErrorKind, LockRequest, Locks};
 
 use crate::sandbox::{Kind, Mount, PATIENCE, Sandbox, has, is_root, wait_until};
 
@@ -30,4 +30,68 @@ fn a_guard_that_is_dropped_does_not_wait_for_a_file_system_that_hangs() {
     });
     // The release goes on meanwhile.
     wait_until("the lock is free", || sandbox.csalock(["status", "--store", &url, "x"]).capture().code == Some(81));
+}
+
+on_every_kind_of_store! {
+    fn a_guard_holds_all_names_or_none(sandbox: &Sandbox) {
+        let locks = Locks::open(&sandbox.store()).unwrap();
+        let request = LockRequest::new(["b", "a", "b"]).label("month end");
+        let mut holder = sandbox.holder("b");
+        assert!(locks.acquire(&request).unwrap().is_none());
+        assert_eq!((sandbox.state("a").as_str(), sandbox.state("b").as_str()), ("free", "held"));
+        holder.release();
+        assert_eq!(holder.wait().code, Some(0));
+        let guard = locks.acquire(&request).unwrap().unwrap();
+        assert_eq!((sandbox.state("a").as_str(), sandbox.state("b").as_str()), ("held", "held"));
+        assert_eq!(sandbox.csalock(["lock", "-n", "a"]).capture().code, Some(84), "its own caller");
+        let shown = sandbox.csalock(["status", "a"]).capture().stdout;
+        assert!(shown.contains("month end") && shown.contains(&std::process::id().to_string()), "{shown}");
+        assert!(guard.token() > 0 && guard.release().unwrap());
+        assert_eq!((sandbox.state("a").as_str(), sandbox.state("b").as_str()), ("free", "free"));
+    }
+
+    fn readers_share_and_slots_are_counted(sandbox: &Sandbox) {
+        let locks = Locks::open(&sandbox.store()).unwrap();
+        let readers = [0, 1].map(|_| locks.acquire(&LockRequest::new(["x"]).shared()).unwrap().unwrap());
+        sandbox.csalock(["run", "-n", "-s", "x", "true"]).run();
+        drop(readers);
+        sandbox.csalock(["run", "-n", "x", "true"]).run();
+        let places = [0, 1].map(|_| locks.acquire(&LockRequest::new(["x"]).slots(2)).unwrap().unwrap());
+        assert_eq!(sandbox.holders("x").len(), 2);
+        let error = locks.acquire(&LockRequest::new(["x"]).slots(3)).unwrap_err();
+        assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::InvalidInput, "lock x has 2 slots; use 2 slots"));
+        drop(places);
+        assert_eq!(sandbox.state("x"), "free");
+    }
+
+    fn a_time_limit_ends_a_guard(sandbox: &Sandbox) {
+        let locks = Locks::open(&sandbox.store()).unwrap();
+        let guard = locks.acquire(&LockRequest::new(["x"]).ttl(Duration::from_millis(700))).unwrap().unwrap();
+        assert_eq!(sandbox.csalock(["run", "-w", "60s", "x", "true"]).capture().code, Some(0));
+        assert!(!guard.release().unwrap());
+    }
+
+    fn a_request_waits_in_the_queue(sandbox: &Sandbox) {
+        let locks = Locks::open(&sandbox.store()).unwrap();
+        let mut holder = sandbox.holder("x");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| locks.lock("x", PATIENCE).unwrap().map(|guard| guard.release().unwrap()));
+            wait_until("it waits", || sandbox.waiters("x").len() == 1);
+            holder.release();
+            assert_eq!(waits.join().unwrap(), Some(true));
+        });
+        assert_eq!(holder.wait().code, Some(0));
+    }
+
+    fn a_request_that_can_never_be_granted_is_an_error(sandbox: &Sandbox) {
+        let locks = Locks::open(&sandbox.store()).unwrap();
+        let kind = |request: LockRequest| locks.acquire(&request).unwrap_err().kind();
+        let nothing: [&str; 0] = [];
+        assert_eq!(kind(LockRequest::new(nothing)), ErrorKind::InvalidInput);
+        assert_eq!(kind(LockRequest::new([""])), ErrorKind::InvalidInput);
+        assert_eq!([0, 10_001].map(|slots| kind(LockRequest::new(["x"]).slots(slots))), [ErrorKind::InvalidInput; 2]);
+        assert_eq!(kind(LockRequest::new(["x"]).ttl(Duration::ZERO)), ErrorKind::InvalidInput);
+        let _guard = locks.lock("x", Duration::ZERO).unwrap().unwrap();
+        assert_eq!(kind(LockRequest::new(["x"]).wait(PATIENCE)), ErrorKind::Deadlock);
+    }
 }

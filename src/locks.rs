@@ -1,0 +1,204 @@
+//! Locks for Rust programs: a store, and a request for locks in it.
+
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{AcquireAllResult, AcquireRequest, Engine, StoredLock, WaitPolicy, acquire_all};
+use crate::environment::Environment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::guard::Guard;
+use crate::host::{Host, Unix};
+use crate::lock::{Lifetime, Mode, Owner, Response};
+use crate::name;
+use crate::store::{self, Location};
+
+/// Maximum number of slots, as on the command line.
+const MOST_SLOTS: u32 = 10_000;
+
+/// A store of locks for this process.
+///
+/// The locks are those of the command `csalock --store URL`: programs and scripts exclude each other.
+pub struct Locks {
+    engine: Arc<Engine>,
+    location: Location,
+}
+
+/// A request for one lock, or for several locks that are acquired together.
+///
+/// A request is exclusive and does not wait, unless it says otherwise.
+///
+/// ```
+/// # use csalock::{LockRequest, Locks};
+/// # use std::time::Duration;
+/// # let store = tempfile::tempdir()?;
+/// # let locks = Locks::open(&format!("dir:{}", store.path().display()))?;
+/// let request = LockRequest::new(["ledger", "archive"]).wait(Duration::from_secs(5)).label("month end");
+/// let Some(guard) = locks.acquire(&request)? else { panic!("another process holds one of them") };
+/// assert!(guard.release()?);
+///
+/// let [first, second] = [0, 1].map(|_| locks.acquire(&LockRequest::new(["licence"]).slots(2)));
+/// assert!(first?.is_some() && second?.is_some(), "two of at most two");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "`Locks::acquire` acquires the locks"]
+pub struct LockRequest {
+    names: Vec<String>,
+    mode: Mode,
+    slots: Option<u32>,
+    ttl: Option<Duration>,
+    wait: Duration,
+    label: Option<String>,
+}
+
+impl LockRequest {
+    /// Creates a request for these locks: all of them or none. A name with a slash means that file, by any of its
+    /// paths, as on the command line.
+    pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> LockRequest {
+        let names = names.into_iter().map(Into::into).collect();
+        LockRequest { names, mode: Mode::Exclusive, slots: None, ttl: None, wait: Duration::ZERO, label: None }
+    }
+
+    /// Shares the locks with other readers.
+    pub fn shared(self) -> LockRequest {
+        LockRequest { mode: Mode::Shared, slots: None, ..self }
+    }
+
+    /// Takes one of `number` slots, 1 to 10,000: at most so many processes hold the lock at once.
+    pub fn slots(self, number: u32) -> LockRequest {
+        LockRequest { mode: Mode::Slot, slots: Some(number), ..self }
+    }
+
+    /// Ends the grant after this time, even if this process still lives. The time starts when the locks are acquired.
+    pub fn ttl(self, ttl: Duration) -> LockRequest {
+        LockRequest { ttl: Some(ttl), ..self }
+    }
+
+    /// Waits at most this long in the queue of the locks.
+    pub fn wait(self, at_most: Duration) -> LockRequest {
+        LockRequest { wait: at_most, ..self }
+    }
+
+    /// Sets the reason that `csalock status` shows to others.
+    pub fn label(self, reason: impl Into<String>) -> LockRequest {
+        LockRequest { label: Some(reason.into()), ..self }
+    }
+
+    /// Fails if no lock can be acquired on these terms.
+    fn check(&self) -> Result<()> {
+        let wrong = |what: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, what, hint));
+        match self {
+            LockRequest { names, .. } if names.is_empty() => wrong("no lock is named", "name one"),
+            LockRequest { slots: Some(slots), .. } if !(1..=MOST_SLOTS).contains(slots) => {
+                wrong("the number of slots is out of range", "use 1 to 10,000")
+            }
+            LockRequest { ttl: Some(ttl), .. } if ttl.as_millis() == 0 => {
+                wrong("a time limit of less than 1 ms leaves no time", "use a longer one")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn lifetime(&self) -> Lifetime {
+        self.ttl.map_or(Lifetime::WhileOwnerLives, |ttl| Lifetime::Ttl(ttl.as_millis() as u64))
+    }
+}
+
+impl Locks {
+    /// Opens the store at `url`, in the syntax of `--store`: `dir:PATH`, `sqlite:PATH` or
+    /// `etcd://HOST:PORT/PREFIX`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the URL is invalid, or the store cannot be used.
+    pub fn open(url: &str) -> Result<Locks> {
+        let host: Arc<dyn Host> = Arc::new(Unix::new());
+        let environment = Environment::of_this_process();
+        let location = Location::parse(url.as_ref(), &environment.current)?;
+        let engine =
+            Engine::new(store::open(&location, Environment::etcd, host.clone())?, host).leasing(environment.lease()?);
+        let engine = Arc::new(engine.remembering(environment.history().unwrap_or_default()));
+        Ok(Locks { engine, location })
+    }
+
+    /// Acquires one lock exclusively and waits at most `at_most`. Returns `None` if another process holds it.
+    ///
+    /// # Errors
+    ///
+    /// Fails like [`Locks::acquire`].
+    pub fn lock(&self, name: &str, at_most: Duration) -> Result<Option<Guard<'_>>> {
+        self.acquire(&LockRequest::new([name]).wait(at_most))
+    }
+
+    /// Acquires the locks of a request for this process. Returns `None` if another process holds one of them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store cannot be read or written, or with the kind
+    /// - [`ErrorKind::InvalidInput`] if a name or another term of the request is invalid, or if the holders of the lock
+    ///   use another number of slots,
+    /// - [`ErrorKind::Deadlock`] if the wait would never end, for example because this process holds one of the locks.
+    pub fn acquire(&self, request: &LockRequest) -> Result<Option<Guard<'_>>> {
+        request.check()?;
+        let mut names = request.names.iter().map(|name| self.name_here(name)).collect::<Result<Vec<_>>>()?;
+        // Every caller acquires several names in the same order.
+        names.sort();
+        names.dedup();
+        let host = self.engine.host();
+        let process = host.this_process()?;
+        let owner = Owner {
+            domain: host.domain()?,
+            processes: vec![process],
+            supervisor: None,
+            host: host.name(),
+            uid: host.uid(),
+            command: crate::host::command_of(process.pid),
+            label: request.label.as_ref().map(|label| label.clone().into_bytes()),
+        };
+        let asked = AcquireRequest {
+            mode: request.mode,
+            slots: request.slots,
+            lifetime: request.lifetime(),
+            ..AcquireRequest::for_itself(self.engine.new_handle()?, owner, process)
+        };
+        let policy = WaitPolicy { limit: Some(request.wait), attempts: None, backoff: None };
+        let locks: Vec<_> = names.iter().map(|name| StoredLock { engine: &self.engine, name }).collect();
+        match acquire_all(&locks, &asked, &policy, None, &mut |_, _| None)? {
+            AcquireAllResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, asked.handle, &grants))),
+            AcquireAllResult::Refused(at, response) => refusal(&names[at], &response),
+            AcquireAllResult::Interrupted => Ok(None),
+        }
+    }
+
+    /// Returns the name of a lock in this store. A name with a slash means a file, by any path of the file.
+    fn name_here(&self, typed: &str) -> Result<Vec<u8>> {
+        name::check(typed.as_bytes())?;
+        if !name::is_path(typed.as_bytes()) {
+            return Ok(typed.as_bytes().to_vec());
+        }
+        let file = name::file_of(typed.as_bytes(), &Environment::of_this_process().current)?;
+        let is_beside = file.parent().is_some_and(|directory| Location::beside(directory) == self.location);
+        Ok(file.file_name().filter(|_| is_beside).unwrap_or(file.as_os_str()).as_bytes().to_vec())
+    }
+}
+
+/// Returns `None` for a busy lock, and an error for a lock that waiting does not free.
+fn refusal<T>(name: &[u8], response: &Response) -> Result<Option<T>> {
+    let name = crate::escape::escape(name);
+    let (kind, what, hint) = match response {
+        Response::Deadlock(edges) if edges.len() == 1 => {
+            (ErrorKind::Deadlock, format!("this process holds lock {name} already"), "give it back first".to_string())
+        }
+        Response::Deadlock(_) => (
+            ErrorKind::Deadlock,
+            format!("lock {name}: waiting would never end"),
+            "give back what this process holds, or acquire all locks in one request".to_string(),
+        ),
+        Response::SlotCountConflict(has) => {
+            (ErrorKind::InvalidInput, format!("lock {name} has {has} slots"), format!("use {has} slots"))
+        }
+        _ => return Ok(None),
+    };
+    Err(Error::new(kind, what, hint))
+}
