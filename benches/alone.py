@@ -1,4 +1,4 @@
-"""Commands on their own, by hyperfine: starting, taking a lock that nobody else wants, and that among many others."""
+"""Commands on their own, by hyperfine: starting, taking an uncontended lock, and that among many others."""
 
 import os
 import shutil

@@ -140,7 +140,7 @@ fn the_first_line_says_what_nobody_else_says() {
     let lines = blocks("console").concat();
     let run: Vec<&str> = lines.lines().filter_map(|line| line.strip_prefix("cargo run --release -- ")).collect();
     assert_eq!(run.len(), 1);
-    assert_eq!(Home::new().script("sh", &format!("csalock {}", run[0])), "nobody else says this now\n");
+    assert_eq!(Home::new().script("sh", &format!("csalock {}", run[0])), "no other command says this now\n");
 }
 
 #[test]

@@ -1,6 +1,5 @@
-//! The shortest way in: `csalock run NAME COMMAND...` without any option is what nearly every cron line says, and building
-//! clap's whole description of all options to read it costs more time than the lock itself. A test holds that both ways
-//! mean the same.
+//! A fast path for `csalock run NAME COMMAND...` without options, the form of nearly every cron line. Building clap's
+//! description of all options costs more time than the lock itself. A test checks that both ways mean the same.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use super::{Cli, Command, Common, OnLost, RunWithLock, Taking, Waiting};
 use crate::duration::Limit;
 
-/// What these arguments (the program's own name is the first) mean, if they are of that plain form.
+/// Returns the meaning of these arguments, of which the first is the program's name, if they have the plain form.
 pub fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Cli> {
     let command = arguments.nth(1)?;
     if command != "run" && command != "run-with-lock" {

@@ -63,7 +63,7 @@ on_every_store! {
             (&["lock", "--pid", "99999999999", "x"], "--pid <PID>", "99999999999", 1, 2_147_483_647),
             (&["history", "-n", "-", "x"], "--lines <N>", "-", 1, u32::MAX),
         ] {
-            let why = format!("invalid value '{value}' for '{option}': is no whole number from {least} to {most}");
+            let why = format!("invalid value '{value}' for '{option}': is not a whole number from {least} to {most}");
             let said = format!("error: {why}\n\nFor more information, try '--help'.\n");
             sandbox.csalock(words).status(64).stderr(said).run();
         }

@@ -124,7 +124,7 @@ on_every_kind_of_store! {
             "csalock: lock x was given back: cannot write to stdout: No space left on device (os error 28)\n"
         );
         assert_eq!(sandbox.state("x"), "free");
-        let done = sandbox.script("bash", "trap '' PIPE; { sleep 0.2; csalock lock x; echo $? >&2; } | :").capture();
+        let done = sandbox.script("bash", "trap '' PIPE; exec 8> >(:); wait $!; csalock lock x >&8; echo $? >&2").capture();
         assert_eq!((sandbox.state("x").as_str(), done.code), ("free", Some(0)), "{done:?}");
     }
 

@@ -1,0 +1,98 @@
+//! Arguments of the commands for values.
+
+use std::ffi::OsString;
+
+use clap::Args;
+
+use super::options::{Common, Taking, Waiting};
+use super::parsers::whole;
+
+/// Print the value that a lock guards
+///
+/// Prints the bytes of the last write unchanged, and nothing else; exits with 81 if there is no value. The lock need not be
+/// held. With --lock, the calling script acquires the lock first: the value then stays the same until the script writes it
+/// or releases the lock. The lock is acquired even if there is no value yet.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock get [OPTIONS] <NAME>")]
+pub struct Get {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Acquire the lock and read, in one step
+    #[arg(long)]
+    pub lock: bool,
+    /// Options of the acquisition.
+    #[command(flatten, next_help_heading = "With --lock")]
+    pub taking: Taking,
+    /// Acquire the lock for this process instead of the calling script
+    #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX), help_heading = "With --lock")]
+    pub pid: Option<i32>,
+    /// Name of a lock, or path of a file to lock
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<OsString>,
+}
+
+/// Options of commands that write a value.
+#[derive(Debug, Args)]
+pub struct Writing {
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
+    /// Options of waiting.
+    #[command(flatten)]
+    pub waiting: Waiting,
+    /// Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner
+    #[arg(long, value_name = "HANDLE")]
+    pub handle: Option<String>,
+    /// Write only as the holder of the lock, and release it in the same step
+    #[arg(long)]
+    pub unlock: bool,
+    /// With --unlock: write even if the grant is over, provided that no other caller has had the lock since
+    #[arg(long, requires = "unlock")]
+    pub even_if_stale: bool,
+    /// Write only if the value has this version; otherwise exit 80
+    #[arg(long, value_name = "N")]
+    pub if_version: Option<u64>,
+}
+
+/// Write the value that a lock guards
+///
+/// A value has at most 1 MiB and stays until it is deleted; it is on the disk when the command returns. Every write happens
+/// under the lock: the holder uses its own grant, and any other caller acquires the lock for the write, after a wait if
+/// necessary. A holder whose grant is over writes nothing.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock put [OPTIONS] <NAME> [VALUE]")]
+pub struct Put {
+    /// Options of writing.
+    #[command(flatten)]
+    pub writing: Writing,
+    /// Write only if there is no value yet; otherwise exit 83
+    #[arg(long, conflicts_with = "if_version")]
+    pub if_absent: bool,
+    /// Permissions of the value, within those of the store: 0600; they stay until another --mode
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub mode: Option<u32>,
+    /// Name of the lock; then the value, or - or nothing to read stdin. A value such as --x goes after --
+    #[arg(value_name = "NAME [VALUE]", required = true, allow_negative_numbers = true)]
+    pub words: Vec<OsString>,
+}
+
+/// Delete the value that a lock guards
+///
+/// A deletion is a write: see put. Exits with 81 if there is no value.
+#[derive(Debug, Args)]
+#[command(override_usage = "csalock del [OPTIONS] <NAME>")]
+pub struct Del {
+    /// Options of writing.
+    #[command(flatten)]
+    pub writing: Writing,
+    /// Name of the lock
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<OsString>,
+}
+
+/// Permission bits in octal; at least the owner may read and write.
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o666 == 0 && mode & 0o600 == 0o600);
+    mode.ok_or_else(|| "say it in octal, with 6 for the owner and no right to execute: 0600, 0640, 0660".to_string())
+}
