@@ -1,0 +1,38 @@
+//! The choice of message and exit code for a refusal.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use crate::exit::Exit;
+use crate::lock::Response;
+use crate::report::RefusedLock;
+
+/// Returns the message and the exit code for a lock that was not acquired, renewed or released.
+pub(super) fn refusal(response: &Response, lock: &RefusedLock<'_>) -> (String, Exit) {
+    match response {
+        Response::Busy(holders) => (lock.busy(holders), Exit::Busy),
+        Response::Stale(endings) => (lock.stale(endings), Exit::Stale),
+        Response::Deadlock(cycle) => (lock.deadlock(cycle), Exit::Deadlock),
+        Response::SlotCountConflict(slots) => (lock.slot_count_conflict(*slots), Exit::Usage),
+        Response::NotHeld(Some(ending)) => (lock.not_held_any_more(ending), Exit::NotHeld),
+        Response::NotHeld(None) => (lock.not_held(is_bare_name_of_file(lock.display_name)), Exit::NotHeld),
+        Response::NotOwner(holders, ending) => (lock.not_owner(holders, ending.as_ref()), Exit::NotOwner),
+        other => (lock.unexpected(other), Exit::Bug),
+    }
+}
+
+/// Returns the message and the exit code for a caller that may have given a `--handle`; see [`refusal`].
+pub(super) fn refusal_of(handle: Option<&str>, response: &Response, lock: &RefusedLock<'_>) -> (String, Exit) {
+    match response {
+        Response::NotOwner(holders, None) if handle.is_some() && holders.iter().all(|grant| grant.claim.is_none()) => {
+            (lock.other_handle(holders), Exit::NotOwner)
+        }
+        other => refusal(other, lock),
+    }
+}
+
+fn is_bare_name_of_file(name: &[u8]) -> bool {
+    let name = Path::new(OsStr::from_bytes(name));
+    name.components().count() == 1 && name.exists()
+}
