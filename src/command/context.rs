@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::host::{Host, Invocation, StartupState, Unix, caller};
 use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
 use crate::name::{self, escape};
-use crate::report::{RefusedLock, Reporter, json};
+use crate::report::json;
 use crate::store::{self, Layout, Location, Scope};
 use crate::terminal;
 
@@ -153,13 +153,10 @@ impl Context {
 
     /// Returns an error if stdout is closed, so that the caller would not get this result.
     pub(super) fn require_stdout(&self, result: &str, hint: &str) -> Result<()> {
-        match self.inherited.closed(1) {
-            true => {
-                let what = format!("stdout is closed, so nobody would get {result}");
-                Err(Error::new(Exit::InputOutput, what, hint))
-            }
-            false => Ok(()),
+        if !self.inherited.closed(1) {
+            return Ok(());
         }
+        Err(Error::new(Exit::InputOutput, format!("stdout is closed, so nobody would get {result}"), hint))
     }
 
     /// Returns a new random handle.
@@ -241,12 +238,6 @@ impl LockRef {
     pub(super) fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
         let shell_arg = name::shell_quote(&name);
         LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
-    }
-
-    /// Returns this lock as the subject of a refusal.
-    pub(super) fn refused<'a>(&'a self, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        let LockRef { name, display_name, shell_arg, .. } = self;
-        RefusedLock { name, display_name, shell_arg, timeout_setting: "-w", reporter }
     }
 }
 

@@ -4,9 +4,18 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use super::context::LockRef;
 use crate::exit::Exit;
 use crate::lock::Response;
-use crate::report::RefusedLock;
+use crate::report::{RefusedLock, Reporter};
+
+impl LockRef {
+    /// Returns this lock as the subject of a refusal.
+    pub(super) fn refused<'a>(&'a self, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
+        let LockRef { name, display_name, shell_arg, .. } = self;
+        RefusedLock { name, display_name, shell_arg, timeout_setting: "-w", reporter }
+    }
+}
 
 /// Returns the message and the exit code for a lock that was not acquired, renewed or released.
 pub(super) fn refusal(response: &Response, lock: &RefusedLock<'_>) -> (String, Exit) {

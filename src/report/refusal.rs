@@ -57,8 +57,8 @@ impl RefusedLock<'_> {
         };
         let cycle = cycle.iter().map(held).collect::<Vec<_>>().join(", who waits: ");
         format!(
-            "{self}: waiting would never end: {cycle}, the one who asks; give back what you hold and try again, or take \
-             all of them at once"
+            "{self}: waiting would never end: {cycle}, the one who asks; give back what you hold and try again, or \
+             take all of them at once"
         )
     }
 
@@ -73,8 +73,8 @@ impl RefusedLock<'_> {
         format!("{self} is not held any more: it was held by {ending}; take it again with `csalock lock`")
     }
 
-    /// Returns the message for a lock without a holder. `is_file` means that the name is a file's bare name, which means
-    /// another lock than the file's path.
+    /// Returns the message for a lock without a holder. `is_file` means that the name is a file's bare name, which
+    /// means another lock than the file's path.
     pub fn not_held(&self, is_file: bool) -> String {
         let path = if is_file { format!("; the lock of the file is ./{}", self.shown()) } else { String::new() };
         format!("{self} is not held by anybody; see `csalock status {}`{path}", self.shell_arg)
@@ -94,8 +94,8 @@ impl RefusedLock<'_> {
     pub fn other_handle(&self, holders: &[Grant]) -> String {
         let (held, typed) = (self.each(holders), self.shell_arg);
         format!(
-            "{self} was not taken with this handle: {held}; show the handle that `csalock lock` printed for it, or none \
-             if your script took it; or break it with `csalock unlock --force {typed}`"
+            "{self} was not taken with this handle: {held}; show the handle that `csalock lock` printed for it, or \
+             none if your script took it; or break it with `csalock unlock --force {typed}`"
         )
     }
 
@@ -162,8 +162,8 @@ impl RefusedLock<'_> {
         format!("{self} guards no value")
     }
 
-    /// Returns the message for a writer whose grant ended, and whose lock these holders have. `even_if_stale` means that
-    /// the option of this name may help.
+    /// Returns the message for a writer whose grant ended, and whose lock these holders have. `even_if_stale` means
+    /// that the option of this name may help.
     pub fn writer_lost_it(&self, holders: &[Grant], ending: &EndedGrant, even_if_stale: bool) -> String {
         let ending = self.reporter.ending(ending);
         let now = holders.first().map(|grant| format!(", and is now held by {}", self.reporter.holder(grant)));

@@ -39,8 +39,8 @@ pub(in crate::command) struct Granted<'a> {
 }
 
 impl ForScript<'_> {
-    /// Acquires the locks, tells the script of them by `deliver`, and confirms them. Returns the exit code of `deliver`,
-    /// or of a refusal. If `deliver` fails, this releases the locks.
+    /// Acquires the locks, tells the script of them by `deliver`, and confirms them. Returns the exit code of
+    /// `deliver`, or of a refusal. If `deliver` fails, this releases the locks.
     pub(in crate::command) fn acquire(
         &self,
         deliver: impl FnOnce(&Granted<'_>) -> anyhow::Result<Exit>,
