@@ -1,5 +1,6 @@
 //! The way from the arguments to an exit code: one file per command, and what the commands share.
 
+mod acquire;
 mod claim;
 mod context;
 mod csa;
@@ -12,6 +13,7 @@ mod lock;
 mod lock_set;
 mod lookup;
 mod put;
+mod refusal;
 mod renew;
 mod run;
 mod status;

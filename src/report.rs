@@ -3,6 +3,7 @@
 mod doctor;
 mod history_json;
 mod json;
+mod refusal;
 mod table;
 mod timeline;
 
@@ -13,12 +14,14 @@ pub use history_json::PastJson;
 pub use json::{
     ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson, json,
 };
+pub use refusal::{RefusedLock, describe_value};
 pub use table::{HEADER, OutputStyle, WIDTH, table};
 pub use timeline::timeline;
 
 use nix::unistd::{Uid, User};
 
 use crate::duration::{rfc3339, shown as span};
+use crate::engine::Engine;
 use crate::host::Host;
 use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
 use crate::name::escape;
@@ -30,6 +33,13 @@ pub struct Reporter<'a> {
     pub host: &'a dyn Host,
     /// The scope of the store.
     pub scope: Scope,
+}
+
+impl<'a> Reporter<'a> {
+    /// Creates the context of the records in the store of this engine.
+    pub fn new(engine: &'a Engine) -> Reporter<'a> {
+        Reporter { host: engine.host(), scope: engine.store().scope() }
+    }
 }
 
 impl Reporter<'_> {

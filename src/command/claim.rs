@@ -1,20 +1,17 @@
 //! `csalock claim` and `csalock unclaim`
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use nix::sys::signal::Signal;
-
-use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json, refusal};
+use super::acquire::{Acquisition, command_of_caller, request};
+use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json};
 use super::lock_set::{LockSet, OpenLockSet};
 use super::lookup::names_of;
-use super::wait_progress::WaitProgress;
 use crate::cli::{Claim, Unclaim};
 use crate::engine::{AcquireAllResult, AcquireRequest, LockStatus};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::{Invocation, caller, command_of};
-use crate::lock::{Grant, Handle, Lifetime, Mode, Response};
+use crate::lock::{Grant, Lifetime, Response};
 use crate::name::{escape, shell_quote};
 use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
 use crate::signals::Signals;
@@ -25,10 +22,7 @@ const LONGEST_ID: usize = 255;
 pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let targets = LockSet::new(context, &asked.common, &asked.names)?;
     let id = asked.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
-    if context.inherited.closed(1) {
-        let what = "stdout is closed, so nobody would get the id";
-        return Err(Error::new(ErrorKind::InputOutput, what, "send it to /dev/null if nobody needs it").into());
-    }
+    context.require_stdout("the id", "send it to /dev/null if nobody needs it")?;
     let opened = targets.open(context)?;
     let policy = asked.waiting.wait_policy();
     let until = context.deadline(&policy);
@@ -41,25 +35,20 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     if !taken.is_empty() {
         return not_unique(asked, &taken);
     }
-    let handle = Handle::new(context.host.random()?);
-    let request = request(context, asked, &handle, &id)?;
+    let command = command_of_caller(context.host.this_process()?);
+    let request = AcquireRequest {
+        owner_outlives_process: true,
+        claim: Some(id.clone()),
+        lifetime: Lifetime::UntilReleased,
+        ..request(context, &asked.waiting, context.new_handle()?, Vec::new(), command)?
+    };
     let signals = Signals::listen(context.inherited)?;
-    let mut teller = WaitProgress::new(&asked.common);
-    let done = opened.acquire(&request, &policy, Some(signals.interrupt()), &mut |at, waiting| {
-        teller.update(&targets.all[at], &opened.reporter(at), waiting)
-    })?;
-    drop(teller);
-    match done {
-        AcquireAllResult::Interrupted => Ok(signals.exit()),
+    let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals);
+    match acquisition.acquire(&opened, &request)? {
         AcquireAllResult::Granted(grants, _) => {
-            let display_name: Vec<&[u8]> = targets.all.iter().map(|target| target.display_name.as_slice()).collect();
-            let text = match asked.common.json {
-                true => json_line(&ClaimJson::new(&display_name, &id, &grants))?,
-                false => format!("{}\n", String::from_utf8_lossy(&id)),
-            };
             // An id that is not printed is useless. Earlier claims under the same id have other handles, so they stay.
-            if let Err(error) = print_before(context, until, &text) {
-                opened.release(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
+            if let Err(error) = print_before(context, until, &answer(asked, &targets, &id, &grants)?) {
+                opened.release_all(request.handle.proof())?;
                 return Err(error.context("nothing was claimed"));
             }
             Ok(Exit::Done)
@@ -72,12 +61,16 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
             }
             not_unique(asked, &taken)
         }
-        AcquireAllResult::Refused(at, response) => {
-            let busy = asked.waiting.conflict_exit_code;
-            let (text, exit) = refusal(&response, &targets.all[at], &opened.reporter(at), busy);
-            asked.common.note(&text);
-            Ok(exit)
-        }
+        ended => Ok(acquisition.end(&opened, &ended)),
+    }
+}
+
+/// Returns the text to print: the id.
+fn answer(asked: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyhow::Result<String> {
+    let names: Vec<&[u8]> = targets.all.iter().map(|target| target.display_name.as_slice()).collect();
+    match asked.common.json {
+        true => json_line(&ClaimJson::new(&names, id, grants)),
+        false => Ok(format!("{}\n", String::from_utf8_lossy(id))),
     }
 }
 
@@ -164,28 +157,6 @@ fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> anyhow::Result<Exit>
         asked.common.note(&format!("{} is claimed under id {id}; nothing was claimed", escape(name)));
     }
     Ok(Exit::NotUnique)
-}
-
-fn request(context: &Context, asked: &Claim, handle: &Handle, id: &[u8]) -> Result<AcquireRequest> {
-    let process = context.host.this_process()?;
-    let command = caller(process.pid).map_or_else(|_| command_of(process.pid), |caller| caller.command);
-    let label: Option<&OsString> = asked.waiting.label.as_ref();
-    Ok(AcquireRequest {
-        handle: handle.clone(),
-        mode: Mode::Exclusive,
-        owner: context.owner(Vec::new(), command, label)?,
-        process,
-        owner_outlives_process: true,
-        release_on_exit: false,
-        claim: Some(id.to_vec()),
-        lifetime: Lifetime::UntilReleased,
-        slots: None,
-        refuse_stale: asked.waiting.fail_on_stale,
-        provisional: false,
-        confirming: false,
-        enclosing_grants: context.enclosing_grants(),
-        invocation: Some(Invocation { pid: process.pid, ignores_interrupt: context.inherited.ignored(Signal::SIGINT) }),
-    })
 }
 
 /// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.

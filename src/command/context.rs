@@ -10,15 +10,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 
-use crate::cli::{Common, Taking, Waiting};
+use crate::cli::Common;
 use crate::engine::{Engine, WaitPolicy};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::exit::Exit;
 use crate::host::{Host, Invocation, StartupState, Unix, caller};
-use crate::lock::{Credentials, Edge, Grant, Handle, HandleHash, Lifetime, Mode, Owner, ProcessId, Response};
+use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
 use crate::name::{self, escape};
-use crate::report::{Reporter, json};
+use crate::report::json;
 use crate::store::{self, Layout, Location, Scope};
 use crate::terminal;
 
@@ -151,6 +150,24 @@ impl Context {
         engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
     }
 
+    /// Returns an error if stdout is closed, so that the caller would not get this result.
+    pub(super) fn require_stdout(&self, result: &str, hint: &str) -> Result<()> {
+        if !self.inherited.closed(1) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::InputOutput, format!("stdout is closed, so nobody would get {result}"), hint))
+    }
+
+    /// Returns a new random handle.
+    pub(super) fn new_handle(&self) -> Result<Handle> {
+        Ok(Handle::new(self.host.random()?))
+    }
+
+    /// Returns how a process of this call, which has this pid, was called.
+    pub(super) fn invocation(&self, pid: i32) -> Invocation {
+        Invocation { pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) }
+    }
+
     /// Returns when a wait that begins now times out, on CLOCK_BOOTTIME.
     pub(super) fn deadline(&self, policy: &WaitPolicy) -> Duration {
         self.host.boottime().saturating_add(policy.limit.unwrap_or(Duration::MAX))
@@ -177,9 +194,8 @@ impl Context {
     /// background, the script around it is not the caller.
     pub(super) fn caller_processes(&self) -> Result<Vec<ProcessId>> {
         let this = self.host.this_process()?;
-        let called = Invocation { pid: this.pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) };
         let above = self.ancestor_processes()?.into_iter().skip(1);
-        let waiting = self.host.blocked_callers(&called, true);
+        let waiting = self.host.blocked_callers(&self.invocation(this.pid), true);
         Ok(std::iter::once(this)
             .chain(above.enumerate().filter(|(at, owner)| *at == 0 || waiting.contains(owner)).map(|(_, owner)| owner))
             .collect())
@@ -217,48 +233,10 @@ fn shell_arg(common: &Common, name: &[u8]) -> String {
 }
 
 impl LockRef {
-    /// Returns the display name of another lock in the same store.
-    fn display_name_of_sibling(&self, name: &[u8]) -> String {
-        let directory = self.display_name.len() - self.name.len();
-        escape(&[&self.display_name[..directory], name].concat())
-    }
-}
-
-impl Waiting {
-    pub(super) fn wait_policy(&self) -> WaitPolicy {
-        if self.nonblock {
-            return WaitPolicy::NONE;
-        }
-        WaitPolicy { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
-    }
-
-    /// Exits with the code of `-E` if the store was locked until the timeout.
-    pub(super) fn end(&self, error: anyhow::Error) -> anyhow::Result<Exit> {
-        match self.conflict_exit_code.filter(|_| super::exit_of(&error) == Exit::Busy) {
-            Some(code) => {
-                eprint_line(&format!("{error:#}"));
-                Ok(Exit::Code(code))
-            }
-            None => Err(error),
-        }
-    }
-}
-
-impl Taking {
-    pub(super) fn mode(&self) -> Mode {
-        match self.slots {
-            Some(_) => Mode::Slot,
-            None if self.shared => Mode::Shared,
-            None => Mode::Exclusive,
-        }
-    }
-
-    pub(super) fn lifetime(&self) -> Lifetime {
-        match self.ttl {
-            _ if self.forever => Lifetime::UntilReleased,
-            Some(span) => Lifetime::Ttl((span.as_millis() as u64).max(1)),
-            None => Lifetime::WhileOwnerLives,
-        }
+    /// Returns the lock with this name in this store.
+    pub(super) fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
+        let shell_arg = name::shell_quote(&name);
+        LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
     }
 }
 
@@ -268,123 +246,6 @@ impl Common {
         if !self.quiet {
             eprint_line(text);
         }
-    }
-}
-
-/// Returns the message and the exit code for a lock that was not acquired.
-pub(super) fn refusal(
-    response: &Response,
-    target: &LockRef,
-    reporter: &Reporter<'_>,
-    busy: Option<u8>,
-) -> (String, Exit) {
-    let (name, typed) = (escape(&target.display_name), &target.shell_arg);
-    let holders = |grants: &[Grant]| match grants {
-        [] => "nobody holds it, but others came before".to_string(),
-        _ => grants.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and "),
-    };
-    let claim = |grants: &[Grant]| {
-        let id = grants.first()?.claim.as_ref()?;
-        Some(format!("to give it up, say `csalock unclaim --id {} {typed}`", name::shell_quote(id)))
-    };
-    match response {
-        Response::Busy(grants) => (
-            format!(
-                "lock {name} is busy: {}; {}",
-                holders(grants),
-                claim(grants).unwrap_or_else(|| format!("wait longer with -w, or see `csalock status {typed}`"))
-            ),
-            busy.map_or(Exit::Busy, Exit::Code),
-        ),
-        Response::Stale(endings) => (
-            format!(
-                "lock {name} is stale: it was left by {}; take it over without --fail-on-stale, or remove it with \
-                 `csalock unlock --force {typed}`",
-                endings.iter().map(|ending| reporter.ending(ending)).collect::<Vec<_>>().join("; and ")
-            ),
-            Exit::Stale,
-        ),
-        Response::Deadlock(links) if links.len() == 1 => (
-            format!(
-                "lock {name}: waiting would never end, for the one who asks holds it: {}; give it back first with \
-                 `csalock unlock {typed}`",
-                reporter.holder(&links[0].grant)
-            ),
-            Exit::Deadlock,
-        ),
-        Response::Deadlock(links) => {
-            let known_as = |name: &[u8]| target.display_name_of_sibling(name);
-            let held =
-                |link: &Edge| format!("lock {} is held by {}", known_as(&link.name), reporter.holder(&link.grant));
-            let circle = links.iter().map(held).collect::<Vec<_>>().join(", who waits: ");
-            (
-                format!(
-                    "lock {name}: waiting would never end: {circle}, the one who asks; give back what you hold and try \
-                     again, or take all of them at once"
-                ),
-                Exit::Deadlock,
-            )
-        }
-        Response::SlotCountConflict(has) => (
-            format!("lock {name} has {has} slots, as others who hold it or wait for it say; say -j {has}"),
-            Exit::Usage,
-        ),
-        Response::NotHeld(ending) => (
-            match ending {
-                Some(ending) => format!(
-                    "lock {name} is not held any more: it was held by {}; take it again with `csalock lock`",
-                    reporter.ending(ending)
-                ),
-                None => {
-                    // A file's bare name means another lock than the file's path.
-                    let bare = std::path::Path::new(OsStr::from_bytes(&target.display_name));
-                    let or = match bare.components().count() == 1 && bare.exists() {
-                        true => format!("; the lock of the file is ./{name}"),
-                        false => String::new(),
-                    };
-                    format!("lock {name} is not held by anybody; see `csalock status {typed}`{or}")
-                }
-            },
-            Exit::NotHeld,
-        ),
-        Response::NotOwner(grants, ending) => {
-            let before = ending.as_ref().map(|ending| format!("; before, it was held by {}", reporter.ending(ending)));
-            (
-                format!(
-                    "lock {name} is somebody else's: {}{}; {}",
-                    holders(grants),
-                    before.unwrap_or_default(),
-                    claim(grants).unwrap_or_else(|| format!(
-                        "show the handle that it was taken with by --handle, or break it with `csalock unlock --force {typed}`"
-                    ))
-                ),
-                Exit::NotOwner,
-            )
-        }
-        other => (format!("lock {name}: unexpected answer {other:?}; this is a bug"), Exit::Bug),
-    }
-}
-
-/// Returns the message and the exit code for a caller that may have given a `--handle`; see [`refusal`].
-pub(super) fn refusal_of(
-    handle: Option<&str>,
-    outcome: &Response,
-    target: &LockRef,
-    reporter: &Reporter<'_>,
-) -> (String, Exit) {
-    match outcome {
-        Response::NotOwner(grants, None) if handle.is_some() && grants.iter().all(|grant| grant.claim.is_none()) => {
-            let (name, typed) = (escape(&target.display_name), &target.shell_arg);
-            let held = grants.iter().map(|grant| reporter.holding(grant)).collect::<Vec<_>>().join("; and ");
-            (
-                format!(
-                    "lock {name} was not taken with this handle: {held}; show the handle that `csalock lock` printed for \
-                     it, or none if your script took it; or break it with `csalock unlock --force {typed}`"
-                ),
-                Exit::NotOwner,
-            )
-        }
-        other => refusal(other, target, reporter, None),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::report::{Reporter, UnlockJson};
 
 pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     let engine = context.engine(&context.store(&asked.common)?)?;
-    let reporter = Reporter { host: engine.host(), scope: engine.store().scope() };
+    let reporter = Reporter::new(&engine);
     let mut passed_over = PassedOver { common: &asked.common, told: BTreeSet::new(), exit: Exit::Done };
     let mut removed: Vec<Removed> = Vec::new();
     let scanned = engine.for_each_lock(&mut |status| {

@@ -2,24 +2,19 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use super::context::{Context, exactly_one, print_bytes, print_json, refusal};
-use super::lock::{acquire_request, confirm_and_keep, report_taken, warn_of_owner};
+use super::acquire::{ForScript, Granted, report_taken};
+use super::context::{Context, exactly_one, print_bytes, print_json};
 use super::lock_set::LockSet;
-use super::wait_progress::WaitProgress;
 use crate::cli::{Get, Taking};
-use crate::engine::{AcquireAllResult, AcquireRequest, Engine, RETRY_INTERVAL};
+use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{Handle, Lifetime, Mode};
 use crate::name::escape;
 use crate::report::ValueJson;
-use crate::signals::Signals;
 
 pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
-    if context.inherited.closed(1) {
-        let what = "stdout is closed, so nobody would get the value";
-        return Err(Error::new(ErrorKind::InputOutput, what, "send it somewhere").into());
-    }
+    context.require_stdout("the value", "send it somewhere")?;
     exactly_one(&asked.names)?;
     if asked.lock {
         return take_and_get(context, asked);
@@ -33,43 +28,16 @@ pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
 }
 
 fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
-    let targets = LockSet::new(context, &asked.common, &asked.names)?;
+    let targets = &LockSet::new(context, &asked.common, &asked.names)?;
     let target = targets.first();
-    let handle = Handle::new(context.host.random()?);
-    // If we are killed before the value is printed, the script must not write. The lock is held only afterwards.
-    let request = AcquireRequest { provisional: true, ..acquire_request(context, &asked.taking, asked.pid, &handle)? };
-    let opened = targets.open(context)?;
-    let signals = Signals::listen(context.inherited)?;
-    let mut teller = WaitProgress::new(&asked.common);
-    let policy = asked.taking.waiting.wait_policy();
-    let until = context.deadline(&policy);
-    let taken = opened.acquire(&request, &policy, Some(signals.interrupt()), &mut |at, waiting| {
-        teller.update(target, &opened.reporter(at), waiting)
-    })?;
-    drop(teller);
-    match taken {
-        AcquireAllResult::Interrupted => Ok(signals.exit()),
-        AcquireAllResult::Refused(at, response) => {
-            let busy = asked.taking.waiting.conflict_exit_code;
-            let (text, exit) = refusal(&response, target, &opened.reporter(at), busy);
-            asked.common.note(&text);
-            Ok(exit)
-        }
-        AcquireAllResult::Granted(grants, evicted) => {
-            warn_of_owner(&asked.common, asked.pid, &targets, &request);
-            report_taken(&asked.common, &targets, &opened, &grants, evicted.as_ref());
-            let engine = opened.engine(0);
-            let given = give(asked, engine, &target.name, &target.display_name, Some((&handle, grants[0].token)));
-            // A value that was not read is useless.
-            if given.is_err() {
-                opened.release(handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))?;
-                return given;
-            }
-            let go_on = || signals.no_signal_within(RETRY_INTERVAL) && context.host.boottime() < until;
-            confirm_and_keep(context, &targets, &opened, &request, grants, &go_on)?;
-            given
-        }
-    }
+    let Get { common, taking, pid, .. } = asked;
+    ForScript { context, common, taking, pid: *pid, targets, timeout_setting: "-w" }.acquire(
+        |Granted { opened, handle, grants, evicted, .. }| {
+            report_taken(common, opened, grants, *evicted);
+            // A value that was not read is useless, and then so is the lock.
+            give(asked, opened.engine(0), &target.name, &target.display_name, Some((handle, grants[0].token)))
+        },
+    )
 }
 
 /// Prints the value, and the grant that it was read under if the lock was acquired for that.

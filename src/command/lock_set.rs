@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use super::context::{Context, LockRef};
 use crate::cli::Common;
-use crate::engine::{
-    AcquireAllResult, AcquireRequest, Engine, Onlooker, StoredLock, WaitPolicy, acquire_all, confirm_all,
-};
+use crate::engine::{AcquireRequest, Engine, StoredLock, confirm_all};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{EndReason, Grant, HandleHash, Lease, Request, Response};
 use crate::name::escape;
@@ -55,16 +53,17 @@ impl LockSet {
 
     /// Returns the set of these names in one store, in their order.
     pub(super) fn of_store(location: &Location, names: Vec<Vec<u8>>) -> LockSet {
-        let target = |name: Vec<u8>| {
-            let shell_arg = crate::name::shell_quote(&name);
-            LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
-        };
-        LockSet { all: names.into_iter().map(target).collect(), first: 0 }
+        LockSet { all: names.into_iter().map(|name| LockRef::in_store(location, name)).collect(), first: 0 }
     }
 
     /// Returns the lock that was named first.
     pub(super) fn first(&self) -> &LockRef {
         &self.all[self.first]
+    }
+
+    /// Returns the names for display, separated by commas.
+    pub(super) fn shown_names(&self) -> String {
+        self.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the index of the lock that was named first.
@@ -87,12 +86,16 @@ impl LockSet {
 }
 
 impl OpenLockSet<'_> {
+    pub(super) fn target(&self, at: usize) -> &LockRef {
+        &self.targets.all[at]
+    }
+
     pub(super) fn engine(&self, at: usize) -> &Engine {
         &self.engines[self.of[at]]
     }
 
     pub(super) fn reporter(&self, at: usize) -> Reporter<'_> {
-        Reporter { host: self.engine(at).host(), scope: self.engine(at).store().scope() }
+        Reporter::new(self.engine(at))
     }
 
     /// Returns each lock with its engine.
@@ -107,17 +110,6 @@ impl OpenLockSet<'_> {
             stores[*store].1.push(&target.name);
         }
         stores
-    }
-
-    /// Acquires all of the locks or none.
-    pub(super) fn acquire(
-        &self,
-        request: &AcquireRequest,
-        policy: &WaitPolicy,
-        interrupt: Option<std::os::fd::BorrowedFd<'_>>,
-        on_wait: &mut Onlooker<'_>,
-    ) -> Result<AcquireAllResult> {
-        acquire_all(&self.lock_refs(), request, policy, interrupt, on_wait)
     }
 
     /// Confirms provisional grants that the caller knows. Releases the grants that it cannot confirm. Returns `None` if
@@ -156,12 +148,12 @@ impl OpenLockSet<'_> {
         if given_back.iter().any(was_given_back) {
             return Ok(None);
         }
-        let names = self.targets.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ");
-        let what = format!("lock {names} was lost while it was taken");
+        let what = format!("lock {} was lost while it was taken", self.targets.shown_names());
         Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
     }
 
-    fn lock_refs(&self) -> Vec<StoredLock<'_>> {
+    /// Returns the locks as the engine knows them.
+    pub(super) fn lock_refs(&self) -> Vec<StoredLock<'_>> {
         self.each().map(|(target, engine)| StoredLock { engine, name: &target.name }).collect()
     }
 
@@ -189,5 +181,14 @@ impl OpenLockSet<'_> {
         let mut answers: Vec<_> = self.each().rev().map(release).collect();
         answers.reverse();
         answers
+    }
+
+    /// Releases the grants of this handle.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the first store that did not answer.
+    pub(super) fn release_all(&self, proof: HandleHash) -> Result<()> {
+        self.release(proof).into_iter().try_for_each(|answer| answer.map(drop))
     }
 }

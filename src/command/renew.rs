@@ -1,6 +1,7 @@
 //! `csalock renew`
 
-use super::context::{Context, eprint_line, print_json, refusal_of};
+use super::context::{Context, eprint_line, print_json};
+use super::refusal::refusal_of;
 use crate::cli::Renew;
 use crate::exit::Exit;
 use crate::lock::{Lifetime, Request, Response};
@@ -13,7 +14,7 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
     let mut documents = Vec::new();
     for target in &targets {
         let engine = context.engine(&target.location)?;
-        let reporter = Reporter { host: engine.host(), scope: engine.store().scope() };
+        let reporter = Reporter::new(&engine);
         let credentials = context.credentials(&engine, asked.handle.as_deref())?;
         let lifetime = engine.start(&Lifetime::Ttl((asked.ttl.as_millis() as u64).max(1)))?;
         let response = engine.apply(&target.name, &Request::Renew(credentials, lifetime))?;
@@ -25,9 +26,9 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 ("renewed", vec![grant.clone()])
             }
             refused => {
-                let (text, code) = refusal_of(asked.handle.as_deref(), refused, target, &reporter);
+                let (text, kind) = refusal_of(asked.handle.as_deref(), refused, &target.refused(&reporter));
                 asked.common.note(&text);
-                exit = if exit == Exit::Done { code } else { exit };
+                exit = if exit == Exit::Done { kind.into() } else { exit };
                 match refused {
                     Response::NotOwner(grants, _) => ("not the owner", grants.clone()),
                     _ => ("not held", Vec::new()),

@@ -11,15 +11,13 @@ use std::os::unix::ffi::OsStrExt;
 use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
 use self::supervisor::Supervisor;
-use super::context::{Context, LockRef, eprint_line};
+use super::context::{Context, eprint_line};
 use super::lock_set::{LockSet, OpenLockSet};
 use crate::child::{CommandLine, Fork, RunningCommand, VforkOutcome};
 use crate::cli::RunWithLock;
-use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
-use crate::lock::Handle;
 use crate::shared_deadline::SharedDeadline;
 use crate::signals::Signals;
 
@@ -31,80 +29,87 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
     let (names, command_line) = command_line(asked)?;
     let targets = LockSet::new(context, &asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &targets)?;
-    let compat = flock_compat.as_ref();
-    let handle = Handle::new(context.host.random()?);
+    let handle = context.new_handle()?;
     let signals = Signals::listen(context.inherited)?;
     let supervisor = (!asked.no_fork).then(|| context.host.this_process()).transpose()?;
     // The child opens the stores itself, because neither descriptors nor SQLite's connections may be shared.
     let opened = targets.open(context);
-    let shared = opened.as_ref().is_ok_and(OpenLockSet::are_shared);
-    let kept = shared || asked.taking.ttl.is_some();
-    let shared_deadline = kept.then(SharedDeadline::new).transpose()?;
-    let (targets, plan, signals, handle) = (&targets, &command_line, &signals, &handle);
-    let began = context.host.boottime();
-    let take = CommandChild {
+    let kept = opened.as_ref().is_ok_and(OpenLockSet::are_shared) || asked.taking.ttl.is_some();
+    let child = CommandChild {
         context,
         asked,
-        targets,
-        command_line: plan,
-        signals,
-        handle,
+        targets: &targets,
+        command_line: &command_line,
+        signals: &signals,
+        handle: &handle,
         supervisor,
-        flock_compat: compat,
-        shared_deadline,
-        began,
+        flock_compat: flock_compat.as_ref(),
+        shared_deadline: kept.then(SharedDeadline::new).transpose()?,
+        began: context.host.boottime(),
     };
-    if asked.no_fork {
-        return take.acquire_and_exec(None);
+    match asked.no_fork {
+        true => child.acquire_and_exec(None),
+        false => run_supervised(&child, opened),
     }
-    // A child that shares our memory keeps signals from us, so it must not wait for a locked store either.
-    let is_free = |(target, engine): (&LockRef, &Engine)| {
-        engine.store().set_deadline(Some(context.host.boottime()));
-        let found = engine.store().read(&target.name);
-        engine.store().set_deadline(None);
-        found.is_ok_and(|found| found.is_none())
-    };
-    let are_free = !kept && opened.as_ref().is_ok_and(|opened| opened.each().all(is_free));
+}
+
+/// Runs the command in a child process, and stays as its supervisor.
+fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>) -> anyhow::Result<Exit> {
+    let kept = child.shared_deadline.is_some();
+    // A child that shares our memory keeps signals from us, so it must not wait for a locked store, a file or the start
+    // signal.
+    let is_quick = !kept && child.flock_compat.is_none() && opened.as_ref().is_ok_and(are_free);
     // The socket exists before the command starts, because the command may renew at once. A keeper has its own socket.
-    let proof = handle.proof();
+    let proof = child.handle.proof();
     let bell = if kept { None } else { WakeSocket::new(WakeAddress::Supervisor(&proof)) };
-    let guard = |running: RunningCommand| {
-        let guard = Supervisor {
-            context,
-            asked,
-            targets,
-            handle,
-            opened,
-            flock_compat: compat,
-            shared_deadline,
-            bell,
-            released: RefCell::default(),
-        };
-        let exit = guard.supervise(&running, signals);
-        running.reap();
-        // The process ends here, and the kernel closes a database faster than SQLite does.
-        std::mem::forget(guard);
-        exit
+    let supervisor = Supervisor {
+        context: child.context,
+        asked: child.asked,
+        targets: child.targets,
+        handle: child.handle,
+        opened,
+        flock_compat: child.flock_compat,
+        shared_deadline: child.shared_deadline,
+        bell,
+        released: RefCell::default(),
     };
-    // A file or the start signal may need a wait, and a child that shares our memory must not wait.
-    if are_free && compat.is_none() {
-        match plan.spawn_vfork(&|progress| take.acquire_in_vfork(progress))? {
-            VforkOutcome::Running(running) => return guard(running),
+    if is_quick {
+        match child.command_line.spawn_vfork(&|progress| child.acquire_in_vfork(progress))? {
+            VforkOutcome::Running(running) => return supervise(supervisor, running, child.signals),
             VforkOutcome::Failed(exit) => return Ok(exit),
             VforkOutcome::No => {}
         }
     }
-    match plan.fork(kept)? {
+    match child.command_line.fork(kept)? {
         Fork::Child(child_side) => {
-            let taken = take.acquire_and_exec(Some(&child_side)).or_else(|error| asked.taking.waiting.end(error));
-            let exit = taken.unwrap_or_else(|error| {
+            let waiting = &child.asked.taking.waiting;
+            let ended = child.acquire_and_exec(Some(&child_side)).or_else(|error| waiting.end(error));
+            let exit = ended.unwrap_or_else(|error| {
                 eprint_line(&format!("{error:#}"));
                 super::exit_of(&error)
             });
             child_side.leave(exit)
         }
-        Fork::Parent(running) => guard(running),
+        Fork::Parent(running) => supervise(supervisor, running, child.signals),
     }
+}
+
+/// Returns true if none of the locks has a record, and every store answered at once.
+fn are_free(opened: &OpenLockSet<'_>) -> bool {
+    opened.each().all(|(target, engine)| {
+        engine.store().set_deadline(Some(engine.host().boottime()));
+        let found = engine.store().read(&target.name);
+        engine.store().set_deadline(None);
+        found.is_ok_and(|found| found.is_none())
+    })
+}
+
+fn supervise(supervisor: Supervisor<'_>, running: RunningCommand, signals: &Signals) -> anyhow::Result<Exit> {
+    let exit = supervisor.supervise(&running, signals);
+    running.reap();
+    // The process ends here, and the kernel closes a database faster than SQLite does.
+    std::mem::forget(supervisor);
+    exit
 }
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.

@@ -4,7 +4,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use super::context::{Context, LockRef, eprint_line, print, print_json, refusal_of};
+use super::context::{Context, LockRef, eprint_line, print, print_json};
+use super::refusal::refusal_of;
 use crate::cli::Unlock;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
@@ -26,7 +27,7 @@ pub(super) fn run(context: &Context, asked: &Unlock) -> anyhow::Result<Exit> {
     let mut documents = Vec::new();
     for (target, proof) in &targets {
         let engine = context.engine(&target.location)?;
-        let reporter = Reporter { host: engine.host(), scope: engine.store().scope() };
+        let reporter = Reporter::new(&engine);
         let response = if asked.force {
             force(&engine, asked, target, breaker.as_ref())
         } else {
@@ -87,21 +88,13 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
         // The holder released the lock before it could be broken.
         Response::NotHeld(_) | Response::NotOwner(..) if asked.force && asked.all => {}
         refused => {
-            let (text, exit) = match (asked.token, refused) {
-                (Some(token), Response::NotOwner(grants, _)) => {
-                    let held = |grant: &Grant| {
-                        format!("with token {} it is {}", grant.token.unwrap_or_default(), reporter.holding(grant))
-                    };
-                    let held = grants.iter().map(held).collect::<Vec<_>>().join("; and ");
-                    let typed = &target.shell_arg;
-                    let text =
-                        format!("lock {name} is not held with token {token}: {held}; check `csalock status {typed}`");
-                    (text, Exit::NotHeld)
-                }
-                _ => refusal_of(asked.handle.as_deref(), refused, target, reporter),
+            let lock = target.refused(reporter);
+            let (text, kind) = match (asked.token, refused) {
+                (Some(token), Response::NotOwner(holders, _)) => (lock.other_token(holders, token), ErrorKind::NotHeld),
+                _ => refusal_of(asked.handle.as_deref(), refused, &lock),
             };
             asked.common.note(&text);
-            return Ok(exit);
+            return Ok(kind.into());
         }
     }
     Ok(Exit::Done)
@@ -172,9 +165,7 @@ fn everything_held(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exi
     context.engine(&location)?.for_each_lock(&mut |status| {
         match status {
             Ok(sight) if sight.record.holders.iter().any(|grant| grant.claim.is_none()) => {
-                let (name, shell_arg) = (sight.record.name.clone(), crate::name::shell_quote(&sight.record.name));
-                targets
-                    .push((LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }, None));
+                targets.push((LockRef::in_store(&location, sight.record.name.clone()), None));
             }
             Ok(_) => {}
             Err(error) => {

@@ -4,21 +4,18 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use super::flock_compat::FlockCompat;
 use crate::child::{ChildSide, CommandLine, Report, VforkStatus};
 use crate::cli::{OnLost, RunWithLock};
-use crate::command::context::{Context, eprint_line, refusal};
+use crate::command::acquire::{Acquisition, report_taken, request};
+use crate::command::context::{Context, eprint_line};
 use crate::command::keepalive::{KeeperConfig, spawn_detached};
-use crate::command::lock::report_taken;
 use crate::command::lock_set::{LockSet, OpenLockSet};
-use crate::command::wait_progress::WaitProgress;
-use crate::engine::{AcquireAllResult, AcquireRequest, WaitPolicy};
+use crate::engine::{AcquireAllResult, AcquireRequest, WaitPolicy, acquire_all};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::host::Invocation;
 use crate::lock::{Grant, Handle, Mode, Owner, ProcessId};
 use crate::shared_deadline::SharedDeadline;
 use crate::signals::Signals;
@@ -45,52 +42,48 @@ impl CommandChild<'_> {
     /// (`-F`) the locks end with the command.
     pub(super) fn acquire_and_exec(&self, child_side: Option<&ChildSide>) -> anyhow::Result<Exit> {
         let opened = self.targets.open(self.context)?;
-        let common = &self.asked.common;
         let request = self.request(child_side.is_none(), opened.are_shared())?;
-        let policy = self.asked.taking.waiting.wait_policy();
+        let waiting = &self.asked.taking.waiting;
+        let policy = waiting.wait_policy();
         let until = policy.limit.map(|limit| self.began.saturating_add(limit));
         // The store may have been locked during the first attempt, which took time.
         let limit = until.map(|until| until.saturating_sub(self.context.host.boottime()));
-        let patience = WaitPolicy { limit, ..policy };
-        let (mut waits, mut teller) = (false, WaitProgress::new(common));
-        let taken = opened.acquire(&request, &patience, Some(self.signals.interrupt()), &mut |at, waiting| {
-            if !std::mem::replace(&mut waits, true) {
-                child_side.inspect(|becoming| becoming.depend_on_guardian(self.context.inherited));
-            }
-            teller.update(&self.targets.all[at], &opened.reporter(at), waiting)
-        })?;
-        drop(teller);
-        match taken {
-            AcquireAllResult::Granted(grants, evicted) => {
-                let files = self.flock_compat.map(|old| old.take(self, &opened, request.mode, until, child_side));
-                if let Some(refused) = files.and_then(Result::transpose) {
-                    self.release(&opened)?;
-                    return Ok(refused?);
-                }
-                report_taken(common, self.targets, &opened, &grants, evicted.as_ref());
-                if let Err(error) = self.see_to_leases(&opened, &grants, child_side.is_none()) {
-                    self.release(&opened)?;
-                    return Err(error.into());
-                }
-                child_side.inspect(|becoming| becoming.tell(Report::Granted));
-                let error = match child_side.is_none_or(|becoming| self.wait_for_go(becoming)) {
-                    true => self.execute(&grants),
-                    false => Error::new(
-                        ErrorKind::Lost,
-                        "the lease was over, or nobody was there to watch it, before the command could begin; it was not run",
-                        "try again",
-                    ),
-                };
-                self.release(&opened)?;
-                Err(error.into())
-            }
-            AcquireAllResult::Refused(at, response) => {
-                let busy = self.asked.taking.waiting.conflict_exit_code;
-                let (text, exit) = refusal(&response, &self.targets.all[at], &opened.reporter(at), busy);
-                common.note(&text);
-                Ok(exit)
-            }
-            AcquireAllResult::Interrupted => Ok(self.signals.exit()),
+        let depend = || {
+            child_side.inspect(|child_side| child_side.depend_on_guardian(self.context.inherited));
+        };
+        let acquisition = Acquisition {
+            policy: WaitPolicy { limit, ..policy },
+            at_first_wait: &depend,
+            ..Acquisition::new(&self.asked.common, waiting, self.signals)
+        };
+        let (grants, evicted) = match acquisition.acquire(&opened, &request)? {
+            AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
+            ended => return Ok(acquisition.end(&opened, &ended)),
+        };
+        let files = self.flock_compat.map(|compat| compat.take(self, &opened, request.mode, until, child_side));
+        if let Some(refused) = files.and_then(Result::transpose) {
+            self.release(&opened)?;
+            return Ok(refused?);
+        }
+        report_taken(&self.asked.common, &opened, &grants, evicted.as_ref());
+        let error = self.exec(&opened, &grants, child_side);
+        self.release(&opened)?;
+        Err(error.into())
+    }
+
+    /// Becomes the command, as the holder of these grants. Returns the reason if that fails.
+    fn exec(&self, opened: &OpenLockSet<'_>, grants: &[Grant], child_side: Option<&ChildSide>) -> Error {
+        if let Err(error) = self.see_to_leases(opened, grants, child_side.is_none()) {
+            return error;
+        }
+        child_side.inspect(|child_side| child_side.tell(Report::Granted));
+        match child_side.is_none_or(|child_side| self.wait_for_go(child_side)) {
+            true => self.execute(grants),
+            false => Error::new(
+                ErrorKind::Lost,
+                "the lease was over, or nobody was there to watch it, before the command could begin; it was not run",
+                "try again",
+            ),
         }
     }
 
@@ -99,9 +92,9 @@ impl CommandChild<'_> {
     pub(super) fn acquire_in_vfork(&self, progress: &VforkStatus) {
         let Ok(opened) = self.targets.open(self.context) else { return };
         let Ok(request) = self.request(false, false) else { return };
-        let taken = opened.acquire(&request, &WaitPolicy::NONE, None, &mut |_, _| None);
+        let taken = acquire_all(&opened.lock_refs(), &request, &WaitPolicy::NONE, None, &mut |_, _| None);
         let Ok(AcquireAllResult::Granted(grants, evicted)) = taken else { return };
-        report_taken(&self.asked.common, self.targets, &opened, &grants, evicted.as_ref());
+        report_taken(&self.asked.common, &opened, &grants, evicted.as_ref());
         // The open descriptors are not the supervisor's, although the memory is.
         drop(opened);
         progress.granted();
@@ -155,27 +148,17 @@ impl CommandChild<'_> {
 
     fn request(&self, release_on_exit: bool, is_kept: bool) -> Result<AcquireRequest> {
         let process = self.context.host.this_process()?;
-        let taking = &self.asked.taking;
-        let owner = self.context.owner(vec![process], self.command_line.line(), taking.waiting.label.as_ref())?;
+        let (taking, command) = (&self.asked.taking, self.command_line.line());
+        let request = request(self.context, &taking.waiting, self.handle.clone(), vec![process], command)?;
         Ok(AcquireRequest {
-            handle: self.handle.clone(),
             mode: taking.mode(),
-            // With -F the keeper receives the end of the grant for the command, as long as the command lives.
-            owner: Owner { supervisor: self.supervisor.or(is_kept.then_some(process)), ..owner },
-            process,
-            owner_outlives_process: false,
-            release_on_exit,
-            claim: None,
             lifetime: taking.lifetime(),
             slots: taking.slots,
-            refuse_stale: taking.waiting.fail_on_stale,
-            provisional: false,
-            confirming: false,
-            enclosing_grants: self.context.enclosing_grants(),
-            invocation: Some(Invocation {
-                pid: self.supervisor.unwrap_or(process).pid,
-                ignores_interrupt: self.context.inherited.ignored(Signal::SIGINT),
-            }),
+            // With -F the keeper receives the end of the grant for the command, as long as the command lives.
+            owner: Owner { supervisor: self.supervisor.or(is_kept.then_some(process)), ..request.owner },
+            release_on_exit,
+            invocation: Some(self.context.invocation(self.supervisor.unwrap_or(process).pid)),
+            ..request
         })
     }
 
@@ -204,6 +187,6 @@ impl CommandChild<'_> {
         if let Some(shared_deadline) = self.shared_deadline {
             shared_deadline.release_first(self.targets.all.len());
         }
-        opened.release(self.handle.proof()).into_iter().try_for_each(|answer| answer.map(drop))
+        opened.release_all(self.handle.proof())
     }
 }

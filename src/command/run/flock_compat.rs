@@ -13,8 +13,9 @@ use std::time::Duration;
 use super::child::CommandChild;
 use crate::child::ChildSide;
 use crate::cli::RunWithLock;
-use crate::command::context::{LockRef, eprint_line, refusal};
+use crate::command::context::{LockRef, eprint_line};
 use crate::command::lock_set::{LockSet, OpenLockSet};
+use crate::command::refusal::refusal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::flock::{FdChannel, Flock, FlockWait, Flocked, holders};
@@ -88,7 +89,7 @@ impl FlockCompat {
                     take.asked
                         .common
                         .note(&format!("lock {name} is busy: {by}; wait longer with -w, or see lslocks(8)"));
-                    return Ok(Some(take.asked.taking.waiting.conflict_exit_code.map_or(Exit::Busy, Exit::Code)));
+                    return Ok(Some(take.asked.taking.waiting.busy_exit()));
                 }
             }
             if told {
@@ -142,8 +143,8 @@ fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Dura
         match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
             Response::Renewed(_) => {}
             refused => {
-                let (text, _) = refusal(&refused, target, &opened.reporter(at), None);
-                return Err(Error::new(ErrorKind::NotHeld, text, ""));
+                let (text, kind) = refusal(&refused, &target.refused(&opened.reporter(at)));
+                return Err(Error::new(kind, text, ""));
             }
         }
     }

@@ -129,7 +129,7 @@ impl Supervisor<'_> {
 
     /// Runs `what`. Ends the process with `exit` if a store is silent for too long.
     fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
-        let (common, names) = (&self.asked.common, self.names());
+        let (common, names) = (&self.asked.common, self.targets.shown_names());
         let why = self.why(ended, self.asked.taking.ttl.is_some());
         let (done, is_done) = channel::<()>();
         let watch = move || {
@@ -184,7 +184,7 @@ impl Supervisor<'_> {
         let opened = match &self.opened {
             Ok(opened) => opened,
             Err(error) => {
-                self.tell_kept(&self.names(), error);
+                self.tell_kept(&self.targets.shown_names(), error);
                 return false;
             }
         };
@@ -242,13 +242,9 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    fn names(&self) -> String {
-        self.targets.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
-    }
-
     /// Returns the message about a command that we ended; `by_time` means that a lease without renewal ended it.
     fn why(&self, ended: &ExitReport, by_time: bool) -> Option<String> {
-        let name = self.names();
+        let name = self.targets.shown_names();
         if ended.out_of_reach {
             return Some(format!(
                 "the command could not be ended when its time under lock {name} was over: it runs as another user"

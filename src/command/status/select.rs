@@ -90,5 +90,5 @@ pub(super) fn select(
 }
 
 fn reporter(engine: &Engine) -> Reporter<'_> {
-    Reporter { host: engine.host(), scope: engine.store().scope() }
+    Reporter::new(engine)
 }

@@ -1,0 +1,167 @@
+//! The sequence of every command that acquires: request, wait, then grant or refusal.
+
+mod for_script;
+
+pub(super) use self::for_script::{ForScript, Granted};
+use super::context::{Context, LockRef, eprint_line};
+use super::exit_of;
+use super::lock_set::OpenLockSet;
+use super::refusal::refusal;
+use super::wait_progress::WaitProgress;
+use crate::cli::{Common, Taking, Waiting};
+use crate::engine::{AcquireAllResult, AcquireRequest, AcquireResult, Engine, WaitPolicy, WantedValue, acquire_all};
+use crate::error::{ErrorKind, Result};
+use crate::exit::Exit;
+use crate::host::{caller, command_of};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, ProcessId};
+use crate::name::escape;
+use crate::report::{RefusedLock, Reporter};
+use crate::signals::Signals;
+
+/// One acquisition: how long it waits, which signals interrupt it, and how it is reported.
+pub(super) struct Acquisition<'a> {
+    pub(super) common: &'a Common,
+    pub(super) waiting: &'a Waiting,
+    pub(super) signals: &'a Signals,
+    pub(super) policy: WaitPolicy,
+    /// Called when the wait begins.
+    pub(super) at_first_wait: &'a dyn Fn(),
+    /// The option or variable that sets the timeout.
+    pub(super) timeout_setting: &'static str,
+}
+
+impl<'a> Acquisition<'a> {
+    pub(super) fn new(common: &'a Common, waiting: &'a Waiting, signals: &'a Signals) -> Acquisition<'a> {
+        let policy = waiting.wait_policy();
+        Acquisition { common, waiting, signals, policy, at_first_wait: &|| (), timeout_setting: "-w" }
+    }
+
+    /// Acquires all of the locks or none, and reports the wait.
+    pub(super) fn acquire(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest) -> Result<AcquireAllResult> {
+        let (mut waits, mut progress) = (false, WaitProgress::new(self.common));
+        acquire_all(&opened.lock_refs(), request, &self.policy, Some(self.signals.interrupt()), &mut |at, waiting| {
+            if !std::mem::replace(&mut waits, true) {
+                (self.at_first_wait)();
+            }
+            progress.update(opened.target(at), &opened.reporter(at), waiting)
+        })
+    }
+
+    /// Writes a value, if necessary after a wait for its lock, and reports the wait.
+    pub(super) fn write(
+        &self,
+        engine: &Engine,
+        target: &LockRef,
+        value: &WantedValue<'_>,
+        request: &AcquireRequest,
+    ) -> Result<AcquireResult> {
+        let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common));
+        engine.write(&target.name, value, request, &self.policy, Some(self.signals.interrupt()), &mut |waiting| {
+            progress.update(target, &reporter, waiting)
+        })
+    }
+
+    /// Returns the exit code of a result, and reports a refusal.
+    pub(super) fn end(&self, opened: &OpenLockSet<'_>, result: &AcquireAllResult) -> Exit {
+        match result {
+            AcquireAllResult::Granted(..) => Exit::Done,
+            AcquireAllResult::Interrupted => self.signals.exit(),
+            AcquireAllResult::Refused(at, response) => {
+                let reporter = opened.reporter(*at);
+                let lock = opened.target(*at).refused(&reporter);
+                self.refuse(refusal(response, &RefusedLock { timeout_setting: self.timeout_setting, ..lock }))
+            }
+        }
+    }
+
+    /// Reports a refusal. Returns its exit code, or that of `-E` if the lock was busy.
+    pub(super) fn refuse(&self, (text, kind): (String, ErrorKind)) -> Exit {
+        self.common.note(&text);
+        if kind == ErrorKind::Busy { self.waiting.busy_exit() } else { kind.into() }
+    }
+}
+
+/// Returns a request for an exclusive lock that ends with its owner: these processes, which run `command`.
+pub(super) fn request(
+    context: &Context,
+    waiting: &Waiting,
+    handle: Handle,
+    owners: Vec<ProcessId>,
+    command: Vec<u8>,
+) -> Result<AcquireRequest> {
+    let process = context.host.this_process()?;
+    let owner = context.owner(owners, command, waiting.label.as_ref())?;
+    Ok(AcquireRequest {
+        refuse_stale: waiting.fail_on_stale,
+        enclosing_grants: context.enclosing_grants(),
+        invocation: Some(context.invocation(process.pid)),
+        ..AcquireRequest::for_itself(handle, owner, process)
+    })
+}
+
+/// Returns the command line of the calling script, or of this process if the script is unknown.
+pub(super) fn command_of_caller(process: ProcessId) -> Vec<u8> {
+    caller(process.pid).map_or_else(|_| command_of(process.pid), |caller| caller.command)
+}
+
+/// Reports from which holder a lock was taken over, if that holder had not released it.
+pub(super) fn report_taken(
+    common: &Common,
+    opened: &OpenLockSet<'_>,
+    grants: &[Grant],
+    evicted: Option<&(usize, EndedGrant)>,
+) {
+    if let Some((at, ending)) = evicted {
+        let (name, ending) = (escape(&opened.target(*at).display_name), opened.reporter(*at).ending(ending));
+        common.note(&format!("lock {name} was taken over from {ending}"));
+    }
+    for (at, ((target, _), grant)) in opened.each().zip(grants).enumerate() {
+        if common.verbose && evicted.is_none_or(|(evicted, _)| *evicted != at) {
+            let name = escape(&target.display_name);
+            common.note(&format!("lock {name} is taken, token {}", grant.token.unwrap_or_default()));
+        }
+    }
+}
+
+impl Waiting {
+    pub(super) fn wait_policy(&self) -> WaitPolicy {
+        if self.nonblock {
+            return WaitPolicy::NONE;
+        }
+        WaitPolicy { limit: self.timeout.0, attempts: self.attempts, backoff: self.backoff }
+    }
+
+    /// Returns the exit code for a lock that was busy until the timeout.
+    pub(super) fn busy_exit(&self) -> Exit {
+        self.conflict_exit_code.map_or(Exit::Busy, Exit::Code)
+    }
+
+    /// Exits with the code of `-E` if the store was locked until the timeout.
+    pub(super) fn end(&self, error: anyhow::Error) -> anyhow::Result<Exit> {
+        match self.conflict_exit_code.filter(|_| exit_of(&error) == Exit::Busy) {
+            Some(code) => {
+                eprint_line(&format!("{error:#}"));
+                Ok(Exit::Code(code))
+            }
+            None => Err(error),
+        }
+    }
+}
+
+impl Taking {
+    pub(super) fn mode(&self) -> Mode {
+        match self.slots {
+            Some(_) => Mode::Slot,
+            None if self.shared => Mode::Shared,
+            None => Mode::Exclusive,
+        }
+    }
+
+    pub(super) fn lifetime(&self) -> Lifetime {
+        match self.ttl {
+            _ if self.forever => Lifetime::UntilReleased,
+            Some(span) => Lifetime::Ttl((span.as_millis() as u64).max(1)),
+            None => Lifetime::WhileOwnerLives,
+        }
+    }
+}

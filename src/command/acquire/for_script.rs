@@ -1,0 +1,159 @@
+//! Locks for the calling script: they outlive csalock, and are held only from the moment when the script knows of them.
+
+use std::time::Duration;
+
+use super::{Acquisition, request};
+use crate::cli::{Common, Taking};
+use crate::command::context::Context;
+use crate::command::keepalive::{KeeperConfig, spawn_detached};
+use crate::command::lock_set::{LockSet, OpenLockSet};
+use crate::engine::{AcquireAllResult, AcquireRequest, RETRY_INTERVAL};
+use crate::error::{Error, ErrorKind, Result};
+use crate::exit::Exit;
+use crate::host::{Caller, caller, command_of, may_end_with_call};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime};
+use crate::name::escape;
+use crate::shared_deadline::SharedDeadline;
+use crate::signals::Signals;
+
+/// The locks that a script asks for, and their terms.
+pub(in crate::command) struct ForScript<'a> {
+    pub(in crate::command) context: &'a Context,
+    pub(in crate::command) common: &'a Common,
+    pub(in crate::command) taking: &'a Taking,
+    /// The process that owns the locks, instead of the script.
+    pub(in crate::command) pid: Option<i32>,
+    pub(in crate::command) targets: &'a LockSet,
+    /// The option or variable that sets the timeout.
+    pub(in crate::command) timeout_setting: &'static str,
+}
+
+/// Locks that the script does not know of yet.
+pub(in crate::command) struct Granted<'a> {
+    pub(in crate::command) opened: &'a OpenLockSet<'a>,
+    pub(in crate::command) handle: &'a Handle,
+    pub(in crate::command) grants: &'a [Grant],
+    pub(in crate::command) evicted: Option<&'a (usize, EndedGrant)>,
+    /// End of the timeout on CLOCK_BOOTTIME.
+    pub(in crate::command) until: Duration,
+}
+
+impl ForScript<'_> {
+    /// Acquires the locks, tells the script of them by `deliver`, and confirms them. Returns the exit code of
+    /// `deliver`, or of a refusal. If `deliver` fails, this releases the locks.
+    pub(in crate::command) fn acquire(
+        &self,
+        deliver: impl FnOnce(&Granted<'_>) -> anyhow::Result<Exit>,
+    ) -> anyhow::Result<Exit> {
+        let request = self.request()?;
+        let opened = self.targets.open(self.context)?;
+        let signals = Signals::listen(self.context.inherited)?;
+        let acquisition = Acquisition {
+            timeout_setting: self.timeout_setting,
+            ..Acquisition::new(self.common, &self.taking.waiting, &signals)
+        };
+        let until = self.context.deadline(&acquisition.policy);
+        let (grants, evicted) = match acquisition.acquire(&opened, &request)? {
+            AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
+            ended => return Ok(acquisition.end(&opened, &ended)),
+        };
+        self.warn_of_owner(&request);
+        let (handle, evicted) = (&request.handle, evicted.as_ref());
+        let delivered = deliver(&Granted { opened: &opened, handle, grants: &grants, evicted, until });
+        if delivered.is_err() {
+            opened.release_all(handle.proof())?;
+            return delivered;
+        }
+        let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
+        // Without grants, the script has released the locks already.
+        if let Some(grants) = opened.confirm(&request, grants, &go_on)? {
+            self.keep(&opened, &request, &grants)?;
+        }
+        delivered
+    }
+
+    fn request(&self) -> anyhow::Result<AcquireRequest> {
+        let (taking, handle) = (self.taking, self.context.new_handle()?);
+        let Caller { owners, command, .. } = self.owner()?;
+        Ok(AcquireRequest {
+            owner_outlives_process: true,
+            // If we fail or die before the script knows of the locks, it must not hold them.
+            provisional: true,
+            mode: taking.mode(),
+            lifetime: taking.lifetime(),
+            slots: taking.slots,
+            ..request(self.context, &taking.waiting, handle, owners, command)?
+        })
+    }
+
+    /// Returns the owner of the locks: the process with the pid of `--pid`, else the calling script.
+    fn owner(&self) -> Result<Caller> {
+        if let Some(pid) = self.pid {
+            let process = self.context.host.process(pid)?.ok_or_else(|| {
+                let what = format!("there is no process {pid}");
+                Error::new(ErrorKind::InvalidInput, what, "--pid names the process that owns the lock")
+            })?;
+            return Ok(Caller { owners: vec![process], command: command_of(pid), ..Caller::default() });
+        }
+        match caller(self.context.host.this_process()?.pid) {
+            // The lock ends in another way, so it needs no owner's life.
+            Err(error)
+                if error.kind() == ErrorKind::InvalidInput && self.taking.lifetime() != Lifetime::WhileOwnerLives =>
+            {
+                Ok(Caller { command: b"?".to_vec(), ..Caller::default() })
+            }
+            found => found,
+        }
+    }
+
+    /// Warns if the lock may end with this very call, which the caller hardly intends.
+    fn warn_of_owner(&self, request: &AcquireRequest) {
+        let ends_with_owner = self.pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives;
+        let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
+        if may_end_with_call(request.process.pid, owner) {
+            self.common.note(&format!(
+                "lock {} ends with process {} ({}), maybe right after this call; name another owner with --pid PID, or \
+                 keep the lock until it is given back with --forever",
+                escape(&self.targets.all[0].display_name),
+                owner.pid,
+                escape(&request.owner.command)
+            ));
+        }
+    }
+
+    /// Starts a keeper if the grants need renewal; if that fails, releases them.
+    fn keep(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, grants: &[Grant]) -> Result<()> {
+        if !opened.are_shared() {
+            return Ok(());
+        }
+        // A keeper must not renew late a lock that the script is told to be lost. (A store that counts in seconds
+        // rounds up a time limit that a caller set.)
+        let is_renewed = grants.iter().any(|grant| matches!(grant.lifetime, Lifetime::Keepalive(_)));
+        let rounding = if is_renewed { Duration::ZERO } else { Duration::from_secs(1) };
+        let now = self.context.host.boottime();
+        let kept = if opened.lease_ends(grants).is_some_and(|ends| ends + rounding <= now) {
+            let what =
+                "the lock was lost before it could be used: its lease was over when the store said that it is taken";
+            Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
+        } else {
+            self.spawn_keeper(opened, request, grants)
+        };
+        if kept.is_err() {
+            opened.release_all(request.handle.proof())?;
+        }
+        kept
+    }
+
+    fn spawn_keeper(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, grants: &[Grant]) -> Result<()> {
+        let keeper = KeeperConfig {
+            context: self.context,
+            targets: self.targets,
+            proof: request.handle.proof(),
+            owners: request.owner.processes.clone(),
+            shared_deadline: SharedDeadline::new()?,
+            kills: false,
+            timed: false,
+        };
+        spawn_detached(&keeper, opened, grants)
+    }
+}

@@ -1,0 +1,199 @@
+//! Messages about refusals: a lock that was not acquired, renewed or released, and a value that was not written.
+
+use std::fmt;
+
+use super::Reporter;
+use crate::lock::{Edge, EndedGrant, Grant, Response, Value};
+use crate::name::{escape, shell_quote};
+
+/// A lock whose holders or whose state refused a request.
+pub struct RefusedLock<'a> {
+    /// The name in its store.
+    pub name: &'a [u8],
+    /// The name for display: the name, or the file's absolute path.
+    pub display_name: &'a [u8],
+    /// The shell words that mean this lock.
+    pub shell_arg: &'a str,
+    /// The option or variable that sets the timeout of the caller.
+    pub timeout_setting: &'static str,
+    /// The context of sentences about holders.
+    pub reporter: &'a Reporter<'a>,
+}
+
+/// Messages about the lock itself.
+impl RefusedLock<'_> {
+    /// Returns the message for a lock with these holders, or with other callers in its queue.
+    pub fn busy(&self, holders: &[Grant]) -> String {
+        let (timeout, typed) = (self.timeout_setting, self.shell_arg);
+        let wait = || format!("wait longer with {timeout}, or see `csalock status {typed}`");
+        let hint = self.how_to_unclaim(holders).unwrap_or_else(wait);
+        format!("{self} is busy: {}; {hint}", self.holders(holders))
+    }
+
+    /// Returns the message for a lock whose last grants ended like this.
+    pub fn stale(&self, endings: &[EndedGrant]) -> String {
+        let endings = join(endings.iter().map(|ending| self.reporter.ending(ending)));
+        format!(
+            "{self} is stale: it was left by {endings}; take it over without --fail-on-stale, or remove it with \
+             `csalock unlock --force {}`",
+            self.shell_arg
+        )
+    }
+
+    /// Returns the message for a wait that would close this cycle. A cycle of one edge is the caller's own lock.
+    pub fn deadlock(&self, cycle: &[Edge]) -> String {
+        if let [own] = cycle {
+            return format!(
+                "{self}: waiting would never end, for the one who asks holds it: {}; give it back first with `csalock \
+                 unlock {}`",
+                self.reporter.holder(&own.grant),
+                self.shell_arg
+            );
+        }
+        let directory = &self.display_name[..self.display_name.len() - self.name.len()];
+        let held = |edge: &Edge| {
+            let name = escape(&[directory, &edge.name].concat());
+            format!("lock {name} is held by {}", self.reporter.holder(&edge.grant))
+        };
+        let cycle = cycle.iter().map(held).collect::<Vec<_>>().join(", who waits: ");
+        format!(
+            "{self}: waiting would never end: {cycle}, the one who asks; give back what you hold and try again, or \
+             take all of them at once"
+        )
+    }
+
+    /// Returns the message for a request with another slot count than the record's.
+    pub fn slot_count_conflict(&self, slots: u32) -> String {
+        format!("{self} has {slots} slots, as others who hold it or wait for it say; say -j {slots}")
+    }
+
+    /// Returns the message for a lock that the caller does not hold any more.
+    pub fn not_held_any_more(&self, ending: &EndedGrant) -> String {
+        let ending = self.reporter.ending(ending);
+        format!("{self} is not held any more: it was held by {ending}; take it again with `csalock lock`")
+    }
+
+    /// Returns the message for a lock without a holder. `is_file` means that the name is a file's bare name, which
+    /// means another lock than the file's path.
+    pub fn not_held(&self, is_file: bool) -> String {
+        let path = if is_file { format!("; the lock of the file is ./{}", self.shown()) } else { String::new() };
+        format!("{self} is not held by anybody; see `csalock status {}`{path}", self.shell_arg)
+    }
+
+    /// Returns the message for a lock that only other callers hold, and for the end of the caller's own grant.
+    pub fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> String {
+        let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
+        let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
+            let show = "show the handle that it was taken with by --handle";
+            format!("{show}, or break it with `csalock unlock --force {}`", self.shell_arg)
+        });
+        format!("{self} is somebody else's: {}{}; {hint}", self.holders(holders), before.unwrap_or_default())
+    }
+
+    /// Returns the message for a lock whose holders have another handle than the one that the caller gave.
+    pub fn other_handle(&self, holders: &[Grant]) -> String {
+        let (held, typed) = (self.each(holders), self.shell_arg);
+        format!(
+            "{self} was not taken with this handle: {held}; show the handle that `csalock lock` printed for it, or \
+             none if your script took it; or break it with `csalock unlock --force {typed}`"
+        )
+    }
+
+    /// Returns the message for a lock whose holders have other tokens than the one that the caller named.
+    pub fn other_token(&self, holders: &[Grant], token: u64) -> String {
+        let held = join(holders.iter().map(|grant| {
+            format!("with token {} it is {}", grant.token.unwrap_or_default(), self.reporter.holding(grant))
+        }));
+        format!("{self} is not held with token {token}: {held}; check `csalock status {}`", self.shell_arg)
+    }
+
+    /// Returns the message for a response that no request of this kind may get.
+    pub fn unexpected(&self, response: &Response) -> String {
+        format!("{self}: unexpected answer {response:?}; this is a bug")
+    }
+
+    fn shown(&self) -> String {
+        escape(self.display_name)
+    }
+
+    fn holders(&self, grants: &[Grant]) -> String {
+        match grants {
+            [] => "nobody holds it, but others came before".to_string(),
+            _ => self.each(grants),
+        }
+    }
+
+    fn each(&self, grants: &[Grant]) -> String {
+        join(grants.iter().map(|grant| self.reporter.holding(grant)))
+    }
+
+    /// Returns a hint if the lock is claimed.
+    fn how_to_unclaim(&self, grants: &[Grant]) -> Option<String> {
+        let id = grants.first()?.claim.as_ref()?;
+        Some(format!("to give it up, say `csalock unclaim --id {} {}`", shell_quote(id), self.shell_arg))
+    }
+}
+
+/// Messages about the value that the lock guards.
+impl RefusedLock<'_> {
+    /// Returns the message for a value that exists although it must not.
+    pub fn value_exists(&self, value: &Value) -> String {
+        let (value, typed) = (describe_value(value), self.shell_arg);
+        format!("{self} guards a value already, with {value}; see it with `csalock get {typed}`")
+    }
+
+    /// Returns the message for a value that is not at the version that it must have.
+    pub fn version_mismatch(&self, value: Option<&Value>, expected: u64) -> String {
+        let has = value.map_or("there is none".to_string(), |value| format!("it has {}", describe_value(value)));
+        format!(
+            "the value of {self} is not at version {expected} any more: {has}; read it again with `csalock get {}`",
+            self.shell_arg
+        )
+    }
+
+    /// Returns the message for a writer that shares the lock with these holders.
+    pub fn shared(&self, others: &[Grant]) -> String {
+        let others = self.each(others);
+        format!("nothing was written, for you share {self}: {others}; give it back, and take it for yourself alone")
+    }
+
+    /// Returns the message for a value that does not exist.
+    pub fn no_value(&self) -> String {
+        format!("{self} guards no value")
+    }
+
+    /// Returns the message for a writer whose grant ended, and whose lock these holders have. `even_if_stale` means
+    /// that the option of this name may help.
+    pub fn writer_lost_it(&self, holders: &[Grant], ending: &EndedGrant, even_if_stale: bool) -> String {
+        let ending = self.reporter.ending(ending);
+        let now = holders.first().map(|grant| format!(", and is now held by {}", self.reporter.holder(grant)));
+        let or = if even_if_stale { ", or say --even-if-stale, if nobody has had it since" } else { "" };
+        format!(
+            "nothing was written, for {self} was held by {ending}{}; take it again before you read and write{or}",
+            now.unwrap_or_default()
+        )
+    }
+
+    /// Returns the message for a writer that must hold the lock, which has no holder.
+    pub fn not_held_by_writer(&self) -> String {
+        let typed = self.shell_arg;
+        format!("nothing was written, for {self} is not held; take it first with `csalock get --lock {typed}`")
+    }
+}
+
+/// Writes the word "lock" and the name for display.
+impl fmt::Display for RefusedLock<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "lock {}", self.shown())
+    }
+}
+
+/// Returns version and size of a value.
+pub fn describe_value(value: &Value) -> String {
+    let plural = if value.size == 1 { "" } else { "s" };
+    format!("version {} and {} byte{plural}", value.version.unwrap_or_default(), value.size)
+}
+
+fn join(texts: impl Iterator<Item = String>) -> String {
+    texts.collect::<Vec<_>>().join("; and ")
+}
