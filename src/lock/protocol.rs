@@ -16,6 +16,9 @@
 //! waiter until the waiter confirms. Otherwise a waiter killed during the grant would leave its shell a lock that the
 //! shell does not know of. For several names, csalock confirms all grants or none ([`super::CommitRecord`]).
 //!
+//! `acquire.rs` has the rules for the start of a grant, `release.rs` those for its end, `value.rs` those for values, and
+//! `queue.rs` serves the queue. This file chooses among them and returns the status of a grant.
+//!
 //! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
 //! and calls again.
 
