@@ -27,6 +27,7 @@ mod witness;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use self::commit::{RecordUpdate, with_token};
 use self::contention::CasRetry;
 use self::leases::IssuedLease;
 use self::prefetch::prefetch_liveness;
@@ -39,14 +40,14 @@ pub use request::AcquireRequest;
 pub use values::ValueWrite as WantedValue;
 pub use wait_policy::WaitPolicy;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::history::Limits;
-use crate::host::{Host, WakeAddress};
+use crate::host::Host;
 use crate::lock::{
-    self, Credentials, EndReason, EndedGrant, Facts, Grant, Handle, HandleHash, Lease, Lifetime, Liveness, Owner,
-    PidDomain, ProcessId, Query, Record, Request, Response, Transition, Value, Waiter, Writing, decide,
+    self, Credentials, Facts, Grant, Handle, HandleHash, Lifetime, Liveness, Owner, PidDomain, ProcessId, Query,
+    Record, Request, Response, Transition, Writing, decide,
 };
-use crate::store::{CommitResult, Durability, Store, Version, Versioned, Write, WriteOptions};
+use crate::store::{Store, Version, Versioned};
 
 /// Runs lock requests of a host against a store.
 pub struct Engine {
@@ -58,16 +59,6 @@ pub struct Engine {
     lent: Mutex<Vec<IssuedLease>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
-}
-
-/// The replacement of a record by its next version.
-struct RecordUpdate<'a> {
-    expect: Option<Version>,
-    before: &'a Record,
-    record: &'a Record,
-    wake: &'a [HandleHash],
-    /// Leases whose expiry justifies the replacement.
-    over: &'a [Lease],
 }
 
 /// A record as read, with its version; the version is `None` if the store has no such record.
@@ -141,38 +132,33 @@ impl Engine {
         let mut removed: Option<Response> = None;
         loop {
             let (version, record) = self.read(name)?;
-            let is_known = |response: &Response| match response {
-                Response::Released(grant) => record.knows(&grant.proof),
-                Response::Broken(endings) => endings.iter().any(|ending| record.knows(&ending.grant.proof)),
-                _ => true,
-            };
-            if let Some(outcome) = removed.take().filter(|outcome| !is_known(outcome)) {
-                if let Response::Released(grant) = &outcome {
+            if let Some(response) = removed.take().filter(|response| !shows_trace(&record, response)) {
+                if let Response::Released(grant) = &response {
                     self.tell_supervisor(&grant.proof);
                 }
-                return Ok(Some(outcome));
+                return Ok(Some(response));
             }
             match self.decide(&record, &ask, None)? {
-                Transition::Done(outcome) => return Ok(Some(outcome)),
-                Transition::Write { record: next, response: outcome, wake, over } => {
-                    let swapped =
+                Transition::Done(response) => return Ok(Some(response)),
+                Transition::Write { record: next, response, wake, over } => {
+                    let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    let stored = self.commit_update(&[swapped], &[], by)?;
-                    // An ending by another process leaves a trace of the previous grant. If there is no trace, the
-                    // store has our write and only the reply was lost.
-                    let leaves_no_trace = |outcome: &Response| match outcome {
-                        Response::Released(_) => true,
-                        _ => next.is_removable(),
-                    };
-                    removed = outcome.clone().filter(|outcome| stored.is_none() && leaves_no_trace(outcome));
-                    if let (Some(version), Some(outcome)) = (stored, outcome) {
-                        match &outcome {
-                            // The keeper itself renews such a lease, so it needs no notification.
-                            Response::Renewed(Grant { lifetime: Lifetime::Keepalive(_), .. }) => {}
-                            Response::Renewed(grant) => self.tell_supervisor(&grant.proof),
-                            _ => {}
+                    match (self.commit_update(&[update], &[], by)?, response) {
+                        (Some(version), Some(response)) => {
+                            match &response {
+                                // The keeper itself renews such a lease, so it needs no notification.
+                                Response::Renewed(Grant { lifetime: Lifetime::Keepalive(_), .. }) => {}
+                                Response::Renewed(grant) => self.tell_supervisor(&grant.proof),
+                                _ => {}
+                            }
+                            return Ok(Some(with_token(response, &version)));
                         }
-                        return Ok(Some(with_token(outcome, &version)));
+                        // An ending by another process leaves a trace of the previous grant. If there is no trace, the
+                        // store has our write and only the reply was lost.
+                        (None, Some(response)) if matches!(response, Response::Released(_)) || next.is_removable() => {
+                            removed = Some(response);
+                        }
+                        _ => {}
                     }
                     if let Request::Release(credentials)
                     | Request::Renew(credentials, _)
@@ -206,74 +192,6 @@ impl Engine {
     /// Fails like [`Engine::credentials`].
     pub fn supervisor(&self, proof: HandleHash) -> Result<Credentials> {
         Ok(Credentials { supervises: true, ..self.credentials(Some(proof), Vec::new())? })
-    }
-
-    /// Returns the status of a name, for display; the record of an unknown name is free.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read.
-    pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
-        self.inspect_record(self.read(name)?.1)
-    }
-
-    /// Visits the status of every name in turn. `visit` gets an `Err` for an unreadable record.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read, or with the error that `visit` returns.
-    pub fn for_each_lock(&self, visit: &mut dyn FnMut(Result<LockStatus>) -> Result<()>) -> Result<()> {
-        self.store.scan(&mut |place, stored| {
-            if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
-                return Ok(());
-            }
-            let record =
-                stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.check_location(record, place));
-            visit(record.and_then(|record| self.inspect_record(record)))
-        })
-    }
-
-    /// Returns true for an auxiliary object under its own name. A lookalike is stored in the place of a record.
-    fn is_auxiliary(&self, stored: &Versioned, place: &str) -> bool {
-        let key =
-            Some(&stored.body).filter(|body| lock::is_auxiliary(body)).and_then(|body| lock::name_of_internal(body));
-        key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
-    }
-
-    /// Returns the record if it is in the place of its name. A record that a power cut tore has no name and passes.
-    fn check_location(&self, record: Record, place: &str) -> Result<Record> {
-        if record.name.is_empty() || self.store.describe(&record.name) == place {
-            return Ok(record);
-        }
-        Err(of_another_name(place, &record.name))
-    }
-
-    /// Returns the status of a record. The method reads the record again before it reports a grant as ended. An owner
-    /// that ends during the read may have confirmed or released the grant before.
-    fn inspect_record(&self, mut record: Record) -> Result<LockStatus> {
-        loop {
-            let whole = self.whole(record.clone())?;
-            let status = LockStatus::of(whole.clone(), |facts, query| self.learn(&whole, facts, query, None))?;
-            if status.holders.iter().all(std::result::Result::is_ok) {
-                return Ok(status);
-            }
-            let now = self.read(&record.name)?.1;
-            if now == record {
-                return Ok(status);
-            }
-            record = now;
-        }
-    }
-
-    /// Removes the auxiliary object under this name, if it exists.
-    fn remove_auxiliary(&self, key: &[u8], durability: Durability) -> Result<()> {
-        let keep = WriteOptions { durability, mode: None };
-        while let Some(version) = self.store.version(key)? {
-            if let CommitResult::Done(_) = self.commit_beside(key, Some(&version), None, keep)? {
-                break;
-            }
-        }
-        Ok(())
     }
 
     fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
@@ -345,97 +263,14 @@ impl Engine {
         let before = depend(record);
         Ok(!before.is_empty() && depend(&self.read(&record.name)?.1) != before)
     }
+}
 
-    /// Commits records and auxiliary objects as one change, wakes the waiters concerned and logs the ended grants. `by`
-    /// is the owner that broke them. Returns `None` if another writer committed first.
-    fn commit_update(
-        &self,
-        records: &[RecordUpdate<'_>],
-        beside: &[Write<'_>],
-        by: Option<&Owner>,
-    ) -> Result<Option<Version>> {
-        let body = |swapped: &RecordUpdate<'_>| (!swapped.record.is_removable()).then(|| lock::encode(swapped.record));
-        let bodies: Vec<_> = records.iter().map(body).collect();
-        for (swapped, body) in records.iter().zip(&bodies) {
-            self.check_size(&swapped.record.name, body.as_deref())?;
-        }
-        let mut changes = beside.to_vec();
-        for (RecordUpdate { expect, before, record, over, .. }, body) in records.iter().zip(&bodies) {
-            let keep = WriteOptions { durability: values::durability(before, record), mode: None };
-            changes.push(Write { name: &record.name, expect: *expect, body: body.as_deref(), options: keep, over });
-        }
-        let before: Vec<&Record> = records.iter().map(|swapped| swapped.before).collect();
-        let CommitResult::Done(version) = self.commit(&changes, &before)? else { return Ok(None) };
-        for RecordUpdate { before, record, wake, .. } in records {
-            self.wake(before, wake);
-            self.tell_supervisors(before, record);
-            self.end_leases(before, record);
-            self.remove_witnesses(before, record);
-            // Leftovers of a failed removal do no harm, and the record is committed already.
-            let _ = self.remove_leftovers(before, record);
-            self.log_endings(before, record, by);
-        }
-        self.store.flush();
-        Ok(Some(version))
-    }
-
-    /// Fails if the record is too large to be read again.
-    fn check_size(&self, name: &[u8], body: Option<&[u8]>) -> Result<()> {
-        if body.is_none_or(|body| body.len() <= lock::MOST_BYTES) {
-            return Ok(());
-        }
-        let what = format!("{} has no room for so many holders", self.store.describe(name));
-        Err(Error::new(ErrorKind::System, what, "nothing was changed; try again when some of them are gone"))
-    }
-
-    /// Notifies the supervisor of a command that its grant has changed.
-    fn tell_supervisor(&self, proof: &HandleHash) {
-        self.host.wake(WakeAddress::Supervisor(proof));
-    }
-
-    /// Notifies the supervisors of ended grants. A supervisor knows its own releases and sees its command die.
-    fn tell_supervisors(&self, before: &Record, after: &Record) {
-        let is_over = |grant: &&Grant| after.holders.iter().all(|other| other.proof != grant.proof);
-        for grant in before.holders.iter().filter(is_over) {
-            let ending = after.ended_grants.iter().rev().find(|ending| ending.grant.proof == grant.proof);
-            let is_known = |ending: &EndedGrant| match ending.reason {
-                EndReason::Died => true,
-                EndReason::Released => ending.grant.owner.supervisor != grant.owner.supervisor,
-                EndReason::Expired | EndReason::Broken => false,
-            };
-            if !ending.is_some_and(is_known) {
-                self.tell_supervisor(&grant.proof);
-            }
-        }
-    }
-
-    fn wake(&self, before: &Record, wake: &[HandleHash]) {
-        for proof in wake {
-            let waiter = before.waiters.iter().find(|waiter| waiter.proof == *proof);
-            if !self.host.wake(WakeAddress::Waiter(proof)) {
-                self.store.notify(&proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref()));
-            }
-        }
-    }
-
-    /// Removes auxiliary objects that the new record no longer needs.
-    fn remove_leftovers(&self, before: &Record, now: &Record) -> Result<()> {
-        let fetched = self.remove_pages(before, now)?;
-        self.remove_old_value(before, now)?;
-        // A waiter that was granted the lock retracts its published edges itself.
-        let is_there = |waiter: &&Waiter| {
-            now.waiters.iter().any(|other| other.proof == waiter.proof)
-                || now.holders.iter().any(|grant| grant.proof == waiter.proof)
-        };
-        fetched
-            .iter()
-            .filter(|waiter| !is_there(waiter))
-            .for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
-        let gone = before.waiters.iter().chain(&fetched).filter(|waiter| !is_there(waiter));
-        gone.into_iter().try_for_each(|waiter| {
-            self.store.remove_channel(&waiter.proof.channel());
-            self.retract(&now.name, waiter)
-        })
+/// Returns true if the record has a grant that this response ended, or its ending.
+fn shows_trace(record: &Record, response: &Response) -> bool {
+    match response {
+        Response::Released(grant) => record.knows(&grant.proof),
+        Response::Broken(endings) => endings.iter().any(|ending| record.knows(&ending.grant.proof)),
+        _ => true,
     }
 }
 
@@ -449,21 +284,6 @@ fn decode(stored: &Versioned, place: &str) -> Result<Record> {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
         Err(error) => Err(Error::new(error.kind(), format!("{place}: {error}"), "").in_version(stored.version)),
         decoded => decoded,
-    }
-}
-
-/// Adds the token to a response: the token of a new grant is the version under which the store has it.
-fn with_token(response: Response, version: &Version) -> Response {
-    let numbered = |grant: Grant| Grant { token: grant.token.or(Some(version.number)), ..grant };
-    match response {
-        Response::Granted(grant, before) => Response::Granted(numbered(grant), before),
-        Response::Busy(grants) => Response::Busy(grants.into_iter().map(numbered).collect()),
-        Response::Written(Some(value), stale) => {
-            let or_this = |known: Option<u64>| known.or(Some(version.number));
-            let value = Value { version: or_this(value.version), token: or_this(value.token), ..value };
-            Response::Written(Some(value), stale)
-        }
-        other => other,
     }
 }
 

@@ -3,15 +3,20 @@
 //! This module reads no clock, file or process. A store keeps a [`Record`] under a name, [`decide`] contains every
 //! rule, and the engine passes its findings as [`Facts`].
 
+mod acquire;
 pub(crate) mod codec;
 mod commit_record;
+mod credentials;
 mod deadlock;
 mod facts;
 mod handle;
+mod lifetime;
+mod owner;
 mod page;
 mod protocol;
 mod queue;
 mod record;
+mod release;
 mod request;
 mod sighting;
 mod value;
@@ -30,12 +35,11 @@ pub use deadlock::{Cycle, WaitNode, find_cycle};
 pub use facts::trace::Answers;
 pub use facts::{Facts, Liveness, Query};
 pub use handle::{Handle, HandleHash};
+pub use lifetime::{Begun, Lease, LeaseClock, Lifetime};
+pub use owner::{Owner, PidDomain, ProcessId};
 pub use page::{Enqueued, Page};
 pub use protocol::{decide, grant_status};
-pub use record::{
-    Begun, EndReason, EndedGrant, Grant, Lease, LeaseClock, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Record,
-    Waiter,
-};
+pub use record::{EndReason, EndedGrant, Grant, Mode, Pages, Record, Waiter};
 pub use request::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use value::{MOST_VALUE, Precondition, Value, Writing};

@@ -1,5 +1,7 @@
 //! A running command: its signals, its time limits and its end.
 
+mod supervision;
+
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -11,12 +13,13 @@ use nix::sys::wait::{Id, WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
+use self::supervision::Supervision;
 use super::{Report, in_spite_of_signals};
 use crate::boottime_timer::BoottimeTimer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Host, WakeSocket};
-use crate::signals::{FORWARDED, Signals};
+use crate::signals::Signals;
 
 /// The command in a process of its own.
 #[derive(Debug)]
@@ -120,70 +123,35 @@ impl RunningCommand {
         host: &dyn Host,
     ) -> Result<ExitReport> {
         let timer = BoottimeTimer::new()?;
-        let mut limits: Vec<Deadline> = Vec::new();
-        let mut told = None;
-        let (mut stopped, mut out_of_reach) = (None, false);
-        let mut of_terminal = None;
-        let mut child_ended = false;
+        let mut state = Supervision::new(self);
         loop {
             if let Some(status) = self.ended()? {
-                // The signal that ended the command may have reached csalock too, still unread.
-                let last = std::iter::from_fn(|| signals.next()).filter(|came| came.from_terminal).last();
-                let of_terminal = last
-                    .map(|came| came.signal)
-                    .or(of_terminal)
-                    .filter(|came| status.terminating_signal() == Some(*came as i32));
-                let told = self.told().or(told);
-                return Ok(ExitReport { told, exit: exit_of(&status), of_terminal, stopped, out_of_reach });
+                return Ok(state.exit_report(&status, signals));
             }
-            if limited && told.is_none() {
-                told = self.told();
-                limits = if told.is_some() { ask() } else { Vec::new() };
+            if limited && state.told.is_none() {
+                state.told = self.told();
+                state.limits = if state.told.is_some() { ask() } else { Vec::new() };
             }
             let mut now = host.boottime();
             let rang = news.drain();
-            if std::mem::take(&mut child_ended) {
+            if std::mem::take(&mut state.child_ended) {
                 self.reap_others(news.process());
             }
-            if rang && told.is_none() {
-                told = self.told();
+            if rang && state.told.is_none() {
+                state.told = self.told();
             }
             // Events before the command runs come from the child's own acquisition of the locks.
-            if told.is_some() && stopped.is_none() && (rang || limits.iter().any(|limit| limit.term <= now)) {
-                limits = ask();
+            if state.told.is_some() && state.stopped.is_none() && (rang || state.is_due(now)) {
+                state.limits = ask();
                 now = host.boottime();
             }
-            if let Some(due) = limits.iter().find(|limit| limit.kill <= now) {
-                if self.ended()?.is_some() {
-                    // The command ended by itself while `ask` ran.
-                    continue;
-                }
-                if self.send(Signal::SIGKILL) {
-                    stopped = Some((stopped.map_or(due.why, |(why, _)| why), true));
-                } else {
-                    out_of_reach = true;
-                }
-                limits.clear();
+            if !state.send_due_signals(now)? {
+                continue;
             }
-            for due in limits.iter_mut().filter(|limit| limit.term <= now) {
-                if self.send(Signal::SIGTERM) {
-                    stopped.get_or_insert((due.why, false));
-                    self.send(Signal::SIGCONT);
-                }
-                due.term = Duration::MAX;
-            }
-            let next = limits.iter().flat_map(|limit| [limit.term, limit.kill]).min();
-            let hear = self.hear.as_ref().filter(|_| limited && told.is_none()).map(AsFd::as_fd);
-            timer.set(next.filter(|next| *next < Duration::MAX));
+            timer.set(state.next_limit());
+            let hear = self.hear.as_ref().filter(|_| limited && state.told.is_none()).map(AsFd::as_fd);
             wait([Some(signals.as_fd()), hear, news.descriptor(), Some(timer.as_fd())])?;
-            while let Some(came) = signals.next() {
-                child_ended |= came.signal == Signal::SIGCHLD;
-                if came.from_terminal {
-                    of_terminal = Some(came.signal);
-                } else if FORWARDED.contains(&came.signal) {
-                    self.send(came.signal);
-                }
-            }
+            state.forward(signals);
         }
     }
 
@@ -242,13 +210,5 @@ fn wait(heard: [Option<BorrowedFd<'_>>; 4]) -> Result<()> {
     match poll(&mut polled, PollTimeout::NONE) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), "")),
-    }
-}
-
-fn exit_of(status: &WaitIdStatus) -> Exit {
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Exit::Code(code as u8),
-        (None, Some(signal)) => Exit::signalled(signal),
-        (None, None) => Exit::Bug,
     }
 }

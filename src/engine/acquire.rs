@@ -1,5 +1,6 @@
 //! Acquisition of a lock, including the wait for it.
 
+mod end;
 mod wait;
 
 use std::os::fd::BorrowedFd;
@@ -7,13 +8,15 @@ use std::time::Duration;
 
 use self::wait::AfterWait;
 use super::blocked_callers::BlockedCallers;
+use super::commit::{RecordUpdate, with_token};
+use super::contention::CasRetry;
 use super::deadlock::Published;
 use super::wait_policy::WaitClock;
-use super::{AcquireRequest, Engine, RecordUpdate, WaitPolicy, with_token};
+use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
-use crate::lock::{Acquire, Grant, HandleHash, Lease, Lifetime, Record, Request, Response, Sighting, Transition};
-use crate::store::{Scope, Subscription};
+use crate::lock::{self, Acquire, Grant, HandleHash, Lifetime, Record, Request, Response, Transition};
+use crate::store::{Scope, Subscription, Version};
 
 pub use wait::Waiting;
 pub(super) use wait::{DEADLOCK_CHECK_DELAY, Onlooker};
@@ -23,9 +26,6 @@ const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum time after the deadline for leaving the queue, or for acquiring a lock that is granted already.
 pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
-
-/// Time past the end of a lease that covers the rounding of every clock.
-const ROUNDING: Duration = Duration::from_millis(1);
 
 /// Result of an attempt to acquire a lock.
 #[derive(Debug)]
@@ -116,22 +116,6 @@ impl Engine {
         self.store.set_deadline(Some(until));
     }
 
-    /// Returns the maximum pause with `ahead` waiters in front, or `None` if the policy ends the wait.
-    fn pause(
-        &self,
-        clock: &mut WaitClock,
-        ahead: usize,
-        leases: &[Lease],
-        seen: &[Sighting],
-    ) -> Result<Option<Duration>> {
-        let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };
-        for lease in leases {
-            pause = pause.min(self.store.time_to_expiry(lease, seen)? + ROUNDING);
-        }
-        // A longer pause would let this waiter's lease expire, and other hosts would consider it dead.
-        Ok(Some(if self.store.scope() == Scope::Shared { pause.min(self.lease / 4) } else { pause }))
-    }
-
     /// Returns true if a signal arrived and the caller wants to handle it.
     pub(super) fn is_interrupted(&self, interrupt: Option<BorrowedFd<'_>>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()
@@ -193,6 +177,7 @@ impl<'a> Acquisition<'a> {
         }
     }
 
+    /// Returns true if an attempt that failed with this error may succeed later.
     fn may_pass(&self, error: &Error) -> bool {
         let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
         let answers_again = self.in_touch || error.is_unreached();
@@ -200,203 +185,113 @@ impl<'a> Acquisition<'a> {
             || (error.is_refused_change() && self.is_queued)
     }
 
+    /// Reads the record, decides, and then commits or waits, until the attempt ends.
     fn run(&mut self, clock: &mut WaitClock, on_wait: &mut Onlooker<'_>) -> Result<AcquireResult> {
         let engine = self.engine;
-        let mut current = None;
-        let mut race = engine.race(self.name).until(self.give_up_at);
+        // The record as this attempt committed it. A step without such a record reads the store.
+        let mut committed: Option<VersionedRecord> = None;
+        let mut retry = engine.race(self.name).until(self.give_up_at);
         loop {
-            if (self.in_touch || self.was_out_of_reach) && engine.store.scope() == Scope::Shared {
-                let soon = engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
-                engine.store.set_deadline(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
-            }
-            let (version, record) = match current.take() {
+            self.limit_store_calls(clock);
+            let (version, record) = match committed.take() {
                 Some(current) => current,
                 None => engine.read(self.name)?,
             };
             self.in_touch = true;
-            let policy = clock.left(engine.host.boottime());
-            let mut step = engine.decide(&record, &Request::Acquire(self.application.clone()), policy)?;
+            let end = match self.decide(&record, clock)? {
+                Transition::Done(response) => self.finish(&record, response)?,
+                Transition::Write { record: next, response: Some(response), wake, over } => {
+                    let update =
+                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+                    match self.commit(update, &mut retry)? {
+                        Some(version) => Some(AcquireResult::Answer(with_token(response, &version))),
+                        None => self.after_lost_commit(record, &mut retry)?,
+                    }
+                }
+                Transition::Write { record: mut next, response: None, wake, over } => {
+                    // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
+                    self.listen()?;
+                    let update =
+                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
+                    match self.commit(update, &mut retry) {
+                        Ok(Some(version)) => {
+                            self.is_queued = true;
+                            // A grant in the record that ends before the next read must keep its token.
+                            lock::number(&mut next, version.number);
+                            committed = Some((Some(version), next));
+                            None
+                        }
+                        Ok(None) => self.after_lost_commit(record, &mut retry)?,
+                        Err(error) => Some(self.after_refused_entry(record, error, clock)?),
+                    }
+                }
+                Transition::Enqueue(page) => {
+                    self.enqueue(page)?;
+                    None
+                }
+                Transition::Wait { processes, leases, ahead } => {
+                    let after = self.wait((&version, &record), &processes, &leases, ahead, clock, on_wait)?;
+                    if let AfterWait::Look = after {
+                        retry = engine.race(self.name).until(self.give_up_at);
+                    }
+                    self.after_wait(after, record)?
+                }
+            };
+            if let Some(end) = end {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Limits the next store calls. The first calls may take as long as the whole wait.
+    fn limit_store_calls(&self, clock: &WaitClock) {
+        let store = &self.engine.store;
+        if (self.in_touch || self.was_out_of_reach) && store.scope() == Scope::Shared {
+            let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
+            store.set_deadline(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
+        }
+    }
+
+    /// Decides about the record. A new grant starts its lifetime, and a caller that must wait prepares to do so.
+    fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition> {
+        loop {
+            let time_left = clock.left(self.engine.host.boottime());
+            let mut step = self.engine.decide(record, &Request::Acquire(self.application.clone()), time_left)?;
             match &mut step {
                 Transition::Write { record, response: Some(Response::Granted(grant, _)), .. } => {
-                    self.begin(record, grant)?;
+                    self.engine.begin_grant(&self.application.lifetime, &mut self.begun, record, grant)?;
                 }
                 Transition::Done(response) if !matches!(response, Response::Busy(_)) => {}
                 // The blocking holder may be our own caller.
                 _ if self.prepare_to_wait()? => {
-                    current = Some((version, record));
+                    self.limit_store_calls(clock);
                     continue;
                 }
                 _ => {}
             }
-            match step {
-                Transition::Done(outcome) => {
-                    // Another process has claimed the name, possibly under the same id.
-                    if let Response::Claimed(grant) | Response::Granted(grant, _) = &outcome
-                        && grant.proof != self.application.entry.proof
-                    {
-                        self.leave_if_possible()?;
-                    }
-                    // A cycle that is detected only during the wait finds this waiter in the queue.
-                    if let Response::Deadlock(_) = outcome
-                        && (self.application.position.is_some() || is_waiting(&record, &self.application.entry.proof))
-                        && let Response::GrantedMeanwhile(_) = self.leave_if_possible()?
-                    {
-                        continue;
-                    }
-                    if let Response::Busy(_) = outcome {
-                        engine.note_leases(&record);
-                    }
-                    return Ok(AcquireResult::Answer(outcome));
-                }
-                Transition::Write { record: mut next, response: outcome, wake, over } => {
-                    if outcome.is_none() {
-                        // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
-                        self.listen()?;
-                    }
-                    race.has_priority = !self.application.queue || holds(&record, &self.application.entry.proof);
-                    let swapped =
-                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    let stored = engine.commit_update(&[swapped], &[], None);
-                    if let Err(error) = &stored
-                        && outcome.is_none()
-                        && self.may_pass(error)
-                        && clock.left(engine.host.boottime()) == Some(Duration::ZERO)
-                        && let Some(busy) = self.give_up(record.clone())?
-                    {
-                        // The store refused the waiter's entry, and the lock is still busy.
-                        return Ok(busy);
-                    }
-                    match (stored?, outcome) {
-                        (Some(version), Some(outcome)) => {
-                            return Ok(AcquireResult::Answer(with_token(outcome, &version)));
-                        }
-                        (Some(version), None) => {
-                            self.is_queued = true;
-                            // A grant in the record that ends before the next read must keep its token.
-                            crate::lock::number(&mut next, version.number);
-                            current = Some((Some(version), next));
-                        }
-                        (None, _) if race.backoff()? => {}
-                        (None, _) => {
-                            if let Some(busy) = self.give_up(record)? {
-                                return Ok(busy);
-                            }
-                        }
-                    }
-                }
-                Transition::Enqueue(page) => {
-                    self.listen()?;
-                    if let Some(place) = self.application.position.take().filter(|place| place.page != page) {
-                        engine.dequeue(self.name, place.page, &self.application.entry.proof)?;
-                    }
-                    self.application.position = engine.enqueue(self.name, page, &self.application.entry)?;
-                    self.application.full = self.application.position.is_none().then_some(page);
-                }
-                Transition::Wait { processes, leases, ahead } => {
-                    let Some(pause) = engine.pause(clock, ahead, &leases, &record.sightings)? else {
-                        match self.give_up(record)? {
-                            Some(busy) => return Ok(busy),
-                            None => continue,
-                        }
-                    };
-                    let end = engine.host.boottime() + pause;
-                    let mut show = || {
-                        let left = clock.left(engine.host.boottime());
-                        on_wait(&Waiting { record: &record, ahead, left, outage: None })
-                    };
-                    match self.wait(&record, version.as_ref(), &processes, end, &mut show)? {
-                        AfterWait::Look => race = engine.race(self.name).until(self.give_up_at),
-                        AfterWait::Interrupted => return Ok(self.interrupted()),
-                        AfterWait::GiveUp(links) => match self.leave_if_possible()? {
-                            Response::GrantedMeanwhile(_) => continue,
-                            _ => return Ok(AcquireResult::Answer(Response::Deadlock(links))),
-                        },
-                    }
-                }
-            }
+            return Ok(step);
         }
     }
 
-    /// Starts the lifetime of a grant just before its commit.
-    fn begin(&mut self, record: &mut Record, grant: &mut Grant) -> Result<()> {
-        self.engine.begin_grant(&self.application.lifetime, &mut self.begun, record, grant)
+    /// Commits a change of the record. Returns `None` if another writer committed first.
+    fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Option<Version>> {
+        retry.has_priority = !self.application.queue || holds(update.before, &self.application.entry.proof);
+        self.engine.commit_update(&[update], &[], None)
     }
 
-    /// Ends the wait at its deadline: returns busy, or `None` if the lock was granted in the meantime.
-    fn give_up(&mut self, record: Record) -> Result<Option<AcquireResult>> {
-        match self.leave_if_possible()? {
-            Response::GrantedMeanwhile(_) => Ok(None),
-            _ => {
-                self.engine.note_leases(&record);
-                Ok(Some(AcquireResult::Answer(Response::Busy(record.holders))))
-            }
+    /// Enters the queue on this page.
+    fn enqueue(&mut self, page: u64) -> Result<()> {
+        self.listen()?;
+        let (engine, name, entry) = (self.engine, self.name, &self.application.entry);
+        if let Some(place) = self.application.position.take().filter(|place| place.page != page) {
+            engine.dequeue(name, place.page, &entry.proof)?;
         }
-    }
-
-    /// Leaves the queue. A full or read-only store does not change the response: the next process that changes the
-    /// record skips a waiter that has ended.
-    fn leave_if_possible(&mut self) -> Result<Response> {
-        match self.leave() {
-            Err(error) if error.is_refused_change() => Ok(Response::Cancelled),
-            left => left,
-        }
-    }
-
-    /// Leaves the queue. If other writers win until `give_up_at`, the waiter revokes its lease, where the store can do
-    /// that. The next process then skips the waiter and any grant that it received.
-    fn leave(&mut self) -> Result<Response> {
-        // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
-        self.subscription = None;
-        let (engine, me) = (self.engine, self.application.entry.proof);
-        let page = self.application.position.as_ref().map(|place| place.page);
-        if let Some(page) = page
-            && engine.dequeue(self.name, page, &me)?
-        {
-            // A page that was refilled into the record and removed is created anew if its last waiter joins it once more.
-            // That waiter stands in the record too.
-            let (_, record) = engine.read(self.name)?;
-            if !is_waiting(&record, &me) && !holds(&record, &me) {
-                engine.remove_witness(self.name, &me);
-                return Ok(Response::Cancelled);
-            }
-        }
-        let ask = Request::Cancel(me, page);
-        if let Some(response) = engine.try_apply(engine.race_for(self.name, &ask).until(self.give_up_at), &ask, None)? {
-            return Ok(response);
-        }
-        if let Some(lease) = &self.application.entry.lease {
-            engine.store.revoke_lease(lease);
-            if engine.store.lease_expired(lease)? {
-                let (_, record) = engine.read(self.name)?;
-                let granted = record.holders.into_iter().find(|grant| grant.proof == me);
-                return Ok(granted.map_or(Response::Cancelled, Response::GrantedMeanwhile));
-            }
-        }
-        engine.apply(self.name, &ask)
-    }
-
-    /// Gives up because of the interrupt. Entries that cannot be removed immediately end on their own.
-    fn interrupted(&mut self) -> AcquireResult {
-        self.give_up_at = self.engine.host.boottime();
-        self.engine.store.set_deadline(Some(self.give_up_at));
-        let _ = self.abandon();
-        AcquireResult::Interrupted
-    }
-
-    /// Leaves the queue, and releases a grant that arrived in the meantime.
-    fn abandon(&mut self) -> Result<()> {
-        if let Response::GrantedMeanwhile(_) = self.leave()? {
-            let credentials = self.engine.supervisor(self.application.entry.proof)?;
-            self.engine.apply(self.name, &Request::Release(credentials))?;
-        }
+        self.application.position = engine.enqueue(name, page, entry)?;
+        self.application.full = self.application.position.is_none().then_some(page);
         Ok(())
     }
 }
 
 fn holds(record: &Record, proof: &HandleHash) -> bool {
     record.holders.iter().any(|grant| grant.proof == *proof)
-}
-
-fn is_waiting(record: &Record, proof: &HandleHash) -> bool {
-    record.waiters.iter().any(|waiter| waiter.proof == *proof)
 }

@@ -8,6 +8,8 @@
 //! and keeps each while it waits for the next. All calls use one order, so they form no cycle. Each queue is first
 //! come, first served, so every caller gets all names in the end. The call extends kept leases meanwhile.
 
+mod confirm;
+
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -16,8 +18,7 @@ use super::batch::{self, Batch};
 use super::{AcquireRequest, AcquireResult, Engine, WaitPolicy, Waiting};
 use crate::error::Result;
 use crate::host::Invocation;
-use crate::lock::{EndedGrant, Grant, Request, Response};
-use crate::store::Durability;
+use crate::lock::{EndedGrant, Grant, Response};
 
 /// Maximum number of rounds that end with the release of everything because one name was held.
 const MOST_ROUNDS: usize = 3;
@@ -100,6 +101,7 @@ pub fn confirm_all(
     Ok((confirmed && are_the_same).then_some(held))
 }
 
+/// State of one attempt to acquire several names.
 struct MultiAcquire<'a, 'b> {
     wishes: &'a [StoredLock<'a>],
     /// Deadline of the store calls on CLOCK_BOOTTIME.
@@ -153,17 +155,18 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         }
     }
 
+    /// Limits the calls of all stores to this time on CLOCK_BOOTTIME.
     fn bound(&self, until: Option<Duration>) {
         self.wishes.iter().for_each(|wish| wish.engine.store().set_deadline(until));
     }
 
+    /// Runs rounds until all names are acquired and confirmed, or the attempt fails.
     fn run(&mut self) -> Result<AcquireAllResult> {
         let host = self.wishes[0].engine.host();
         let began = host.boottime();
         let mut first = 0;
         for round in 0.. {
-            let spent = host.boottime().saturating_sub(began);
-            let rest = WaitPolicy { limit: self.policy.limit.map(|limit| limit.saturating_sub(spent)), ..self.policy };
+            let rest = self.policy_since(began);
             let not = match round {
                 MOST_ROUNDS.. => self.ordered_phase(began)?,
                 0 if self.are_one_change() => self.take_together(self.until_confirmed)?,
@@ -184,6 +187,12 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             self.release()?;
         }
         unreachable!("the rounds have no end")
+    }
+
+    /// Returns the policy with the time that is left of it, if the wait began then.
+    fn policy_since(&self, began: Duration) -> WaitPolicy {
+        let spent = self.wishes[0].engine.host().boottime().saturating_sub(began);
+        WaitPolicy { limit: self.policy.limit.map(|limit| limit.saturating_sub(spent)), ..self.policy }
     }
 
     /// Waits for one name while it holds nothing else, then tries the others.
@@ -247,8 +256,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
     /// Waits for each name in order and keeps the earlier ones.
     fn ordered_phase(&mut self, began: Duration) -> Result<Option<NotAcquired>> {
         for at in 0..self.wishes.len() {
-            let spent = self.wishes[0].engine.host().boottime().saturating_sub(began);
-            let rest = WaitPolicy { limit: self.policy.limit.map(|limit| limit.saturating_sub(spent)), ..self.policy };
+            let rest = self.policy_since(began);
             if let Some(not) = self.take(at, &rest, at > 0)? {
                 return Ok(Some(not));
             }
@@ -257,6 +265,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         if self.until_confirmed { self.try_all_but(None) } else { Ok(None) }
     }
 
+    /// Acquires one name; `keeping` is true while the call holds others, whose leases it extends meanwhile.
     fn take(&mut self, at: usize, policy: &WaitPolicy, keeping: bool) -> Result<Option<NotAcquired>> {
         let StoredLock { engine, name } = self.wishes[at];
         let request = if keeping { &self.keeping } else { &self.alone };
@@ -264,11 +273,12 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let applicant = &AcquireRequest { invocation: called, ..request.clone() };
         let (on_wait, wishes, held) = (&mut *self.on_wait, self.wishes, &mut self.held);
         let taken = engine.acquire(name, applicant, policy, self.interrupt, &mut |waiting| {
-            let kept = wishes.iter().zip(&mut *held).filter_map(|(wish, held)| Some((wish, held.as_mut()?)));
-            let soon = kept
-                .filter_map(|(StoredLock { engine, name }, grant)| engine.extend_if_short(name, applicant, grant))
-                .min();
-            [on_wait(at, waiting), soon].into_iter().flatten().min()
+            let mut next_call = None;
+            for (StoredLock { engine, name }, grant) in wishes.iter().zip(&mut *held) {
+                let extended = grant.as_mut().and_then(|grant| engine.extend_if_short(name, applicant, grant));
+                next_call = [next_call, extended].into_iter().flatten().min();
+            }
+            [on_wait(at, waiting), next_call].into_iter().flatten().min()
         });
         engine.store().set_deadline(Some(self.until));
         match taken? {
@@ -281,74 +291,5 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             AcquireResult::Answer(response) if policy.is_none() => Ok(Some(NotAcquired::Tried(at, response))),
             AcquireResult::Answer(outcome) => Ok(Some(NotAcquired::Refused(at, outcome))),
         }
-    }
-
-    /// Makes the grants permanent. Until now each one depended on the waiting process, so none outlives it alone, and a
-    /// wait for the last name uses up no lease. Returns `false` if a grant was lost in the meantime.
-    fn confirm(&mut self) -> Result<bool> {
-        if self.wishes.len() == 1 {
-            return if self.until_confirmed { self.confirm_each() } else { Ok(true) };
-        }
-        if self.are_one_change() {
-            let is_for_good = |held: &Option<Grant>| held.as_ref().is_some_and(|grant| grant.provisional.is_none());
-            return Ok(self.held.iter().all(is_for_good) || self.take_together(false)?.is_none());
-        }
-        // Grants that end with this process anyway need no commit record to end together.
-        if !self.alone.owner_outlives_process {
-            return self.confirm_each();
-        }
-        let proof = self.alone.handle.proof();
-        let durability = self.alone.claim.as_ref().map_or(Durability::Volatile, |_| Durability::Durable);
-        let mut decided = Ok(true);
-        for (engine, names) in self.stores() {
-            decided = decided.and_then(|so_far| Ok(so_far && engine.commit_all(&proof, &names, durability)?));
-        }
-        let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
-        for (engine, _) in self.stores() {
-            let forgotten = engine.remove_commit_record(&proof);
-            // A commit record that was carried out does no harm; `gc` removes it.
-            if !matches!(confirmed, Ok(true)) {
-                forgotten?;
-            }
-        }
-        confirmed
-    }
-
-    fn confirm_each(&mut self) -> Result<bool> {
-        for (StoredLock { engine, name }, held) in self.wishes.iter().zip(&mut self.held) {
-            match engine.confirm(name, &self.alone)? {
-                Some(grant) => *held = Some(grant),
-                None => return Ok(false),
-            }
-        }
-        Ok(true)
-    }
-
-    /// Returns the stores with several grants of ours. A process killed during its commit may have decided for some.
-    fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
-        let mut stores: Vec<(&Engine, Vec<&[u8]>)> = Vec::new();
-        for (StoredLock { engine, name }, held) in self.wishes.iter().zip(&self.held) {
-            // A name that is claimed under the same id already has another handle hash.
-            if held.as_ref().is_none_or(|grant| grant.proof != self.alone.handle.proof()) {
-                continue;
-            }
-            match stores.iter_mut().find(|(known, _)| std::ptr::eq(*known, *engine)) {
-                Some((_, names)) => names.push(name),
-                None => stores.push((engine, vec![name])),
-            }
-        }
-        stores.retain(|(_, names)| names.len() > 1);
-        stores
-    }
-
-    fn release(&mut self) -> Result<()> {
-        let mut done = Ok(());
-        for (StoredLock { engine, name }, held) in self.wishes.iter().zip(&mut self.held).rev() {
-            if held.take().is_some() {
-                let credentials = engine.supervisor(self.alone.handle.proof())?;
-                done = done.and(engine.apply(name, &Request::Release(credentials)).map(drop));
-            }
-        }
-        done
     }
 }

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use super::{AcquireRequest, Engine, RecordUpdate, VersionedRecord, WaitPolicy, with_token};
+use super::commit::{RecordUpdate, with_token};
+use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::Result;
 use crate::lock::{Acquire, EndedGrant, Grant, Lifetime, Record, Request, Response, Transition};
 use crate::store::Version;

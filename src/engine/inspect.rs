@@ -1,8 +1,10 @@
 //! A record with the liveness of its holders and waiters, for display.
 
 use super::prefetch::prefetch_liveness;
+use super::{Engine, decode, of_another_name};
 use crate::error::Result;
-use crate::lock::{EndReason, Facts, Liveness, Query, Record, grant_status};
+use crate::lock::{self, EndReason, Facts, Liveness, Query, Record, grant_status};
+use crate::store::Versioned;
 
 /// A record with the liveness of its holders and waiters.
 #[derive(Debug, Clone)]
@@ -32,6 +34,65 @@ impl LockStatus {
     /// Returns true if the lock has a holder whose grant has not ended.
     pub fn is_held(&self) -> bool {
         self.holders.iter().any(std::result::Result::is_ok)
+    }
+}
+
+impl Engine {
+    /// Returns the status of a name, for display; the record of an unknown name is free.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot be read.
+    pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
+        self.inspect_record(self.read(name)?.1)
+    }
+
+    /// Visits the status of every name in turn. `visit` gets an `Err` for an unreadable record.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the store cannot be read, or with the error that `visit` returns.
+    pub fn for_each_lock(&self, visit: &mut dyn FnMut(Result<LockStatus>) -> Result<()>) -> Result<()> {
+        self.store.scan(&mut |place, stored| {
+            if stored.as_ref().is_ok_and(|stored| self.is_auxiliary(stored, place)) {
+                return Ok(());
+            }
+            let record =
+                stored.and_then(|stored| decode(&stored, place)).and_then(|record| self.check_location(record, place));
+            visit(record.and_then(|record| self.inspect_record(record)))
+        })
+    }
+
+    /// Returns true for an auxiliary object under its own name. A lookalike is stored in the place of a record.
+    fn is_auxiliary(&self, stored: &Versioned, place: &str) -> bool {
+        let key =
+            Some(&stored.body).filter(|body| lock::is_auxiliary(body)).and_then(|body| lock::name_of_internal(body));
+        key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
+    }
+
+    /// Returns the record if it is in the place of its name. A record that a power cut tore has no name and passes.
+    fn check_location(&self, record: Record, place: &str) -> Result<Record> {
+        if record.name.is_empty() || self.store.describe(&record.name) == place {
+            return Ok(record);
+        }
+        Err(of_another_name(place, &record.name))
+    }
+
+    /// Returns the status of a record. The method reads the record again before it reports a grant as ended. An owner
+    /// that ends during the read may have confirmed or released the grant before.
+    pub(super) fn inspect_record(&self, mut record: Record) -> Result<LockStatus> {
+        loop {
+            let whole = self.whole(record.clone())?;
+            let status = LockStatus::of(whole.clone(), |facts, query| self.learn(&whole, facts, query, None))?;
+            if status.holders.iter().all(std::result::Result::is_ok) {
+                return Ok(status);
+            }
+            let now = self.read(&record.name)?.1;
+            if now == record {
+                return Ok(status);
+            }
+            record = now;
+        }
     }
 }
 

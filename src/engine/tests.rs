@@ -4,7 +4,7 @@ use super::*;
 use crate::host::Fake;
 
 use crate::lock::{EndReason, EndedGrant, Lifetime, Liveness, Mode, Owner};
-use crate::store::Memory;
+use crate::store::{CommitResult, Memory};
 
 /// Returns an engine, and its host with two live processes, 1 and 2.
 fn engine() -> (Engine, Fake) {

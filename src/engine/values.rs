@@ -4,7 +4,8 @@
 use std::os::fd::BorrowedFd;
 
 use super::acquire::Onlooker;
-use super::{AcquireRequest, AcquireResult, Engine, LockStatus, RecordUpdate, WaitPolicy, with_token};
+use super::commit::{RecordUpdate, with_token};
+use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
     self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Request, Response, Transition, Value,

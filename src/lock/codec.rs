@@ -24,10 +24,9 @@ use sha2::{Digest, Sha256};
 
 use self::fields::{Fields, escape, unescape};
 use super::handle::HandleHash;
-use super::record::{
-    Begun, EndReason, EndedGrant, Grant, Lease, LeaseClock, Lifetime, Mode, Owner, Pages, PidDomain, ProcessId, Record,
-    Waiter,
-};
+use super::lifetime::{Begun, Lease, LeaseClock, Lifetime};
+use super::owner::{Owner, PidDomain, ProcessId};
+use super::record::{EndReason, EndedGrant, Grant, Mode, Pages, Record, Waiter};
 use super::sighting::{MOST_SIGHTINGS, Moment, Sighting};
 use super::value::Value;
 use crate::error::{Error, Result};

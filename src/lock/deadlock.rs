@@ -11,8 +11,9 @@
 
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
+use super::lifetime::Lifetime;
 use super::queue::{effective_owner, free_slot, is_gone};
-use super::record::{Grant, Lifetime, Record, Waiter};
+use super::record::{Grant, Record, Waiter};
 use super::request::Edge;
 
 /// A wait, and the record of the lock that it waits for.

@@ -6,7 +6,9 @@ pub(super) mod trace;
 use std::collections::BTreeMap;
 
 use super::handle::HandleHash;
-use super::record::{Lease, PidDomain, ProcessId, Waiter};
+use super::lifetime::Lease;
+use super::owner::{PidDomain, ProcessId};
+use super::record::Waiter;
 
 /// Liveness of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

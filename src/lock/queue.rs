@@ -2,8 +2,10 @@
 
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
+use super::lifetime::Lifetime;
+use super::owner::{Owner, ProcessId};
 use super::protocol::{grant_status, is_decided};
-use super::record::{EndReason, EndedGrant, Grant, Lifetime, Mode, Owner, Pages, ProcessId, Record, Waiter};
+use super::record::{EndReason, EndedGrant, Grant, Mode, Pages, Record, Waiter};
 use super::request::Acquire;
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.

@@ -10,6 +10,8 @@
 use std::collections::HashSet;
 
 use super::handle::HandleHash;
+use super::lifetime::{Lease, Lifetime};
+use super::owner::{Owner, PidDomain, ProcessId};
 use super::sighting::Sighting;
 use super::value::Value;
 
@@ -50,6 +52,13 @@ pub struct Pages {
     pub first: u64,
     /// Number of the page that newcomers enter.
     pub last: u64,
+}
+
+impl Pages {
+    /// Returns true if the range contains the page with this number.
+    pub fn has(&self, number: u64) -> bool {
+        (self.first..=self.last).contains(&number)
+    }
 }
 
 /// Part of the lock that a caller wants.
@@ -122,6 +131,13 @@ pub struct Waiter {
     pub since: u64,
 }
 
+impl Waiter {
+    /// Returns the waiting process and its pid domain.
+    pub fn waits_where(&self) -> (PidDomain, ProcessId) {
+        (self.owner.domain.clone(), self.process)
+    }
+}
+
 /// A grant that is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedGrant {
@@ -157,144 +173,6 @@ pub enum EndReason {
     Expired,
     /// A user broke the grant with `--force`.
     Broken,
-}
-
-/// Owner of a grant: the processes that the grant depends on, and details about them for display.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct Owner {
-    /// Domain that the processes run in.
-    pub domain: PidDomain,
-    /// Processes of the owner; the first live one is the effective owner. Empty if the grant depends on no process.
-    pub processes: Vec<ProcessId>,
-    /// Process that waits for the owner's end, then releases the lock, and reports a lost lock. Only `run-with-lock`
-    /// has a supervisor.
-    pub supervisor: Option<ProcessId>,
-    /// Host name, for display.
-    pub host: String,
-    /// Numeric user id.
-    pub uid: u32,
-    /// Command that runs, or that made the request.
-    pub command: Vec<u8>,
-    /// Text of `--label`.
-    pub label: Option<Vec<u8>>,
-}
-
-/// Domain in which pids are unique: one boot of one kernel and one pid namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct PidDomain {
-    /// Machine, the same for all its boots: machine-id(5) or, if that is missing, the host name.
-    pub machine: String,
-    /// Boot id from /proc/sys/kernel/random/boot_id.
-    pub boot: String,
-    /// Pid and time namespace; pids and start times are comparable only within one namespace.
-    pub pids: String,
-    /// Network namespace; csalock can wake a waiter only within one namespace.
-    pub net: u64,
-}
-
-impl Waiter {
-    /// Returns the waiting process and its pid domain.
-    pub fn waits_where(&self) -> (PidDomain, ProcessId) {
-        (self.owner.domain.clone(), self.process)
-    }
-}
-
-impl Pages {
-    /// Returns true if the range contains the page with this number.
-    pub fn has(&self, number: u64) -> bool {
-        (self.first..=self.last).contains(&number)
-    }
-}
-
-impl PidDomain {
-    /// Returns true if pids and start times have the same meaning in both domains.
-    pub fn shares_pids_with(&self, other: &PidDomain) -> bool {
-        self.boot == other.boot && self.pids == other.pids
-    }
-}
-
-/// Identity of a process, which differs from that of a later process with the same pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct ProcessId {
-    /// Process id.
-    pub pid: i32,
-    /// Start time in clock ticks since boot, field 22 of proc_pid_stat(5).
-    pub start: u64,
-}
-
-/// Lifetime of a grant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub enum Lifetime {
-    /// The grant lasts while its owner lives.
-    WhileOwnerLives,
-    /// The grant lasts while its owner lives, for at most this many milliseconds; the lease has not started yet.
-    Ttl(u64),
-    /// The grant lasts while its owner lives, until the lease is over.
-    ExpiresAt(Lease),
-    /// The grant lasts while its owner lives, by renewed leases of this many milliseconds; none has started yet.
-    KeepalivePending(u64),
-    /// The grant lasts while its owner lives, until the lease is over; the keeper renews the lease before that.
-    Keepalive(Lease),
-    /// The grant is over: the process that renewed it saw its owner die.
-    OwnerDied,
-    /// The grant lasts until it is released.
-    UntilReleased,
-}
-
-/// An end time on a clock that all users of the store share.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct Lease {
-    /// Clock that the lease counts on.
-    pub clock: LeaseClock,
-    /// End on that clock, in milliseconds.
-    pub ends: u64,
-    /// End in milliseconds since 1970, on the starter's wall clock: for display, and for decisions after a reboot.
-    pub wall: u64,
-}
-
-/// Clocks that a lease may count on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub enum LeaseClock {
-    /// CLOCK_BOOTTIME of one boot.
-    Boot(String),
-    /// CLOCK_BOOTTIME of each host that sees the lease, because a user may set the clock of a file system. A host takes
-    /// the lease for over after it was in the record for its whole span. The end is on the clock by which the store's
-    /// file system stamps new files.
-    FileSystem(Begun),
-    /// etcd's clock, for the lease with this id. Only etcd knows when that lease ends.
-    Etcd(u64),
-}
-
-/// Start of a lease on its holder's host. No two leases have the same start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct Begun {
-    /// Boot of the host that started the lease ([`super::boot_of`]).
-    pub boot: u64,
-    /// Start in microseconds on that host's CLOCK_BOOTTIME.
-    pub at: u64,
-    /// Duration of the lease in milliseconds.
-    pub span: u64,
-}
-
-impl Lifetime {
-    /// Returns the lease that limits this lifetime, if the lease has started.
-    pub fn lease(&self) -> Option<&Lease> {
-        match self {
-            Lifetime::ExpiresAt(lease) | Lifetime::Keepalive(lease) => Some(lease),
-            Lifetime::WhileOwnerLives
-            | Lifetime::Ttl(_)
-            | Lifetime::KeepalivePending(_)
-            | Lifetime::OwnerDied
-            | Lifetime::UntilReleased => None,
-        }
-    }
 }
 
 impl Record {

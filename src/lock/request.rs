@@ -1,7 +1,9 @@
 //! Requests about a record, and the responses.
 
 use super::handle::HandleHash;
-use super::record::{EndedGrant, Grant, Lease, Lifetime, PidDomain, ProcessId, Record, Waiter};
+use super::lifetime::{Lease, Lifetime};
+use super::owner::{PidDomain, ProcessId};
+use super::record::{EndedGrant, Grant, Record, Waiter};
 use super::sighting::Sighting;
 use super::value::{Value, Writing};
 

@@ -13,7 +13,8 @@
 use std::time::Duration;
 
 use super::codec::checksum;
-use super::record::{Lease, LeaseClock, Record};
+use super::lifetime::{Lease, LeaseClock};
+use super::record::Record;
 use super::request::{Response, Transition};
 
 /// Maximum number of sightings in a record. Further hosts add none, and rely on the existing sightings.

@@ -11,8 +11,9 @@
 //! **Permission.** The holder may write unless other holders share the lock. Any caller may write, in one commit, if
 //! the lock has no holder and no waiter. A stale holder may write with `--even-if-stale` if no holder came since.
 
+use super::credentials::{Found, find, refuse};
 use super::facts::{Facts, Query};
-use super::protocol::{Found, find, grant_status, refuse, write};
+use super::protocol::{grant_status, write};
 use super::queue::{end, evict, grant_waiting};
 use super::record::{EndReason, EndedGrant, Record};
 use super::request::{Credentials, Response, Transition};

@@ -6,7 +6,8 @@
 //! so an edge that a dead waiter left misleads no process.
 
 use super::handle::HandleHash;
-use super::record::{Grant, PidDomain, ProcessId, Waiter};
+use super::owner::{PidDomain, ProcessId};
+use super::record::{Grant, Waiter};
 
 /// Waits of one process, or under one grant.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

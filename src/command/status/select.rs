@@ -18,15 +18,41 @@ fn nothing_to_show(status: &LockStatus) -> bool {
     status.record.is_free() && status.record.value.is_none()
 }
 
+/// What a selection found so far, for the exit of `status`.
+struct Found {
+    /// The exit for the last unreadable record.
+    unreadable: Option<Exit>,
+    /// True if all named locks are held and, if there are patterns, one lock that matches them.
+    all_held: bool,
+}
+
 /// Shows the locks to `visit` as they are found; an `Err` is an unreadable record. Returns the exit of `status`.
 pub(super) fn select(
     context: &Context,
     asked: &Status,
     visit: &mut dyn FnMut(Selected<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<Exit> {
-    let mut unreadable: Option<Exit> = None;
-    let mut patterns: Vec<&[u8]> = Vec::new();
-    let mut all_held = true;
+    let mut found = Found { unreadable: None, all_held: true };
+    let patterns = visit_names(context, asked, &mut found, visit)?;
+    if asked.names.is_empty() || !patterns.is_empty() {
+        visit_matches(context, asked, &patterns, &mut found, visit)?;
+    }
+    Ok(match found.unreadable {
+        Some(exit) => exit,
+        None if found.all_held => Exit::Done,
+        None => Exit::NotHeld,
+    })
+}
+
+/// Shows the locks that the arguments name. Returns the patterns among the arguments: a lock whose name looks like a
+/// pattern comes first.
+fn visit_names<'a>(
+    context: &Context,
+    asked: &'a Status,
+    found: &mut Found,
+    visit: &mut dyn FnMut(Selected<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<&'a [u8]>> {
+    let mut patterns = Vec::new();
     for typed in &asked.names {
         let target = match context.target(&asked.common, typed) {
             Err(error) if glob::is_pattern(typed.as_bytes()) && error.kind() == ErrorKind::Unavailable => {
@@ -40,55 +66,57 @@ pub(super) fn select(
             Ok(status) if glob::is_pattern(typed.as_bytes()) && nothing_to_show(&status) => {
                 patterns.push(typed.as_bytes());
             }
-            Ok(sight) => {
-                all_held &= sight.is_held();
-                visit(Ok((&target.display_name, &sight, &reporter(&engine))))?;
+            Ok(status) => {
+                found.all_held &= status.is_held();
+                visit(Ok((&target.display_name, &status, &reporter(&engine))))?;
             }
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                unreadable = Some(Exit::from(error.kind()));
+                found.unreadable = Some(Exit::from(error.kind()));
                 visit(Err(error))?;
             }
             Err(error) => return Err(error.into()),
         }
     }
-    if asked.names.is_empty() || !patterns.is_empty() {
-        let engine = context.engine(&context.store(&asked.common)?)?;
-        let reporter = reporter(&engine);
-        let mut failed: Option<anyhow::Error> = None;
-        let mut found_held = false;
-        engine.for_each_lock(&mut |sight| {
-            let seen = match &sight {
-                Ok(sight) => {
-                    let name = sight.record.name.as_slice();
-                    let wanted = patterns.is_empty() || patterns.iter().any(|pattern| glob::matches(pattern, name));
-                    if !wanted || nothing_to_show(sight) {
-                        return Ok(());
-                    }
-                    found_held |= sight.is_held();
-                    Ok((name, sight, &reporter))
+    Ok(patterns)
+}
+
+/// Shows the locks of the store whose name matches one of the patterns, or all locks if there are no patterns.
+fn visit_matches(
+    context: &Context,
+    asked: &Status,
+    patterns: &[&[u8]],
+    found: &mut Found,
+    visit: &mut dyn FnMut(Selected<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let engine = context.engine(&context.store(&asked.common)?)?;
+    let reporter = reporter(&engine);
+    let mut failed: Option<anyhow::Error> = None;
+    let mut found_held = false;
+    engine.for_each_lock(&mut |status| {
+        let selected = match &status {
+            Ok(status) => {
+                let name = status.record.name.as_slice();
+                let wanted = patterns.is_empty() || patterns.iter().any(|pattern| glob::matches(pattern, name));
+                if !wanted || nothing_to_show(status) {
+                    return Ok(());
                 }
-                Err(error) => {
-                    unreadable = Some(Exit::from(error.kind()));
-                    Err(error.clone())
-                }
-            };
-            if failed.is_none() {
-                failed = visit(seen).err();
+                found_held |= status.is_held();
+                Ok((name, status, &reporter))
             }
-            Ok(())
-        })?;
-        if let Some(error) = failed {
-            return Err(error);
+            Err(error) => {
+                found.unreadable = Some(Exit::from(error.kind()));
+                Err(error.clone())
+            }
+        };
+        if failed.is_none() {
+            failed = visit(selected).err();
         }
-        all_held &= found_held || patterns.is_empty();
-    }
-    Ok(match unreadable {
-        Some(exit) => exit,
-        None if all_held => Exit::Done,
-        None => Exit::NotHeld,
-    })
+        Ok(())
+    })?;
+    found.all_held &= found_held || patterns.is_empty();
+    failed.map_or(Ok(()), Err)
 }
 
 fn reporter(engine: &Engine) -> Reporter<'_> {
-    Reporter::new(engine)
+    Reporter { host: engine.host(), scope: engine.store().scope() }
 }

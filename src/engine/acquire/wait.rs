@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use super::Acquisition;
+use crate::engine::Engine;
 use crate::engine::deadlock::Published;
+use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason};
-use crate::lock::{Edge, Lease, PidDomain, ProcessId, Record, WaitEdges};
+use crate::lock::{Edge, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::store::{Scope, Version};
 
 /// Delay of deadlock checks: shorter waits form no cycle, and even busy shells mostly run their next command by then.
@@ -14,6 +16,9 @@ pub(in crate::engine) const DEADLOCK_CHECK_DELAY: Duration = Duration::from_mill
 
 /// Duration after which a wait publishes its edges for processes in other network namespaces, which cannot ask.
 const LONG: Duration = Duration::from_secs(1);
+
+/// Time past the end of a lease that covers the rounding of every clock.
+const ROUNDING: Duration = Duration::from_millis(1);
 
 /// Progress of a wait, for its callback.
 #[derive(Debug, Clone, Copy)]
@@ -33,10 +38,32 @@ pub(in crate::engine) type Onlooker<'a> = dyn FnMut(&Waiting<'_>) -> Option<Dura
 
 /// Next step after a wait.
 pub(super) enum AfterWait {
+    /// The record may have changed.
     Look,
+    /// The policy ends the wait.
+    TimeOver,
+    /// The interrupt ended the wait.
     Interrupted,
     /// This wait is the victim of the cycle with these edges.
     GiveUp(Vec<Edge>),
+}
+
+impl Engine {
+    /// Returns the maximum pause with `ahead` waiters in front, or `None` if the policy ends the wait.
+    fn pause(
+        &self,
+        clock: &mut WaitClock,
+        ahead: usize,
+        leases: &[Lease],
+        seen: &[Sighting],
+    ) -> Result<Option<Duration>> {
+        let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };
+        for lease in leases {
+            pause = pause.min(self.store.time_to_expiry(lease, seen)? + ROUNDING);
+        }
+        // A longer pause would let this waiter's lease expire, and other hosts would consider it dead.
+        Ok(Some(if self.store.scope() == Scope::Shared { pause.min(self.lease / 4) } else { pause }))
+    }
 }
 
 impl<'a> Acquisition<'a> {
@@ -78,12 +105,36 @@ impl<'a> Acquisition<'a> {
         })
     }
 
+    /// Waits for one of these processes and leases to end, for a wake-up, or for the end of the pause that the policy
+    /// allows.
     pub(super) fn wait(
         &mut self,
+        (version, record): (&Option<Version>, &Record),
+        processes: &[(PidDomain, ProcessId)],
+        leases: &[Lease],
+        ahead: usize,
+        clock: &mut WaitClock,
+        on_wait: &mut Onlooker<'_>,
+    ) -> Result<AfterWait> {
+        let engine = self.engine;
+        let Some(pause) = engine.pause(clock, ahead, leases, &record.sightings)? else {
+            return Ok(AfterWait::TimeOver);
+        };
+        let end = engine.host.boottime() + pause;
+        let mut show = || {
+            let left = clock.left(engine.host.boottime());
+            on_wait(&Waiting { record, ahead, left, outage: None })
+        };
+        self.wait_until(end, record, version.as_ref(), processes, &mut show)
+    }
+
+    /// Waits until `end` at most. Calls `show` at the start and after each deadlock check.
+    fn wait_until(
+        &mut self,
+        end: Duration,
         record: &Record,
         version: Option<&Version>,
         processes: &[(PidDomain, ProcessId)],
-        end: Duration,
         show: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<AfterWait> {
         let engine = self.engine;

@@ -11,8 +11,8 @@ use super::fields::{Fields, escape, unescape};
 use super::{body, checksum, closed, read_party, read_waiter, write_party, write_waiter};
 use crate::lock::commit_record::CommitRecord;
 use crate::lock::handle::HandleHash;
+use crate::lock::owner::Owner;
 use crate::lock::page::Page;
-use crate::lock::record::Owner;
 use crate::lock::wait_edges::WaitEdges;
 
 const FIRST_LINE_OF_PAGE: &str = "csalock-page 1\n";

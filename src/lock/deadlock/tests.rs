@@ -1,7 +1,9 @@
 //! Tests of cycles drawn by hand. Every process lives; process N holds and waits with its own handle hash.
 
 use super::*;
-use crate::lock::record::{Begun, Lease, LeaseClock, Mode, Owner, PidDomain, ProcessId};
+use crate::lock::lifetime::{Begun, Lease, LeaseClock};
+use crate::lock::owner::{Owner, PidDomain, ProcessId};
+use crate::lock::record::Mode;
 use crate::lock::{Handle, Liveness};
 
 fn proof(pid: i32) -> HandleHash {

@@ -1,7 +1,11 @@
 //! Tests of the rules, without any clock, process or file.
 
 use super::*;
-use crate::lock::record::{Begun, Lease, LeaseClock, Mode, Owner, PidDomain, ProcessId, Waiter};
+use crate::lock::lifetime::{Begun, Lease, LeaseClock};
+use crate::lock::owner::{Owner, PidDomain, ProcessId};
+use crate::lock::queue::INLINE_WAITERS;
+use crate::lock::record::{EndedGrant, Mode, Pages, Waiter};
+use crate::lock::request::{Acquire, Credentials, QueuePosition};
 use crate::lock::{Handle, decode, encode};
 
 fn domain() -> PidDomain {

@@ -1,0 +1,72 @@
+//! The keeper of a command, as its supervisor sees it: start, restart and stop.
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+use super::{KeeperConfig, drain, new_pipe};
+use crate::child::EventSource;
+use crate::detach::{self, Detach};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The keeper of a command, as its supervisor sees it.
+pub(in crate::command) struct Keeper {
+    hear: OwnedFd,
+    tell: OwnedFd,
+    pid: Cell<Option<Pid>>,
+    /// True if the keeper ended by itself because no lease is left to renew.
+    done: Cell<bool>,
+}
+
+impl Keeper {
+    /// Returns a keeper that has not started yet.
+    pub(in crate::command) fn new() -> Result<Keeper> {
+        let failed =
+            |errno: nix::Error| Error::new(ErrorKind::System, format!("cannot make a pipe: {}", errno.desc()), "");
+        let (hear, tell) = new_pipe().map_err(failed)?;
+        Ok(Keeper { hear, tell, pid: Cell::new(None), done: Cell::new(false) })
+    }
+
+    /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
+    pub(in crate::command) fn ensure_running(&self, keeping: &KeeperConfig<'_>) -> bool {
+        if self.pid.get().is_none() && !self.done.get() {
+            let supervisor = Pid::this();
+            let work = || keeping.run(Some(supervisor), Some(&self.tell));
+            // If the keeper does not start, the supervisor ends the command before the lease ends.
+            self.pid.set(detach::spawn(c"csalock-keeper", Detach::Child, Some(&self.tell), work).unwrap_or(None));
+        }
+        self.pid.get().is_some() || self.done.get()
+    }
+
+    /// Kills and reaps the keeper.
+    pub(in crate::command) fn stop(&self) {
+        if let Some(pid) = self.pid.take() {
+            let _ = kill(pid, Signal::SIGKILL);
+            let _ = waitpid(pid, None);
+        }
+    }
+}
+
+impl EventSource for Keeper {
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.hear.as_fd())
+    }
+
+    fn drain(&self) -> bool {
+        let came = drain(self.hear.as_fd());
+        let status = self.pid.get().map(|pid| waitpid(pid, Some(WaitPidFlag::WNOHANG)));
+        let ended = status.is_some_and(|status| status != Ok(WaitStatus::StillAlive));
+        if ended {
+            self.pid.set(None);
+            self.done.set(matches!(status, Some(Ok(WaitStatus::Exited(_, 0)))));
+        }
+        came || ended
+    }
+
+    fn process(&self) -> Option<Pid> {
+        self.pid.get()
+    }
+}

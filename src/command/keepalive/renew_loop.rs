@@ -1,0 +1,195 @@
+//! The renewal of leases, in the first thread of a keeper.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use super::changes::Changes;
+use super::{KeeperConfig, drain, notify, retry_until_ok, wait_for};
+use crate::boottime_timer::BoottimeTimer;
+use crate::command::context::LockRef;
+use crate::command::lock_set::OpenLockSet;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Request, Response};
+use crate::store::Scope;
+
+/// Number of lease lengths for which a keeper still calls a silent store after its lease is over.
+const IN_VAIN: u32 = 4;
+
+/// Result of the renewal of one lock.
+enum RenewResult {
+    /// This lease holds the lock, at least until this time on CLOCK_BOOTTIME.
+    Until(Lease, Duration),
+    /// The lock is held, and no lease limits it.
+    ForGood,
+    /// The lock was released.
+    GivenBack,
+    /// The lock was lost; another process may hold it.
+    Lost,
+}
+
+/// Result of the renewal of all locks.
+enum RenewAllResult {
+    /// Some locks are held. The time is the end of the first of their leases; `None` means that they have no lease.
+    Held(Option<Duration>),
+    /// No lock is held any more; all of them were released.
+    GivenBack,
+    /// No lock is held any more, and a lock was lost.
+    Lost,
+}
+
+/// The lease that held a lock when it was last read, and the end of the lease on CLOCK_BOOTTIME.
+type Known = Option<(Lease, Duration)>;
+
+impl KeeperConfig<'_> {
+    /// Renews each lease in good time. Returns when no lock is held any more, or the owners have `ended`.
+    ///
+    /// Each new end of the lease is stored, and then the `listeners` are notified. A byte in `poke` starts a renewal.
+    /// A keeper without a supervisor gives up, too, if the store stays silent for long after the lease is over.
+    pub(super) fn renew_loop(
+        &self,
+        is_guarded: bool,
+        poke: BorrowedFd<'_>,
+        listeners: &[BorrowedFd<'_>],
+        ended: &AtomicBool,
+    ) {
+        let timer = retry_until_ok(BoottimeTimer::new);
+        let span = self.context.lease();
+        let mut opened: Option<OpenLockSet<'_>> = None;
+        let mut known: Vec<Known> = vec![None; self.targets.all.len()];
+        let mut changes = Changes::new(self.context.host.boottime());
+        let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| ends.saturating_sub(span * 2 / 3));
+        loop {
+            timer.set(Some(next.min(changes.due())));
+            wait_for([poke, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
+            drain(poke);
+            changes.hear();
+            if ended.load(SeqCst) {
+                return;
+            }
+            let now = self.context.host.boottime();
+            let (ends, is_held) = match self.renew(&mut opened, &mut known) {
+                Ok(RenewAllResult::Held(ends)) => (ends, true),
+                Ok(RenewAllResult::GivenBack) => (None, false),
+                Ok(RenewAllResult::Lost) => (Some(now), false),
+                Err(_) => {
+                    opened = None;
+                    let now = self.context.host.boottime();
+                    if !is_guarded && self.shared_deadline.load().is_some_and(|ends| now > ends + span * IN_VAIN) {
+                        return;
+                    }
+                    next = now + span / 30;
+                    changes.postpone(next);
+                    continue;
+                }
+            };
+            self.shared_deadline.store(ends);
+            listeners.iter().for_each(|listener| notify(*listener));
+            if !is_held {
+                return;
+            }
+            let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
+            next = now + (left / 3).max(Duration::from_millis(10));
+            if opened.as_ref().is_some_and(|opened| changes.listen(opened, now)) {
+                next = now;
+            }
+        }
+    }
+
+    /// Renews once each lease that is due.
+    fn renew<'a>(&'a self, opened: &mut Option<OpenLockSet<'a>>, known: &mut [Known]) -> Result<RenewAllResult> {
+        let opened = match opened {
+            Some(opened) => opened,
+            none => none.insert(self.targets.open(self.context)?),
+        };
+        let (mut held, mut lost, mut first): (bool, bool, Option<Duration>) = (false, false, None);
+        let has_lease = |(_, ((_, engine), _)): &(usize, ((&LockRef, &Engine), &mut Known))| {
+            self.timed || engine.store().scope() == Scope::Shared
+        };
+        for (at, ((target, engine), known)) in opened.each().zip(known).enumerate().filter(has_lease) {
+            let now = self.context.host.boottime();
+            // A server that hangs must not keep us from the other stores until the lease is over.
+            engine.store().set_deadline(Some(now + self.context.lease() / 6));
+            let ends = match self.keep(at, &target.name, engine, known)? {
+                RenewResult::GivenBack => continue,
+                RenewResult::ForGood => None,
+                RenewResult::Until(lease, ends) => Some(known.insert((lease, ends)).1),
+                RenewResult::Lost => Some(now),
+            };
+            // A command that goes on without the lock needs no keeper.
+            if !self.kills && ends.is_some_and(|ends| ends <= now) {
+                lost = true;
+                continue;
+            }
+            held = true;
+            first = ends.map(|ends| first.map_or(ends, |first| first.min(ends))).or(first);
+        }
+        Ok(match (held, lost) {
+            (true, _) => RenewAllResult::Held(first),
+            (false, true) => RenewAllResult::Lost,
+            (false, false) => RenewAllResult::GivenBack,
+        })
+    }
+
+    fn keep(&self, at: usize, name: &[u8], engine: &Engine, known: &Known) -> Result<RenewResult> {
+        if self.shared_deadline.is_released(at) {
+            return Ok(RenewResult::GivenBack);
+        }
+        let now = self.context.host.boottime();
+        let span = self.context.lease();
+        let mine = |grant: &Grant| grant.proof == self.proof;
+        let record = engine.inspect(name)?.record;
+        match record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
+            Some(Lifetime::Keepalive(lease)) => {
+                let ends = match known {
+                    Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
+                    None => self.shared_deadline.load(),
+                };
+                if let Some(ends) = ends.filter(|ends| ends.saturating_sub(now) > span * 2 / 3) {
+                    return Ok(RenewResult::Until(lease, ends));
+                }
+                let lifetime = engine.start(&Lifetime::KeepalivePending(span.as_millis() as u64))?;
+                match engine
+                    .apply(name, &Request::Renew(engine.credentials(Some(self.proof), Vec::new())?, lifetime))?
+                {
+                    Response::Renewed(grant) => Ok(match (grant.lifetime.lease(), engine.ends(&grant.lifetime)) {
+                        (Some(lease), Some(ends)) => RenewResult::Until(lease.clone(), ends),
+                        _ => RenewResult::ForGood,
+                    }),
+                    Response::NotHeld(ending) | Response::NotOwner(_, ending) => self.ended(at, name, engine, ending),
+                    _ => Ok(RenewResult::Lost),
+                }
+            }
+            Some(Lifetime::ExpiresAt(lease)) => {
+                let ends = match known {
+                    Some((known, ends)) if *known == lease => *ends,
+                    _ => self.expiry_of(&lease, engine)?,
+                };
+                Ok(RenewResult::Until(lease, ends))
+            }
+            Some(_) => Ok(RenewResult::ForGood),
+            None => self.ended(at, name, engine, record.ended_grants.into_iter().find(|ending| mine(&ending.grant))),
+        }
+    }
+
+    /// Returns when a lease that another process requested ends, on CLOCK_BOOTTIME. The process that acquired the lock
+    /// for us knows the time better than a store that counts in seconds.
+    fn expiry_of(&self, lease: &Lease, engine: &Engine) -> Result<Duration> {
+        let now = self.context.host.boottime();
+        self.shared_deadline.expiry_of(lease).map_or_else(|| Ok(now + engine.store().lease_ttl(lease)?), Ok)
+    }
+
+    /// Returns what it means that the record lacks our grant while the owners live: it was lost, unless its end is a
+    /// release. The keeper tells the supervisor of a release if it can, so that the record need not keep it.
+    fn ended(&self, at: usize, name: &[u8], engine: &Engine, ending: Option<EndedGrant>) -> Result<RenewResult> {
+        let Some(ending) = ending.filter(|ending| ending.reason == EndReason::Released) else {
+            return Ok(RenewResult::Lost);
+        };
+        if ending.is_owed() && self.shared_deadline.release(at) {
+            engine.apply(name, &Request::Release(engine.supervisor(self.proof)?))?;
+        }
+        Ok(RenewResult::GivenBack)
+    }
+}

@@ -1,0 +1,144 @@
+//! The end of an attempt: its response, or its deadline, interrupt or deadlock, after which the waiter leaves the queue.
+
+use std::time::Duration;
+
+use super::wait::AfterWait;
+use super::{AcquireResult, Acquisition, holds};
+use crate::engine::contention::CasRetry;
+use crate::engine::wait_policy::WaitClock;
+use crate::error::{Error, Result};
+use crate::lock::{HandleHash, Record, Request, Response};
+
+impl Acquisition<'_> {
+    /// Ends the attempt with this response. Returns `None` if the lock was granted in the meantime.
+    pub(super) fn finish(&mut self, record: &Record, response: Response) -> Result<Option<AcquireResult>> {
+        let me = self.application.entry.proof;
+        match &response {
+            // Another process has claimed the name, possibly under the same id.
+            Response::Claimed(grant) | Response::Granted(grant, _) if grant.proof != me => {
+                self.leave_if_possible()?;
+            }
+            // A cycle that is detected only during the wait finds this waiter in the queue.
+            Response::Deadlock(_) if self.application.position.is_some() || is_waiting(record, &me) => {
+                if let Response::GrantedMeanwhile(_) = self.leave_if_possible()? {
+                    return Ok(None);
+                }
+            }
+            Response::Busy(_) => self.engine.note_leases(record),
+            _ => {}
+        }
+        Ok(Some(AcquireResult::Answer(response)))
+    }
+
+    /// Pauses after a lost commit, or ends the attempt at its deadline. Returns `None` for another try.
+    pub(super) fn after_lost_commit(
+        &mut self,
+        record: Record,
+        retry: &mut CasRetry<'_>,
+    ) -> Result<Option<AcquireResult>> {
+        if retry.backoff()? { Ok(None) } else { self.give_up(record) }
+    }
+
+    /// Ends the attempt with busy if the store refused the waiter's entry at the deadline and the lock is still held.
+    pub(super) fn after_refused_entry(
+        &mut self,
+        record: Record,
+        error: Error,
+        clock: &WaitClock,
+    ) -> Result<AcquireResult> {
+        if self.may_pass(&error)
+            && clock.left(self.engine.host.boottime()) == Some(Duration::ZERO)
+            && let Some(busy) = self.give_up(record)?
+        {
+            return Ok(busy);
+        }
+        Err(error)
+    }
+
+    /// Ends the attempt at its deadline, on an interrupt or on a deadlock. Returns `None` if the record may have changed.
+    pub(super) fn after_wait(&mut self, after: AfterWait, record: Record) -> Result<Option<AcquireResult>> {
+        match after {
+            AfterWait::Look => Ok(None),
+            AfterWait::TimeOver => self.give_up(record),
+            AfterWait::Interrupted => Ok(Some(self.interrupted())),
+            AfterWait::GiveUp(edges) => Ok(match self.leave_if_possible()? {
+                Response::GrantedMeanwhile(_) => None,
+                _ => Some(AcquireResult::Answer(Response::Deadlock(edges))),
+            }),
+        }
+    }
+
+    /// Ends the wait at its deadline: returns busy, or `None` if the lock was granted in the meantime.
+    fn give_up(&mut self, record: Record) -> Result<Option<AcquireResult>> {
+        match self.leave_if_possible()? {
+            Response::GrantedMeanwhile(_) => Ok(None),
+            _ => {
+                self.engine.note_leases(&record);
+                Ok(Some(AcquireResult::Answer(Response::Busy(record.holders))))
+            }
+        }
+    }
+
+    /// Leaves the queue. A full or read-only store does not change the response: the next process that changes the
+    /// record skips a waiter that has ended.
+    fn leave_if_possible(&mut self) -> Result<Response> {
+        match self.leave() {
+            Err(error) if error.is_refused_change() => Ok(Response::Cancelled),
+            left => left,
+        }
+    }
+
+    /// Leaves the queue. If other writers win until `give_up_at`, the waiter revokes its lease, where the store can do
+    /// that. The next process then skips the waiter and any grant that it received.
+    fn leave(&mut self) -> Result<Response> {
+        // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
+        self.subscription = None;
+        let (engine, me) = (self.engine, self.application.entry.proof);
+        let page = self.application.position.as_ref().map(|place| place.page);
+        if let Some(page) = page
+            && engine.dequeue(self.name, page, &me)?
+        {
+            // A page that was refilled into the record and removed is created anew if its last waiter joins it once more.
+            // That waiter stands in the record too.
+            let (_, record) = engine.read(self.name)?;
+            if !is_waiting(&record, &me) && !holds(&record, &me) {
+                engine.remove_witness(self.name, &me);
+                return Ok(Response::Cancelled);
+            }
+        }
+        let ask = Request::Cancel(me, page);
+        if let Some(response) = engine.try_apply(engine.race_for(self.name, &ask).until(self.give_up_at), &ask, None)? {
+            return Ok(response);
+        }
+        if let Some(lease) = &self.application.entry.lease {
+            engine.store.revoke_lease(lease);
+            if engine.store.lease_expired(lease)? {
+                let (_, record) = engine.read(self.name)?;
+                let granted = record.holders.into_iter().find(|grant| grant.proof == me);
+                return Ok(granted.map_or(Response::Cancelled, Response::GrantedMeanwhile));
+            }
+        }
+        engine.apply(self.name, &ask)
+    }
+
+    /// Gives up because of the interrupt. Entries that cannot be removed immediately end on their own.
+    pub(super) fn interrupted(&mut self) -> AcquireResult {
+        self.give_up_at = self.engine.host.boottime();
+        self.engine.store.set_deadline(Some(self.give_up_at));
+        let _ = self.abandon();
+        AcquireResult::Interrupted
+    }
+
+    /// Leaves the queue, and releases a grant that arrived in the meantime.
+    fn abandon(&mut self) -> Result<()> {
+        if let Response::GrantedMeanwhile(_) = self.leave()? {
+            let credentials = self.engine.supervisor(self.application.entry.proof)?;
+            self.engine.apply(self.name, &Request::Release(credentials))?;
+        }
+        Ok(())
+    }
+}
+
+fn is_waiting(record: &Record, proof: &HandleHash) -> bool {
+    record.waiters.iter().any(|waiter| waiter.proof == *proof)
+}

@@ -1,0 +1,224 @@
+//! Rules for the start of a grant: acquire, wait, confirm and cancel.
+
+use super::deadlock::{fits_beside, waits_within};
+use super::facts::{Facts, Query};
+use super::handle::HandleHash;
+use super::lifetime::{Lease, Lifetime};
+use super::owner::{PidDomain, ProcessId};
+use super::page::Page;
+use super::protocol::{is_decided, is_seen_alive, write};
+use super::queue::{
+    INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, refill, slot_count_conflict,
+};
+use super::record::{EndReason, EndedGrant, Grant, Pages, Record, Waiter};
+use super::request::{Acquire, Edge, QueuePosition, Response, Transition};
+
+/// Acquires the lock or, if it is not free, enters the queue or waits there.
+pub(super) fn acquire(record: &Record, application: &Acquire, facts: &Facts) -> Result<Transition, Query> {
+    let me = application.entry.proof;
+    if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
+        return already_granted(record, at, application, facts);
+    }
+    if let Some(claimed) = claimed(record, application, facts)? {
+        return Ok(Transition::Done(claimed));
+    }
+    if application.confirming {
+        let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
+        return Ok(Transition::Done(Response::NotHeld(mine.cloned())));
+    }
+    let mut next = record.clone();
+    let ended = evict(&mut next, facts)?;
+    let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
+    if application.refuse_stale && !stale.is_empty() {
+        return Ok(Transition::Done(Response::Stale(stale)));
+    }
+    let in_record = next.waiters.iter().any(|waiter| waiter.proof == me);
+    let place = application.position.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
+    let mut wake = Vec::new();
+    if !in_record && place.is_none() {
+        if next.pages.is_some() {
+            wake = grant_waiting_as(&mut next, facts, None)?;
+        }
+        if let Some(has) = slot_count_conflict(&next, application, facts)? {
+            return Ok(Transition::Done(Response::SlotCountConflict(has)));
+        }
+        enter(&mut next, application, facts);
+    }
+    update_entry(&mut next, &application.entry);
+    wake.extend(grant_waiting_as(&mut next, facts, Some(application))?);
+    wake.retain(|proof| *proof != me);
+    if let Some(grant) = next.holders.iter().find(|grant| grant.proof == me) {
+        let grant = grant.clone();
+        return Ok(write(next, Response::Granted(grant, stale.into_iter().next_back()), wake));
+    }
+    if let Some(own) = waits_for_itself(&next, &application.entry, facts)? {
+        return Ok(Transition::Done(Response::Deadlock(vec![Edge { name: next.name, grant: own }])));
+    }
+    if !application.queue {
+        let busy = Response::Busy(next.holders.clone());
+        next.waiters.retain(|waiter| waiter.proof != me);
+        let changed = !ended.is_empty() || !wake.is_empty();
+        return Ok(if changed { write(next, busy, wake) } else { Transition::Done(busy) });
+    }
+    if next != *record {
+        return Ok(Transition::Write { record: next, response: None, wake, over: Vec::new() });
+    }
+    match place {
+        _ if in_record => wait(record, &me, facts),
+        Some(place) => wait_on_page(record, place, &application.entry, facts),
+        None => Ok(queue_on_page(next, application.full, facts)),
+    }
+}
+
+/// Handles a grant with the caller's handle hash: another process made it, or an earlier try whose reply was lost.
+fn already_granted(record: &Record, at: usize, application: &Acquire, facts: &Facts) -> Result<Transition, Query> {
+    let grant = &record.holders[at];
+    let before = record.ended_grants.last().filter(|ending| ending.reason != EndReason::Released).cloned();
+    if let Some(stale) = before.clone().filter(|_| application.refuse_stale) {
+        // The process that granted the lock could not know that this caller refuses stale grants.
+        let mut next = record.clone();
+        end(&mut next, at, EndReason::Released);
+        let wake = grant_waiting(&mut next, facts)?;
+        return Ok(write(next, Response::Stale(vec![stale]), wake));
+    }
+    if grant.provisional.is_none() || application.provisional {
+        return Ok(Transition::Done(Response::Granted(grant.clone(), before)));
+    }
+    Ok(confirm(record, at, application, before))
+}
+
+/// Makes a provisional grant permanent. `before` is the stale grant before it, if there was one.
+fn confirm(record: &Record, at: usize, application: &Acquire, before: Option<EndedGrant>) -> Transition {
+    let mut next = record.clone();
+    next.holders[at].provisional = None;
+    next.holders[at].lifetime = application.lifetime.clone();
+    let grant = next.holders[at].clone();
+    // Waiters that want to claim the name too need not wait any longer.
+    let others = next.waiters.iter().filter(|waiter| grant.claim.is_some() && waiter.claim.is_some());
+    let wake = others.map(|waiter| waiter.proof).collect();
+    write(next, Response::Granted(grant, before), wake)
+}
+
+/// Returns the response to a request for a claim if the name is already claimed permanently.
+fn claimed(record: &Record, application: &Acquire, facts: &Facts) -> Result<Option<Response>, Query> {
+    let Some(id) = &application.entry.claim else { return Ok(None) };
+    let Some(grant) = record.holders.iter().find(|grant| grant.claim.is_some()) else { return Ok(None) };
+    if grant.provisional.is_some() && !is_decided(grant, facts)? {
+        return Ok(None);
+    }
+    let is_mine = grant.claim.as_ref() == Some(id);
+    Ok(Some(if is_mine { Response::Granted(grant.clone(), None) } else { Response::Claimed(grant.clone()) }))
+}
+
+/// Enters the queue of the record unless it is full. A caller that does not queue enters it for this decision only.
+fn enter(next: &mut Record, application: &Acquire, facts: &Facts) {
+    next.slots = application.slots.or(next.slots);
+    if next.pages.is_none() && (next.waiters.len() < INLINE_WAITERS || !application.queue) {
+        next.waiters.push(Waiter { since: facts.wall, ..application.entry.clone() });
+    }
+}
+
+/// Copies the lease and the blocked processes of a waiter to its entry in the record, if it has one.
+fn update_entry(next: &mut Record, now: &Waiter) {
+    if let Some(entry) = next.waiters.iter_mut().find(|waiter| waiter.proof == now.proof) {
+        entry.lease.clone_from(&now.lease);
+        entry.blocked_processes.clone_from(&now.blocked_processes);
+    }
+}
+
+/// Returns the caller's own grant for which it would wait, if there is one: the shortest cycle.
+fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Option<Grant>, Query> {
+    let mut own = Vec::new();
+    for grant in &record.holders {
+        // A lease without keepalive ends by itself, but a caller whose timeout comes first waits in vain.
+        if waits_within(entry, grant, facts)?
+            && !matches!(&grant.lifetime, Lifetime::ExpiresAt(lease) if !facts.outlasts(lease)?)
+        {
+            own.push(grant);
+        }
+    }
+    let endless = !own.is_empty() && !fits_beside(&own, record, entry, facts)?;
+    Ok(own.first().filter(|_| endless).map(|grant| (*grant).clone()))
+}
+
+/// Waits at this place in the record.
+fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Transition, Query> {
+    let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
+    let before = record.waiters[..ahead].iter().rev().map(Waiter::waits_where);
+    let (processes, mut leases) = awaited_ends(record, before, facts)?;
+    leases.extend(ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.clone()));
+    Ok(Transition::Wait { processes, leases, ahead })
+}
+
+/// Waits on a page, or enters it anew if the entry has changed.
+fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &Facts) -> Result<Transition, Query> {
+    if place.entry != *entry {
+        return Ok(Transition::Enqueue(place.page));
+    }
+    let first = record.pages.map_or(place.page, |pages| pages.first);
+    let in_record = record.waiters.iter().rev().map(Waiter::waits_where);
+    let ahead = record.waiters.len() + Page::before(first, place.page) + place.ahead;
+    let (processes, leases) = awaited_ends(record, place.before.iter().cloned().chain(in_record), facts)?;
+    Ok(Transition::Wait { processes, leases, ahead })
+}
+
+/// Returns the step for a request whose queue has no room left in the record.
+fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Transition {
+    next.pages = match next.pages {
+        None => Some(Pages { first: facts.wall, last: facts.wall }),
+        Some(pages) if full == Some(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
+        Some(pages) => return Transition::Enqueue(pages.last),
+    };
+    Transition::Write { record: next, response: None, wake: Vec::new(), over: Vec::new() }
+}
+
+/// Processes and leases whose end a waiter awaits.
+type Awaited = (Vec<(PidDomain, ProcessId)>, Vec<Lease>);
+
+/// Returns the nearest live waiter ahead, of those in `before`, or, if there is none, the holders and their leases.
+fn awaited_ends(
+    record: &Record,
+    before: impl Iterator<Item = (PidDomain, ProcessId)>,
+    facts: &Facts,
+) -> Result<Awaited, Query> {
+    for (domain, process) in before {
+        if facts.liveness(&domain, &process)?.may_live_here() {
+            return Ok((vec![(domain, process)], Vec::new()));
+        }
+    }
+    let (mut processes, mut leases) = (Vec::new(), Vec::new());
+    for grant in &record.holders {
+        let process = match grant.provisional {
+            Some(process) => Some((process, facts.liveness(&grant.owner.domain, &process)?)),
+            None => effective_owner(&grant.owner, facts)?,
+        };
+        // No host can observe the end of a missing process.
+        processes.extend(
+            process
+                .filter(|(_, liveness)| liveness.may_live_here())
+                .map(|(process, _)| (grant.owner.domain.clone(), process)),
+        );
+        // If this host can see the owner, the owner's end counts and the lease does not.
+        let by_lease = !matches!(grant.lifetime, Lifetime::Keepalive(_)) || !is_seen_alive(grant, facts)?;
+        leases.extend(grant.lifetime.lease().filter(|_| by_lease).cloned());
+    }
+    Ok((processes, leases))
+}
+
+/// Leaves the queue, unless the lock was granted in the meantime.
+pub(super) fn cancel(record: &Record, me: &HandleHash, page: Option<u64>, facts: &Facts) -> Result<Transition, Query> {
+    if let Some(grant) = record.holders.iter().find(|grant| grant.proof == *me) {
+        return Ok(Transition::Done(Response::GrantedMeanwhile(grant.clone())));
+    }
+    let mut next = record.clone();
+    // A sealed page cannot lose a waiter, so the record fetches the page first and then drops the waiter.
+    while page.is_some_and(|page| next.pages.is_some_and(|pages| pages.has(page))) {
+        refill(&mut next, facts)?;
+    }
+    if !next.waiters.iter().any(|waiter| waiter.proof == *me) {
+        return Ok(Transition::Done(Response::Cancelled));
+    }
+    next.waiters.retain(|waiter| waiter.proof != *me);
+    let wake = grant_waiting(&mut next, facts)?;
+    Ok(write(next, Response::Cancelled, wake))
+}

@@ -1,0 +1,86 @@
+//! The grant that a caller's credentials prove, and the response to a caller that has none.
+
+use super::facts::{Facts, Query};
+use super::protocol::{grant_status, is_decided, lease_expired, write};
+use super::queue::effective_owner;
+use super::record::{EndReason, EndedGrant, Grant, Record};
+use super::request::{Credentials, Response, Transition};
+
+/// Grant that matches a caller's credentials.
+pub(super) enum Found {
+    /// The grant with this index is the caller's and valid.
+    Mine(usize),
+    /// The caller's grant has ended.
+    Ended(EndedGrant),
+    /// The record has no grant of the caller.
+    Nothing,
+}
+
+/// Returns the grant that matches the credentials.
+pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Found, Query> {
+    for (at, grant) in record.holders.iter().enumerate() {
+        if !is_mine(grant, credentials, facts)? {
+            continue;
+        }
+        // The owner's liveness does not matter if the caller has the handle or is the owner. A wrapper releases the
+        // lock for a command that has ended.
+        let over = lease_expired(grant, facts)?;
+        let late = EndedGrant { grant: grant.clone(), reason: EndReason::Expired };
+        return Ok(if over { Found::Ended(late) } else { Found::Mine(at) });
+    }
+    let mine = |grant: &Grant| {
+        credentials.proof == Some(grant.proof)
+            || (grant.owner.domain.shares_pids_with(&credentials.domain)
+                && grant.owner.processes.iter().any(|owner| credentials.owners.contains(owner)))
+    };
+    let ending = record.ended_grants.iter().rev().find(|ending| mine(&ending.grant));
+    Ok(ending.cloned().map_or(Found::Nothing, Found::Ended))
+}
+
+fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bool, Query> {
+    if credentials.proof == Some(grant.proof) || (credentials.claim.is_some() && credentials.claim == grant.claim) {
+        return Ok(true);
+    }
+    let owner = effective_owner(&grant.owner, facts)?;
+    let is_owned = grant.owner.domain.shares_pids_with(&credentials.domain)
+        && owner.is_some_and(|(owner, _)| credentials.owners.contains(&owner));
+    // An owner does not have a grant that it was not told of.
+    Ok(is_owned && (grant.provisional.is_none() || is_decided(grant, facts)?))
+}
+
+/// Returns true if the caller is the process that must still learn of this ending.
+pub(super) fn hears_of(record: &Record, credentials: &Credentials, ending: &EndedGrant) -> bool {
+    let is_for_claimant = credentials.supervises || ending.grant.owner.supervisor.is_none();
+    is_for_claimant && ending.is_owed() && record.ended_grants.contains(ending)
+}
+
+/// Returns the ending of the grant to the caller and drops it from the record.
+pub(super) fn hear_of(record: &Record, ending: EndedGrant, facts: &Facts) -> Result<Transition, Query> {
+    let mut next = record.clone();
+    next.ended_grants.retain(|kept| *kept != ending);
+    match refuse(record, Found::Ended(ending), facts)? {
+        Transition::Done(response) => Ok(write(next, response, Vec::new())),
+        other => Ok(other),
+    }
+}
+
+/// Returns the response to a caller that does not hold the lock: how its grant ended, and the holders.
+pub(super) fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Transition, Query> {
+    let mut ending = match found {
+        Found::Ended(ending) => Some(ending),
+        _ => None,
+    };
+    let mut holders = Vec::new();
+    for grant in &record.holders {
+        match grant_status(grant, facts)? {
+            Ok(_) => holders.push(grant.clone()),
+            Err(EndReason::Released) => {}
+            Err(how) => ending = ending.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: how })),
+        }
+    }
+    Ok(Transition::Done(if holders.is_empty() {
+        Response::NotHeld(ending)
+    } else {
+        Response::NotOwner(holders, ending)
+    }))
+}
