@@ -16,10 +16,6 @@ pub struct BoottimeTimer(TimerFd);
 
 impl BoottimeTimer {
     /// Creates a timer that is not set.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the system has no descriptors left.
     pub fn new() -> Result<BoottimeTimer> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let failed =

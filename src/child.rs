@@ -128,9 +128,6 @@ impl CommandLine {
 
     /// Starts a child that shares this memory, and waits until it is the command or has ended. The child runs `take`,
     /// which reports through its argument. The child keeps its descriptors; this process keeps its allocations.
-    ///
-    /// # Errors
-    ///
     /// Returns the errors of [`CommandLine::fork`].
     pub fn spawn_vfork(&self, take: &dyn Fn(&VforkStatus)) -> Result<VforkOutcome> {
         let progress = VforkStatus::default();
@@ -166,10 +163,6 @@ impl CommandLine {
     }
 
     /// Forks the child that becomes the command; with `leave` it waits for [`RunningCommand::send_go`].
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the system has no processes or descriptors left.
     pub fn fork(&self, leave: bool) -> Result<Fork> {
         let failed = |errno: Errno| Error::os(errno, "start", self.shown());
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;

@@ -27,10 +27,6 @@ pub enum Detach {
 }
 
 /// Runs `work` in a background process, with `keep` as its only descriptor. Returns its pid if it is a child.
-///
-/// # Errors
-///
-/// Returns an error if the system has no processes left.
 pub fn spawn(
     name: &std::ffi::CStr,
     parent: Detach,

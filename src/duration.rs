@@ -20,9 +20,6 @@ pub struct Backoff {
 const LONGEST: Duration = Duration::from_secs(10_000_000_000);
 
 /// Parses a duration above zero: `250ms`, `10s`, `5m`, `1h30m`, or seconds with or without a fraction.
-///
-/// # Errors
-///
 /// Returns the problem if the text is invalid; the function never changes a value silently.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     match parse(text)? {
@@ -33,9 +30,6 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses a timeout: a duration as for [`parse_duration`], `0` to try once, or `inf` to wait without a limit.
-///
-/// # Errors
-///
 /// Returns the errors of [`parse_duration`].
 pub fn parse_timeout(text: &str) -> Result<Limit, String> {
     match text {
@@ -47,9 +41,6 @@ pub fn parse_timeout(text: &str) -> Result<Limit, String> {
 }
 
 /// Parses a polling interval `MIN..MAX`.
-///
-/// # Errors
-///
 /// Returns the errors of [`parse_duration`], and an error if `MAX` is below `MIN`.
 pub fn parse_backoff(text: &str) -> Result<Backoff, String> {
     let (min, max) = text.split_once("..").ok_or("say MIN..MAX, for example 50ms..2s")?;

@@ -99,19 +99,11 @@ impl Engine {
     }
 
     /// Generates a new handle, which is a secret.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the system has no random numbers.
     pub fn new_handle(&self) -> Result<Handle> {
         Ok(Handle::new(self.host.random()?))
     }
 
     /// Executes a request that needs no waiting, and returns the response.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read or written.
     pub fn apply(&self, name: &[u8], ask: &Request) -> Result<Response> {
         self.apply_as(name, ask, None)
     }
@@ -177,18 +169,12 @@ impl Engine {
     }
 
     /// Returns the credentials of a caller on this host that presents a grant as its own.
-    ///
-    /// # Errors
-    ///
     /// Fails if this host cannot be distinguished from other hosts.
     pub fn credentials(&self, proof: Option<HandleHash>, owners: Vec<ProcessId>) -> Result<Credentials> {
         Ok(Credentials { proof, owners, claim: None, domain: self.host.domain()?, supervises: false, repeated: false })
     }
 
     /// Returns the credentials of the process on this host that acquired the grant with this hash, or supervises it.
-    ///
-    /// # Errors
-    ///
     /// Fails like [`Engine::credentials`].
     pub fn supervisor(&self, proof: HandleHash) -> Result<Credentials> {
         Ok(Credentials { supervises: true, ..self.credentials(Some(proof), Vec::new())? })

@@ -140,9 +140,6 @@ impl Environment {
     }
 
     /// Returns the length of leases that a keeper renews.
-    ///
-    /// # Errors
-    ///
     /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {
         let Some(text) = &self.lease else { return Ok(LEASE) };
@@ -156,9 +153,6 @@ impl Environment {
     }
 
     /// Returns the limits of the history.
-    ///
-    /// # Errors
-    ///
     /// Returns a usage error that names the variable with the invalid value.
     pub fn history(&self) -> Result<Limits> {
         let [kept, size, age] = &self.history;
@@ -179,9 +173,6 @@ impl Environment {
     }
 
     /// Returns the store for bare names if the user chose no store.
-    ///
-    /// # Errors
-    ///
     /// Returns an error if this user has no home directory.
     pub fn default_store(&self) -> Result<Location> {
         let state = self.state.as_ref().ok_or_else(|| {

@@ -76,9 +76,6 @@ pub struct FlockWait<'a> {
 
 impl Flock {
     /// Locks a file, exclusive or shared, and creates it if it is missing. Without `wait` it tries once.
-    ///
-    /// # Errors
-    ///
     /// Returns an error if the file cannot be opened, or its file system does not support such locks.
     pub fn take(path: &Path, mode: LockMode, mut wait: Option<&mut FlockWait<'_>>) -> Result<Flocked> {
         let mut access = OFlag::O_RDONLY;
@@ -115,10 +112,6 @@ impl Flock {
     }
 
     /// Keeps the file open across exec, so that the executed program holds the lock.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if no descriptor is available.
     pub fn to_be_inherited(&self) -> Result<()> {
         let numbers = NUMBERS.into_iter().map(|from| fcntl(&self.file, FcntlArg::F_DUPFD(from)));
         let mut tried = numbers.skip_while(|tried| matches!(tried, Err(Errno::EINVAL | Errno::EMFILE)));

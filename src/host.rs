@@ -141,10 +141,6 @@ pub enum WakeReason {
 }
 
 /// Sleeps for this time.
-///
-/// # Errors
-///
-/// Returns an error if the system cannot wait.
 pub fn pause(host: &dyn Host, span: Duration) -> Result<()> {
     let nobodys = crate::lock::Handle::new(host.random()?).proof();
     let mut signs = WaitSources { processes: &[], supervisors: &[], subscription: &mut None };

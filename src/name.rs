@@ -19,9 +19,6 @@ pub const LONGEST: usize = 1024;
 const MOST_LINKS: usize = 40;
 
 /// Checks a name as the user typed it.
-///
-/// # Errors
-///
 /// Returns a usage error for an empty name, a name that is too long, and a name that contains NUL.
 pub fn check(name: &[u8]) -> Result<()> {
     let wrong =
@@ -40,9 +37,6 @@ pub fn is_path(name: &[u8]) -> bool {
 }
 
 /// Returns an absolute path. A relative path starts at `current`.
-///
-/// # Errors
-///
 /// Returns an error if the current directory was removed: `current` is empty then.
 pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
     let path = current.join(path);
@@ -55,9 +49,6 @@ pub fn absolute(path: &OsStr, current: &Path) -> Result<PathBuf> {
 
 /// Returns the absolute path of a file, without symbolic links, equal for every spelling. The file may be missing, but
 /// its directory must exist.
-///
-/// # Errors
-///
 /// Returns an error if the directory cannot be found or accessed.
 pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
     let mut path = absolute(OsStr::from_bytes(name), current)?;

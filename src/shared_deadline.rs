@@ -42,10 +42,6 @@ impl SharedDeadline {
     const UNKNOWN: u64 = 0;
 
     /// Allocates shared memory that is never freed.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if no memory is available.
     pub fn new() -> Result<SharedDeadline> {
         let failed = |errno: Errno| Error::new(ErrorKind::System, format!("cannot share memory: {}", errno.desc()), "");
         let size = NonZeroUsize::MIN.saturating_add(size_of::<Shared>() - 1);

@@ -46,10 +46,6 @@ pub struct Signals {
 
 impl Signals {
     /// Starts to queue [`FORWARDED`] and SIGCHLD.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the system has no descriptors left.
     pub fn listen(inherited: StartupState) -> Result<Signals> {
         let signals = Signals::listen_also(inherited, &[Signal::SIGCHLD])?;
         // Stopped children do not matter here, and a process that ignores SIGCHLD cannot wait for children.
@@ -60,9 +56,6 @@ impl Signals {
     }
 
     /// Starts to queue [`FORWARDED`] and the signals `others`.
-    ///
-    /// # Errors
-    ///
     /// Returns the errors of [`Signals::listen`].
     pub fn listen_also(inherited: StartupState, others: &[Signal]) -> Result<Signals> {
         let mut ending = SigSet::empty();

@@ -112,9 +112,6 @@ pub struct Swept {
 
 impl Swept {
     /// Records a failure that concerns one record, so that the sweep can continue.
-    ///
-    /// # Errors
-    ///
     /// Returns the error if it concerns more than one record.
     pub fn pass_over(&mut self, error: Error) -> Result<()> {
         if !error.is_of_one_record() {
@@ -255,9 +252,6 @@ pub trait Store: Send + Sync {
 }
 
 /// Opens the store at a location. It creates nothing: the first commit does.
-///
-/// # Errors
-///
 /// Fails if the location has something other than a store, or an unsafe one: SQLite on a network file system, or a
 /// place that other users may write without the sticky bit.
 pub fn open(location: &Location, access: impl FnOnce() -> Access, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {

@@ -22,10 +22,6 @@ pub struct Helper {
 impl Helper {
     /// Forks the helper, which answers each line with one line returned by `act`. The caller must have one thread and
     /// no open state that a fork must not inherit.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the system has no processes or descriptors left.
     pub fn fork(act: impl Fn(&str) -> String) -> Result<Helper> {
         let failed = |errno: Errno| {
             Error::new(ErrorKind::System, format!("cannot start a process: {}", errno.desc()), "try again")
@@ -48,18 +44,12 @@ impl Helper {
     }
 
     /// Sends a request line to the helper.
-    ///
-    /// # Errors
-    ///
     /// Returns an error if the helper has ended.
     pub fn tell(&mut self, line: &str) -> Result<()> {
         self.told.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(|error| gone(&error))
     }
 
     /// Returns the answer of the helper, which must come within `at_most`.
-    ///
-    /// # Errors
-    ///
     /// Returns an error if the helper has ended or does not answer.
     pub fn answer(&mut self, at_most: Duration) -> Result<String> {
         let mut line = String::new();

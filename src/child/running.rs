@@ -110,10 +110,6 @@ impl RunningCommand {
     /// Waits for the end of the command, forwards signals to it, and ends it at one of the deadlines. `ask` returns the
     /// deadlines. The function calls it when the lock is acquired (if `limited`), at a deadline, which may have moved,
     /// and after an event.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the system cannot wait.
     pub fn supervise(
         &self,
         signals: &Signals,

@@ -115,9 +115,6 @@ impl OpenLockSet<'_> {
     /// Confirms provisional grants that the caller knows. Releases the grants that it cannot confirm. Returns `None` if
     /// the caller has released them already. While `go_on` returns true, it asks a store again that answered before and
     /// is silent now.
-    ///
-    /// # Errors
-    ///
     /// Returns an error if a lock was lost, or if a store cannot be read or written.
     pub(super) fn confirm(
         &self,
@@ -184,9 +181,6 @@ impl OpenLockSet<'_> {
     }
 
     /// Releases the grants of this handle.
-    ///
-    /// # Errors
-    ///
     /// Returns the error of the first store that did not answer.
     pub(super) fn release_all(&self, proof: HandleHash) -> Result<()> {
         self.release(proof).into_iter().try_for_each(|answer| answer.map(drop))

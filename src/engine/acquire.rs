@@ -38,9 +38,6 @@ pub enum AcquireResult {
 
 impl Engine {
     /// Acquires a lock and waits for it as long as `policy` allows.
-    ///
-    /// # Errors
-    ///
     /// Fails if the store cannot be read or written. If the lock is acquired nevertheless, its grant ends with the
     /// caller.
     pub fn acquire(
@@ -92,10 +89,6 @@ impl Engine {
     }
 
     /// Confirms a provisional grant permanently. Returns `None` if the grant was lost in the meantime.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read or written.
     pub fn confirm(&self, name: &[u8], request: &AcquireRequest) -> Result<Option<Grant>> {
         let for_good = AcquireRequest {
             provisional: false,

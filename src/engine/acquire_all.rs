@@ -48,9 +48,6 @@ pub enum AcquireAllResult {
 pub type Onlooker<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
 
 /// Acquires all wishes, in an order that is the same for every caller, or none.
-///
-/// # Errors
-///
 /// Fails if a store cannot be read or written. The call then releases every grant that it can; the others end with the
 /// caller.
 pub fn acquire_all(
@@ -83,9 +80,6 @@ pub fn acquire_all(
 
 /// Confirms all provisional grants permanently, or none. Returns `None` if a grant was lost in the meantime. A new
 /// grant has another token, which is of no use to a caller that knows the old one.
-///
-/// # Errors
-///
 /// Fails if a store cannot be read or written. Some of the grants may be permanent then.
 pub fn confirm_all(
     wishes: &[StoredLock<'_>],

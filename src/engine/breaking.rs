@@ -14,9 +14,6 @@ impl Engine {
     /// Ends the grants that one read finds, or those of them that are `meant`, and records the breaker. Grants that
     /// came after that read stay; the response contains them, if there are any. If every grant is meant, the call
     /// removes an unreadable record, and the response contains no grant.
-    ///
-    /// # Errors
-    ///
     /// Fails if the store cannot be read or written. An unreadable record is an error if only some grants are meant, or
     /// if the store does not know its version.
     pub fn break_lock(

@@ -60,10 +60,6 @@ impl Engine {
     }
 
     /// Releases these claims of one id, all of them or none. Returns `false` if the id has lost one of them.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read or written.
     pub fn give_up_claims(&self, names: &[&[u8]], id: &[u8]) -> Result<bool> {
         let of_id = || Ok(Credentials { claim: Some(id.to_vec()), ..self.credentials(None, Vec::new())? });
         if let [name] = names {

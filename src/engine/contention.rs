@@ -55,9 +55,6 @@ impl CasRetry<'_> {
     }
 
     /// Counts a lost try and pauses if necessary. Returns true if there is time for another read, now.
-    ///
-    /// # Errors
-    ///
     /// Fails if the number of lost tries exceeds any plausible number of rivals.
     pub(super) fn backoff(&mut self) -> Result<bool> {
         self.lost += 1;

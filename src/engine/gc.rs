@@ -14,10 +14,6 @@ const OLD_WITNESS: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl Engine {
     /// Removes leftovers. A leftover that depends on an unreadable record stays, because that record may still need it.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read or written.
     pub fn sweep(&self, dry_run: bool) -> Result<Swept> {
         // The sweep of the store makes half-finished writes visible.
         let mut swept = self.store.sweep(dry_run)?;

@@ -24,10 +24,6 @@ impl Engine {
     }
 
     /// Visits every ended grant still kept, in the order of their ends. Returns `false` if this store has no history.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read.
     pub fn each_past(&self, limits: &Limits, visit: &mut dyn FnMut(Past)) -> Result<bool> {
         let kept_since = self.host.wall().saturating_sub(limits.age).as_millis() as u64;
         self.store.read_history(&mut |line| {

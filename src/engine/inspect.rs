@@ -39,18 +39,11 @@ impl LockStatus {
 
 impl Engine {
     /// Returns the status of a name, for display; the record of an unknown name is free.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read.
     pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
         self.inspect_record(self.read(name)?.1)
     }
 
     /// Visits the status of every name in turn. `visit` gets an `Err` for an unreadable record.
-    ///
-    /// # Errors
-    ///
     /// Fails if the store cannot be read, or with the error that `visit` returns.
     pub fn for_each_lock(&self, visit: &mut dyn FnMut(Result<LockStatus>) -> Result<()>) -> Result<()> {
         self.store.scan(&mut |place, stored| {

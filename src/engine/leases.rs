@@ -23,9 +23,6 @@ pub(super) struct IssuedLease {
 
 impl Engine {
     /// Starts a lifetime now and returns it.
-    ///
-    /// # Errors
-    ///
     /// Fails if the store's clock cannot be read.
     pub fn start(&self, lifetime: &Lifetime) -> Result<Lifetime> {
         match lifetime {

@@ -15,9 +15,6 @@ pub const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// Repeats `work` while the store's servers have never answered but may soon. Returns `None` on an interrupt.
-    ///
-    /// # Errors
-    ///
     /// Fails with the last error of `work`, if it has another cause or the policy ends the wait.
     pub(super) fn when_reached<T>(
         &self,
@@ -42,9 +39,6 @@ impl Engine {
     }
 
     /// Pauses after this error. Returns true on an interrupt.
-    ///
-    /// # Errors
-    ///
     /// Fails with this error if the policy ends the wait.
     pub(super) fn outlast(
         &self,

@@ -34,9 +34,6 @@ pub struct ValueWrite<'a> {
 
 impl Engine {
     /// Returns the value of a name and its bytes, if the name has a value.
-    ///
-    /// # Errors
-    ///
     /// Fails if the store cannot be read, or if the value's bytes are missing.
     pub fn value(&self, name: &[u8]) -> Result<Option<(Value, Vec<u8>)>> {
         let mut missing = None;
@@ -71,10 +68,6 @@ impl Engine {
 
     /// Writes or deletes a value: immediately if possible, otherwise after the caller has been granted the lock. The
     /// write then releases that lock.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read or written.
     pub fn write(
         &self,
         name: &[u8],
@@ -114,10 +107,6 @@ impl Engine {
     }
 
     /// Returns the grant that claims a name permanently, if there is one.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the store cannot be read.
     pub fn claim_of(&self, name: &[u8]) -> Result<Option<Grant>> {
         Ok(self.claim_in(&self.inspect(name)?))
     }

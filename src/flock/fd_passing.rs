@@ -26,9 +26,7 @@ pub struct FdChannel {
 }
 
 impl FdChannel {
-    /// # Errors
-    ///
-    /// Returns an error if no descriptor is available.
+    /// Creates a channel.
     pub fn new() -> Result<FdChannel> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (guardians, commands) =
@@ -37,9 +35,6 @@ impl FdChannel {
     }
 
     /// Passes the open file to the supervisor.
-    ///
-    /// # Errors
-    ///
     /// Returns an error if the descriptor cannot be passed although the supervisor lives.
     pub fn give(&self, flock: &Flock) -> Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -33,9 +33,6 @@ impl Limits {
 }
 
 /// Parses a size in bytes: `500000`, `512K`, `1M`, `1G`.
-///
-/// # Errors
-///
 /// Returns the problem if the text is invalid.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|char: char| !char.is_ascii_digit());

@@ -60,9 +60,6 @@ pub struct Invocation {
 }
 
 /// Returns the script that called the process with the pid `pid`.
-///
-/// # Errors
-///
 /// Returns a usage error if the caller has ended, and a system error if /proc cannot be read.
 pub fn caller(pid: i32) -> Result<Caller> {
     let us = look(pid)?.ok_or_else(orphan)?;

@@ -65,9 +65,6 @@ impl ProcStat {
 }
 
 /// Reads the line of a process. Returns `None` if the process does not exist.
-///
-/// # Errors
-///
 /// Returns an error if /proc is unreadable or of another pid namespace. Such an error says nothing about the process.
 pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
     if !IS_OURS.load(Relaxed) {
@@ -77,9 +74,6 @@ pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
 }
 
 /// Reads this process's own line.
-///
-/// # Errors
-///
 /// Returns the errors of [`read`].
 #[expect(clippy::disallowed_methods, reason = "pids mean something only where /proc shows this one as its own")]
 pub(super) fn read_own() -> io::Result<ProcStat> {

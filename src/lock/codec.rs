@@ -84,9 +84,6 @@ fn closed(mut text: String) -> Vec<u8> {
 }
 
 /// Decodes the output of [`encode`]. Grants made in this very record get `version`, its stored version, as their token.
-///
-/// # Errors
-///
 /// Returns [`crate::error::ErrorKind::Corrupt`] with the problem for any other bytes.
 pub fn decode(bytes: &[u8], version: u64) -> Result<Record> {
     read(bytes, version).map_err(|wrong| Error::corrupt(format!("a lock record is unreadable: {wrong}")))

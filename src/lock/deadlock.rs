@@ -42,9 +42,6 @@ pub struct Cycle {
 }
 
 /// Returns the cycle that contains the first of these waits, or `None` if there is none.
-///
-/// # Errors
-///
 /// Returns a [`Query`] if a fact is missing, like [`super::decide`].
 pub fn find_cycle(waits: &[WaitNode], facts: &Facts) -> Result<Option<Cycle>, Query> {
     let blocked_callers = blockers(waits, facts)?;

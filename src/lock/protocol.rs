@@ -34,9 +34,6 @@ use super::sighting::note;
 use super::value::decide_write;
 
 /// Decides about one request by the rules in the module documentation.
-///
-/// # Errors
-///
 /// Returns the [`Query`] that the engine must answer in `facts` before it calls again.
 pub fn decide(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Query> {
     let mut step = answer(record, ask, facts)?;
@@ -65,9 +62,6 @@ fn answer(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Q
 }
 
 /// Returns the liveness of the owner if the grant is still valid, or else how the grant ended.
-///
-/// # Errors
-///
 /// Returns a [`Query`] if a fact is missing, like [`decide`].
 pub fn grant_status(grant: &Grant, facts: &Facts) -> Result<Result<Liveness, EndReason>, Query> {
     let over = lease_expired(grant, facts)?;

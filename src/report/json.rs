@@ -137,9 +137,6 @@ pub struct UnlockJson {
 
 /// Returns a document as text. JSON escapes ASCII controls; this function escapes other controls and characters that
 /// reorder or hide text too, because terminals show documents. Such characters occur only within strings.
-///
-/// # Errors
-///
 /// Returns an error if the document cannot be serialized.
 pub fn json(document: &impl Serialize) -> serde_json::Result<String> {
     let text = serde_json::to_string(document)?;

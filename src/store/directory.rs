@@ -103,18 +103,12 @@ pub struct Directory {
 
 impl Directory {
     /// Opens the store at this absolute path; if it does not exist, the first commit creates it.
-    ///
-    /// # Errors
-    ///
     /// Fails if the path leads to something other than a store, or if other users could tamper with the store.
     pub fn open(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
         Directory::new(path, layout, false, host)
     }
 
     /// Opens a store that other hosts use even if its file system looks local.
-    ///
-    /// # Errors
-    ///
     /// Fails as [`Directory::open`] does.
     pub fn open_shared(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
         Directory::new(path, layout, true, host)

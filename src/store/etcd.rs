@@ -145,9 +145,6 @@ pub struct Etcd {
 
 impl Etcd {
     /// Returns a store in this cluster, without contacting it.
-    ///
-    /// # Errors
-    ///
     /// Fails if the certificates or the password cannot be read.
     pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
         Ok(Etcd {

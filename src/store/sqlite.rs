@@ -119,9 +119,6 @@ impl Database {
 
 impl Sqlite {
     /// Opens the database at this absolute path. If there is none, the first commit creates it.
-    ///
-    /// # Errors
-    ///
     /// Fails if its directory is missing, is on a network file system, or is writable by others without the sticky bit.
     pub fn open(path: &Path, host: Arc<dyn Host>) -> Result<Sqlite> {
         checks::check_directory(path)?;

@@ -73,9 +73,6 @@ impl Location {
     }
 
     /// Parses a store URL; a plain path with a slash in it is a directory. Relative paths start at `current`.
-    ///
-    /// # Errors
-    ///
     /// Returns a usage error that names the URL and the valid forms.
     pub fn parse(url: &OsStr, current: &Path) -> Result<Location> {
         let bytes = url.as_bytes();

@@ -132,9 +132,6 @@ fn by(take: &CommandChild<'_>, file: &Path) -> String {
 
 /// Keeps the locks while we wait for a file; a time limit starts only when the wait is over. Returns the time until the
 /// next call is due.
-///
-/// # Errors
-///
 /// Returns an error if a lock was lost.
 fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Duration>> {
     for (at, (target, engine)) in opened.each().enumerate() {

@@ -14,9 +14,6 @@ pub(super) const MOST_UNWANTED: usize = 1 << 16;
 const MOST_HEADERS: usize = 64;
 
 /// Returns the length in bytes of the answer at the start of `read`; `None` if the answer is incomplete.
-///
-/// # Errors
-///
 /// Fails if the end of the answer cannot be determined, or if the answer exceeds [`MOST_UNWANTED`].
 pub(super) fn length_of_answer(read: &[u8]) -> io::Result<Option<usize>> {
     let mut headers = [EMPTY_HEADER; MOST_HEADERS];

@@ -18,9 +18,6 @@ type Files = [Option<PathBuf>; 3];
 static KNOWN: Mutex<Vec<(Files, Arc<ClientConfig>)>> = Mutex::new(Vec::new());
 
 /// Returns the TLS configuration.
-///
-/// # Errors
-///
 /// Fails if a file cannot be read or has invalid content.
 pub(super) fn config(access: &Access) -> Result<Arc<ClientConfig>> {
     let files = [access.cacert.clone(), access.cert.clone(), access.key.clone()];
