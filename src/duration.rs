@@ -64,7 +64,7 @@ fn parse(text: &str) -> Result<Duration, String> {
     match span {
         Some(span) if span > LONGEST => Err("is too long; leave it out where there is to be no limit".to_string()),
         Some(span) => Ok(span),
-        None => Err("is no duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds".to_string()),
+        None => Err("is not a duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds".to_string()),
     }
 }
 

@@ -69,7 +69,7 @@ impl Exit {
         (Exit::Permission, "a permission is missing"),
         (Exit::Stale, "stale: the holder is gone, and --fail-on-stale was given; or the value has another version"),
         (Exit::NotHeld, "not held; or there is no value, or no claim"),
-        (Exit::NotOwner, "held by somebody else"),
+        (Exit::NotOwner, "held by another holder"),
         (Exit::NotUnique, "not unique: a name is claimed under another id, or has a value already"),
         (Exit::Deadlock, "deadlock: waiting would never end"),
         (Exit::Lost, "the lock was lost while it was taken, the command ran, or the value was read"),

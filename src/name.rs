@@ -24,7 +24,7 @@ pub fn check(name: &[u8]) -> Result<()> {
     let wrong =
         |what: String| Err(Error::new(ErrorKind::InvalidInput, what, "a name is 1 to 1024 bytes, anything but NUL"));
     match name {
-        [] => wrong("the empty name is no lock's name".to_string()),
+        [] => wrong("a lock's name is not empty".to_string()),
         _ if name.len() > LONGEST => wrong(format!("a name of {} bytes is too long", name.len())),
         _ if name.contains(&0) => wrong(format!("name {} contains NUL", escape(name))),
         _ => Ok(()),

@@ -59,7 +59,7 @@ impl Reporter<'_> {
         let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
         let (who, host) = (shown_user(grant.owner.uid), escape(grant.owner.host.as_bytes()));
         let since = rfc3339(Duration::from_millis(grant.since));
-        format!("claimed for good under id {}, by {who} on {host} since {since}", escape(id))
+        format!("claimed permanently under id {}, by {who} on {host} since {since}", escape(id))
     }
 
     fn grant(&self, grant: &Grant, until: &str) -> String {
@@ -96,9 +96,9 @@ impl Reporter<'_> {
             Lifetime::Ttl(most) => format!("for at most {}", span(Duration::from_millis(*most))),
             Lifetime::ExpiresAt(lease) => format!("until {} at the latest", rfc3339(Duration::from_millis(lease.wall))),
             Lifetime::UntilReleased => match self.liveness(&grant.owner) {
-                Liveness::Dead => "until it is given back, though its process has ended".to_string(),
-                Liveness::Missing => "until it is given back, though its process is not here".to_string(),
-                Liveness::Alive | Liveness::Unknown => "until it is given back".to_string(),
+                Liveness::Dead => "until it is released, though its process has ended".to_string(),
+                Liveness::Missing => "until it is released, though its process is not here".to_string(),
+                Liveness::Alive | Liveness::Unknown => "until it is released".to_string(),
             },
         }
     }
@@ -107,12 +107,12 @@ impl Reporter<'_> {
     pub fn ending(&self, ending: &EndedGrant) -> String {
         let how = match ending.reason {
             EndReason::Released if ending.grant.provisional.is_some() => "which was not told of it",
-            EndReason::Released => "who gave it back",
-            EndReason::Died => "who died without giving it back",
+            EndReason::Released => "which released it",
+            EndReason::Died => "which died without releasing it",
             EndReason::Expired if matches!(ending.grant.lifetime, Lifetime::Keepalive(_)) => {
-                "who did not renew its lease"
+                "which did not renew its lease"
             }
-            EndReason::Expired => "who let its time run out",
+            EndReason::Expired => "which let its time run out",
             EndReason::Broken => "until it was broken by --force",
         };
         format!("{}, {how}", self.grant(&ending.grant, ""))

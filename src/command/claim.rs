@@ -22,7 +22,7 @@ const LONGEST_ID: usize = 255;
 pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     let targets = LockSet::new(context, &asked.common, &asked.names)?;
     let id = asked.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
-    context.require_stdout("the id", "send it to /dev/null if nobody needs it")?;
+    context.require_stdout("the id", "send it to /dev/null if you do not need it")?;
     let opened = targets.open(context)?;
     let policy = asked.waiting.wait_policy();
     let until = context.deadline(&policy);
@@ -104,7 +104,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     for (engine, names) in opened.stores() {
         // Another process may give up the same claims now, which is as good.
         if !engine.give_up_claims(&names, &id)? && !names.iter().all(|name| matches!(engine.claim_of(name), Ok(None))) {
-            let what = "somebody else changed one of the claims meanwhile; those in this store were kept";
+            let what = "another caller changed one of the claims meanwhile; those in this store were kept";
             return Err(Error::new(ErrorKind::NotOwner, what, "see `csalock lookup`, then try again").into());
         }
     }

@@ -142,7 +142,7 @@ impl Context {
         let proof = |text: &str| Handle::parse(text.trim()).map(|handle| handle.proof());
         if let Some(text) = handle {
             let wrong = || {
-                let what = format!("\"{}\" is no handle", escape(text.as_bytes()));
+                let what = format!("\"{}\" is not a handle", escape(text.as_bytes()));
                 Error::new(ErrorKind::InvalidInput, what, "a handle is the 32 hex digits that `csalock lock` printed")
             };
             return engine.credentials(Some(proof(text).ok_or_else(wrong)?), Vec::new());
@@ -155,7 +155,7 @@ impl Context {
         if !self.inherited.closed(1) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::InputOutput, format!("stdout is closed, so nobody would get {result}"), hint))
+        Err(Error::new(ErrorKind::InputOutput, format!("stdout is closed, so {result} would be lost"), hint))
     }
 
     /// Returns a new random handle.
@@ -268,7 +268,7 @@ pub(super) fn print_before(world: &Context, until: Duration, text: &str) -> anyh
     for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
         let left = until.saturating_sub(world.host.boottime()).max(UNREAD);
         if !terminal::is_writable_within(std::io::stdout(), left) {
-            let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "nobody reads it");
+            let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no process reads it");
             return Err(error).context("cannot write to stdout");
         }
         print_bytes(part)?;

@@ -21,7 +21,7 @@ pub(super) fn run_silently(context: &Context, asked: &Lock) -> anyhow::Result<Ex
 fn acquire(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     let targets = &LockSet::new(context, &asked.common, &asked.names)?;
     if prints {
-        context.require_stdout("the handle", "send it to /dev/null if nobody needs it")?;
+        context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
     let Lock { common, taking, pid, .. } = asked;
     let timeout_setting = if prints { "-w" } else { "CSALOCK_TIMEOUT" };
@@ -33,7 +33,7 @@ fn acquire(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit
         let printed =
             answer(context, asked, targets, granted).and_then(|text| print_before(context, granted.until, &text));
         // A handle that cannot be printed is useless.
-        printed.with_context(|| format!("lock {} was given back", targets.shown_names()))?;
+        printed.with_context(|| format!("lock {} was released", targets.shown_names()))?;
         Ok(Exit::Done)
     })
 }

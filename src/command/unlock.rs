@@ -72,7 +72,7 @@ fn check_force(asked: &Unlock) -> Result<()> {
 fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
     let name = escape(&target.display_name);
     match response {
-        Response::Released(_) if asked.common.verbose => eprint_line(&format!("lock {name} is given back")),
+        Response::Released(_) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
         Response::Released(_) => {}
         Response::Broken(_) if asked.common.json => {}
         Response::Broken(endings) if endings.is_empty() => print(&format!("{name}: its record was unreadable\n"))?,

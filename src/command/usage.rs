@@ -47,7 +47,7 @@ fn advise(mut error: clap::Error) -> clap::Error {
         }
         ErrorKind::UnknownArgument => match word(ContextKind::InvalidArg) {
             "-o" | "--close" => Some("leave it out: a command does not inherit the lock"),
-            "-u" | "--unlock" => Some("a lock is given back by: csalock unlock NAME"),
+            "-u" | "--unlock" => Some("a lock is released by: csalock unlock NAME"),
             _ if !in_command => Some("options stand behind the command's name: csalock run-with-lock -n NAME COMMAND"),
             _ => None,
         },

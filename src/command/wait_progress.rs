@@ -92,7 +92,7 @@ impl<'a> WaitProgress<'a> {
     }
 
     fn holder(&mut self, reporter: &Reporter<'_>, holders: &[Grant]) -> String {
-        let Some(grant) = holders.first() else { return "nobody holds it now".to_string() };
+        let Some(grant) = holders.first() else { return "no process holds it now".to_string() };
         if self.holder.as_ref().is_none_or(|(known, _)| known != grant) {
             let (owner, command) = (reporter.party(&grant.owner), escape(&grant.owner.command));
             self.holder = Some((grant.clone(), format!("{owner}: {command}")));

@@ -48,7 +48,7 @@ impl Engine {
             let not_for_us = |error: Error| match (error.kind(), value.mode) {
                 (ErrorKind::Denied, Some(mode)) => {
                     let what = format!("the value of lock {} has mode {mode:04o}", crate::name::escape(name));
-                    Error::new(ErrorKind::Denied, what, "ask whoever wrote it")
+                    Error::new(ErrorKind::Denied, what, "ask the user who wrote it")
                 }
                 _ => error,
             };

@@ -229,13 +229,13 @@ fn is_called_by_init(us: &ProcStat, init: &ProcStat) -> bool {
 }
 
 fn orphan() -> Error {
-    no_owner("the process that called csalock has ended, so nobody would own the lock")
+    no_owner("the process that called csalock has ended, so the lock would have no owner")
 }
 
 fn no_owner(why: &str) -> Error {
     Error::new(
         ErrorKind::InvalidInput,
         why,
-        "name the owner with --pid PID, or keep the lock until it is given back with --forever",
+        "name the owner with --pid PID, or keep the lock until it is released with --forever",
     )
 }

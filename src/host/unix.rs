@@ -268,7 +268,7 @@ fn no_proc(error: &std::io::Error) -> Error {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::os(errno, "read", "/proc"),
         None if error.kind() == io::ErrorKind::Other => {
-            let what = format!("{}, so nobody could tell who lives", proc_stat::FOREIGN);
+            let what = format!("{}, so no process could tell which others live", proc_stat::FOREIGN);
             Error::new(ErrorKind::System, what, "mount it (unshare --mount-proc)")
         }
         _ => Error::new(ErrorKind::System, format!("cannot read /proc: {error}"), "mount /proc of this namespace"),

@@ -44,7 +44,7 @@ impl RefusedLock<'_> {
     pub fn deadlock(&self, cycle: &[Edge]) -> String {
         if let [own] = cycle {
             return format!(
-                "{self}: waiting would never end, for the one who asks holds it: {}; give it back first with `csalock \
+                "{self}: waiting would never end, because the caller holds it: {}; release it first with `csalock \
                  unlock {}`",
                 self.reporter.holder(&own.grant),
                 self.shell_arg
@@ -55,16 +55,16 @@ impl RefusedLock<'_> {
             let name = escape(&[directory, &edge.name].concat());
             format!("lock {name} is held by {}", self.reporter.holder(&edge.grant))
         };
-        let cycle = cycle.iter().map(held).collect::<Vec<_>>().join(", who waits: ");
+        let cycle = cycle.iter().map(held).collect::<Vec<_>>().join(", which waits: ");
         format!(
-            "{self}: waiting would never end: {cycle}, the one who asks; give back what you hold and try again, or \
-             take all of them at once"
+            "{self}: waiting would never end: {cycle}, the caller; release what you hold and try again, or acquire \
+             all of them at once"
         )
     }
 
     /// Returns the message for a request with another slot count than the record's.
     pub fn slot_count_conflict(&self, slots: u32) -> String {
-        format!("{self} has {slots} slots, as others who hold it or wait for it say; say -j {slots}")
+        format!("{self} has {slots} slots, by the word of its holders and waiters; use -j {slots}")
     }
 
     /// Returns the message for a lock that the caller does not hold any more.
@@ -77,17 +77,17 @@ impl RefusedLock<'_> {
     /// means another lock than the file's path.
     pub fn not_held(&self, is_file: bool) -> String {
         let path = if is_file { format!("; the lock of the file is ./{}", self.shown()) } else { String::new() };
-        format!("{self} is not held by anybody; see `csalock status {}`{path}", self.shell_arg)
+        format!("{self} is not held; see `csalock status {}`{path}", self.shell_arg)
     }
 
     /// Returns the message for a lock that only other callers hold, and for the end of the caller's own grant.
     pub fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> String {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
-            let show = "show the handle that it was taken with by --handle";
+            let show = "show its handle with --handle";
             format!("{show}, or break it with `csalock unlock --force {}`", self.shell_arg)
         });
-        format!("{self} is somebody else's: {}{}; {hint}", self.holders(holders), before.unwrap_or_default())
+        format!("{self} belongs to another holder: {}{}; {hint}", self.holders(holders), before.unwrap_or_default())
     }
 
     /// Returns the message for a lock whose holders have another handle than the one that the caller gave.
@@ -118,7 +118,7 @@ impl RefusedLock<'_> {
 
     fn holders(&self, grants: &[Grant]) -> String {
         match grants {
-            [] => "nobody holds it, but others came before".to_string(),
+            [] => "no process holds it, but other waiters came first".to_string(),
             _ => self.each(grants),
         }
     }
@@ -154,7 +154,7 @@ impl RefusedLock<'_> {
     /// Returns the message for a writer that shares the lock with these holders.
     pub fn shared(&self, others: &[Grant]) -> String {
         let others = self.each(others);
-        format!("nothing was written, for you share {self}: {others}; give it back, and take it for yourself alone")
+        format!("nothing was written, because you share {self}: {others}; release it, and acquire it exclusively")
     }
 
     /// Returns the message for a value that does not exist.
@@ -167,9 +167,9 @@ impl RefusedLock<'_> {
     pub fn writer_lost_it(&self, holders: &[Grant], ending: &EndedGrant, even_if_stale: bool) -> String {
         let ending = self.reporter.ending(ending);
         let now = holders.first().map(|grant| format!(", and is now held by {}", self.reporter.holder(grant)));
-        let or = if even_if_stale { ", or say --even-if-stale, if nobody has had it since" } else { "" };
+        let or = if even_if_stale { ", or say --even-if-stale, if no other caller has had it since" } else { "" };
         format!(
-            "nothing was written, for {self} was held by {ending}{}; take it again before you read and write{or}",
+            "nothing was written, because {self} was held by {ending}{}; take it again before you read and write{or}",
             now.unwrap_or_default()
         )
     }
@@ -177,7 +177,7 @@ impl RefusedLock<'_> {
     /// Returns the message for a writer that must hold the lock, which has no holder.
     pub fn not_held_by_writer(&self) -> String {
         let typed = self.shell_arg;
-        format!("nothing was written, for {self} is not held; take it first with `csalock get --lock {typed}`")
+        format!("nothing was written, because {self} is not held; take it first with `csalock get --lock {typed}`")
     }
 }
 

@@ -271,7 +271,10 @@ impl Etcd {
         }
         Err(Error::new(
             ErrorKind::Denied,
-            format!("etcd has no modes, so whoever may read {} could read what is to have mode {mode:04o}", self.url()),
+            format!(
+                "etcd has no modes, so every user who may read {} could read bytes that need mode {mode:04o}",
+                self.url()
+            ),
             "leave the mode out, and let only a role of etcd read that prefix (etcdctl role grant-permission)",
         ))
     }

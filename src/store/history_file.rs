@@ -179,7 +179,8 @@ impl HistoryFile<'_> {
 
     fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<File>> {
         let strange = || {
-            let what = format!("{} or its older generation is no plain file, so no history", escape_path(path));
+            let what =
+                format!("{} or its older generation is not a plain file, so there is no history", escape_path(path));
             Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
         };
         let opened = openat(self.at, name, OFlag::O_RDONLY | CAUTIOUS, Mode::empty());

@@ -57,7 +57,7 @@ impl Place<'_> {
         if directory.is_some_and(is_open_to_all) {
             let cure =
                 "give the directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)";
-            return Some(Finding::bad("access", format!("{text}; everybody may remove what others put there"), cure));
+            return Some(Finding::bad("access", format!("{text}; every user may remove what others put there"), cure));
         }
         let us = user(geteuid());
         let wanted = if found.is_dir() { AccessFlags::W_OK | AccessFlags::X_OK } else { AccessFlags::W_OK };

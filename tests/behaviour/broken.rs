@@ -285,7 +285,7 @@ fn a_stranger_where_a_record_belongs_is_named_and_left_alone() {
     let done = sandbox.csalock(["run", "-w", "inf", "x", "true"]).capture();
     assert_eq!(done.code, Some(65));
     assert!(
-        done.stderr.ends_with("/store/x has stranger in it, which is no record; move it away\n"),
+        done.stderr.ends_with("/store/x has stranger in it, which is not a record; move it away\n"),
         "{}",
         done.stderr
     );

@@ -102,7 +102,7 @@ on_every_store! {
         for words in [&["lock", "-n", "a"][..], &["run", "-n", "a", "true"], &["put", "-n", "a", "x"], &["lock", "-sn", "a"]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(75), "{words:?}");
-            assert!(done.stderr.contains("claimed for good under id 1, by "), "{}", done.stderr);
+            assert!(done.stderr.contains("claimed permanently under id 1, by "), "{}", done.stderr);
             assert!(done.stderr.ends_with("; to give it up, say `csalock unclaim --id 1 a`\n"), "{}", done.stderr);
         }
         let mut waiter = sandbox.waiter("a", "echo has it");
@@ -155,7 +155,7 @@ on_every_store! {
         sandbox.csalock(["claim", "--id", "1", "a", "b"]).stdout("1\n").run();
         let done = sandbox.csalock(["unclaim", "--id", "2", "a", "c"]).capture();
         assert_eq!(done.code, Some(82), "{done:?}");
-        assert!(done.stderr.starts_with("csalock: a is not claimed under id 2: claimed for good under id 1, by "), "{}", done.stderr);
+        assert!(done.stderr.starts_with("csalock: a is not claimed under id 2: claimed permanently under id 1, by "), "{}", done.stderr);
         assert!(done.stderr.ends_with("csalock: c is not claimed; nothing was given up\n"), "{}", done.stderr);
         sandbox.csalock(["unclaim", "-q", "--id", "1", "a", "c"]).status(81).run();
         assert_eq!(ids(sandbox, &["a", "b"]), [Some("1".into()), Some("1".into())]);
@@ -210,7 +210,7 @@ on_every_store! {
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?}");
         }
         sandbox.script("dash", "csalock claim x >&-").status(74)
-            .stderr("csalock: stdout is closed, so nobody would get the id; send it to /dev/null if nobody needs it\n").run();
+            .stderr("csalock: stdout is closed, so the id would be lost; send it to /dev/null if you do not need it\n").run();
         if std::path::Path::new("/dev/full").exists() {
             assert_eq!(sandbox.script("dash", "csalock claim x > /dev/full").capture().code, Some(74));
         }

@@ -67,8 +67,8 @@ on_every_store! {
                 sandbox.plain(line),
                 format!(
                     "csalock: lock {0}: waiting would never end: lock {0} is held by pid PID on HOST (user USER) since TIME \
-                     (AGE ago), while it lives: {1}, who waits: lock {2} is held by pid PID on HOST (user USER) since TIME \
-                     (AGE ago), while it lives: {3}, the one who asks; give back what you hold and try again, or take all of \
+                     (AGE ago), while it lives: {1}, which waits: lock {2} is held by pid PID on HOST (user USER) since TIME \
+                     (AGE ago), while it lives: {3}, the caller; release what you hold and try again, or take all of \
                      them at once",
                     other.0, command(other.0, other.1), other.1, command(other.1, other.0)
                 )
@@ -279,7 +279,7 @@ on_every_store! {
             let done = sandbox.script("dash", script).capture();
             assert_eq!(done.code, Some(84), "{script}: {done:?}");
             assert!(is_within(begun, Duration::from_secs(10)), "{script}");
-            assert!(done.stderr.contains("waiting would never end, for the one who asks holds it: pid "), "{}", done.stderr);
+            assert!(done.stderr.contains("waiting would never end, because the caller holds it: pid "), "{}", done.stderr);
             assert_eq!([sandbox.waiters("x"), sandbox.waiters("y")].concat(), [0; 0], "{script}");
             assert!(sandbox.is_tidy(), "{script}");
         }

@@ -73,9 +73,9 @@ on_every_store! {
         for (words, what, tip) in [
             ("job true", "unrecognized subcommand 'job'", "a command is run under a lock by: csalock run-with-lock NAME COMMAND"),
             ("-n job true", "unexpected argument '-n' found", "options stand behind the command's name: csalock run-with-lock -n NAME COMMAND"),
-            ("-u job", "unexpected argument '-u' found", "a lock is given back by: csalock unlock NAME"),
+            ("-u job", "unexpected argument '-u' found", "a lock is released by: csalock unlock NAME"),
             ("run -o job true", "unexpected argument '-o' found", "leave it out: a command does not inherit the lock"),
-            ("run -u job", "unexpected argument '-u' found", "a lock is given back by: csalock unlock NAME"),
+            ("run -u job", "unexpected argument '-u' found", "a lock is released by: csalock unlock NAME"),
             ("put job --no-such", "unexpected argument '--no-such' found", "to pass '--no-such' as a value, use '-- --no-such'"),
             ("lock --timout 5 job", "unexpected argument '--timout' found", "a similar argument exists: '--timeout'"),
         ] {

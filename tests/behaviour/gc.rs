@@ -6,7 +6,7 @@ use nix::unistd::Pid;
 use crate::sandbox::{proc, wait_until};
 
 const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
-                    dead; :, who died without giving it back\n";
+                    dead; :, which died without releasing it\n";
 
 on_every_kind_of_store! {
     fn it_removes_what_the_dead_left_and_says_so(sandbox: &Sandbox) {

@@ -238,8 +238,8 @@ on_every_store! {
 
     fn what_is_said_wrongly_is_told_here_and_costs_nobody_a_lock(sandbox: &Sandbox) {
         for (name, value, why) in [
-            ("CSALOCK_HISTORY_SIZE", "1X", "is no size; say for example 500000, 512K or 1M"),
-            ("CSALOCK_HISTORY_AGE", "old", "is no duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds"),
+            ("CSALOCK_HISTORY_SIZE", "1X", "is not a size; say for example 500000, 512K or 1M"),
+            ("CSALOCK_HISTORY_AGE", "old", "is not a duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds"),
         ] {
             sandbox.csalock(["run", "x", "true"]).env(name, value).run();
             let call = sandbox.csalock(["history"]).env(name, value).status(64);
@@ -348,7 +348,7 @@ on_every_store_of_files! {
         fs::remove_file(&place).unwrap();
         nix::unistd::mkfifo(&place, Mode::S_IRWXU).unwrap();
         let below = if sandbox.is_directory() { "STORE/.work/history" } else { "STORE-history" };
-        let what = format!("csalock: {below} or its older generation is no plain file, so no history; see who made it, and move it away\n");
+        let what = format!("csalock: {below} or its older generation is not a plain file, so there is no history; see who made it, and move it away\n");
         sandbox.csalock(["history"]).status(65).stderr(what).run();
     }
 

@@ -22,7 +22,7 @@ fn is_dead(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
     assert_eq!(sandbox.csalock(["lock", "--fail-on-stale", "x"]).capture().code, Some(80));
     let waiter = sandbox.csalock(["run", "-n", "x", "true"]).capture();
     assert_eq!(waiter.code, Some(0));
-    assert!(waiter.stderr.contains(", who died without giving it back"), "{}", waiter.stderr);
+    assert!(waiter.stderr.contains(", which died without releasing it"), "{}", waiter.stderr);
     drop(job);
 }
 
@@ -105,7 +105,7 @@ on_every_kind_of_store! {
         sandbox.edit("x", elsewhere);
         let done = sandbox.csalock(["run", "-w", "inf", "x", "true"]).capture();
         assert_eq!(done.code, Some(0));
-        assert!(done.stderr.contains(", who let its time run out"), "{}", done.stderr);
+        assert!(done.stderr.contains(", which let its time run out"), "{}", done.stderr);
     }
 
     fn a_waiter_of_another_start_time_is_passed_over(sandbox: &Sandbox) {
@@ -158,7 +158,7 @@ on_every_kind_of_store! {
             sandbox.csalock_by(&by, arguments).run();
             assert_eq!(sandbox.holders("x").len(), holders, "{arguments:?}");
         }
-        let said = "csalock: /proc is not that of this pid namespace, so nobody could tell who lives; mount it \
+        let said = "csalock: /proc is not that of this pid namespace, so no process could tell which others live; mount it \
                     (unshare --mount-proc)\n";
         sandbox.csalock_by(&by, &["run", "-n", "x", "true"]).status(71).stderr(said).run();
         sandbox.csalock_by(&by, &["lock", "-n", "--pid", "1", "y"]).status(71).stderr(said).run();
@@ -217,8 +217,8 @@ on_every_kind_of_store! {
             os.dup2(os.open('said', os.O_WRONLY | os.O_CREAT), 2)\n\
             os.execvp('csalock', ['csalock', 'lock', 'x'])\n");
         let script = "python3 orphan.py; while [ ! -s said ]; do sleep 0.01; done; cat said; csalock status -1; :";
-        let said = "csalock: the process that called csalock has ended, so nobody would own the lock; name the owner with --pid \
-                    PID, or keep the lock until it is given back with --forever\n";
+        let said = "csalock: the process that called csalock has ended, so the lock would have no owner; name the owner with --pid \
+                    PID, or keep the lock until it is released with --forever\n";
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout(said).run();
     }
 
@@ -237,8 +237,8 @@ on_every_kind_of_store! {
             \x20   os.execvp('csalock', ['csalock', 'lock', 'x'])\n\
             os.wait()\n\
             print(os.waitstatus_to_exitcode(os.wait()[1]))\n");
-        let said = "csalock: the process that called csalock has ended, so nobody would own the lock; name the owner with --pid \
-                    PID, or keep the lock until it is given back with --forever\n";
+        let said = "csalock: the process that called csalock has ended, so the lock would have no owner; name the owner with --pid \
+                    PID, or keep the lock until it is released with --forever\n";
         sandbox.call("python3", ["adopt.py"]).stdout("64\n").stderr(said).run();
         sandbox.csalock(["status", "-1"]).run();
         // Who began a session of his own is no orphan for that.

@@ -42,7 +42,7 @@ fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
 on_every_kind_of_store! {
     fn when_it_is_over_the_next_one_gets_it_and_is_told_from_whom(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "1s");
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 1s x; echo; cat; :, who let its time run out\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 1s x; echo; cat; :, which let its time run out\n";
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
@@ -59,7 +59,7 @@ on_every_kind_of_store! {
         for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(82));
-            assert!(done.stderr.contains("who let its time run out"), "{}", done.stderr);
+            assert!(done.stderr.contains("which let its time run out"), "{}", done.stderr);
         }
         assert_eq!(sandbox.sight("x"), before);
         drop(holder);
@@ -72,7 +72,7 @@ on_every_kind_of_store! {
         for words in [&["unlock", "--handle", &handle, "x"][..], &["renew", "--ttl", "1h", "--handle", &handle, "x"]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(81));
-            assert!(done.stderr.contains("who let its time run out"), "{}", done.stderr);
+            assert!(done.stderr.contains("which let its time run out"), "{}", done.stderr);
         }
         if sandbox.is_directory() || sandbox.is_shared() {
             assert_eq!(sandbox.stored(), before);
@@ -85,7 +85,7 @@ on_every_kind_of_store! {
     fn what_is_over_can_be_refused(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
-        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 50ms x; echo; cat; :, who let its time run out; take it over without \
+        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 50ms x; echo; cat; :, which let its time run out; take it over without \
                     --fail-on-stale, or remove it with `csalock unlock --force x`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
     }

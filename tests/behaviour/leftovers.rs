@@ -1,4 +1,4 @@
-//! Nothing is left of a lock that was given back: no file, no row, no directory.
+//! Nothing is left of a lock that was released: no file, no row, no directory.
 
 use std::sync::Arc;
 

@@ -53,7 +53,7 @@ on_every_kind_of_store! {
     fn whoever_takes_over_is_told_from_whom(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): \
-                    dash -c csalock lock x; :, who died without giving it back\n";
+                    dash -c csalock lock x; :, which died without releasing it\n";
         sandbox.csalock(["lock", "x"]).stdout("HANDLE\n").stderr(said).run();
     }
 
@@ -95,7 +95,7 @@ on_every_kind_of_store! {
         sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
         sandbox.await_abandoned("x");
         let before = sandbox.stored();
-        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, who died without giving it back; take it over without \
+        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which died without releasing it; take it over without \
                     --fail-on-stale, or remove it with `csalock unlock --force x`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
         sandbox.csalock(["run", "--fail-on-stale", "x", "true"]).status(80).stderr(said).run();
@@ -121,7 +121,7 @@ on_every_kind_of_store! {
         assert_eq!(done.stdout, "74\n");
         assert_eq!(
             done.stderr,
-            "csalock: lock x was given back: cannot write to stdout: No space left on device (os error 28)\n"
+            "csalock: lock x was released: cannot write to stdout: No space left on device (os error 28)\n"
         );
         assert_eq!(sandbox.state("x"), "free");
         let done = sandbox.script("bash", "trap '' PIPE; exec 8> >(:); wait $!; csalock lock x >&8; echo $? >&2").capture();
@@ -138,7 +138,7 @@ on_every_kind_of_store! {
     }
 
     fn with_stdout_closed_nothing_is_taken(sandbox: &Sandbox) {
-        let said = "csalock: stdout is closed, so nobody would get the handle; send it to /dev/null if nobody needs it\n";
+        let said = "csalock: stdout is closed, so the handle would be lost; send it to /dev/null if you do not need it\n";
         sandbox.script("dash", "csalock lock --forever x >&-").status(74).stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
     }
@@ -146,9 +146,9 @@ on_every_kind_of_store! {
     fn who_does_not_read_what_is_printed_keeps_nobody_waiting(sandbox: &Sandbox) {
         // A pipe that is full, and that nobody empties.
         let full = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null;";
-        let nobody = "cannot write to stdout: nobody reads it\n";
+        let nobody = "cannot write to stdout: no process reads it\n";
         let script = format!("{full} csalock lock -w 1s x >&7");
-        let said = format!("csalock: lock x was given back: {nobody}");
+        let said = format!("csalock: lock x was released: {nobody}");
         sandbox.script("dash", &script).status(74).stderr(said).run();
         let script = format!("rm full; {full} csalock claim -w 1s x >&7");
         sandbox.script("dash", &script).status(74).stderr(format!("csalock: nothing was claimed: {nobody}")).run();

@@ -167,7 +167,7 @@ fn a_command_ends_with_its_own_status_and_the_next_one_takes_the_lock_over() {
     let locked = locked(&sandbox, WRITER);
     job.release();
     let done = job.wait();
-    let said = REFUSED.replace("csalock: ", "csalock: lock x could not be given back: ");
+    let said = REFUSED.replace("csalock: ", "csalock: lock x could not be released: ");
     assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(3), said));
     drop(locked);
     assert_eq!(sandbox.state("x"), "abandoned");

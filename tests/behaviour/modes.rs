@@ -111,7 +111,7 @@ on_every_store! {
 
     fn other_slots_than_it_has_are_a_usage_error_while_anybody_relies_on_them(sandbox: &Sandbox) {
         let mut job = holding(sandbox, &["-j", "3"]);
-        let text = "csalock: lock x has 3 slots, as others who hold it or wait for it say; say -j 3\n";
+        let text = "csalock: lock x has 3 slots, by the word of its holders and waiters; use -j 3\n";
         for words in [&["run", "-j", "2", "x", "true"][..], &["run", "-n", "-j", "4", "x", "true"], &["lock", "-j", "4", "x"]] {
             sandbox.csalock(words).status(64).stderr(text).run();
         }

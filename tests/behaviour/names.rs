@@ -134,7 +134,7 @@ on_every_store! {
 
     fn the_empty_name_and_long_names_are_usage_errors(sandbox: &Sandbox) {
         for command in [&["lock"][..], &["unlock"], &["status"], &["renew", "--ttl", "1s"]] {
-            let said = "csalock: the empty name is no lock's name; a name is 1 to 1024 bytes, anything but NUL\n";
+            let said = "csalock: a lock's name is not empty; a name is 1 to 1024 bytes, anything but NUL\n";
             sandbox.csalock(words(command, b"")).status(64).stderr(said).run();
             let said = "csalock: a name of 1025 bytes is too long; a name is 1 to 1024 bytes, anything but NUL\n";
             sandbox.csalock(words(command, &[b'n'; 1025])).status(64).stderr(said).run();

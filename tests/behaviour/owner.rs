@@ -5,11 +5,11 @@ use std::net::{TcpListener, TcpStream};
 
 use crate::sandbox::{Job, Sandbox, has, is_root, skip, wait_until};
 
-const ORPHAN: &str = "csalock: the process that called csalock has ended, so nobody would own the lock; name the owner with \
-                      --pid PID, or keep the lock until it is given back with --forever\n";
+const ORPHAN: &str = "csalock: the process that called csalock has ended, so the lock would have no owner; name the owner with \
+                      --pid PID, or keep the lock until it is released with --forever\n";
 
 const NO_OWNER: &str = "csalock: csalock was called only by programs that end with it, so no process would own the lock; name the \
-                        owner with --pid PID, or keep the lock until it is given back with --forever\n";
+                        owner with --pid PID, or keep the lock until it is released with --forever\n";
 
 const HELD_AND_MINE: &str = "csalock status x >/dev/null; echo $?; csalock unlock x; echo $?";
 
@@ -138,7 +138,7 @@ on_every_store! {
         let pid: u32 = done.stderr.split(' ').nth(6).and_then(|pid| pid.parse().ok()).unwrap_or_else(|| panic!("{done:?}"));
         let warning = format!(
             "csalock: lock x ends with process {pid} (python3 -c {server}), maybe right after this call; name another owner \
-             with --pid PID, or keep the lock until it is given back with --forever\n"
+             with --pid PID, or keep the lock until it is released with --forever\n"
         );
         assert_eq!((done.code, done.stderr), (Some(0), warning));
         assert_eq!(sandbox.state("x"), "abandoned");

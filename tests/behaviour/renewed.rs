@@ -98,7 +98,7 @@ on_every_shared_store! {
         job.kill();
         wait_until("the keeper has ended", || !lives(keeper));
         assert_eq!(sandbox.state("x"), "abandoned");
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; cat; :, who died without giving it back\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; cat; :, which died without releasing it\n";
         csalock(sandbox, &["run", "-n", "x", "true"]).stderr(said).run();
     }
 
@@ -170,7 +170,7 @@ on_every_shared_store! {
         if !is_root("another pid namespace") {
             return;
         }
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; read go; csalock unlock x; echo $?; cat; :, who did not renew its lease\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; read go; csalock unlock x; echo $?; cat; :, which did not renew its lease\n";
         let words = ["--pid", "--fork", "--mount-proc", "csalock", "run", "-w", "inf", "x", "true"];
         sandbox.call("unshare", words).env("CSALOCK_LEASE", LEASE).stderr(said).run();
         job.tell("go");

@@ -144,7 +144,7 @@ on_every_store! {
             ("csalock run -q -w 1s x true", "xterm"),
             ("csalock run -w 1s x true 2> said", "xterm"),
             ("csalock run -v -w 1s x true 2> said", "xterm"),
-            // Its terminal is somebody else's.
+            // Its terminal belongs to another holder.
             ("setsid -w csalock run -w 1s x true", "xterm"),
         ] {
             let said = refused(command, kind) + &sandbox.read("files/said");

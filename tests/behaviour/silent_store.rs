@@ -15,7 +15,7 @@ fn does_not_keep_csalock_from_ending_with_the_status_of_the_command() {
     }
     let sandbox = Sandbox::new(Kind::Directory);
     let store = format!("{}?shared=1", sandbox.store());
-    let said = "csalock: lock x could not be given back: the store does not answer; it is given back when that answers \
+    let said = "csalock: lock x could not be released: the store does not answer; it is released when that answers \
                 again, and at the latest its lease ends it\n";
     sandbox.csalock(["run", "--store", &store, "x", "sh", "-c", HANG]).status(3).stderr(said).run();
     // Its keeper lives on, and does it.

@@ -16,7 +16,7 @@ on_every_kind_of_store! {
         let said = sandbox.csalock(["unlock", "x"]).capture();
         assert_eq!(said.code, Some(81));
         let start = "csalock: lock x is not held any more: it was held by pid ";
-        assert!(said.stderr.starts_with(start) && said.stderr.contains("who died without giving it back"), "{said:?}");
+        assert!(said.stderr.starts_with(start) && said.stderr.contains("which died without releasing it"), "{said:?}");
     }
 
     fn the_owner_may(sandbox: &Sandbox) {
@@ -40,8 +40,8 @@ on_every_kind_of_store! {
         let (_job, _) = holding(sandbox);
         let before = sandbox.sight("x");
         let said = format!(
-            "csalock: lock x is somebody else's: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
-             {HOLDS_X}; show the handle that it was taken with by --handle, or break it with `csalock unlock --force x`\n"
+            "csalock: lock x belongs to another holder: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
+             {HOLDS_X}; show its handle with --handle, or break it with `csalock unlock --force x`\n"
         );
         sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "x"]).env("CSALOCK_HANDLE", "f".repeat(32)).status(82).stderr(&said).run();
@@ -67,13 +67,13 @@ on_every_kind_of_store! {
     }
 
     fn what_nobody_holds_cannot_be_given_back(sandbox: &Sandbox) {
-        let said = "csalock: lock x is not held by anybody; see `csalock status x`\n";
+        let said = "csalock: lock x is not held; see `csalock status x`\n";
         sandbox.csalock(["unlock", "x"]).status(81).stderr(said).run();
         assert!(!sandbox.store_exists());
     }
 
     fn nothing_is_given_back_twice(sandbox: &Sandbox) {
-        let said = "csalock: lock x is not held by anybody; see `csalock status x`\n";
+        let said = "csalock: lock x is not held; see `csalock status x`\n";
         let script = "csalock lock x >/dev/null; csalock unlock x; csalock unlock x";
         sandbox.script("dash", script).status(81).stderr(said).run();
     }
@@ -104,7 +104,7 @@ on_every_kind_of_store! {
             format!("x: was held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: {HOLDS_X}\n");
         sandbox.csalock(["unlock", "--force", "x"]).stdout(&said).run();
         assert_eq!(sandbox.state("x"), "free");
-        let said = "csalock: lock x is not held by anybody; see `csalock status x`\n";
+        let said = "csalock: lock x is not held; see `csalock status x`\n";
         sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
     }
 
@@ -116,7 +116,7 @@ on_every_kind_of_store! {
         sandbox.csalock(["unlock", "--force", "dead"]).stdout(said).run();
         assert_eq!(sandbox.state("dead"), "free");
         sandbox.csalock(["gc"]).run();
-        let said = "csalock: lock dead is not held by anybody; see `csalock status dead`\n";
+        let said = "csalock: lock dead is not held; see `csalock status dead`\n";
         sandbox.csalock(["unlock", "--force", "dead"]).status(81).stderr(said).run();
     }
 
@@ -125,7 +125,7 @@ on_every_kind_of_store! {
         hold("first");
         hold("second");
         let held = |token: u64, label: &str| {
-            let since = "held by pid PID on HOST (user USER) since TIME (AGE ago), until it is given back";
+            let since = "held by pid PID on HOST (user USER) since TIME (AGE ago), until it is released";
             format!("with token TOKEN it is {since}, for \"{label}\": TEST").replace("TOKEN", &token.to_string())
         };
         let tokens: Vec<u64> = sandbox.record("x").unwrap().holders.iter().map(|grant| grant.token.unwrap()).collect();
@@ -139,7 +139,7 @@ on_every_kind_of_store! {
             );
             assert_eq!(sandbox.plain(&done.stderr), sandbox.plain(&said));
         }
-        let broken = "x: was held by pid PID on HOST (user USER) since TIME (AGE ago), until it is given back, for \"first\": TEST\n";
+        let broken = "x: was held by pid PID on HOST (user USER) since TIME (AGE ago), until it is released, for \"first\": TEST\n";
         sandbox.csalock(["unlock", "--force", "--token", &tokens[0].to_string(), "x"]).stdout(broken).run();
         let left: Vec<_> = sandbox.record("x").unwrap().holders.iter().map(|grant| grant.token).collect();
         assert_eq!(left, [Some(tokens[1])]);
@@ -169,7 +169,7 @@ on_every_kind_of_store! {
         broken.sort_unstable();
         let names: Vec<_> = broken.iter().map(|(name, _)| *name).collect();
         assert_eq!((done.code, names), (Some(65), vec!["dead", "held", "permanent"]), "{done:?}");
-        assert!(broken[0].1.ends_with(", who died without giving it back"), "{done:?}");
+        assert!(broken[0].1.ends_with(", which died without releasing it"), "{done:?}");
         assert!(done.stderr.starts_with("csalock: passed over: ") && done.stderr.lines().count() == 1, "{done:?}");
         assert_eq!(sandbox.open().read(b"bad").unwrap().unwrap().body, b"garbage");
         sandbox.csalock(["lookup", "claimed"]).stdout("7\n").run();
@@ -223,13 +223,13 @@ on_every_kind_of_store! {
         let script = "for x in a b c; do csalock lock $x >/dev/null; done; csalock unlock a c; csalock status -1";
         sandbox.script("dash", script).stdout("b\n").run();
         let script = "csalock lock a >/dev/null; csalock unlock none a; echo $?; csalock status -1 a >/dev/null; echo $?";
-        let said = "csalock: lock none is not held by anybody; see `csalock status none`\n";
+        let said = "csalock: lock none is not held; see `csalock status none`\n";
         sandbox.script("dash", script).stdout("81\n81\n").stderr(said).run();
     }
 
     fn its_json_says_what_became_of_each(sandbox: &Sandbox) {
         let script = "csalock lock x >/dev/null; csalock unlock --json x none";
-        let said = "csalock: lock none is not held by anybody; see `csalock status none`\n";
+        let said = "csalock: lock none is not held; see `csalock status none`\n";
         let done = sandbox.script("dash", script).capture();
         assert_eq!((done.code, done.stderr.as_str()), (Some(81), said));
         let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();

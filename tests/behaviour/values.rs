@@ -194,12 +194,12 @@ on_every_store! {
 
     fn without_the_lock_nothing_is_written_by_put_unlock(sandbox: &Sandbox) {
         let done = put(sandbox, &["--unlock", "x", "a"]);
-        let said = "csalock: nothing was written, for lock x is not held; take it first with `csalock get --lock x`\n";
+        let said = "csalock: nothing was written, because lock x is not held; take it first with `csalock get --lock x`\n";
         assert_eq!((done.code, done.stderr.as_str()), (Some(81), said));
         let _other = holder(sandbox, "", "x");
         let done = put(sandbox, &["--unlock", "x", "a"]);
         assert_eq!(done.code, Some(82));
-        assert!(done.stderr.starts_with("csalock: lock x is somebody else's: held by pid "), "{}", done.stderr);
+        assert!(done.stderr.starts_with("csalock: lock x belongs to another holder: held by pid "), "{}", done.stderr);
         assert_eq!(get(sandbox, "x"), None);
     }
 
@@ -213,8 +213,8 @@ on_every_store! {
         one.tell("go");
         let done = one.wait();
         assert_eq!(done.stdout, "75\n0\n");
-        let said = "csalock: nothing was written, for you share lock x: held by pid ";
-        assert!(done.stderr.starts_with(said) && done.stderr.ends_with("; give it back, and take it for yourself alone\n"), "{}", done.stderr);
+        let said = "csalock: nothing was written, because you share lock x: held by pid ";
+        assert!(done.stderr.starts_with(said) && done.stderr.ends_with("; release it, and acquire it exclusively\n"), "{}", done.stderr);
         // One who died is in nobody's way.
         let script = "csalock lock -s x > /dev/null; csalock put --unlock x c; echo $?";
         let mut dead = holder(sandbox, "-s", "x");
@@ -233,14 +233,14 @@ on_every_store! {
                       csalock put --unlock --even-if-stale x new; echo $? $(csalock get x)";
         let done = sandbox.script("dash", script).capture();
         assert_eq!(done.stdout, "82\n82\n82\nold\n0 new\n");
-        let said = "csalock: nothing was written, for lock x was held by pid ";
+        let said = "csalock: nothing was written, because lock x was held by pid ";
         let lines: Vec<_> = done.stderr.lines().collect();
         let (written, refused) = lines.split_last().unwrap();
         assert!(refused.iter().all(|line| line.starts_with(said) && line.contains("let its time run out")), "{}", done.stderr);
         let stale = "csalock: lock x was stale: it was held by pid ";
-        let why = ", who let its time run out; the value was written for --even-if-stale";
+        let why = ", which let its time run out; the value was written for --even-if-stale";
         assert!(refused.len() == 3 && written.starts_with(stale) && written.ends_with(why), "{}", done.stderr);
-        assert!(done.stderr.contains("say --even-if-stale, if nobody has had it since"), "{}", done.stderr);
+        assert!(done.stderr.contains("say --even-if-stale, if no other caller has had it since"), "{}", done.stderr);
         // Somebody has had it since.
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
                       csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x true
@@ -452,7 +452,7 @@ fn another_user_sees_that_it_is_there_and_not_what_it_is() {
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o755)).unwrap();
     sandbox.csalock(["put", "--mode", "600", "x", "secret"]).run();
     let done = sandbox.csalock(["get", "x"]).user(65534).capture();
-    let said = "csalock: the value of lock x has mode 0600; ask whoever wrote it\n";
+    let said = "csalock: the value of lock x has mode 0600; ask the user who wrote it\n";
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(77), "", said));
     for words in
         [&["status", "x"][..], &["status"], &["status", "--json"], &["lookup", "-q", "--id", "1"], &["gc", "--dry-run"]]

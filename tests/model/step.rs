@@ -111,7 +111,7 @@ impl Model for World {
     }
 }
 
-/// Whether the lease of a grant that arrives late is over or was given back: then etcd does not know it, and does nothing.
+/// Whether the lease of a grant that arrives late is over or was released: then etcd does not know it, and does nothing.
 fn was_revoked(state: &State, by: usize, swap: &Swapping) -> bool {
     let Some(Answer::Granted { lease: Some(lease), .. }) = swap.answer else { return false };
     let actor = &state.actors[by];

@@ -29,7 +29,7 @@ pub(crate) struct Returned {
     pub(crate) stdout: String,
 }
 
-/// A lock that somebody has until it is given back.
+/// A lock that somebody has until it is released.
 pub(crate) struct Held {
     pub(crate) handle: String,
     token: u64,

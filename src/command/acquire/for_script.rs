@@ -113,7 +113,7 @@ impl ForScript<'_> {
         if may_end_with_call(request.process.pid, owner) {
             self.common.note(&format!(
                 "lock {} ends with process {} ({}), maybe right after this call; name another owner with --pid PID, or \
-                 keep the lock until it is given back with --forever",
+                 keep the lock until it is released with --forever",
                 escape(&self.targets.all[0].display_name),
                 owner.pid,
                 escape(&request.owner.command)

@@ -81,7 +81,7 @@ impl CommandChild<'_> {
             true => self.execute(grants),
             false => Error::new(
                 ErrorKind::Lost,
-                "the lease was over, or nobody was there to watch it, before the command could begin; it was not run",
+                "its lease was over, or its supervisor was gone, before the command could begin; it was not run",
                 "try again",
             ),
         }

@@ -46,7 +46,7 @@ impl FlockCompat {
         files.sort();
         if files.is_empty() {
             let name = &targets.first().display_name;
-            let what = format!("--flock locks a file, and {} is no path", escape(name));
+            let what = format!("--flock locks a file, and {} is not a path", escape(name));
             let cure = format!("say ./{}, or leave out --flock", shell_quote(name));
             return Err(Error::new(ErrorKind::InvalidInput, what, cure));
         }
@@ -123,7 +123,7 @@ fn by(take: &CommandChild<'_>, file: &Path) -> String {
     let others = holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
     let mut who: Vec<String> = others.map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
     match who.len() {
-        0 => who.push("somebody who cannot be seen from here".to_string()),
+        0 => who.push("a process that cannot be seen from here".to_string()),
         many if many > MOST_NAMED => who.splice(MOST_NAMED.., [format!("{} more", many - MOST_NAMED)]).for_each(drop),
         _ => {}
     }

@@ -142,7 +142,7 @@ impl Supervisor<'_> {
                     continue;
                 }
                 common.note(&format!(
-                    "lock {names} could not be given back: the store does not answer; it is given back when that \
+                    "lock {names} could not be released: the store does not answer; it is released when that \
                      answers again, and at the latest its lease ends it"
                 ));
                 why.inspect(|why| common.note(why));
@@ -215,7 +215,7 @@ impl Supervisor<'_> {
                     self.tell_kept(&name, &error);
                     continue;
                 }
-                Err(error) => format!("its lease is over, and it could not be given back: {error}"),
+                Err(error) => format!("its lease is over, and it could not be released: {error}"),
             };
             self.asked.common.note(&format!(
                 "lost while the command ran: lock {name}: {text}; what the command did after that was not guarded"
@@ -227,7 +227,7 @@ impl Supervisor<'_> {
 
     /// Reports a failed release. The command's status counts; the next caller finds a lock whose owner is dead.
     fn tell_kept(&self, name: &str, error: &Error) {
-        self.asked.common.note(&format!("lock {name} could not be given back: {error}"));
+        self.asked.common.note(&format!("lock {name} could not be released: {error}"));
     }
 
     fn clean_up(&self) -> Result<()> {

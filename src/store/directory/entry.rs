@@ -318,7 +318,7 @@ impl Entry<'_> {
                 let path = crate::name::escape_path(&self.path());
                 Err(Error::new(
                     ErrorKind::Corrupt,
-                    format!("{path} has {stranger} in it, which is no record"),
+                    format!("{path} has {stranger} in it, which is not a record"),
                     "move it away",
                 ))
             }
@@ -392,7 +392,7 @@ impl Listing<'_> {
             Ok(Ok(bytes)) => Ok(Some(bytes)),
             Ok(Err(what)) => {
                 let path = self.entry.path().join(name);
-                Err(Error::corrupt(format!("{} is no record: {what}", crate::name::escape_path(&path))))
+                Err(Error::corrupt(format!("{} is not a record: {what}", crate::name::escape_path(&path))))
             }
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
             Err(errno) => Err(self.entry.failed("read the record")(errno)),

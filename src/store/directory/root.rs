@@ -336,7 +336,7 @@ pub(super) fn no_work(errno: Errno, path: &Path) -> Error {
     let work = path.join(WORK);
     match errno {
         Errno::ENOTDIR | Errno::ELOOP => {
-            let what = format!("{} is no directory, as it must be to work in", escape_path(&work));
+            let what = format!("{} is not a directory, as it must be to work in", escape_path(&work));
             Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away")
         }
         errno => Error::os(errno, "use the working directory of the store", path),
@@ -360,7 +360,7 @@ fn refuse_foreign(directory: &OwnedFd, path: &Path) -> Result<()> {
     })
     .map_err(failed)?;
     let Some(name) = foreign else { return Ok(()) };
-    let what = format!("{} is no store: {} is in it", escape_path(path), crate::name::escape(&name));
+    let what = format!("{} is not a store: {} is in it", escape_path(path), crate::name::escape(&name));
     Err(Error::new(ErrorKind::Corrupt, what, "see the path; name a new directory, or an empty one"))
 }
 
@@ -404,7 +404,7 @@ fn refuse_open_to_all(mode: Mode, path: &Path) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::Denied,
-        format!("everybody may rename and remove what is in {}", escape_path(path)),
+        format!("every user may rename and remove what is in {}", escape_path(path)),
         "give it the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
     ))
 }

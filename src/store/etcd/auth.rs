@@ -170,11 +170,11 @@ fn first_line(path: &Path) -> Result<String> {
     let file = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;
     if !found.is_file() {
-        let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} is no ordinary file", escape_path(path));
+        let what = format!("CSALOCK_ETCD_PASSWORD_FILE: {} is not an ordinary file", escape_path(path));
         return Err(Error::new(ErrorKind::InvalidInput, what, "name one that has the password in its first line"));
     }
     if found.mode() & 0o007 != 0 {
-        let what = format!("everybody can read the password in {}", escape_path(path));
+        let what = format!("every user can read the password in {}", escape_path(path));
         return Err(Error::new(ErrorKind::Denied, what, format!("chmod o= {}", escape_path(path))));
     }
     let mut text = String::new();

@@ -23,7 +23,7 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
     if mode.contains(Mode::S_IWOTH) && !mode.contains(Mode::S_ISVTX) {
         return Err(Error::new(
             ErrorKind::Denied,
-            format!("everybody may replace the database {}", escape_path(path)),
+            format!("every user may replace the database {}", escape_path(path)),
             "give its directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)",
         ));
     }
@@ -53,7 +53,7 @@ pub(super) fn check_file(path: &Path) -> Result<bool> {
         )),
         _ => Err(Error::new(
             ErrorKind::Unavailable,
-            format!("{} is no file, so no database", escape_path(path)),
+            format!("{} is not a file, so it is not a database", escape_path(path)),
             "name a file, or use a dir: store",
         )),
     }
@@ -75,7 +75,7 @@ fn check_journals(path: &Path) -> Result<()> {
         let journal = Path::new(&journal);
         let found = lstat(journal).map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
         if found.is_ok_and(|kind| kind != SFlag::S_IFREG) {
-            let what = format!("{} is no file, so no journal of the database", escape_path(journal));
+            let what = format!("{} is not a file, so it is not a journal of the database", escape_path(journal));
             return Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"));
         }
     }

@@ -18,7 +18,7 @@ const LONGEST_PATH: usize = 500;
 /// Maximum number of bytes of a command line that are shown.
 const MOST_OF_COMMAND: usize = 256;
 
-const MOVE_IT_AWAY: &str = "nothing was changed; move it away when nobody holds a lock in it";
+const MOVE_IT_AWAY: &str = "nothing was changed; move it away when no process holds a lock in it";
 
 /// Cause of a failure: an SQLite error or a csalock error.
 pub(super) enum Cause {

@@ -75,7 +75,7 @@ impl Sqlite {
             Some(found) => Finding::bad(
                 "database",
                 format!("SQLite's quick_check finds: {}", escape(found.as_bytes())),
-                "move it away when nobody holds a lock in it, or recover it: `sqlite3 OLD .recover | sqlite3 NEW`",
+                "move it away when no process holds a lock in it, or recover it: `sqlite3 OLD .recover | sqlite3 NEW`",
             ),
         });
         findings

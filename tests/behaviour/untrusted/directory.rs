@@ -61,7 +61,7 @@ const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
         what: "a link",
         script: "ln -sf $OUT/file $r",
         code: 65,
-        said: "RECORD is no record: it is a symbolic link; FORCE",
+        said: "RECORD is not a record: it is a symbolic link; FORCE",
     },
     Strange {
         what: "a FIFO",
@@ -73,25 +73,25 @@ const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
         what: "a socket",
         script: "rm $r; python3 -c 'import socket,sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])' $r",
         code: 65,
-        said: "RECORD is no record: it is not a regular file; FORCE",
+        said: "RECORD is not a record: it is not a regular file; FORCE",
     },
     Strange {
         what: "a device without end",
         script: "rm $r; mknod $r c 1 5",
         code: 65,
-        said: "RECORD is no record: it has more than 4194304 bytes; FORCE",
+        said: "RECORD is not a record: it has more than 4194304 bytes; FORCE",
     },
     Strange {
         what: "a directory",
         script: "rm $r; mkdir $r",
         code: 65,
-        said: "RECORD is no record: it is a directory; FORCE",
+        said: "RECORD is not a record: it is a directory; FORCE",
     },
     Strange {
         what: "a gigabyte",
         script: "truncate -s 1G $r",
         code: 65,
-        said: "RECORD is no record: it has more than 4194304 bytes; FORCE",
+        said: "RECORD is not a record: it has more than 4194304 bytes; FORCE",
     },
     Strange {
         what: "a file outside under a second name",
@@ -103,7 +103,7 @@ const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
         what: "a record elsewhere",
         script: "rm $STORE/x/*; touch $STORE/x/cur.9.00000001ffffffffffffffff; ln -s $OUT/rec.00000001ffffffffffffffff $STORE/x/",
         code: 65,
-        said: "STORE/x/rec.00000001ffffffffffffffff is no record: it is a symbolic link; FORCE",
+        said: "STORE/x/rec.00000001ffffffffffffffff is not a record: it is a symbolic link; FORCE",
     },
     Strange {
         what: "a record that is not there",
@@ -197,19 +197,19 @@ const IN_WORK: [Strange; 15] = [
         what: "a link in its place",
         script: "rm -r $W; ln -s $OUT $W",
         code: 65,
-        said: "STORE/.work is no directory, as it must be to work in; AWAY",
+        said: "STORE/.work is not a directory, as it must be to work in; AWAY",
     },
     Strange {
         what: "a file in its place",
         script: "rm -r $W; echo mine > $W",
         code: 65,
-        said: "STORE/.work is no directory, as it must be to work in; AWAY",
+        said: "STORE/.work is not a directory, as it must be to work in; AWAY",
     },
     Strange {
         what: "a FIFO in its place",
         script: "rm -r $W; mkfifo $W",
         code: 65,
-        said: "STORE/.work is no directory, as it must be to work in; AWAY",
+        said: "STORE/.work is not a directory, as it must be to work in; AWAY",
     },
     Strange {
         what: "a history that is a link",
@@ -280,7 +280,7 @@ fn whatever_is_in_the_working_directory_leads_nobody_out_of_the_store() {
         // This one rests, and needs nothing in there before it is given back.
         let done = bounded(&sandbox, &["run", "-n", "x", "true"]);
         let is_in_its_place = strange.what.ends_with(" in its place");
-        let kept = said.replace("csalock: ", "csalock: lock x could not be given back: ");
+        let kept = said.replace("csalock: ", "csalock: lock x could not be released: ");
         assert_eq!(
             (done.code, sandbox.plain(&done.stderr)),
             (Some(0), if is_in_its_place { kept } else { String::new() }),
@@ -381,7 +381,7 @@ fn numbers_that_cannot_rise_any_more_are_refused_and_never_begin_anew() {
         let done = bounded(&sandbox, &["run", "-n", "x", "touch", "ran"]);
         assert_eq!(done.code, Some(65), "{number} {done:?}");
         assert!(done.stderr.contains(&format!(".{number}.")), "{done:?}");
-        assert!(done.stderr.ends_with(" in it, which is no record; move it away\n"), "{done:?}");
+        assert!(done.stderr.ends_with(" in it, which is not a record; move it away\n"), "{done:?}");
     }
     assert!(!sandbox.path("files/ran").exists());
 }

@@ -29,8 +29,9 @@ fn what_stands_where_a_journal_belongs_is_named() {
         let sandbox = Sandbox::new(Kind::Sqlite);
         let outside = store(&sandbox);
         plant(&sandbox, &format!("{make} $STORE-{behind}"));
-        let said =
-            format!("STORE-{behind} is no file, so no journal of the database; see who made it, and move it away");
+        let said = format!(
+            "STORE-{behind} is not a file, so it is not a journal of the database; see who made it, and move it away"
+        );
         for words in [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["gc"], &["unlock", "--force", "x"]] {
             refuses(&sandbox, words, 65, &said);
         }
@@ -49,8 +50,8 @@ fn what_stands_where_the_database_belongs_is_named() {
             77,
             "the database STORE is a symbolic link; links are not followed there; name the real file",
         ),
-        ("mkfifo", 69, "STORE is no file, so no database; name a file, or use a dir: store"),
-        ("mkdir", 69, "STORE is no file, so no database; name a file, or use a dir: store"),
+        ("mkfifo", 69, "STORE is not a file, so it is not a database; name a file, or use a dir: store"),
+        ("mkdir", 69, "STORE is not a file, so it is not a database; name a file, or use a dir: store"),
     ] {
         plant(&sandbox, &format!("rm -rf $STORE; {make} $STORE"));
         for words in [&["run", "-n", "x", "touch", "ran"][..], &["status"], &["gc"], &["unlock", "--force", "x"]] {

@@ -24,7 +24,7 @@ fn what_is_to_be_seen_of_a_lock_does_not_open_it() {
     assert!(!seen.contains(&handle));
     let files = sandbox.listing("shared").join("\n");
     assert!(!files.contains(&handle), "{files}");
-    // The proof that the record keeps is no handle.
+    // The proof that the record keeps is not a handle.
     for word in files.split(|letter: char| !letter.is_ascii_hexdigit()).filter(|word| word.len() >= 32) {
         let code = Bert.code(&sandbox, &store, &["unlock", "--handle", &word[..32], "x"]);
         assert!(matches!(code, 64 | 81 | 82), "{code}");
