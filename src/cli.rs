@@ -463,8 +463,8 @@ pub struct Gc {
 
 /// Say whether a store is all right, and what to do if not
 ///
-/// Looks at the store, its file system and who may use it, and tries a lock out under a name that nobody else uses.
-/// Nothing of that is left behind. Exit 0 if nothing is bad, 69 if something is, or if the store cannot be reached.
+/// Checks the store, its file system and its permissions, and tests a lock under a name that no other caller uses.
+/// The test leaves no traces. Exit 0 if no finding is bad, 69 if one is, or if the store cannot be reached.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock doctor [OPTIONS] [NAME]")]
 pub struct Doctor {
