@@ -1,6 +1,9 @@
 //! Self-test of a lock under a name that cannot be typed: acquire, commit, refuse and release. If csalock is killed
 //! during the test, the lock has a dead holder.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use super::unexpected;
@@ -9,7 +12,7 @@ use crate::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use crate::error::Result;
 use crate::history::Limits;
 use crate::lock::{Handle, Request, Response};
-use crate::store::{CommitResult, Finding, Location, Versioned};
+use crate::store::{CommitResult, Finding, Location, Store, Versioned};
 
 /// Maximum time of the test before the store counts as slow for locks.
 const SLOW: Duration = Duration::from_secs(2);
@@ -30,7 +33,7 @@ pub(super) fn findings(context: &Context, location: &Location, mark: &str) -> Re
 fn try_lock(context: &Context, location: &Location, engine: &Engine, name: &[u8]) -> Result<Vec<Finding>> {
     let begun = context.host.boottime();
     let handle = acquire(context, engine, name)?.ok_or_else(|| unexpected("a new name has a holder"))?;
-    let broken = check_commits(engine, name)?;
+    let broken = check_commits(engine.store(), name)?;
     let refusal = refusal(context, location, name);
     release(engine, name, &handle)?;
     let time = context.host.boottime().saturating_sub(begun);
@@ -47,8 +50,7 @@ fn try_lock(context: &Context, location: &Location, engine: &Engine, name: &[u8]
 }
 
 /// Returns what is wrong with compare-and-swap, or `None`.
-fn check_commits(engine: &Engine, name: &[u8]) -> Result<Option<&'static str>> {
-    let store = engine.store();
+fn check_commits(store: &dyn Store, name: &[u8]) -> Result<Option<&'static str>> {
     let read = || -> Result<Versioned> { store.read(name)?.ok_or_else(|| unexpected("a written record is missing")) };
     let first = read()?;
     let CommitResult::Done(version) = store.commit(name, Some(&first.version), Some(&first.body))? else {
