@@ -15,7 +15,6 @@
 
 #![expect(unsafe_code, reason = "fork")]
 
-mod helper;
 mod running;
 
 use std::convert::Infallible;
@@ -36,7 +35,6 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
-pub use helper::Helper;
 pub use running::{Deadline, EventSource, ExitReport, RunningCommand, StopReason};
 
 use crate::detach;

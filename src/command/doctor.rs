@@ -1,8 +1,8 @@
 //! `csalock doctor`: checks whether a store is suitable.
 //!
 //! A store reports what only it knows ([`crate::store::Store::diagnose`]). This module checks every store alike,
-//! through the engine. The self-test uses a lock under a name that cannot be typed. It runs in the store or, if there
-//! is no store yet, in a store that is made for it and removed again.
+//! through the engine. The self-test uses a lock under a name that cannot be typed. It runs in the store or, if the
+//! store does not exist yet, in a temporary store.
 
 mod contents;
 mod self_test;
@@ -10,7 +10,6 @@ mod self_test;
 use std::ffi::OsStr;
 
 use super::context::{Context, exactly_one, print, print_json};
-use crate::child::Helper;
 use crate::cli::Doctor;
 use crate::duration::shown as span;
 use crate::engine::Engine;
@@ -77,26 +76,23 @@ fn examine(context: &Context, location: &Location, signals: &Signals) -> Vec<Fin
     // If the records cannot be read, a second wait for the store is useless.
     let is_readable = findings.iter().all(|finding| finding.topic != "records" || finding.verdict != Verdict::Bad);
     if is_readable && !signals.pending() {
-        findings
-            .extend(tried(context, location, signals).unwrap_or_else(|error| vec![Finding::failed("locks", &error)]));
+        findings.extend(self_test(context, location).unwrap_or_else(|error| vec![Finding::failed("locks", &error)]));
     }
     findings
 }
 
-/// Tests that a lock can be acquired, refused, waited for and released.
-fn tried(context: &Context, location: &Location, signals: &Signals) -> Result<Vec<Finding>> {
+/// Tests that a lock can be acquired, refused and released.
+fn self_test(context: &Context, location: &Location) -> Result<Vec<Finding>> {
     let mark: String = context.host.random()?.iter().map(|byte| format!("{byte:02x}")).collect();
-    let scratch = Scratch::of(location, &mark);
+    let scratch = Scratch::of(location, &mark)?;
     let location = scratch.as_ref().map_or(location, |scratch| &scratch.location);
-    // The fork comes before any open that must not be carried over a fork.
-    let other = Helper::fork(|line| self_test::act_as_other(context, location, &mark, line))?;
-    Ok(self_test::Trial::new(context, location, &mark, other, signals)?.findings())
+    self_test::findings(context, location, &mark)
 }
 
 /// Returns which hosts share the store, and the consequences of that.
 fn hosts(engine: &Engine) -> Finding {
     let lease = span(engine.lease());
-    let shared = format!("other hosts may share it: who holds a lock renews a lease of {lease}, and");
+    let shared = format!("other hosts may share it: a holder renews a lease of {lease}, and");
     Finding::good(
         "hosts",
         match (engine.store().scope(), engine.store().can_notify()) {
@@ -104,7 +100,7 @@ fn hosts(engine: &Engine) -> Finding {
                 "this host alone: the end of an owner is seen at once, and waiters are woken".to_string()
             }
             (Scope::Shared, true) => format!("{shared} waiters on other hosts are woken by the store"),
-            (Scope::Shared, false) => format!("{shared} waiters on other hosts look again every so often"),
+            (Scope::Shared, false) => format!("{shared} waiters on other hosts poll"),
         },
     )
 }
@@ -121,7 +117,7 @@ fn host(engine: &Engine) -> Option<Finding> {
                     "it has no /etc/machine-id, so it is known by its name alone: {}",
                     escape(engine.host().name().as_bytes())
                 ),
-                "make one (systemd-machine-id-setup), or see that no two hosts have one name",
+                "make one (systemd-machine-id-setup), or check that no two hosts have one name",
             ))
         }
         Ok(_) => None,
@@ -130,5 +126,5 @@ fn host(engine: &Engine) -> Option<Finding> {
 
 /// Returns an error for an unexpected result.
 fn unexpected(what: &str) -> Error {
-    Error::new(ErrorKind::Bug, what, "this is a bug, or somebody else writes to the store")
+    Error::new(ErrorKind::Bug, what, "report this as a bug, unless another program writes to the store")
 }

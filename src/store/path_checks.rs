@@ -56,8 +56,8 @@ impl Place<'_> {
         let directory = if found.is_dir() { Some(there) } else { there.parent() };
         if directory.is_some_and(is_open_to_all) {
             let cure =
-                "give the directory the sticky bit (chmod +t) or take the right to write from others (chmod o-w)";
-            return Some(Finding::bad("access", format!("{text}; every user may remove what others put there"), cure));
+                "set the sticky bit of the directory (chmod +t), or remove the right of others to write (chmod o-w)";
+            return Some(Finding::bad("access", format!("{text}; every user may remove files of other users"), cure));
         }
         let us = user(geteuid());
         let wanted = if found.is_dir() { AccessFlags::W_OK | AccessFlags::X_OK } else { AccessFlags::W_OK };
@@ -108,23 +108,20 @@ fn user(uid: Uid) -> String {
     User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-/// Returns findings about free bytes and inodes. A file system that does not count inodes gets no inode finding.
-fn room(there: &Path) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut told = |topic, left: u64, little: u64, text: String, cure: &str| {
-        let is_little = left < little;
-        findings.push(if is_little { Finding::doubtful(topic, text, cure) } else { Finding::good(topic, text) });
+/// Returns a finding about free bytes and inodes. A file system that does not count inodes reports zero of them.
+fn room(there: &Path) -> Option<Finding> {
+    let found = statvfs(there).ok()?;
+    let free = found.blocks_available().saturating_mul(found.fragment_size());
+    let (inodes, all) = (found.files_available(), found.files());
+    let text = match all {
+        0 => format!("{} free", bytes(free)),
+        _ => format!("{} and {inodes} of {all} inodes free", bytes(free)),
     };
-    if let Ok(free) = fs2::available_space(there) {
-        told("space", free, LITTLE.0, format!("{} free", bytes(free)), "free some space there");
-    }
-    if let Ok(found) = statvfs(there)
-        && found.files() > 0
-    {
-        let (free, all) = (found.files_available(), found.files());
-        told("inodes", free, LITTLE.1.min(all / 10), format!("{free} of {all} free"), "remove some files there");
-    }
-    findings
+    Some(if free < LITTLE.0 || inodes < LITTLE.1.min(all / 10) {
+        Finding::doubtful("space", text, "remove some files there")
+    } else {
+        Finding::good("space", text)
+    })
 }
 
 /// Formats a size with a unit.

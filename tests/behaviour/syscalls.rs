@@ -7,9 +7,9 @@
 //! it makes no difference; and each way to fail once for each command, process, call and path.
 //!
 //! `CSALOCK_SYSCALLS`: nothing is a sample, other points in each run; `all` is what is said above; `every` leaves nothing
-//! out. `all:PART` is all of those scenarios whose name has PART in it. `all` has about 7,900 points on a directory store,
-//! 7,700 beside files, 9,700 on a directory that is shared, 11,500 on SQLite; a fifth of each is `doctor`. On two idle
-//! cores 25 to 40 of them take a second.
+//! out. `all:PART` is all of those scenarios whose name has PART in it. `all` has about 6,900 points on a directory store,
+//! 6,800 beside files, 8,700 on a directory that is shared and 9,500 on SQLite. On two idle cores 25 to 40 of them take a
+//! second.
 
 pub(crate) mod calls;
 pub(crate) mod fixture;

@@ -61,11 +61,11 @@ impl Count {
         let mut text = format!("{} held, {} waiting", self.held, self.waiting);
         if let Some((since, name)) = &self.oldest {
             let age = engine.host().wall().saturating_sub(Duration::from_millis(*since));
-            text.push_str(&format!("; the oldest is {}, taken {} ago", escape(name), span(age)));
+            text.push_str(&format!("; the oldest is {}, acquired {} ago", escape(name), span(age)));
         }
         let mut findings = vec![Finding::good("records", text)];
         if let [error, others @ ..] = self.unreadable.as_slice() {
-            let cure = "see `csalock status`, which names each and says what to do";
+            let cure = "run `csalock status`: it names each with the next step";
             let others = if others.is_empty() { String::new() } else { format!("; and {} more", others.len()) };
             findings.push(Finding::doubtful("records", format!("unreadable: {}{others}", error.message()), cure));
         }
@@ -82,9 +82,9 @@ impl Count {
             0 if self.abandoned == 0 => Finding::good("leftovers", "none"),
             removed => Finding::doubtful(
                 "leftovers",
-                format!("locks left by the dead: {}; other leftovers: {removed}", self.abandoned),
+                format!("locks of dead owners: {}; other leftovers: {removed}", self.abandoned),
                 format!(
-                    "they delay no command; `csalock gc --store {}` removes them",
+                    "run `csalock gc --store {}` to remove them; they delay no command",
                     shell_quote(location.url().as_encoded_bytes())
                 ),
             ),
@@ -105,9 +105,7 @@ fn history(context: &Context, engine: &Engine) -> Finding {
     match engine.each_past(&limits, &mut |_| number += 1) {
         Err(error) => Finding::doubtful("history", error.message(), error.hint()),
         Ok(false) => Finding::good("history", "none is kept here"),
-        Ok(true) if limits.are_off() => {
-            Finding::good("history", format!("{number} remembered; CSALOCK_HISTORY=0 adds none"))
-        }
-        Ok(true) => Finding::good("history", format!("{number} remembered, for {} at most", span(limits.age))),
+        Ok(true) if limits.are_off() => Finding::good("history", format!("{number} kept; CSALOCK_HISTORY=0 adds none")),
+        Ok(true) => Finding::good("history", format!("{number} kept, for {} at most", span(limits.age))),
     }
 }

@@ -29,10 +29,7 @@ impl Directory {
         if self.scope() == Scope::Shared {
             findings.push(self.clock().unwrap_or_else(|error| Finding::failed("clock", &error)));
         } else {
-            findings.push(Finding::good(
-                "clock",
-                "leases count on this host's time since it was started, which nobody can set",
-            ));
+            findings.push(Finding::good("clock", "leases count on this host's time since boot, which cannot be set"));
         }
         findings
     }
@@ -81,10 +78,10 @@ impl Directory {
                 "an expired lock is noticed later: check `stat` on fresh files there, and the clock of the server";
             Finding::bad("clock", "the file system's time stood still for a second", cure)
         } else if apart > FAR {
-            let cure = "locks do not compare clocks, but people do: let both be set by NTP";
+            let cure = "set both clocks by NTP; locks do not compare them, but people do";
             Finding::doubtful("clock", format!("the file system's time is {by} {ahead} this host's"), cure)
         } else {
-            let host = "each host counts leases on its own time since it was started, which nobody can set";
+            let host = "each host counts leases on its own time since boot, which cannot be set";
             Finding::good("clock", format!("{host}; the file system's time is {by} {ahead} this host's"))
         })
     }

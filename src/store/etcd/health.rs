@@ -68,17 +68,17 @@ fn of_server(client: &Client, server: &str, versions: &mut BTreeSet<String>) -> 
     versions.insert(version.to_string());
     let mut findings = vec![Finding::good("server", format!("{server}: etcd {}", escape(version.as_bytes())))];
     if status.leader == 0 {
-        let cure = "see whether most of its members are up and reach each other";
+        let cure = "check that most of its members are up and reach each other";
         findings.push(Finding::bad("leader", format!("{server} knows no leader"), cure));
     }
     for error in status.errors {
-        let cure = "see `etcdctl alarm list`; for NOSPACE compact, defragment and disarm";
+        let cure = "check `etcdctl alarm list`; for NOSPACE compact, defragment and disarm";
         findings.push(Finding::bad("alarm", format!("{server}: {}", escape(error.as_bytes())), cure));
     }
     if let Ok(health) = client.get(server, "/health", PATIENCE)
         && String::from_utf8_lossy(&health).contains("\"false\"")
     {
-        findings.push(Finding::bad("health", format!("{server} says that it is not healthy"), "see its log"));
+        findings.push(Finding::bad("health", format!("{server} reports that it is not healthy"), "check its log"));
     }
     findings
 }
@@ -158,7 +158,7 @@ fn of_reading(client: &Client, records: &[u8]) -> Finding {
     let median = times[READS / 2];
     let what = format!("a read that most members agree to takes {:.1} ms", median.as_secs_f64() * 1000.0);
     match median > SLOW {
-        true => Finding::doubtful("reading", what, "see the network to etcd, and its disks (`etcdctl check perf`)"),
+        true => Finding::doubtful("reading", what, "check the network to etcd, and its disks (`etcdctl check perf`)"),
         false => Finding::good("reading", what),
     }
 }
@@ -169,11 +169,12 @@ fn of_members(client: &Client) -> Option<Finding> {
     let members = client.ask::<Members>("/v3/cluster/member/list", &json!({})).ok()?.members.len();
     Some(match (members, known) {
         (1, _) => {
-            let cure = "that will do where locks may wait for it; three members go on without one of them";
-            Finding::doubtful("members", "one: while it is down nobody can take or give back a lock", cure)
+            let cure = "use three members if locks must work without one of them";
+            Finding::doubtful("members", "one: while it is down, no lock can be acquired or released", cure)
         }
         (members, 1) => {
-            let what = format!("{members}, and the store's URL names one: while that is down, nobody finds the others");
+            let what =
+                format!("{members}, and the store's URL names one: while that is down, csalock cannot find the others");
             Finding::doubtful("members", what, "name several: etcd://HOST:PORT,HOST:PORT/PREFIX")
         }
         (members, known) => Finding::good("members", format!("{members}, of which the store's URL names {known}")),
@@ -183,10 +184,10 @@ fn of_members(client: &Client) -> Option<Finding> {
 fn of_login(client: &Client) -> Finding {
     match client.user() {
         Some(user) => Finding::good("login", format!("as {}", escape(user.as_bytes()))),
-        None if client.cluster.tls => Finding::good("login", "none, and none is asked for"),
+        None if client.cluster.tls => Finding::good("login", "none, and none is required"),
         None => {
-            let cure = "where others reach etcd, `etcdctl auth enable` and give csalock a role for its prefix";
-            Finding::doubtful("login", "none: whoever reaches etcd can take any lock", cure)
+            let cure = "if others reach etcd, run `etcdctl auth enable` and give csalock a role for its prefix";
+            Finding::doubtful("login", "none: every client that reaches etcd can acquire any lock", cure)
         }
     }
 }
@@ -200,8 +201,8 @@ fn of_transport(client: &Client) -> Finding {
         true => Finding::good("transport", "plain, within this host"),
         false => Finding::doubtful(
             "transport",
-            "plain: whoever can listen on the way reads all records and passwords",
-            "give etcd certificates and say etcds://",
+            "plain: a listener on the network can read all records and passwords",
+            "give etcd certificates and use etcds://",
         ),
     }
 }
