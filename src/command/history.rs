@@ -48,7 +48,8 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let begin = asked.since.map_or(0, |span| now.saturating_sub(span).as_millis() as u64);
     let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(|pattern| is_a_name(pattern, &found)).collect();
     found.retain(|past| past.to.is_none_or(|to| to >= begin) && wanted.has(&past.name, &exact));
-    found.sort_by_key(|past| (past.to.unwrap_or(u64::MAX), past.from));
+    // Grants of one name may begin and end in the same millisecond; their tokens only grow.
+    found.sort_by_key(|past| (past.to.unwrap_or(u64::MAX), past.from, past.token));
     let all = asked.common.json || asked.since.is_some();
     let most = asked.lines.map_or(if all { usize::MAX } else { LINES }, |lines| lines as usize);
     let left_out = found.len().saturating_sub(most);

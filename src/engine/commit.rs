@@ -74,6 +74,8 @@ impl Engine {
             changes.push(Write { name: &record.name, expect: *expect, body: body.as_deref(), options: keep, over });
         }
         let before: Vec<&Record> = records.iter().map(|swapped| swapped.before).collect();
+        // The next holder may end before the log is written. Its end must not seem to come first.
+        let ended_at = self.host.wall();
         let CommitResult::Done(version) = self.commit(&changes, &before)? else { return Ok(None) };
         for RecordUpdate { before, record, wake, .. } in records {
             self.wake(before, wake);
@@ -82,7 +84,7 @@ impl Engine {
             self.remove_witnesses(before, record);
             // Leftovers of a failed removal do no harm, and the record is committed already.
             let _ = self.remove_leftovers(before, record);
-            self.log_endings(before, record, by);
+            self.log_endings(before, record, by, ended_at);
         }
         self.store.flush();
         Ok(Some(version))

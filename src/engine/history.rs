@@ -1,18 +1,20 @@
 //! The engine's log of ended grants. The engine writes it after the commit and the wake-ups, and a failure of the log
 //! affects no process.
 
+use std::time::Duration;
+
 use super::Engine;
 use crate::error::Result;
 use crate::history::{Limits, Past, Who};
 use crate::lock::{Owner, Record};
 
 impl Engine {
-    /// Logs the grants in `before` that had ended in `after`; `by` is the owner that broke them.
-    pub(super) fn log_endings(&self, before: &Record, after: &Record, by: Option<&Owner>) {
+    /// Logs the grants in `before` that had ended in `after`, at `now` on the wall clock; `by` is the owner that broke them.
+    pub(super) fn log_endings(&self, before: &Record, after: &Record, by: Option<&Owner>, now: Duration) {
         if self.remembers.are_off() || before.holders.is_empty() {
             return;
         }
-        let now = self.host.wall().as_millis() as u64;
+        let now = now.as_millis() as u64;
         let was_held = |proof| before.holders.iter().any(|grant| grant.proof == proof);
         for ending in after.ended_grants.iter().filter(|ending| was_held(ending.grant.proof)) {
             let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.owner), now);

@@ -68,7 +68,7 @@ on_every_store! {
                 format!(
                     "csalock: lock {0}: waiting would never end: lock {0} is held by pid PID on HOST (user USER) since TIME \
                      (AGE ago), while it lives: {1}, which waits: lock {2} is held by pid PID on HOST (user USER) since TIME \
-                     (AGE ago), while it lives: {3}, the caller; release what you hold and try again, or take all of \
+                     (AGE ago), while it lives: {3}, the caller; release what you hold and try again, or acquire all of \
                      them at once",
                     other.0, command(other.0, other.1), other.1, command(other.1, other.0)
                 )

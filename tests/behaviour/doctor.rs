@@ -279,7 +279,7 @@ on_every_store_of_files! {
         std::fs::set_permissions(&place, PermissionsExt::from_mode(0o777)).unwrap();
         let (code, findings) = doctor(sandbox, &["--store", &store]);
         assert_eq!(code, 69);
-        has(&findings, "bad store: everybody may ");
+        has(&findings, "bad store: every user may ");
         has(&findings, "bad access: ");
         std::fs::set_permissions(&place, PermissionsExt::from_mode(0o1777)).unwrap();
         let (code, findings) = doctor(sandbox, &["--store", &store]);

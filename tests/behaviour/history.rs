@@ -127,6 +127,16 @@ on_every_store! {
         assert!(shown.lines().last().unwrap().starts_with(&format!("             broken by {} ", by["pid"])), "{shown}");
     }
 
+    fn the_next_holder_does_not_seem_to_end_first(sandbox: &Sandbox) {
+        let script = "for n in 1 2 3 4 5 6 7 8; do csalock run -w inf x true; done";
+        let jobs: Vec<_> = (0..8).map(|_| sandbox.script("dash", script).spawn()).collect();
+        for job in jobs {
+            assert_eq!(job.wait().code, Some(0));
+        }
+        let tokens: Vec<u64> = past(sandbox, &["x"]).iter().map(|past| past["token"].as_u64().unwrap()).collect();
+        assert!(tokens.len() == 64 && tokens.is_sorted(), "{tokens:?}");
+    }
+
     fn how_long_somebody_waited(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "true");

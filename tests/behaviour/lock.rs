@@ -83,8 +83,8 @@ on_every_kind_of_store! {
         let handle = sandbox.script("dash", "csalock lock --forever x; :").capture().line();
         // A copy of this machine may run it where hosts share the store.
         let ended = if sandbox.is_shared() { "is not here" } else { "has ended" };
-        let said = format!("csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), until it is given \
-                    back, though its process {ended}: dash -c csalock lock --forever x; :; wait longer with -w, or see `csalock status x`\n");
+        let said = format!("csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), until it is \
+                    released, though its process {ended}: dash -c csalock lock --forever x; :; wait longer with -w, or see `csalock status x`\n");
         sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(said).run();
         assert_eq!(sandbox.sight("x")["holders"][0]["alive"], "no");
         sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();

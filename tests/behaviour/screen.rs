@@ -281,7 +281,7 @@ on_every_store! {
             assert_eq!((done.code, done.stdout.replace('\r', "").as_str()), (Some(64), refusal));
             // What is typed wrongly is said on the screen that stays.
             let done = on_terminal("csalock status -W ''", "xterm");
-            assert!(done.code == Some(64) && !done.stdout.contains('\x1b') && done.stdout.contains("the empty name"), "{done:?}");
+            assert!(done.code == Some(64) && !done.stdout.contains('\x1b') && done.stdout.contains("name is not empty"), "{done:?}");
         }
         assert!(!sandbox.store_exists());
     }

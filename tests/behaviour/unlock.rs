@@ -111,8 +111,8 @@ on_every_kind_of_store! {
     fn force_removes_what_the_dead_left_and_says_whose_it_was(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
         sandbox.await_abandoned("dead");
-        let said = "dead: was held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock dead; :, who \
-                    died without giving it back\n";
+        let said = "dead: was held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock dead; :, which \
+                    died without releasing it\n";
         sandbox.csalock(["unlock", "--force", "dead"]).stdout(said).run();
         assert_eq!(sandbox.state("dead"), "free");
         sandbox.csalock(["gc"]).run();
