@@ -2,6 +2,7 @@
 
 mod child;
 mod flock_compat;
+mod release;
 mod supervisor;
 
 use std::cell::RefCell;

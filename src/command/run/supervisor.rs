@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -10,32 +9,18 @@ use nix::sys::signal::Signal;
 use super::flock_compat::FlockCompat;
 use crate::child::{Deadline, EventSource, ExitReport, Report, RunningCommand, StopReason};
 use crate::cli::{OnLost, RunWithLock};
-use crate::command::context::{Context, LockRef};
+use crate::command::context::Context;
 use crate::command::keepalive::{Keeper, KeeperConfig};
 use crate::command::lock_set::{LockSet, OpenLockSet};
-use crate::detach;
-use crate::engine::Engine;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
-use crate::lock::{self, Grant, Handle, Lifetime, ProcessId, Request, Response};
-use crate::name::escape;
+use crate::lock::{self, Grant, Handle, Lifetime, ProcessId};
 use crate::shared_deadline::SharedDeadline;
 use crate::signals::{FORWARDED, Signals};
-use crate::store::answers;
 
 /// Maximum difference between two readings of the same lease.
 const ROUNDING: Duration = Duration::from_millis(5);
-
-/// Maximum time that a shared store may be silent before we exit without a release. A dead NFS server blocks its
-/// callers until it is back. A slow store answers each call within this time, and the supervisor waits for it.
-const SILENCE: Duration = Duration::from_secs(5);
-
-/// Interval between checks that the store has answered.
-const LOOK: Duration = Duration::from_millis(250);
-
-/// Maximum time that a store may take to answer a release, however long the lease is.
-const TO_RELEASE: Duration = Duration::from_secs(10);
 
 /// Everything that the supervisor needs.
 pub(super) struct Supervisor<'a> {
@@ -110,51 +95,26 @@ impl Supervisor<'_> {
                 }
             }
         }
-        let exit = exit_of(&ended);
         let lease_ends = self.shared_deadline.map_or_else(|| lease.get().map(|lease| lease.ends), SharedDeadline::load);
+        Ok(self.release_and_report(&ended, lease_ends, keeper.as_ref()))
+    }
+
+    /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
+    fn release_and_report(&self, ended: &ExitReport, lease_ends: Option<Duration>, keeper: Option<&Keeper>) -> Exit {
+        let exit = exit_of(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
         let by_time = Cell::new(self.asked.taking.ttl.is_some() || keeper.is_none());
         let release = || self.release(lease_ends, &by_time);
         // The keeper goes on if the store does not answer.
-        let lost = if keeper.is_some() { self.in_time(&ended, exit, release) } else { release() };
-        keeper.inspect(Keeper::stop);
+        let lost = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
+        keeper.inspect(|keeper| keeper.stop());
         let why = match ended.stopped {
             // The reason was reported already.
             Some((StopReason::Lease, _)) if lost => Some("the command was ended".to_string()),
-            _ => self.why(&ended, by_time.get()),
+            _ => self.why(ended, by_time.get()),
         };
         why.inspect(|why| self.asked.common.note(why));
-        Ok(if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit })
-    }
-
-    /// Runs `what`. Ends the process with `exit` if a store is silent for too long.
-    fn in_time<T>(&self, ended: &ExitReport, exit: Exit, what: impl FnOnce() -> T) -> T {
-        let (common, names) = (&self.asked.common, self.targets.shown_names());
-        let why = self.why(ended, self.asked.taking.ttl.is_some());
-        let (done, is_done) = channel::<()>();
-        let watch = move || {
-            let (mut heard, mut looks) = (answers(), 0);
-            while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                let now = answers();
-                looks = if now == heard { looks + 1 } else { 0 };
-                heard = now;
-                if LOOK * looks < SILENCE {
-                    continue;
-                }
-                common.note(&format!(
-                    "lock {names} could not be released: the store does not answer; it is released when that \
-                     answers again, and at the latest its lease ends it"
-                ));
-                why.inspect(|why| common.note(why));
-                detach::exit_now(exit.code());
-            }
-        };
-        std::thread::scope(|scope| {
-            let watching = std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, watch);
-            let result = what();
-            drop((done, watching));
-            result
-        })
+        if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit }
     }
 
     /// Ensures that a keeper renews, and notices when the command renews or releases. Returns true if it runs.
@@ -177,73 +137,8 @@ impl Supervisor<'_> {
         (killed && ended.exit == Exit::signalled(Signal::SIGKILL as i32)).then_some((StopReason::Lease, true))
     }
 
-    /// Releases the locks, whose lease, if any, ends at `lease_ends`. Returns true if a lock was lost while the command
-    /// ran. Sets `by_time` if a lease that is not renewed was the last, so that it ended the command.
-    fn release(&self, lease_ends: Option<Duration>, by_time: &Cell<bool>) -> bool {
-        let over = lease_ends.is_some_and(|ends| ends <= self.context.host.boottime());
-        let opened = match &self.opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                self.tell_kept(&self.targets.shown_names(), error);
-                return false;
-            }
-        };
-        // A release after the end of the lease is not needed any more.
-        let until = lease_ends.map(|ends| ends.min(self.context.host.boottime() + TO_RELEASE));
-        opened.each().for_each(|(_, engine)| engine.store().set_deadline(until));
-        let mut lost = false;
-        for (at, released) in opened.release(self.handle.proof()).into_iter().enumerate() {
-            let name = escape(&self.targets.all[at].display_name);
-            let text = match released {
-                Ok(Response::Released(grant)) => {
-                    by_time.set(by_time.get() || matches!(grant.lifetime, Lifetime::ExpiresAt(_)));
-                    continue;
-                }
-                // The command released the lock, and the supervisor or the keeper knows it.
-                Ok(Response::NotHeld(None) | Response::NotOwner(_, None)) if self.is_released(at) => continue,
-                // The command released the lock, or another process saw its end before the supervisor did.
-                Ok(Response::NotHeld(Some(ending)) | Response::NotOwner(_, Some(ending)))
-                    if matches!(ending.reason, lock::EndReason::Died | lock::EndReason::Released) =>
-                {
-                    continue;
-                }
-                Ok(Response::NotHeld(Some(ending)) | Response::NotOwner(_, Some(ending))) => {
-                    format!("it was held by {}", opened.reporter(at).ending(&ending))
-                }
-                Ok(_) => "its record has no trace of the grant".to_string(),
-                Err(error) if !over => {
-                    self.tell_kept(&name, &error);
-                    continue;
-                }
-                Err(error) => format!("its lease is over, and it could not be released: {error}"),
-            };
-            self.asked.common.note(&format!(
-                "lost while the command ran: lock {name}: {text}; what the command did after that was not guarded"
-            ));
-            lost = true;
-        }
-        lost
-    }
-
-    /// Reports a failed release. The command's status counts; the next caller finds a lock whose owner is dead.
-    fn tell_kept(&self, name: &str, error: &Error) {
-        self.asked.common.note(&format!("lock {name} could not be released: {error}"));
-    }
-
-    fn clean_up(&self) -> Result<()> {
-        let opened = self.opened.as_ref().map_err(Clone::clone)?;
-        let proof = self.handle.proof();
-        for (target, engine) in opened.each() {
-            engine.store().set_deadline(Some(self.context.host.boottime()));
-            engine.apply(&target.name, &Request::Cancel(proof, None))?;
-            // This releases a grant made meanwhile, or collects what other processes recorded of its end.
-            engine.apply(&target.name, &Request::Release(engine.supervisor(proof)?))?;
-        }
-        Ok(())
-    }
-
     /// Returns the message about a command that we ended; `by_time` means that a lease without renewal ended it.
-    fn why(&self, ended: &ExitReport, by_time: bool) -> Option<String> {
+    pub(super) fn why(&self, ended: &ExitReport, by_time: bool) -> Option<String> {
         let name = self.targets.shown_names();
         if ended.out_of_reach {
             return Some(format!(
@@ -303,20 +198,6 @@ impl Supervisor<'_> {
             }
         });
         lefts.flatten().min()
-    }
-
-    /// Returns true if the command is known to have released this lock itself.
-    fn is_released(&self, at: usize) -> bool {
-        self.released.borrow().contains(&at)
-            || self.shared_deadline.is_some_and(|shared_deadline| shared_deadline.is_released(at))
-    }
-
-    /// Notes that the command released this lock, so that the record need not keep its end any longer.
-    fn hear_of_release(&self, at: usize, target: &LockRef, engine: &Engine) {
-        self.released.borrow_mut().insert(at);
-        let hear = |credentials| engine.apply(&target.name, &Request::Release(credentials));
-        // If that fails, the record keeps it until the command has ended.
-        let _ = engine.supervisor(self.handle.proof()).and_then(hear);
     }
 }
 

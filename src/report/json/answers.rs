@@ -1,0 +1,171 @@
+//! The JSON documents of the commands that acquire, release, write and claim.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::{HolderJson, text};
+use crate::duration::rfc3339;
+use crate::lock::{EndReason, EndedGrant, Grant, Handle, Liveness, Mode, Value};
+use crate::report::Reporter;
+
+/// The output of `get --json`, `put --json` and `del --json`.
+#[derive(Debug, Serialize)]
+pub struct ValueJson {
+    name: String,
+    version: Option<u64>,
+    bytes: u64,
+    /// Token of the grant that the value was read under with `--lock`, else of the grant that wrote it.
+    token: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    handle: Option<String>,
+}
+
+/// The output of `claim --json`.
+#[derive(Debug, Serialize)]
+pub struct ClaimJson {
+    names: Vec<String>,
+    id: String,
+    tokens: Vec<Option<u64>>,
+}
+
+/// The output of `claim --json` if no name was claimed.
+#[derive(Debug, Serialize)]
+pub struct TakenJson {
+    /// The names that are claimed already, each with its id.
+    taken: Vec<LookupJson>,
+}
+
+/// The output of `lookup --json`.
+#[derive(Debug, Serialize)]
+pub struct LookupJson {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    names: Option<Vec<String>>,
+}
+
+/// The output of `lock --json`.
+#[derive(Debug, Serialize)]
+pub struct LockJson {
+    /// The name, if there is exactly one lock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// The names, if there are several locks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    names: Option<Vec<String>>,
+    handle: String,
+    /// The token; for several locks, the highest token.
+    token: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens: Option<Vec<Option<u64>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slot: Option<u32>,
+    expires: Option<String>,
+    took_over: Option<Evicted>,
+}
+
+/// The former holder of a lock that was taken over.
+#[derive(Debug, Serialize)]
+pub struct Evicted {
+    how: &'static str,
+    #[serde(flatten)]
+    holder: HolderJson,
+}
+
+/// The output of `unlock --json`, `renew --json` and `gc --json` for each lock.
+#[derive(Debug, Serialize)]
+pub struct UnlockJson {
+    name: String,
+    /// The result: `released`, `renewed`, `broken`, `removed`, `not held` or `not the owner`.
+    outcome: &'static str,
+    holders: Vec<HolderJson>,
+}
+
+impl ValueJson {
+    /// Returns the document for a value, with the handle and token of the grant that it was read under.
+    pub fn new(name: &[u8], value: &Value, taken: Option<(&Handle, Option<u64>)>) -> ValueJson {
+        let token = taken.map_or(value.token, |(_, token)| token);
+        let handle = taken.map(|(handle, _)| handle.to_string());
+        ValueJson { name: text(name), version: value.version, bytes: value.size, token, handle }
+    }
+}
+
+impl ClaimJson {
+    /// Returns the document for names, in the order of their grants, and the id that they are claimed under.
+    pub fn new(names: &[&[u8]], id: &[u8], grants: &[Grant]) -> ClaimJson {
+        let tokens = grants.iter().map(|grant| grant.token).collect();
+        ClaimJson { names: names.iter().map(|name| text(name)).collect(), id: text(id), tokens }
+    }
+}
+
+impl TakenJson {
+    /// Returns the document for names that are claimed, with these grants.
+    pub fn new(taken: &[(Vec<u8>, Grant)]) -> TakenJson {
+        let of =
+            |(name, grant): &(Vec<u8>, Grant)| LookupJson::of_name(name, grant.claim.as_deref().unwrap_or_default());
+        TakenJson { taken: taken.iter().map(of).collect() }
+    }
+}
+
+impl LookupJson {
+    /// Returns the document for the id of a name.
+    pub fn of_name(name: &[u8], id: &[u8]) -> LookupJson {
+        LookupJson { name: Some(text(name)), id: text(id), names: None }
+    }
+
+    /// Returns the document for the names of an id.
+    pub fn of_id(id: &[u8], names: &[Vec<u8>]) -> LookupJson {
+        LookupJson { name: None, id: text(id), names: Some(names.iter().map(|name| text(name)).collect()) }
+    }
+}
+
+impl LockJson {
+    /// Returns the document for acquired locks, each with its grant; `expires` is the wall-clock time of expiry.
+    pub fn new(
+        names: &[&[u8]],
+        handle: &Handle,
+        grants: &[Grant],
+        evicted: Option<&EndedGrant>,
+        expires: Option<Duration>,
+        reporter: &Reporter<'_>,
+    ) -> LockJson {
+        let mut all = names.iter().map(|name| String::from_utf8_lossy(name).into_owned());
+        let several = grants.len() > 1;
+        let slot = grants.first().filter(|grant| grant.mode == Mode::Slot).map(|grant| grant.slot);
+        LockJson {
+            name: if several { None } else { all.next() },
+            names: several.then(|| all.collect()),
+            handle: handle.to_string(),
+            token: grants.iter().filter_map(|grant| grant.token).max(),
+            tokens: several.then(|| grants.iter().map(|grant| grant.token).collect()),
+            slot: slot.filter(|_| !several),
+            expires: expires.map(rfc3339),
+            took_over: evicted.map(|ending| Evicted::new(ending, reporter)),
+        }
+    }
+}
+
+impl Evicted {
+    fn new(ending: &EndedGrant, reporter: &Reporter<'_>) -> Evicted {
+        let how = match ending.reason {
+            EndReason::Released => "released",
+            EndReason::Died => "died",
+            EndReason::Expired => "expired",
+            EndReason::Broken => "broken",
+        };
+        let died = ending.reason == EndReason::Died;
+        let alive = if died { Liveness::Dead } else { reporter.liveness(&ending.grant.owner) };
+        Evicted { how, holder: HolderJson::of_grant(&ending.grant, alive, reporter) }
+    }
+}
+
+impl UnlockJson {
+    /// Returns the document for the result of one lock, with its former or present holders.
+    pub fn new(name: &[u8], outcome: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> UnlockJson {
+        let holder = |grant: &Grant| HolderJson::of_grant(grant, reporter.liveness(&grant.owner), reporter);
+        let name = String::from_utf8_lossy(name).into_owned();
+        UnlockJson { name, outcome, holders: grants.iter().map(holder).collect() }
+    }
+}
