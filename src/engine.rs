@@ -40,6 +40,7 @@ pub use request::AcquireRequest;
 pub use values::ValueWrite as WantedValue;
 pub use wait_policy::WaitPolicy;
 
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::Host;
@@ -47,7 +48,7 @@ use crate::lock::{
     self, Credentials, Facts, Grant, Handle, HandleHash, Lifetime, Liveness, Owner, PidDomain, ProcessId, Query,
     Record, Request, Response, Transition, Writing, decide,
 };
-use crate::store::{Store, Version, Versioned};
+use crate::store::{Location, Scope, Store, Version, Versioned};
 
 /// Runs lock requests of a host against a store.
 pub struct Engine {
@@ -65,6 +66,14 @@ pub struct Engine {
 type VersionedRecord = (Option<Version>, Record);
 
 impl Engine {
+    /// Opens the store at a location, with the settings of the environment.
+    pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
+        let engine = Engine::new(crate::store::open(location, Environment::etcd, host.clone())?, host);
+        // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
+        let engine = engine.remembering(environment.history().unwrap_or_default());
+        Ok(if engine.store().scope() == Scope::Shared { engine.leasing(environment.lease()?) } else { engine })
+    }
+
     /// Creates an engine for this store and this host.
     pub fn new(store: Box<dyn Store>, host: Arc<dyn Host>) -> Engine {
         Engine {

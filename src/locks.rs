@@ -11,7 +11,7 @@ use crate::guard::Guard;
 use crate::host::{Host, Unix};
 use crate::lock::{Lifetime, Mode, Owner, Response};
 use crate::name;
-use crate::store::{self, Location};
+use crate::store::Location;
 
 /// Maximum number of slots, as on the command line.
 const MOST_SLOTS: u32 = 10_000;
@@ -116,9 +116,7 @@ impl Locks {
         let host: Arc<dyn Host> = Arc::new(Unix::new());
         let environment = Environment::of_this_process();
         let location = Location::parse(url.as_ref(), &environment.current)?;
-        let engine =
-            Engine::new(store::open(&location, Environment::etcd, host.clone())?, host).leasing(environment.lease()?);
-        let engine = Arc::new(engine.remembering(environment.history().unwrap_or_default()));
+        let engine = Arc::new(Engine::open(&location, &environment, host)?);
         Ok(Locks { engine, location })
     }
 
@@ -138,7 +136,8 @@ impl Locks {
     /// Returns an error if the store cannot be read or written, or with the kind
     /// - [`ErrorKind::InvalidInput`] if a name or another term of the request is invalid, or if the holders of the lock
     ///   use another number of slots,
-    /// - [`ErrorKind::Deadlock`] if the wait would never end, for example because this process holds one of the locks.
+    /// - [`ErrorKind::Deadlock`] if the wait would never end, because this process holds one of the locks. The
+    ///   locks belong to the process, so its threads do not wait for each other; a [`std::sync::Mutex`] does that.
     pub fn acquire(&self, request: &LockRequest) -> Result<Option<Guard<'_>>> {
         request.check()?;
         let mut names = request.names.iter().map(|name| self.name_here(name)).collect::<Result<Vec<_>>>()?;
@@ -167,7 +166,9 @@ impl Locks {
         match acquire_all(&locks, &asked, &policy, None, &mut |_, _| None)? {
             AcquireAllResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, asked.handle, &grants))),
             AcquireAllResult::Refused(at, response) => refusal(&names[at], &response),
-            AcquireAllResult::Interrupted => Ok(None),
+            AcquireAllResult::Interrupted => {
+                Err(Error::new(ErrorKind::Bug, "the wait was interrupted", "report this bug"))
+            }
         }
     }
 
@@ -198,7 +199,8 @@ fn refusal<T>(name: &[u8], response: &Response) -> Result<Option<T>> {
         Response::SlotCountConflict(has) => {
             (ErrorKind::InvalidInput, format!("lock {name} has {has} slots"), format!("use {has} slots"))
         }
-        _ => return Ok(None),
+        Response::Busy(_) => return Ok(None),
+        other => (ErrorKind::Bug, format!("lock {name}: unexpected answer {other:?}"), "report this bug".to_string()),
     };
     Err(Error::new(kind, what, hint))
 }

@@ -18,7 +18,7 @@ use crate::host::{Host, Invocation, StartupState, Unix, caller};
 use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::json;
-use crate::store::{self, Layout, Location, Scope};
+use crate::store::{Layout, Location};
 use crate::terminal;
 
 /// Minimum time that a reader gets for printed output.
@@ -104,11 +104,7 @@ impl Context {
     }
 
     pub(super) fn engine(&self, location: &Location) -> Result<Engine> {
-        let engine = Engine::new(store::open(location, Environment::etcd, self.host.clone())?, self.host.clone());
-        let engine =
-            if engine.store().scope() == Scope::Shared { engine.leasing(self.environment.lease()?) } else { engine };
-        // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
-        Ok(engine.remembering(self.environment.history().unwrap_or_default()))
+        Engine::open(location, &self.environment, self.host.clone())
     }
 
     /// Returns the length of a lease that is renewed.

@@ -32,7 +32,7 @@ pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 pub enum AcquireResult {
     /// The attempt ended with this response.
     Answer(Response),
-    /// The attempt ended by an interrupt. The caller holds nothing, and the queue has no entry of it.
+    /// The attempt ended by an interrupt. The caller holds nothing; what the store did not remove ends by itself.
     Interrupted,
 }
 
@@ -74,6 +74,7 @@ impl Engine {
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
             Ok(AcquireResult::Answer(Response::Busy(_))) => !policy.is_none(),
+            Ok(AcquireResult::Answer(Response::Deadlock(_) | Response::Claimed(_))) => attempt.is_queued,
             Ok(AcquireResult::Answer(response)) => matches!(response, Response::Granted(..)),
             _ => true,
         };

@@ -40,7 +40,7 @@ pub enum AcquireAllResult {
     Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
     /// The call holds nothing, because of the name with this index.
     Refused(usize, Response),
-    /// The call holds nothing, because of the interrupt.
+    /// The call holds nothing, because of the interrupt; what the stores did not remove ends by itself.
     Interrupted,
 }
 

@@ -215,10 +215,13 @@ pub(super) fn cancel(record: &Record, me: &HandleHash, page: Option<u64>, facts:
     while page.is_some_and(|page| next.pages.is_some_and(|pages| pages.has(page))) {
         refill(&mut next, facts)?;
     }
-    if !next.waiters.iter().any(|waiter| waiter.proof == *me) {
+    let Some(at) = next.waiters.iter().position(|waiter| waiter.proof == *me) else {
         return Ok(Transition::Done(Response::Cancelled));
-    }
-    next.waiters.retain(|waiter| waiter.proof != *me);
-    let wake = grant_waiting(&mut next, facts)?;
+    };
+    next.waiters.remove(at);
+    // The next waiter watches this process, which may live on.
+    let successor = next.waiters.get(at).map(|waiter| waiter.proof);
+    let mut wake = grant_waiting(&mut next, facts)?;
+    wake.extend(successor.filter(|successor| !wake.contains(successor)));
     Ok(write(next, Response::Cancelled, wake))
 }

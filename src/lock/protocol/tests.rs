@@ -475,6 +475,13 @@ fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_hears_of_it_
 }
 
 #[test]
+fn a_waiter_that_leaves_wakes_the_next_which_watched_it() {
+    let mut record = queue(&[Mode::Exclusive, Mode::Exclusive, Mode::Exclusive]);
+    let (response, wake) = apply(&mut record, 9, Request::Cancel(proof(2), None), &[]);
+    assert_eq!((response, wake, holders(&record)), (Some(Response::Cancelled), vec![proof(3)], vec![1]));
+}
+
+#[test]
 fn withdrawing_lets_those_behind_pass() {
     let mut record = queue(&[Mode::Shared, Mode::Exclusive, Mode::Shared]);
     let (response, wake) = apply(&mut record, 9, Request::Cancel(proof(2), None), &[]);
