@@ -29,7 +29,7 @@ impl Engine {
     /// Commits these changes as one.
     #[cfg(not(debug_assertions))]
     pub(super) fn commit(&self, changes: &[Write<'_>], _before: &[&Record]) -> Result<CommitResult> {
-        self.store.swap_all(changes)
+        self.store.commit_batch(changes)
     }
 
     /// Commits a change of the auxiliary object under this name.
