@@ -81,15 +81,15 @@ impl<'a> Acquisition<'a> {
     }
 }
 
-/// Returns a request for an exclusive lock that ends with its owner: these processes, which run `command`.
+/// Returns the request of `process` for an exclusive lock that ends with its owner: `owners`, which run `command`.
 pub(super) fn request(
     context: &Context,
     waiting: &Waiting,
     handle: Handle,
+    process: ProcessId,
     owners: Vec<ProcessId>,
     command: Vec<u8>,
 ) -> Result<AcquireRequest> {
-    let process = context.host.this_process()?;
     let owner = context.owner(owners, command, waiting.label.as_ref())?;
     Ok(AcquireRequest {
         refuse_stale: waiting.fail_on_stale,

@@ -35,12 +35,13 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     if !taken.is_empty() {
         return not_unique(asked, &taken);
     }
-    let command = command_of_caller(context.host.this_process()?);
+    let process = context.host.this_process()?;
+    let (handle, command) = (context.new_handle()?, command_of_caller(process));
     let request = AcquireRequest {
         owner_outlives_process: true,
         claim: Some(id.clone()),
         lifetime: Lifetime::UntilReleased,
-        ..request(context, &asked.waiting, context.new_handle()?, Vec::new(), command)?
+        ..request(context, &asked.waiting, handle, process, Vec::new(), command)?
     };
     let signals = Signals::listen(context.inherited)?;
     let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals);

@@ -80,8 +80,10 @@ fn write(
     // If the lock is busy, this process waits, and acquires the lock for the moment of the write.
     let process = context.host.this_process()?;
     let (handle, command) = (context.new_handle()?, command_of_caller(process));
-    let request =
-        AcquireRequest { release_on_exit: true, ..request(context, &asked.waiting, handle, vec![process], command)? };
+    let request = AcquireRequest {
+        release_on_exit: true,
+        ..request(context, &asked.waiting, handle, process, vec![process], command)?
+    };
     let signals = Signals::listen(context.inherited)?;
     let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals);
     let reporter = Reporter::new(&engine);

@@ -11,7 +11,7 @@ use crate::engine::{AcquireAllResult, AcquireRequest, RETRY_INTERVAL};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, caller, command_of, may_end_with_call};
-use crate::lock::{EndedGrant, Grant, Handle, Lifetime};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime, ProcessId};
 use crate::name::escape;
 use crate::shared_deadline::SharedDeadline;
 use crate::signals::Signals;
@@ -74,7 +74,8 @@ impl ForScript<'_> {
 
     fn request(&self) -> anyhow::Result<AcquireRequest> {
         let (taking, handle) = (self.taking, self.context.new_handle()?);
-        let Caller { owners, command, .. } = self.owner()?;
+        let process = self.context.host.this_process()?;
+        let Caller { owners, command, .. } = self.owner(process)?;
         Ok(AcquireRequest {
             owner_outlives_process: true,
             // If we fail or die before the script knows of the locks, it must not hold them.
@@ -82,12 +83,12 @@ impl ForScript<'_> {
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,
-            ..request(self.context, &taking.waiting, handle, owners, command)?
+            ..request(self.context, &taking.waiting, handle, process, owners, command)?
         })
     }
 
-    /// Returns the owner of the locks: the process with the pid of `--pid`, else the calling script.
-    fn owner(&self) -> Result<Caller> {
+    /// Returns the owner of the locks: the process with the pid of `--pid`, else the script that called `this` process.
+    fn owner(&self, this: ProcessId) -> Result<Caller> {
         if let Some(pid) = self.pid {
             let process = self.context.host.process(pid)?.ok_or_else(|| {
                 let what = format!("there is no process {pid}");
@@ -95,7 +96,7 @@ impl ForScript<'_> {
             })?;
             return Ok(Caller { owners: vec![process], command: command_of(pid), ..Caller::default() });
         }
-        match caller(self.context.host.this_process()?.pid) {
+        match caller(this.pid) {
             // The lock ends in another way, so it needs no owner's life.
             Err(error)
                 if error.kind() == ErrorKind::InvalidInput && self.taking.lifetime() != Lifetime::WhileOwnerLives =>

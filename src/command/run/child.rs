@@ -149,7 +149,7 @@ impl CommandChild<'_> {
     fn request(&self, release_on_exit: bool, is_kept: bool) -> Result<AcquireRequest> {
         let process = self.context.host.this_process()?;
         let (taking, command) = (&self.asked.taking, self.command_line.line());
-        let request = request(self.context, &taking.waiting, self.handle.clone(), vec![process], command)?;
+        let request = request(self.context, &taking.waiting, self.handle.clone(), process, vec![process], command)?;
         Ok(AcquireRequest {
             mode: taking.mode(),
             lifetime: taking.lifetime(),
