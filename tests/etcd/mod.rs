@@ -23,7 +23,7 @@ use self::fair::is_within;
 use tempfile::TempDir;
 
 /// Whoever waits longer than this for a server waits for ever.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// How a cluster is to be.
 #[derive(Debug, Clone, Default)]
@@ -65,6 +65,12 @@ struct Member {
     child: Mutex<Option<Child>>,
 }
 
+impl Member {
+    fn has_ended(&self) -> bool {
+        self.child.lock().unwrap().as_mut().is_some_and(|child| child.try_wait().unwrap().is_some())
+    }
+}
+
 /// Whether there is an etcd to test with.
 pub(crate) fn is_installed() -> bool {
     let found =
@@ -100,6 +106,19 @@ impl Cluster {
         if !is_installed() {
             return None;
         }
+        // Another process may take a port between its choice and its use; the member then ends.
+        let cluster = std::iter::repeat_with(|| Cluster::try_start(setup.clone())).flatten().next().unwrap();
+        if let Some(password) = cluster.setup.root {
+            for words in [&["user", "add", &format!("root:{password}")][..], &["user", "grant-role", "root", "root"]] {
+                cluster.ctl_as(None, words);
+            }
+            cluster.ctl_as(None, &["auth", "enable"]);
+        }
+        Some(cluster)
+    }
+
+    /// Starts one on ports that are free now. `None`: a member ended.
+    fn try_start(setup: Setup) -> Option<Cluster> {
         let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         if setup.tls {
             make_certificates(place.path());
@@ -117,12 +136,13 @@ impl Cluster {
         let cluster = Cluster { setup, members, place };
         cluster.goes_with_this_process();
         (0..cluster.members.len()).for_each(|number| cluster.run(number, "new"));
-        cluster.await_health();
-        if let Some(password) = cluster.setup.root {
-            for words in [&["user", "add", &format!("root:{password}")][..], &["user", "grant-role", "root", "root"]] {
-                cluster.ctl_as(None, words);
+        let start = Instant::now();
+        while !cluster.is_healthy() {
+            if cluster.members.iter().any(Member::has_ended) {
+                return None;
             }
-            cluster.ctl_as(None, &["auth", "enable"]);
+            assert!(is_within(start, PATIENCE), "etcd does not come up");
+            std::thread::sleep(Duration::from_millis(20));
         }
         Some(cluster)
     }
@@ -186,14 +206,15 @@ impl Cluster {
     /// Waits until it can be written to.
     pub(crate) fn await_health(&self) {
         let start = Instant::now();
-        loop {
-            let output = self.try_ctl(None, &["endpoint", "health"]);
-            if output.status.success() || String::from_utf8_lossy(&output.stderr).contains("is healthy") {
-                return;
-            }
-            assert!(is_within(start, PATIENCE), "etcd does not come up: {}", String::from_utf8_lossy(&output.stderr));
+        while !self.is_healthy() {
+            assert!(is_within(start, PATIENCE), "etcd does not come up");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    fn is_healthy(&self) -> bool {
+        let output = self.try_ctl(None, &["endpoint", "health"]);
+        output.status.success() || String::from_utf8_lossy(&output.stderr).contains("is healthy")
     }
 
     /// Where its members are to be asked.
