@@ -197,13 +197,13 @@ impl FlockWait<'_> {
         // A wait that ends immediately needs this call too: the caller must check the grants that it held meanwhile.
         let mut look_at = self.look_again_at()?;
         loop {
+            // SIGCHLD arrives here too. The check of the helper comes later, or the sleep could miss the helper's end.
+            let came = std::iter::from_fn(|| self.signals.next()).find(|came| FORWARDED.contains(&came.signal));
             match helper.ended() {
                 None => {}
                 Some(Err(Errno::EINTR)) => helper = Helper::start(file, mode).map_err(failed)?,
                 Some(locked) => return locked.map(|()| Waited::Locked).map_err(failed),
             }
-            // SIGCHLD arrives here too. The loop checks the helper above; other children do not matter here.
-            let came = std::iter::from_fn(|| self.signals.next()).find(|came| FORWARDED.contains(&came.signal));
             if let Some(came) = came {
                 return Ok(Waited::Interrupted(came.signal));
             }
