@@ -184,7 +184,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -s n -l nonblock -d
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l unlock -d 'Write only as the holder of the lock, and release it in the same step'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l even-if-stale -d 'With --unlock: write even if the grant is over, provided that no other caller has had the lock since'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Write only if there is no value yet; otherwise exit 83'
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Write only if the value does not exist yet; otherwise exit 83'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f

@@ -183,10 +183,16 @@ impl Engine {
         Ok(Credentials { proof, owners, claim: None, domain: self.host.domain()?, supervises: false, repeated: false })
     }
 
+    /// Returns the credentials of a caller on this host that knows the handle with this hash.
+    /// Fails like [`Engine::credentials`].
+    pub fn by_proof(&self, proof: HandleHash) -> Result<Credentials> {
+        self.credentials(Some(proof), Vec::new())
+    }
+
     /// Returns the credentials of the process on this host that acquired the grant with this hash, or supervises it.
     /// Fails like [`Engine::credentials`].
     pub fn supervisor(&self, proof: HandleHash) -> Result<Credentials> {
-        Ok(Credentials { supervises: true, ..self.credentials(Some(proof), Vec::new())? })
+        Ok(Credentials { supervises: true, ..self.by_proof(proof)? })
     }
 
     fn read(&self, name: &[u8]) -> Result<VersionedRecord> {

@@ -105,6 +105,11 @@ impl Exit {
         }
     }
 
+    /// Returns this status, or `later` if all went well so far: the first refusal decides.
+    pub fn or(self, later: impl Into<Exit>) -> Exit {
+        if self == Exit::Done { later.into() } else { self }
+    }
+
     /// Returns the status of a command that a signal ended, as the shell counts it: 128 + N.
     pub fn signalled(signal: i32) -> Exit {
         Exit::Code(128u8.wrapping_add(signal as u8))

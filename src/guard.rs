@@ -63,7 +63,7 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Nev
     let (often, seldom) = (engine.lease() / 30, engine.lease() / 3);
     let renew_one = move |name: &Vec<u8>| -> Result<Response> {
         let lifetime = engine.start(&Lifetime::KeepalivePending(engine.lease().as_millis() as u64))?;
-        engine.apply(name, &Request::Renew(engine.credentials(Some(proof), Vec::new())?, lifetime))
+        engine.apply(name, &Request::Renew(engine.by_proof(proof)?, lifetime))
     };
     std::thread::spawn(move || {
         let mut pause = seldom;
@@ -81,8 +81,7 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Nev
 
 /// Releases the grants of a handle under these names. Returns true if all of them were held until now.
 fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> Result<bool> {
-    let release_one =
-        |name: &Vec<u8>| engine.apply(name, &Request::Release(engine.credentials(Some(proof), Vec::new())?));
+    let release_one = |name: &Vec<u8>| engine.apply(name, &Request::Release(engine.by_proof(proof)?));
     let answers: Vec<_> = names.iter().rev().map(release_one).collect();
     let answers = answers.into_iter().collect::<Result<Vec<_>>>()?;
     Ok(answers.iter().all(|answer| matches!(answer, Response::Released(_))))

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub use crate::startup_state::StartupState;
 pub use fake::Fake;
-pub use owner::{Caller, Invocation, caller, may_end_with_call};
+pub use owner::{Caller, Invocation, caller, may_end_with_call, new_owner};
 pub use proc_stat::start_of;
 pub use programs::command_of;
 pub use unix::{Unix, is_at_work};

@@ -39,7 +39,7 @@ pub use lifetime::{Begun, Lease, LeaseClock, Lifetime};
 pub use owner::{Owner, PidDomain, ProcessId};
 pub use page::{Enqueued, Page};
 pub use protocol::{decide, grant_status};
-pub use record::{EndReason, EndedGrant, Grant, Mode, Pages, Record, Waiter};
+pub use record::{EndReason, EndedGrant, Grant, MOST_SLOTS, Mode, Pages, Record, Waiter};
 pub use request::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use value::{MOST_VALUE, Precondition, Value, Writing};

@@ -8,13 +8,10 @@ use crate::engine::{AcquireAllResult, AcquireRequest, Engine, StoredLock, WaitPo
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
-use crate::host::{Host, Unix};
-use crate::lock::{Lifetime, Mode, Owner, Response};
+use crate::host::{Host, Unix, command_of, new_owner};
+use crate::lock::{Lifetime, MOST_SLOTS, Mode, Response};
 use crate::name;
 use crate::store::Location;
-
-/// Maximum number of slots, as on the command line.
-const MOST_SLOTS: u32 = 10_000;
 
 /// A store of locks for this process.
 ///
@@ -146,15 +143,8 @@ impl Locks {
         names.dedup();
         let host = self.engine.host();
         let process = host.this_process()?;
-        let owner = Owner {
-            domain: host.domain()?,
-            processes: vec![process],
-            supervisor: None,
-            host: host.name(),
-            uid: host.uid(),
-            command: crate::host::command_of(process.pid),
-            label: request.label.as_ref().map(|label| label.clone().into_bytes()),
-        };
+        let label = request.label.as_ref().map(String::as_bytes);
+        let owner = new_owner(host, vec![process], &command_of(process.pid), label)?;
         let asked = AcquireRequest {
             mode: request.mode,
             slots: request.slots,

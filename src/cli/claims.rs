@@ -52,7 +52,7 @@ pub struct Unclaim {
 
 /// Print the id that claims a name, or the names of an id
 ///
-/// Exits with 81 if there is no claim.
+/// Exits with 81 if the name or id is not claimed.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock lookup [OPTIONS] <NAME | --id ID>")]
 pub struct Lookup {

@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::parsers::whole;
 use crate::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeout};
+use crate::lock::MOST_SLOTS;
 
 /// Options of every command.
 #[derive(Debug, Default, Args)]
@@ -69,7 +70,7 @@ pub struct Taking {
     /// Acquire one of N slots: at most N holders at once
     #[arg(
         short = 'j', long, value_name = "N", conflicts_with_all = ["exclusive", "shared"],
-        value_parser = whole(1u32, 10_000)
+        value_parser = whole(1, MOST_SLOTS)
     )]
     pub slots: Option<u32>,
     /// Release the lock after this time at the latest

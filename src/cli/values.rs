@@ -9,9 +9,9 @@ use super::parsers::whole;
 
 /// Print the value that a lock guards
 ///
-/// Prints the bytes of the last write unchanged, and nothing else; exits with 81 if there is no value. The lock need not be
-/// held. With --lock, the calling script acquires the lock first: the value then stays the same until the script writes it
-/// or releases the lock. The lock is acquired even if there is no value yet.
+/// Prints the bytes of the last write unchanged, and nothing else; exits with 81 if the value does not exist. The lock need
+/// not be held. With --lock, the calling script acquires the lock first: the value then stays the same until the script
+/// writes it or releases the lock. The lock is acquired even if the value does not exist yet.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock get [OPTIONS] <NAME>")]
 pub struct Get {
@@ -66,7 +66,7 @@ pub struct Put {
     /// Options of writing.
     #[command(flatten)]
     pub writing: Writing,
-    /// Write only if there is no value yet; otherwise exit 83
+    /// Write only if the value does not exist yet; otherwise exit 83
     #[arg(long, conflicts_with = "if_version")]
     pub if_absent: bool,
     /// Permissions of the value, within those of the store: 0600; they stay until another --mode
@@ -79,7 +79,7 @@ pub struct Put {
 
 /// Delete the value that a lock guards
 ///
-/// A deletion is a write: see put. Exits with 81 if there is no value.
+/// A deletion is a write: see put. Exits with 81 if the value does not exist.
 #[derive(Debug, Args)]
 #[command(override_usage = "csalock del [OPTIONS] <NAME>")]
 pub struct Del {

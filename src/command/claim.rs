@@ -93,9 +93,9 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
         let status = engine.inspect(&target.name)?;
         let claim = engine.claim_in(&status).filter(|grant| grant.claim.as_ref() == Some(&id));
         if claim.is_none() {
-            let (text, refused) = not_claimed(&target.display_name, &id, &status, &opened.reporter(at));
+            let (text, kind) = not_claimed(&target.display_name, &id, &status, &opened.reporter(at));
             asked.common.note(&text);
-            exit = if exit == Exit::Done { refused } else { exit };
+            exit = exit.or(kind);
         }
         grants.push(claim.into_iter().collect::<Vec<_>>());
     }
@@ -124,16 +124,16 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     Ok(Exit::Done)
 }
 
-/// Returns the reason why there is no claim to give up, and the exit code.
-fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> (String, Exit) {
+/// Returns the reason why a name has no claim to give up, and its kind.
+fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> (String, ErrorKind) {
     let name = escape(name);
     let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
     let held: Vec<String> = held.map(|(grant, _)| reporter.holding(grant)).collect();
     match held.is_empty() {
-        true => (format!("{name} is not claimed; nothing was given up"), Exit::NotHeld),
+        true => (format!("{name} is not claimed; nothing was given up"), ErrorKind::NotHeld),
         false => (
             format!("{name} is not claimed under id {}: {}; nothing was given up", escape(id), held.join("; and ")),
-            Exit::NotOwner,
+            ErrorKind::NotOwner,
         ),
     }
 }

@@ -14,7 +14,7 @@ use crate::cli::Common;
 use crate::engine::{Engine, WaitPolicy};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Host, Invocation, StartupState, Unix, caller};
+use crate::host::{Host, Invocation, StartupState, Unix, caller, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::json;
@@ -23,9 +23,6 @@ use crate::terminal;
 
 /// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
-
-/// Maximum number of bytes that are kept of a command or label.
-const MOST_SHOWN: usize = 256;
 
 /// The environment of this process, its host, and its state at startup.
 pub(super) struct Context {
@@ -114,23 +111,7 @@ impl Context {
 
     /// Returns an owner on this host.
     pub(super) fn owner(&self, owners: Vec<ProcessId>, command: Vec<u8>, label: Option<&OsString>) -> Result<Owner> {
-        let bounded = |bytes: &[u8]| {
-            let start = String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_SHOWN)]);
-            match bytes.len() > MOST_SHOWN {
-                // The dots show that text is missing, and no character is cut in two.
-                true => format!("{}...", start.trim_end_matches(char::REPLACEMENT_CHARACTER)).into_bytes(),
-                false => bytes.to_vec(),
-            }
-        };
-        Ok(Owner {
-            domain: self.host.domain()?,
-            processes: owners,
-            supervisor: None,
-            host: self.host.name(),
-            uid: self.host.uid(),
-            command: bounded(&command),
-            label: label.map(|label| bounded(label.as_bytes())),
-        })
+        new_owner(self.host.as_ref(), owners, &command, label.map(|label| label.as_bytes()))
     }
 
     /// Returns the caller's credentials: a valid `--handle`, else `$CSALOCK_HANDLE` or the calling processes.
@@ -141,7 +122,7 @@ impl Context {
                 let what = format!("\"{}\" is not a handle", escape(text.as_bytes()));
                 Error::new(ErrorKind::InvalidInput, what, "a handle is the 32 hex digits that `csalock lock` printed")
             };
-            return engine.credentials(Some(proof(text).ok_or_else(wrong)?), Vec::new());
+            return engine.by_proof(proof(text).ok_or_else(wrong)?);
         }
         engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
     }

@@ -28,7 +28,7 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
             refused => {
                 let (text, kind) = refusal_of(asked.handle.as_deref(), refused, &target.refused(&reporter));
                 asked.common.note(&text);
-                exit = if exit == Exit::Done { kind.into() } else { exit };
+                exit = exit.or(kind);
                 match refused {
                     Response::NotOwner(grants, _) => ("not the owner", grants.clone()),
                     _ => ("not held", Vec::new()),

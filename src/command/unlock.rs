@@ -40,8 +40,7 @@ pub(super) fn run(context: &Context, asked: &Unlock) -> anyhow::Result<Exit> {
             }
             outcome => outcome?,
         };
-        let refused = tell(asked, target, &outcome, &reporter)?;
-        exit = if exit == Exit::Done { refused } else { exit };
+        exit = exit.or(tell(asked, target, &outcome, &reporter)?);
         if asked.common.json {
             documents.push(document(asked, target, &outcome, &reporter));
         }
@@ -126,7 +125,7 @@ fn release(
     proof: Option<HandleHash>,
 ) -> Result<Response> {
     let credentials = match proof {
-        Some(proof) => engine.credentials(Some(proof), Vec::new())?,
+        Some(proof) => engine.by_proof(proof)?,
         None => context.credentials(engine, asked.handle.as_deref())?,
     };
     engine.apply(&target.name, &Request::Release(credentials))

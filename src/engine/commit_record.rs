@@ -95,7 +95,7 @@ impl Engine {
         }
         self.remove_auxiliary(&key, keep.durability)?;
         for name in names {
-            self.apply(name, &Request::Release(self.credentials(Some(doubt.proof), Vec::new())?))?;
+            self.apply(name, &Request::Release(self.by_proof(doubt.proof)?))?;
         }
         Ok(true)
     }

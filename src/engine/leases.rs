@@ -91,7 +91,7 @@ impl Engine {
         let proof = request.handle.proof();
         let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
         let doubt = Prepare { proof, process: request.process, lifetime };
-        self.apply(name, &Request::Prepare(self.credentials(Some(proof), Vec::new())?, doubt))
+        self.apply(name, &Request::Prepare(self.by_proof(proof)?, doubt))
     }
 
     /// Returns true if a lease in a record was over at the read. A renewal or release stores another record and ends

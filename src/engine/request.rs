@@ -73,29 +73,22 @@ impl Engine {
         let confirms =
             request.owner_outlives_process || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));
         let entry = Waiter {
-            proof: request.handle.proof(),
             mode: request.mode,
-            owner: request.owner.clone(),
-            process: request.process,
-            lifetime: lifetime.clone(),
+            lifetime,
             needs_confirmation: confirms,
             release_on_exit: request.release_on_exit,
             claim: request.claim.clone(),
             enclosing_grants: request.enclosing_grants.clone(),
-            blocked_processes: Vec::new(),
-            lease: None,
             since: self.host.wall().as_millis() as u64,
+            ..Waiter::new(request.handle.proof(), request.owner.clone(), request.process)
         };
         Acquire {
-            entry,
-            lifetime,
             slots: request.slots,
             queue: !policy.is_none(),
             refuse_stale: request.refuse_stale,
             provisional: request.provisional,
             confirming: request.confirming,
-            position: None,
-            full: None,
+            ..Acquire::new(entry)
         }
     }
 }

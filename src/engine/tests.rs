@@ -102,7 +102,7 @@ fn tokens_grow_also_after_the_record_was_removed() {
         let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
         let Response::Granted(grant, None) = take(&engine, &holder, WaitPolicy::NONE) else { panic!() };
         tokens.push(grant.token.unwrap());
-        let credentials = engine.credentials(Some(holder.handle.proof()), Vec::new()).unwrap();
+        let credentials = engine.by_proof(holder.handle.proof()).unwrap();
         assert!(matches!(engine.apply(b"x", &Request::Release(credentials)).unwrap(), Response::Released(_)));
     }
     assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
@@ -176,7 +176,7 @@ fn who_confirmed_and_ended_since_the_record_was_read_is_not_taken_for_dead() {
     let (_, as_it_was) = engine.read(b"x").unwrap();
     engine.confirm(b"x", &waits).unwrap().unwrap();
     host.set_liveness(3, Liveness::Dead);
-    let stranger = engine.credentials(Some(engine.new_handle().unwrap().proof()), Vec::new()).unwrap();
+    let stranger = engine.by_proof(engine.new_handle().unwrap().proof()).unwrap();
     let step = engine.decide(&as_it_was, &Request::Release(stranger), None).unwrap();
     assert!(matches!(step, Transition::Done(Response::NotOwner(..))), "{step:?}");
 }
@@ -190,7 +190,7 @@ fn what_was_told_and_given_back_is_not_taken_anew_by_confirming_it() {
         ..request(&engine, 2, Lifetime::WhileOwnerLives)
     };
     assert!(matches!(take(&engine, &told, WaitPolicy::NONE), Response::Granted(..)));
-    let by_handle = engine.credentials(Some(told.handle.proof()), Vec::new()).unwrap();
+    let by_handle = engine.by_proof(told.handle.proof()).unwrap();
     assert!(matches!(engine.apply(b"x", &Request::Release(by_handle)).unwrap(), Response::Released(_)));
     assert!(engine.confirm(b"x", &told).unwrap().is_none());
     assert_eq!(engine.inspect(b"x").unwrap().record, Record::free(b"x"));
@@ -202,7 +202,7 @@ fn who_gave_back_and_ended_since_the_record_was_read_is_not_shown_as_dead() {
     let holds = request(&engine, 2, Lifetime::WhileOwnerLives);
     assert!(matches!(take(&engine, &holds, WaitPolicy::NONE), Response::Granted(..)));
     let (_, as_it_was) = engine.read(b"x").unwrap();
-    let by_handle = engine.credentials(Some(holds.handle.proof()), Vec::new()).unwrap();
+    let by_handle = engine.by_proof(holds.handle.proof()).unwrap();
     assert!(matches!(engine.apply(b"x", &Request::Release(by_handle)).unwrap(), Response::Released(_)));
     host.set_liveness(2, Liveness::Dead);
     assert_eq!(engine.inspect_record(as_it_was).unwrap().record, Record::free(b"x"));

@@ -97,7 +97,7 @@ impl Engine {
             refused => return Ok(refused),
         }
         let proof = request.handle.proof();
-        let me = self.credentials(Some(proof), Vec::new())?;
+        let me = self.by_proof(proof)?;
         let granted = ValueWrite { by: me.clone(), require_lock: true, release: true, ..query.clone() };
         let written = self.write_at_once(name, &granted, &request.owner);
         if !matches!(written, Ok(Response::Written(..))) {

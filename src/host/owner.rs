@@ -18,10 +18,11 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
+use super::Host;
 use super::proc_stat::{self, ProcStat};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::ProcessId;
+use crate::lock::{Owner, ProcessId};
 
 /// Maximum number of scripts, each called by the next, that csalock examines.
 const MOST_SCRIPTS: usize = 8;
@@ -38,6 +39,9 @@ const ALONE: &str = "csalock was called only by programs that end with it, so no
 
 /// Maximum number of parents that csalock follows upward.
 const MOST_PARENTS: usize = 64;
+
+/// Maximum number of bytes that are kept of a command or label.
+const MOST_SHOWN: usize = 256;
 
 /// The script that called csalock.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,6 +61,27 @@ pub struct Invocation {
     pub pid: i32,
     /// True if the process was made to ignore SIGINT.
     pub ignores_interrupt: bool,
+}
+
+/// Returns an owner on this host. Its command and label are for display, so they are bounded.
+pub fn new_owner(host: &dyn Host, processes: Vec<ProcessId>, command: &[u8], label: Option<&[u8]>) -> Result<Owner> {
+    let bounded = |text: &[u8]| match text.get(..MOST_SHOWN) {
+        // The dots show that text is missing, and no character is cut in two.
+        Some(start) if text.len() > MOST_SHOWN => {
+            let start = String::from_utf8_lossy(start);
+            format!("{}...", start.trim_end_matches(char::REPLACEMENT_CHARACTER)).into_bytes()
+        }
+        _ => text.to_vec(),
+    };
+    Ok(Owner {
+        domain: host.domain()?,
+        processes,
+        supervisor: None,
+        host: host.name(),
+        uid: host.uid(),
+        command: bounded(command),
+        label: label.map(bounded),
+    })
 }
 
 /// Returns the script that called the process with the pid `pid`.

@@ -15,6 +15,9 @@ use super::owner::{Owner, PidDomain, ProcessId};
 use super::sighting::Sighting;
 use super::value::Value;
 
+/// Maximum number of slots of a lock.
+pub const MOST_SLOTS: u32 = 10_000;
+
 /// Number of past grants that a record always keeps.
 const ENDINGS_KEPT: usize = 4;
 
@@ -132,6 +135,24 @@ pub struct Waiter {
 }
 
 impl Waiter {
+    /// Creates the entry of a process that waits for an exclusive lock, which this owner will hold while it lives.
+    pub fn new(proof: HandleHash, owner: Owner, process: ProcessId) -> Waiter {
+        Waiter {
+            proof,
+            mode: Mode::Exclusive,
+            owner,
+            process,
+            lifetime: Lifetime::WhileOwnerLives,
+            needs_confirmation: false,
+            release_on_exit: false,
+            claim: None,
+            enclosing_grants: Vec::new(),
+            blocked_processes: Vec::new(),
+            lease: None,
+            since: 0,
+        }
+    }
+
     /// Returns the waiting process and its pid domain.
     pub fn waits_where(&self) -> (PidDomain, ProcessId) {
         (self.owner.domain.clone(), self.process)

@@ -69,6 +69,23 @@ pub struct Acquire {
     pub full: Option<u64>,
 }
 
+impl Acquire {
+    /// Creates the request of this waiter, which does not enter the queue.
+    pub fn new(entry: Waiter) -> Acquire {
+        Acquire {
+            lifetime: entry.lifetime.clone(),
+            entry,
+            slots: None,
+            queue: false,
+            refuse_stale: false,
+            provisional: false,
+            confirming: false,
+            position: None,
+            full: None,
+        }
+    }
+}
+
 /// Position of a waiter on a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]

@@ -42,7 +42,7 @@ on_every_store! {
             let applicant = AcquireRequest::for_itself(handle.clone(), party.clone(), process);
             let taken = engine.acquire(name.as_bytes(), &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap();
             assert!(matches!(taken, AcquireResult::Answer(Response::Granted(..))), "{round} {taken:?}");
-            let claimant = engine.credentials(Some(handle.proof()), Vec::new()).unwrap();
+            let claimant = engine.by_proof(handle.proof()).unwrap();
             let given_back = engine.apply(name.as_bytes(), &Request::Release(claimant)).unwrap();
             assert!(matches!(given_back, Response::Released(_)), "{round} {given_back:?}");
         }

@@ -50,6 +50,14 @@ on_every_kind_of_store! {
         assert_eq!((sandbox.state("a").as_str(), sandbox.state("b").as_str()), ("free", "free"));
     }
 
+    fn a_long_label_is_cut_like_on_the_command_line(sandbox: &Sandbox) {
+        let locks = Locks::open(&sandbox.store()).unwrap();
+        let guard = locks.acquire(&LockRequest::new(["x"]).label("é".repeat(1000))).unwrap().unwrap();
+        let shown = sandbox.csalock(["status", "--json", "x"]).capture().stdout;
+        assert!(shown.contains(&format!("\"{}...\"", "é".repeat(128))), "{shown}");
+        assert!(guard.release().unwrap());
+    }
+
     fn readers_share_and_slots_are_counted(sandbox: &Sandbox) {
         let locks = Locks::open(&sandbox.store()).unwrap();
         let readers = [0, 1].map(|_| locks.acquire(&LockRequest::new(["x"]).shared()).unwrap().unwrap());

@@ -112,7 +112,7 @@ on_every_kind_of_store! {
         assert_eq!(sight["holders"][0]["command"], "sleep 60");
         sleeper.kill();
         assert_eq!(sandbox.state("x"), "abandoned");
-        let said = format!("csalock: there is no process {pid}; --pid names the process that owns the lock\n");
+        let said = format!("csalock: process {pid} does not exist; --pid names the process that owns the lock\n");
         sandbox.csalock(["lock", "--pid", &pid, "y"]).status(64).stderr(said).run();
     }
 

@@ -374,7 +374,7 @@ fn go_on(
     if rig.place != Where::Beside || set_back.is_zero() {
         assert!(grant.token.unwrap() > floor, "{name}: {grant:?} comes after {floor}");
     }
-    let by = engine.credentials(Some(applicant.handle.proof()), Vec::new())?;
+    let by = engine.by_proof(applicant.handle.proof())?;
     let wanted = WantedValue {
         by,
         bytes: Some(b"after"),
@@ -387,8 +387,7 @@ fn go_on(
     let written = engine.write(&stored, &wanted, &applicant, &WaitPolicy::NONE, None, &mut |_| None)?;
     assert!(matches!(&written, AcquireResult::Answer(Response::Written(..))), "{name}");
     assert_eq!(engine.value(&stored)?.unwrap().1, b"after");
-    let released =
-        engine.apply(&stored, &Request::Release(engine.credentials(Some(applicant.handle.proof()), Vec::new())?))?;
+    let released = engine.apply(&stored, &Request::Release(engine.by_proof(applicant.handle.proof())?))?;
     assert!(matches!(released, Response::Released(_)), "{name}: {released:?}");
     Ok(())
 }

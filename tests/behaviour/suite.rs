@@ -51,7 +51,6 @@ fn a_run_begins_with_default_signals_and_an_interrupted_one_leaves_no_process() 
         assert!(pids.len() == 3 && pids.iter().all(|pid| proc::lives(*pid)), "{said}");
         job.send(signal);
         assert_eq!(job.wait().signal, Some(signal as i32));
-        // A killed process has lost its environment, by which the supervisor finds it, a little before it is gone.
-        wait_until(&format!("none of {pids:?} is left after {signal}"), || !pids.iter().any(|pid| proc::lives(*pid)));
+        assert!(!pids.iter().any(|pid| proc::lives(*pid)), "{pids:?} after {signal}");
     }
 }

@@ -22,8 +22,11 @@ use std::time::{Duration, Instant};
 use self::fair::is_within;
 use tempfile::TempDir;
 
-/// Whoever waits longer than this for a server waits for ever.
+/// Time after which a server that does not answer never will.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Number of attempts to start a cluster.
+const STARTS: usize = 5;
 
 /// How a cluster is to be.
 #[derive(Debug, Clone, Default)]
@@ -107,7 +110,9 @@ impl Cluster {
             return None;
         }
         // Another process may take a port between its choice and its use; the member then ends.
-        let cluster = std::iter::repeat_with(|| Cluster::try_start(setup.clone())).flatten().next().unwrap();
+        let start = || Cluster::try_start(setup.clone());
+        let cluster = std::iter::repeat_with(start).take(STARTS).flatten().next();
+        let cluster = cluster.unwrap_or_else(|| panic!("etcd ended after each of {STARTS} starts"));
         if let Some(password) = cluster.setup.root {
             for words in [&["user", "add", &format!("root:{password}")][..], &["user", "grant-role", "root", "root"]] {
                 cluster.ctl_as(None, words);
@@ -117,7 +122,7 @@ impl Cluster {
         Some(cluster)
     }
 
-    /// Starts one on ports that are free now. `None`: a member ended.
+    /// Starts one on ports that are free now. Returns `None` if a member ended.
     fn try_start(setup: Setup) -> Option<Cluster> {
         let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         if setup.tls {
@@ -136,15 +141,7 @@ impl Cluster {
         let cluster = Cluster { setup, members, place };
         cluster.goes_with_this_process();
         (0..cluster.members.len()).for_each(|number| cluster.run(number, "new"));
-        let start = Instant::now();
-        while !cluster.is_healthy() {
-            if cluster.members.iter().any(Member::has_ended) {
-                return None;
-            }
-            assert!(is_within(start, PATIENCE), "etcd does not come up");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Some(cluster)
+        cluster.is_healthy_unless(|| cluster.members.iter().any(Member::has_ended)).then_some(cluster)
     }
 
     /// Removes the data, a hundred megabytes in memory, after this process even if nothing is dropped.
@@ -205,16 +202,22 @@ impl Cluster {
 
     /// Waits until it can be written to.
     pub(crate) fn await_health(&self) {
-        let start = Instant::now();
-        while !self.is_healthy() {
-            assert!(is_within(start, PATIENCE), "etcd does not come up");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        assert!(self.is_healthy_unless(|| false));
     }
 
-    fn is_healthy(&self) -> bool {
-        let output = self.try_ctl(None, &["endpoint", "health"]);
-        output.status.success() || String::from_utf8_lossy(&output.stderr).contains("is healthy")
+    /// Waits until it can be written to and returns true, or until it is hopeless and returns false.
+    fn is_healthy_unless(&self, is_hopeless: impl Fn() -> bool) -> bool {
+        let start = Instant::now();
+        while !is_hopeless() {
+            let output = self.try_ctl(None, &["endpoint", "health"]);
+            let answer = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() || answer.contains("is healthy") {
+                return true;
+            }
+            assert!(is_within(start, PATIENCE), "etcd does not come up: {answer}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        false
     }
 
     /// Where its members are to be asked.

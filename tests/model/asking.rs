@@ -234,29 +234,18 @@ impl World {
         };
         let holds_any = (0..self.names).any(|name| actor.holds(name));
         let entry = Waiter {
-            proof: proof(at),
             mode: share,
-            owner: party(script, at),
-            process: process(at),
-            lifetime: lifetime.clone(),
+            lifetime,
             needs_confirmation: script.for_shell || script.lasts != Lasts::OwnerLives,
-            release_on_exit: false,
-            claim: None,
             enclosing_grants: if holds_any { vec![proof(at)] } else { Vec::new() },
-            blocked_processes: Vec::new(),
             lease: actor.waits_by.map(lease),
-            since: 0,
+            ..Waiter::new(proof(at), party(script, at), process(at))
         };
         Acquire {
-            entry,
-            lifetime,
             slots: (share == csalock::lock::Mode::Slot).then_some(self.slots),
             queue,
             refuse_stale: script.refuses_stale,
-            provisional: false,
-            confirming: false,
-            position: None,
-            full: None,
+            ..Acquire::new(entry)
         }
     }
 

@@ -161,31 +161,8 @@ fn is_free_for_all(world: &World, state: &State) -> bool {
     let state = &State { over: u32::MAX, ..state.clone() };
     let script = Script::job(&[]);
     (0..world.names).all(|at| {
-        let entry = Waiter {
-            proof: proof(NEWCOMER),
-            mode: Mode::Exclusive,
-            owner: party(&script, NEWCOMER),
-            process: process(NEWCOMER),
-            lifetime: Lifetime::WhileOwnerLives,
-            needs_confirmation: false,
-            release_on_exit: false,
-            claim: None,
-            enclosing_grants: Vec::new(),
-            blocked_processes: Vec::new(),
-            lease: None,
-            since: 0,
-        };
-        let ask = Request::Acquire(Acquire {
-            entry,
-            lifetime: Lifetime::WhileOwnerLives,
-            slots: None,
-            queue: false,
-            refuse_stale: false,
-            provisional: false,
-            confirming: false,
-            position: None,
-            full: None,
-        });
+        let entry = Waiter::new(proof(NEWCOMER), party(&script, NEWCOMER), process(NEWCOMER));
+        let ask = Request::Acquire(Acquire::new(entry));
         let record = state.names[at].now.record(&name(at));
         let step = decide_now(world, state, 0, |facts| decide(&record, &ask, facts));
         matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. })

@@ -105,25 +105,39 @@ fn reap(tests: Pid) -> Option<WaitStatus> {
     status
 }
 
-/// Kills every process that bears the mark of this run, until there is none: one may be born while the others are killed.
+/// Time after which a killed process that still exists hangs in the kernel.
+const GONE: Duration = Duration::from_secs(10);
+
+/// Kills every process that has the mark of this run, until there is none, and waits until all of them are gone: one may be
+/// born while the others are killed, and a killed process loses its environment before it ends.
 fn end_all() {
     let mark = format!("{MARK}={}", std::process::id());
     let is_marked = |pid: &i32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
     };
+    let mut killed = std::collections::BTreeSet::new();
+    let start = std::time::Instant::now();
     loop {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let left: Vec<i32> = pids.filter(is_marked).collect();
-        if left.is_empty() {
-            return;
+        let marked: Vec<i32> = pids.filter(is_marked).collect();
+        for pid in &marked {
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
-        for pid in left {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        killed.extend(&marked);
+        killed.retain(|pid| is_running(*pid));
+        if marked.is_empty() && (killed.is_empty() || start.elapsed() > GONE) {
+            return;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Returns true if this process exists and is not a zombie, which its parent reaps.
+fn is_running(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
 #[allow(dead_code, reason = "not every test program clears an environment")]

@@ -218,13 +218,13 @@ impl Stage {
 
     fn release(&self, who: usize, applicant: &AcquireRequest) {
         let engine = &self.engines[who];
-        let claimant = engine.credentials(Some(applicant.handle.proof()), Vec::new()).unwrap();
+        let claimant = engine.by_proof(applicant.handle.proof()).unwrap();
         engine.apply(b"x", &Request::Release(claimant)).unwrap();
     }
 
     fn renew(&self, who: usize, applicant: &AcquireRequest) {
         let engine = &self.engines[who];
-        let claimant = engine.credentials(Some(applicant.handle.proof()), Vec::new()).unwrap();
+        let claimant = engine.by_proof(applicant.handle.proof()).unwrap();
         let lifetime = engine.start(&Lifetime::Ttl(60_000)).unwrap();
         engine.apply(b"x", &Request::Renew(claimant, lifetime)).unwrap();
     }
@@ -417,34 +417,11 @@ fn with_a_waiter(stage: &Stage, holder: i32) -> AcquireRequest {
 
 fn take_ask(stage: &Stage) -> Request {
     let AcquireRequest { handle, owner: party, process, .. } = stage.applicant(1, Lifetime::WhileOwnerLives);
-    Request::Acquire(lock::Acquire {
-        entry: lock::Waiter {
-            proof: handle.proof(),
-            mode: lock::Mode::Exclusive,
-            owner: party,
-            process,
-            lifetime: Lifetime::WhileOwnerLives,
-            needs_confirmation: false,
-            release_on_exit: false,
-            claim: None,
-            enclosing_grants: Vec::new(),
-            blocked_processes: Vec::new(),
-            lease: None,
-            since: 0,
-        },
-        lifetime: Lifetime::WhileOwnerLives,
-        slots: None,
-        queue: false,
-        refuse_stale: false,
-        provisional: false,
-        confirming: false,
-        position: None,
-        full: None,
-    })
+    Request::Acquire(lock::Acquire::new(lock::Waiter::new(handle.proof(), party, process)))
 }
 
 fn release_ask(stage: &Stage, held: &AcquireRequest) -> Request {
-    Request::Release(stage.engines[0].credentials(Some(held.handle.proof()), Vec::new()).unwrap())
+    Request::Release(stage.engines[0].by_proof(held.handle.proof()).unwrap())
 }
 
 #[test]
@@ -477,22 +454,14 @@ fn what_an_engine_does_wrong_is_found() {
 }
 
 fn waiter_of(grant: Grant) -> lock::Waiter {
-    let Grant { proof, mode: share, owner: party, lifetime, release_on_exit: yields, claim, since, .. } = grant;
-    let process = party.processes[0];
-    let (under, within) = (Vec::new(), Vec::new());
+    let process = grant.owner.processes[0];
     lock::Waiter {
-        proof,
-        mode: share,
-        owner: party,
-        process,
-        lifetime,
-        needs_confirmation: false,
-        release_on_exit: yields,
-        claim,
-        enclosing_grants: under,
-        blocked_processes: within,
-        lease: None,
-        since,
+        mode: grant.mode,
+        lifetime: grant.lifetime,
+        release_on_exit: grant.release_on_exit,
+        claim: grant.claim,
+        since: grant.since,
+        ..lock::Waiter::new(grant.proof, grant.owner, process)
     }
 }
 

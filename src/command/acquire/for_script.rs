@@ -91,7 +91,7 @@ impl ForScript<'_> {
     fn owner(&self, this: ProcessId) -> Result<Caller> {
         if let Some(pid) = self.pid {
             let process = self.context.host.process(pid)?.ok_or_else(|| {
-                let what = format!("there is no process {pid}");
+                let what = format!("process {pid} does not exist");
                 Error::new(ErrorKind::InvalidInput, what, "--pid names the process that owns the lock")
             })?;
             return Ok(Caller { owners: vec![process], command: command_of(pid), ..Caller::default() });

@@ -96,7 +96,7 @@ fn acquire(context: &Context, engine: &Engine, name: &[u8]) -> Result<Option<Han
 }
 
 fn release(engine: &Engine, name: &[u8], handle: &Handle) -> Result<()> {
-    let credentials = engine.credentials(Some(handle.proof()), Vec::new())?;
+    let credentials = engine.by_proof(handle.proof())?;
     match engine.apply(name, &Request::Release(credentials))? {
         Response::Released(_) => Ok(()),
         other => Err(unexpected(&format!("an acquired lock cannot be released: {other:?}"))),
@@ -107,7 +107,7 @@ fn release(engine: &Engine, name: &[u8], handle: &Handle) -> Result<()> {
 fn clear(engine: &Engine, name: &[u8]) {
     let holders = engine.inspect(name).map(|status| status.record.holders).unwrap_or_default();
     for grant in holders {
-        if let Ok(credentials) = engine.credentials(Some(grant.proof), Vec::new()) {
+        if let Ok(credentials) = engine.by_proof(grant.proof) {
             let _ = engine.apply(name, &Request::Release(credentials));
         }
     }

@@ -178,7 +178,7 @@ impl KeeperConfig<'_> {
         let mut recorded = Ok(());
         for (target, engine) in self.targets.open(self.context)?.each() {
             if engine.store().scope() == Scope::Shared {
-                let died = engine.credentials(Some(self.proof), Vec::new()).map(Request::OwnerDied);
+                let died = engine.by_proof(self.proof).map(Request::OwnerDied);
                 recorded = recorded.and(died.and_then(|died| engine.apply(&target.name, &died)).map(drop));
             }
         }

@@ -151,9 +151,7 @@ impl KeeperConfig<'_> {
                     return Ok(RenewResult::Until(lease, ends));
                 }
                 let lifetime = engine.start(&Lifetime::KeepalivePending(span.as_millis() as u64))?;
-                match engine
-                    .apply(name, &Request::Renew(engine.credentials(Some(self.proof), Vec::new())?, lifetime))?
-                {
+                match engine.apply(name, &Request::Renew(engine.by_proof(self.proof)?, lifetime))? {
                     Response::Renewed(grant) => Ok(match (grant.lifetime.lease(), engine.ends(&grant.lifetime)) {
                         (Some(lease), Some(ends)) => RenewResult::Until(lease.clone(), ends),
                         _ => RenewResult::ForGood,

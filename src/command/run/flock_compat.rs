@@ -135,7 +135,7 @@ fn by(take: &CommandChild<'_>, file: &Path) -> String {
 /// Returns an error if a lock was lost.
 fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Duration>> {
     for (at, (target, engine)) in opened.each().enumerate() {
-        let credentials = engine.credentials(Some(take.handle.proof()), Vec::new())?;
+        let credentials = engine.by_proof(take.handle.proof())?;
         let lifetime = engine.start(&take.asked.taking.lifetime())?;
         match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
             Response::Renewed(_) => {}

@@ -18,7 +18,7 @@ fn nothing_to_show(status: &LockStatus) -> bool {
     status.record.is_free() && status.record.value.is_none()
 }
 
-/// What a selection found so far, for the exit of `status`.
+/// Results of a selection so far, which decide the exit of `status`.
 struct Found {
     /// The exit for the last unreadable record.
     unreadable: Option<Exit>,

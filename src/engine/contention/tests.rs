@@ -91,7 +91,7 @@ fn contended() -> (Engine, Fake, Arc<AtomicU32>) {
 }
 
 fn release(engine: &Engine, holder: &AcquireRequest) -> Response {
-    let credentials = engine.credentials(Some(holder.handle.proof()), Vec::new()).unwrap();
+    let credentials = engine.by_proof(holder.handle.proof()).unwrap();
     engine.apply(b"x", &Request::Release(credentials)).unwrap()
 }
 

@@ -39,32 +39,8 @@ fn lease(ends: u64) -> Lease {
 
 /// Returns the request of a job that runs as `pid` and wants the lock.
 fn wants(pid: i32, share: Mode) -> Acquire {
-    let entry = Waiter {
-        proof: proof(pid),
-        mode: share,
-        owner: owner(&[pid]),
-        process: process(pid),
-        lifetime: Lifetime::WhileOwnerLives,
-        needs_confirmation: false,
-        release_on_exit: false,
-        claim: None,
-        enclosing_grants: Vec::new(),
-        blocked_processes: Vec::new(),
-        lease: None,
-        since: 0,
-    };
-    let slots = (share == Mode::Slot).then_some(2);
-    Acquire {
-        entry,
-        lifetime: Lifetime::WhileOwnerLives,
-        slots,
-        queue: true,
-        refuse_stale: false,
-        provisional: false,
-        confirming: false,
-        position: None,
-        full: None,
-    }
+    let entry = Waiter { mode: share, ..Waiter::new(proof(pid), owner(&[pid]), process(pid)) };
+    Acquire { slots: (share == Mode::Slot).then_some(2), queue: true, ..Acquire::new(entry) }
 }
 
 /// Pid of the process that has committed its grants.

@@ -121,21 +121,7 @@ fn who_does_not_hold_it_waits_and_who_says_he_does_is_refused() {
 fn nobody_writes_past_a_queue() {
     let mut record = held(1);
     let owner = record.holders.remove(0).owner;
-    let waiter = Waiter {
-        proof: proof(3),
-        mode: Mode::Exclusive,
-        process: ProcessId { pid: 3, start: 1 },
-        owner,
-        lifetime: Lifetime::WhileOwnerLives,
-        needs_confirmation: false,
-        release_on_exit: false,
-        claim: None,
-        enclosing_grants: Vec::new(),
-        blocked_processes: Vec::new(),
-        lease: None,
-        since: 0,
-    };
-    record.waiters.push(waiter);
+    record.waiters.push(Waiter::new(proof(3), owner, ProcessId { pid: 3, start: 1 }));
     assert!(matches!(put(&mut record, 2, writing(9, b"a")), Response::Busy(_)));
 }
 

@@ -132,7 +132,7 @@ impl Stage {
     }
 
     pub(crate) fn release(&self, name: &str, proof: HandleHash) -> Result<(), String> {
-        let claimant = self.engine.credentials(Some(proof), Vec::new()).unwrap();
+        let claimant = self.engine.by_proof(proof).unwrap();
         match self.engine.apply(name.as_bytes(), &Request::Release(claimant)) {
             Ok(Response::Released(_)) => Ok(()),
             other => Err(format!("{name} is not given back: {other:?}")),
@@ -155,7 +155,7 @@ impl Stage {
             while !waits() && before.elapsed() < std::time::Duration::from_millis(300) {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
-            let claimant = engine.credentials(Some(handle.proof()), Vec::new()).unwrap();
+            let claimant = engine.by_proof(handle.proof()).unwrap();
             let released = engine.apply(name.as_bytes(), &Request::Release(claimant));
             assert!(matches!(released, Ok(Response::Released(_))), "{released:?}");
         }));
