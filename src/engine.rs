@@ -230,11 +230,13 @@ impl Engine {
     fn learn(&self, record: &Record, facts: &mut Facts, query: Query, policy: Option<Duration>) -> Result<()> {
         match query {
             Query::Outlasts(lease) => {
-                let left = self.store.time_to_expiry(&lease, &record.sightings)?;
+                let left = self.store.leases().time_to_expiry(&lease, &record.sightings)?;
                 facts.insert_outlasts(lease, policy.is_some_and(|time_left| left > time_left));
             }
             Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
-            Query::NewLease(span) => facts.insert_new_lease(span, self.store.grant_lease(Duration::from_millis(span))?),
+            Query::NewLease(span) => {
+                facts.insert_new_lease(span, self.store.leases().grant(Duration::from_millis(span))?)
+            }
             Query::Page(number) => facts.insert_page(number, self.seal(&record.name, number)?),
             Query::Liveness(domain, process) => {
                 let liveness = self.fate_in(record, facts, &domain, &process);

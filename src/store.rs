@@ -39,7 +39,7 @@ pub use url::{Cluster, Layout, Location};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
-use crate::host::Host;
+use crate::host::{Host, boot_lease};
 pub use crate::host::{Scope, Subscription};
 use crate::lock::{Lease, Sighting};
 pub use crate::version::Version;
@@ -86,19 +86,90 @@ pub struct WriteOptions {
     pub mode: Option<u32>,
 }
 
-/// One change of a batch: see [`Store::commit_batch`].
+/// One change of a record.
 #[derive(Debug, Clone, Copy)]
 pub struct Write<'a> {
     /// Name of the record.
     pub name: &'a [u8],
-    /// Expected version.
+    /// Expected version; `None` means no record.
     pub expect: Option<Version>,
     /// New bytes, or `None` for a removal.
     pub body: Option<&'a [u8]>,
     /// Options of the write.
     pub options: WriteOptions,
-    /// Leases that must be over.
-    pub over: &'a [Lease],
+}
+
+/// A commit: changes, their conditions, and effects.
+///
+/// The effects follow a successful commit, and nothing that is correct depends on them: a process that dies in between
+/// loses them. etcd carries them out in the transaction of the changes.
+#[derive(Debug, Default)]
+pub struct WriteSet<'a> {
+    /// Changes of different names: all are made or none. All get the same version.
+    pub changes: Vec<Write<'a>>,
+    /// Leases that must be over, or else the result is a conflict.
+    pub expired: Vec<&'a Lease>,
+    /// Leases that no record refers to after this commit.
+    pub ended: Vec<&'a Lease>,
+    /// Channels of waiters to wake, each with the waiter's lease: traces in the store end with that lease.
+    pub wake: Vec<(Vec<u8>, Option<&'a Lease>)>,
+    /// Channels that dead waiters may have left in the store.
+    pub closed: Vec<Vec<u8>>,
+    /// Lines of history, each with its newline, and the limits of the history.
+    pub history: Vec<String>,
+    /// Limits of the history.
+    pub limits: Limits,
+}
+
+impl<'a> WriteSet<'a> {
+    /// Returns a commit of one change without conditions and effects.
+    pub fn of(name: &'a [u8], expect: Option<&Version>, body: Option<&'a [u8]>) -> WriteSet<'a> {
+        WriteSet::from(Write { name, expect: expect.copied(), body, options: WriteOptions::default() })
+    }
+
+    /// Makes the only change by `replace`, for a store that makes one change at a time. Checks the leases first, because
+    /// an expired lease cannot come back.
+    fn commit_alone(
+        &self,
+        leases: &dyn Leases,
+        replace: impl FnOnce(&Write<'a>) -> Result<CommitResult>,
+    ) -> Result<CommitResult> {
+        for lease in &self.expired {
+            if !leases.is_expired(lease)? {
+                return Ok(CommitResult::Conflict);
+            }
+        }
+        match &self.changes[..] {
+            [] => Ok(CommitResult::Done(Version::default())),
+            [change] => replace(change),
+            _ => Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
+        }
+    }
+}
+
+impl<'a> From<Write<'a>> for WriteSet<'a> {
+    fn from(change: Write<'a>) -> WriteSet<'a> {
+        WriteSet { changes: vec![change], ..WriteSet::default() }
+    }
+}
+
+/// Abilities that stores differ in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abilities {
+    /// Maximum number of changes of one commit.
+    pub changes: usize,
+    /// True if a commit wakes waiters on other hosts, and subscribers of records learn of all changes.
+    pub notifies: bool,
+}
+
+/// Subject of a subscription.
+#[derive(Debug, Clone, Copy)]
+pub enum Topic<'a> {
+    /// Wake-ups of the waiter with this channel: all since this version was stored if the store [`Abilities::notifies`],
+    /// else all from now on.
+    Channel(&'a [u8], Version),
+    /// Changes of the record under this name.
+    Record(&'a [u8]),
 }
 
 /// Result of a sweep or of its dry run.
@@ -131,79 +202,28 @@ pub trait Store: Send + Sync {
     /// version ([`Error::version`]), provided that the store knows it.
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>>;
 
-    /// Returns the version of the record under `name`, even if its bytes cannot be read.
-    fn version(&self, name: &[u8]) -> Result<Option<Version>> {
-        Ok(self.read(name)?.map(|stored| stored.version))
-    }
-
-    /// Replaces the record under `name` by `body`, or removes it if `body` is `None`, provided that its version is
-    /// still `expect` (`None`: no record).
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        keep: WriteOptions,
-    ) -> Result<CommitResult>;
-
-    /// Commits with the default options, for a record that need not outlive the boot.
-    fn commit(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
-        self.commit_with(name, expect, body, WriteOptions::default())
-    }
-
-    /// Returns the maximum number of changes of [`Store::commit_batch`].
-    fn max_batch(&self) -> usize {
-        1
-    }
-
-    /// Commits all of these changes or none; each has its own name, and all get the same version. The result is a
-    /// conflict if one of their leases lasts. A store with leases on a clock checks them first, because an expired
-    /// lease cannot come back. Any other store must check the leases during the commit.
-    fn commit_batch(&self, changes: &[Write<'_>]) -> Result<CommitResult> {
-        match changes {
-            [one] => {
-                for lease in one.over {
-                    if !self.lease_expired(lease)? {
-                        return Ok(CommitResult::Conflict);
-                    }
-                }
-                self.commit_with(one.name, one.expect.as_ref(), one.body, one.options)
-            }
-            _ => Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
-        }
-    }
-
     /// Visits every record, in no particular order, in memory that does not grow with their number.
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()>;
 
-    /// Grants a lease that ends `span` from now.
-    fn grant_lease(&self, span: Duration) -> Result<Lease>;
-
-    /// Returns the minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration>;
-
-    /// Returns true if a lease is over: like [`Store::lease_ttl`], but cheaper.
-    fn lease_expired(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.lease_ttl(lease)?.is_zero())
-    }
-
-    /// Returns the time until this host treats a lease from a record with these sightings as over. If the store's clock
-    /// may be set, that is later than for its holder.
-    fn time_to_expiry(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
-        self.lease_ttl(lease)
-    }
-
-    /// Returns new sightings of these leases that the next caller on this host needs.
-    fn new_sightings(&self, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
-        Ok(Vec::new())
-    }
-
-    /// Revokes a lease that is not needed any more. Correctness does not depend on it.
-    fn revoke_lease(&self, _lease: &Lease) {}
+    /// Makes all changes of the set, provided that each record still has its expected version and the leases are over.
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult>;
 
     /// Sets the deadline of later calls, on CLOCK_BOOTTIME; a call may exceed it by less than a second. `None` means
-    /// the store's default. A store whose calls never wait may ignore it.
+    /// the store's default. Only a store whose calls never wait for other processes may ignore it.
     fn set_deadline(&self, _until: Option<Duration>) {}
+
+    /// Returns the leases of the store.
+    fn leases(&self) -> &dyn Leases;
+
+    /// Subscribes to wake-ups or changes, if the store reports them.
+    fn subscribe(&self, _topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+        None
+    }
+
+    /// Returns what the store can do.
+    fn abilities(&self) -> Abilities {
+        Abilities { changes: 1, notifies: false }
+    }
 
     /// Returns the hosts that may use the store.
     fn scope(&self) -> Scope;
@@ -211,44 +231,54 @@ pub trait Store: Send + Sync {
     /// Returns the location of `name`'s record, for messages.
     fn describe(&self, name: &[u8]) -> String;
 
-    /// Returns true if [`Store::notify`] reaches waiters on other hosts.
-    fn can_notify(&self) -> bool {
-        false
-    }
-
-    /// Wakes the subscriber of this channel; stored traces end with the lease. Correctness does not depend on it.
-    fn notify(&self, _bell: &[u8], _lease: Option<&Lease>) {}
-
-    /// Waits briefly until published edges, notifications and history lines have reached the store.
-    fn flush(&self) {}
-
-    /// Subscribes to a channel: to all notifications after this version was stored if [`Store::can_notify`], else to
-    /// all from now on.
-    fn subscribe(&self, _bell: &[u8], _since: &Version) -> Option<Box<dyn Subscription>> {
-        None
-    }
-
-    /// Removes the channel that a dead waiter may have left in the store.
-    fn remove_channel(&self, _bell: &[u8]) {}
-
-    /// Subscribes to later changes of the record under `name`, if the store reports changes.
-    fn subscribe_changes(&self, _name: &[u8]) -> Option<Box<dyn Subscription>> {
-        None
-    }
-
-    /// Returns findings about the store's health: its kind, its users, its clock, its server.
-    fn diagnose(&self) -> Vec<Finding>;
+    /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
 
     /// Removes leftovers of processes that died half-way. A store whose leftovers end with leases has none.
     fn sweep(&self, _dry_run: bool) -> Result<Swept> {
         Ok(Swept::default())
     }
 
-    /// Appends a line of history with its newline, within the limits. It does not wait, and the line may be lost.
-    fn append_history(&self, line: &[u8], limits: &Limits);
+    /// Returns findings about the store's health: its kind, its users, its clock, its server.
+    fn diagnose(&self) -> Vec<Finding>;
+}
 
-    /// Visits the lines of history, oldest first. Returns false if the store keeps no history.
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool>;
+/// Leases on a clock that all users of a store share.
+pub trait Leases {
+    /// Grants a lease that ends `span` from now.
+    fn grant(&self, span: Duration) -> Result<Lease>;
+
+    /// Returns the minimum ttl of a lease for its holder; zero if it is over. An expired lease stays expired.
+    fn ttl(&self, lease: &Lease) -> Result<Duration>;
+
+    /// Returns true if a lease is over: like [`Leases::ttl`], but cheaper.
+    fn is_expired(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.ttl(lease)?.is_zero())
+    }
+
+    /// Returns the time until this host treats a lease from a record with these sightings as over. If the store's clock
+    /// may be set, that is later than for its holder.
+    fn time_to_expiry(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {
+        self.ttl(lease)
+    }
+
+    /// Returns new sightings of these leases that the next caller on this host needs.
+    fn new_sightings(&self, _leases: &[&Lease], _seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        Ok(Vec::new())
+    }
+}
+
+/// Leases of a store whose users all run under one kernel: its clock counts ([`boot_lease`]).
+struct BootLeases(Arc<dyn Host>);
+
+impl Leases for BootLeases {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        boot_lease::lend(self.0.as_ref(), span)
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        boot_lease::remaining(self.0.as_ref(), lease)
+    }
 }
 
 /// Opens the store at a location. It creates nothing: the first commit does.

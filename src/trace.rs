@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
-use crate::store::{CommitResult, Store, Version, Write};
+use crate::store::{CommitResult, Store, Version, Write, WriteSet};
 
 /// A line of a trace.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -131,16 +131,16 @@ impl Trace {
         &self,
         store: &dyn Store,
         host: &dyn Host,
-        changes: &[Write<'_>],
+        set: &WriteSet<'_>,
         before: &[&Record],
     ) -> Result<CommitResult> {
         if self.path.is_none() {
-            return store.commit_batch(changes);
+            return store.commit(set);
         }
         let step = new_step(host);
-        let intents = changes.iter().map(|change| self.intent(store, change, before)).collect();
+        let intents = set.changes.iter().map(|change| self.intent(store, change, before)).collect();
         self.log(host, step, Event::Intent(intents))?;
-        let swap = store.commit_batch(changes);
+        let swap = store.commit(set);
         let event = match &swap {
             Ok(CommitResult::Done(Version { number, mark })) => Event::Committed(*number, *mark),
             Ok(CommitResult::Conflict) => Event::Conflict,

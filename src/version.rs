@@ -1,7 +1,7 @@
 //! The version of a record: the number that a commit compares, and that becomes the fencing token of a grant.
 
 /// Version of a record. Different versions are never equal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Version {
     /// Number that only grows under a name: the fencing token of the grants in this version.
     pub number: u64,

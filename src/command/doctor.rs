@@ -95,7 +95,7 @@ fn hosts(engine: &Engine) -> Finding {
     let shared = format!("other hosts may share it: a holder renews a lease of {lease}, and");
     Finding::good(
         "hosts",
-        match (engine.store().scope(), engine.store().can_notify()) {
+        match (engine.store().scope(), engine.store().abilities().notifies) {
             (Scope::Local, _) => {
                 "this host alone: the end of an owner is seen at once, and waiters are woken".to_string()
             }

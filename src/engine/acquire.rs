@@ -117,7 +117,7 @@ impl Engine {
 
     /// Returns true if other hosts cannot wake a waiter of this store.
     fn must_poll(&self) -> bool {
-        self.store.scope() == Scope::Shared && !self.store.can_notify()
+        self.store.scope() == Scope::Shared && !self.store.abilities().notifies
     }
 }
 

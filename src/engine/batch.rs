@@ -20,7 +20,7 @@ pub(super) enum Batch {
 impl Engine {
     /// Returns true if the store can change this number of names by one commit.
     pub(super) fn changes_at_once(&self, names: usize) -> bool {
-        (2..=self.store.max_batch()).contains(&names)
+        (2..=self.store.abilities().changes).contains(&names)
     }
 
     /// Acquires all these names or none, without waiting; some may be granted provisionally already (`held`). The

@@ -4,7 +4,7 @@ use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Response, Value, Waiter};
-use crate::store::{CommitResult, Durability, Version, Write, WriteOptions};
+use crate::store::{CommitResult, Durability, Version, Write, WriteOptions, WriteSet};
 
 /// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
@@ -19,17 +19,17 @@ pub(super) struct RecordUpdate<'a> {
 }
 
 impl Engine {
-    /// Commits these changes as one. `before` contains the records that some of them replace; the other changes are of
+    /// Commits this set. `before` contains the records that some of its changes replace; the other changes are of
     /// auxiliary objects.
     #[cfg(debug_assertions)]
-    pub(super) fn commit(&self, changes: &[Write<'_>], before: &[&Record]) -> Result<CommitResult> {
-        self.trace.commit(self.store.as_ref(), self.host.as_ref(), changes, before)
+    pub(super) fn commit(&self, set: &WriteSet<'_>, before: &[&Record]) -> Result<CommitResult> {
+        self.trace.commit(self.store.as_ref(), self.host.as_ref(), set, before)
     }
 
-    /// Commits these changes as one.
+    /// Commits this set.
     #[cfg(not(debug_assertions))]
-    pub(super) fn commit(&self, changes: &[Write<'_>], _before: &[&Record]) -> Result<CommitResult> {
-        self.store.commit_batch(changes)
+    pub(super) fn commit(&self, set: &WriteSet<'_>, _before: &[&Record]) -> Result<CommitResult> {
+        self.store.commit(set)
     }
 
     /// Commits a change of the auxiliary object under this name.
@@ -38,15 +38,23 @@ impl Engine {
         name: &[u8],
         expect: Option<&Version>,
         body: Option<&[u8]>,
-        keep: WriteOptions,
+        options: WriteOptions,
     ) -> Result<CommitResult> {
-        self.commit(&[Write { name, expect: expect.copied(), body, options: keep, over: &[] }], &[])
+        self.commit(&WriteSet::from(Write { name, expect: expect.copied(), body, options }), &[])
+    }
+
+    /// Returns the version of the record under `name`, even if its bytes cannot be read.
+    pub(super) fn version(&self, name: &[u8]) -> Result<Option<Version>> {
+        match self.store.read(name) {
+            Err(error) => error.version().map_or(Err(error), |version| Ok(Some(version))),
+            Ok(stored) => Ok(stored.map(|stored| stored.version)),
+        }
     }
 
     /// Removes the auxiliary object under this name, if it exists.
     pub(super) fn remove_auxiliary(&self, key: &[u8], durability: Durability) -> Result<()> {
         let keep = WriteOptions { durability, mode: None };
-        while let Some(version) = self.store.version(key)? {
+        while let Some(version) = self.version(key)? {
             if let CommitResult::Done(_) = self.commit_beside(key, Some(&version), None, keep)? {
                 break;
             }
@@ -68,26 +76,42 @@ impl Engine {
             self.check_size(&record.name, body.as_deref())?;
             bodies.push(body);
         }
-        let mut changes = beside.to_vec();
-        for (RecordUpdate { expect, before, record, over, .. }, body) in records.iter().zip(&bodies) {
-            let keep = WriteOptions { durability: values::durability(before, record), mode: None };
-            changes.push(Write { name: &record.name, expect: *expect, body: body.as_deref(), options: keep, over });
-        }
-        let before: Vec<&Record> = records.iter().map(|swapped| swapped.before).collect();
-        // The next holder may end before the log is written. Its end must not seem to come first.
+        let mut set = WriteSet { changes: beside.to_vec(), limits: self.remembers, ..WriteSet::default() };
+        // The next holder may end before this process runs again. Its end must not seem to come first.
         let ended_at = self.host.wall();
-        let CommitResult::Done(version) = self.commit(&changes, &before)? else { return Ok(None) };
+        for (RecordUpdate { expect, before, record, wake, over }, body) in records.iter().zip(&bodies) {
+            let options = WriteOptions { durability: values::durability(before, record), mode: None };
+            set.changes.push(Write { name: &record.name, expect: *expect, body: body.as_deref(), options });
+            set.expired.extend(*over);
+            set.ended.extend(ended_leases(before, record));
+            set.closed.extend(gone(&before.waiters, record).map(|waiter| waiter.proof.channel()));
+            set.history.extend(self.endings(before, record, by, ended_at));
+            for proof in *wake {
+                let waiter = before.waiters.iter().find(|waiter| waiter.proof == *proof);
+                if waiter.is_none_or(|waiter| !self.can_wake(waiter)) {
+                    set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
+                }
+            }
+        }
+        let before: Vec<&Record> = records.iter().map(|update| update.before).collect();
+        let CommitResult::Done(version) = self.commit(&set, &before)? else { return Ok(None) };
         for RecordUpdate { before, record, wake, .. } in records {
-            self.wake(before, wake);
+            for proof in *wake {
+                self.host.wake(WakeAddress::Waiter(proof));
+            }
             self.tell_supervisors(before, record);
-            self.end_leases(before, record);
             self.remove_witnesses(before, record);
             // Leftovers of a failed removal do no harm, and the record is committed already.
             let _ = self.remove_leftovers(before, record);
-            self.log_endings(before, record, by, ended_at);
         }
-        self.store.flush();
         Ok(Some(version))
+    }
+
+    /// Returns true if this process can wake a waiter directly. Otherwise only the store can: the waiter runs on another
+    /// host or in another network namespace.
+    fn can_wake(&self, waiter: &Waiter) -> bool {
+        let there = &waiter.owner.domain;
+        self.host.domain().is_ok_and(|here| here.boot == there.boot && here.net == there.net)
     }
 
     /// Fails if the record is too large to be read again.
@@ -120,33 +144,18 @@ impl Engine {
         }
     }
 
-    /// Wakes these waiters of the record: directly on this host, otherwise through the store.
-    fn wake(&self, before: &Record, wake: &[HandleHash]) {
-        for proof in wake {
-            let waiter = before.waiters.iter().find(|waiter| waiter.proof == *proof);
-            if !self.host.wake(WakeAddress::Waiter(proof)) {
-                self.store.notify(&proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref()));
-            }
-        }
-    }
-
     /// Removes auxiliary objects that the new record no longer needs.
     fn remove_leftovers(&self, before: &Record, now: &Record) -> Result<()> {
         let fetched = self.remove_pages(before, now)?;
         self.remove_old_value(before, now)?;
-        // A waiter that was granted the lock retracts its published edges itself.
-        let is_there = |waiter: &&Waiter| {
-            now.waiters.iter().any(|other| other.proof == waiter.proof)
-                || now.holders.iter().any(|grant| grant.proof == waiter.proof)
-        };
-        for waiter in fetched.iter().filter(|waiter| !is_there(waiter)) {
+        for waiter in gone(&fetched, now) {
             self.remove_witness(&now.name, &waiter.proof);
         }
-        for waiter in before.waiters.iter().chain(&fetched).filter(|waiter| !is_there(waiter)) {
-            self.store.remove_channel(&waiter.proof.channel());
-            self.retract(&now.name, waiter)?;
+        let closed = gone(&fetched, now).map(|waiter| waiter.proof.channel()).collect::<Vec<_>>();
+        if !closed.is_empty() {
+            self.store.commit(&WriteSet { closed, ..WriteSet::default() })?;
         }
-        Ok(())
+        gone(&before.waiters, now).chain(gone(&fetched, now)).try_for_each(|waiter| self.retract(&now.name, waiter))
     }
 
     /// Makes the engine log its commits to this file.
@@ -155,6 +164,20 @@ impl Engine {
     pub fn tracing(self, path: std::path::PathBuf) -> Engine {
         Engine { trace: crate::trace::Trace::new(Some(path)), ..self }
     }
+}
+
+/// Returns those of these waiters that neither wait nor hold any more. A waiter that was granted the lock retracts its
+/// published edges itself.
+fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
+    waiters.iter().filter(|waiter| {
+        now.waiters.iter().all(|other| other.proof != waiter.proof)
+            && now.holders.iter().all(|grant| grant.proof != waiter.proof)
+    })
+}
+
+/// Returns the leases of former holders and waiters.
+fn ended_leases<'a>(before: &'a Record, now: &'a Record) -> impl Iterator<Item = &'a Lease> {
+    before.leases().filter(|lease| !now.leases().any(|other| other == *lease))
 }
 
 /// Adds the token to a response: the token of a new grant is the version under which the store has it.

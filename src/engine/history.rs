@@ -1,28 +1,29 @@
-//! The engine's log of ended grants. The engine writes it after the commit and the wake-ups, and a failure of the log
-//! affects no process.
+//! The history of ended grants. Its lines are effects of the commit that ends them, and their loss affects no process.
 
 use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
 use crate::history::{Limits, Past, Who};
-use crate::lock::{Owner, Record};
+use crate::lock::{EndReason, EndedGrant, Owner, Record};
 
 impl Engine {
-    /// Logs the grants in `before` that had ended in `after`, at `now` on the wall clock; `by` is the owner that broke them.
-    pub(super) fn log_endings(&self, before: &Record, after: &Record, by: Option<&Owner>, now: Duration) {
+    /// Returns the lines about the grants in `before` that have ended in `after`, at `now` on the wall clock; `by` is the
+    /// owner that broke them.
+    pub(super) fn endings(&self, before: &Record, after: &Record, by: Option<&Owner>, now: Duration) -> Vec<String> {
         if self.remembers.are_off() || before.holders.is_empty() {
-            return;
+            return Vec::new();
         }
         let now = now.as_millis() as u64;
-        let was_held = |proof| before.holders.iter().any(|grant| grant.proof == proof);
-        for ending in after.ended_grants.iter().filter(|ending| was_held(ending.grant.proof)) {
+        let was_held = |ending: &&EndedGrant| before.holders.iter().any(|grant| grant.proof == ending.grant.proof);
+        let line = |ending: &EndedGrant| {
             let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.owner), now);
-            if ending.reason == crate::lock::EndReason::Broken {
+            if ending.reason == EndReason::Broken {
                 past.broken_by = by.map(|by| Who::new(by, self.pid(by)));
             }
-            self.store.append_history(past.line().as_bytes(), &self.remembers);
-        }
+            past.line()
+        };
+        after.ended_grants.iter().filter(was_held).map(line).collect()
     }
 
     /// Visits every ended grant still kept, in the order of their ends. Returns `false` if this store has no history.

@@ -1,7 +1,6 @@
-//! Leases from the holder's view: their earliest end on the local clock, and the revocation of leases that are no
-//! longer needed.
+//! Leases from the holder's view: their earliest end on the local clock.
 //!
-//! The store decides when a lease is over for every host ([`crate::store::Store::time_to_expiry`]). The holder counts
+//! The store decides when a lease is over for every host ([`crate::store::Leases::time_to_expiry`]). The holder counts
 //! on CLOCK_BOOTTIME, from before its request for the lease, so for the holder the lease is over first.
 
 use std::sync::PoisonError;
@@ -66,7 +65,7 @@ impl Engine {
     /// Requests a lease that ends `span` from now.
     pub(super) fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let ends = self.host.boottime().saturating_add(span);
-        let lease = self.store.grant_lease(span)?;
+        let lease = self.store.leases().grant(span)?;
         let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.host.boottime();
         lent.retain(|lent| lent.ends > now);
@@ -98,8 +97,8 @@ impl Engine {
     /// the old lease. The end of a lease that has left the record proves nothing; our read is only late.
     pub(super) fn lease_expired(&self, record: &Record, lease: &Lease) -> Result<bool> {
         let is_over = match lease.clock {
-            LeaseClock::FileSystem(_) => self.store.time_to_expiry(lease, &record.sightings)?.is_zero(),
-            LeaseClock::Boot(_) | LeaseClock::Etcd(_) => self.store.lease_expired(lease)?,
+            LeaseClock::FileSystem(_) => self.store.leases().time_to_expiry(lease, &record.sightings)?.is_zero(),
+            LeaseClock::Boot(_) | LeaseClock::Etcd(_) => self.store.leases().is_expired(lease)?,
         };
         if !is_over || self.store.scope() == Scope::Local || !record.leases().any(|it| it == lease) {
             return Ok(is_over);
@@ -124,17 +123,11 @@ impl Engine {
         lent.iter().find(|lent| lent.lease == *lease).map(of)
     }
 
-    /// Revokes the leases of former holders and waiters.
-    pub(super) fn end_leases(&self, before: &Record, now: &Record) {
-        let now: Vec<&Lease> = now.leases().collect();
-        before.leases().filter(|lease| !now.contains(lease)).for_each(|lease| self.store.revoke_lease(lease));
-    }
-
     /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. The next
     /// caller may not wait, and would count from the beginning. If the write fails, it does so.
     pub fn note_leases(&self, record: &Record) {
         let leases: Vec<&Lease> = record.leases().take(MOST_SIGHTINGS).collect();
-        let sightings = self.store.new_sightings(&leases, &record.sightings).unwrap_or_default();
+        let sightings = self.store.leases().new_sightings(&leases, &record.sightings).unwrap_or_default();
         if !sightings.is_empty() {
             let _ = self.apply(&record.name, &Request::Note(sightings));
         }

@@ -4,7 +4,7 @@ use super::*;
 use crate::host::Fake;
 
 use crate::lock::{EndReason, EndedGrant, Lifetime, Liveness, Mode, Owner};
-use crate::store::{CommitResult, Memory};
+use crate::store::{CommitResult, Memory, WriteSet};
 
 /// Returns an engine, and its host with two live processes, 1 and 2.
 fn engine() -> (Engine, Fake) {
@@ -64,7 +64,7 @@ fn a_wait_ends_with_the_holders_lease_and_does_not_eat_ones_own() {
         panic!("{response:?}")
     };
     let Lifetime::ExpiresAt(lease) = grant.lifetime else { panic!("{grant:?}") };
-    assert_eq!(engine.store().lease_ttl(&lease).unwrap(), Duration::from_secs(7));
+    assert_eq!(engine.store().leases().ttl(&lease).unwrap(), Duration::from_secs(7));
 }
 
 #[test]
@@ -145,7 +145,8 @@ fn who_is_taken_for_dead_can_decide_nothing_any_more() {
     assert!(matches!(take(&engine, &several, WaitPolicy::NONE), Response::Granted(..)));
     let key = lock::CommitRecord::key(&several.handle.proof());
     let mut decision = lock::CommitRecord { committed: false, names: vec![b"x".to_vec()] };
-    let begun = engine.store().commit(&key, None, Some(&lock::encode_decision(&key, &decision))).unwrap();
+    let begun =
+        engine.store().commit(&WriteSet::of(&key, None, Some(&lock::encode_decision(&key, &decision)))).unwrap();
     let CommitResult::Done(version) = begun else { panic!() };
     assert!(matches!(
         take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE),
@@ -157,7 +158,10 @@ fn who_is_taken_for_dead_can_decide_nothing_any_more() {
     let response = take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
     assert!(matches!(response, Response::Granted(..)), "{response:?}");
     decision.committed = true;
-    let late = engine.store().commit(&key, Some(&version), Some(&lock::encode_decision(&key, &decision))).unwrap();
+    let late = engine
+        .store()
+        .commit(&WriteSet::of(&key, Some(&version), Some(&lock::encode_decision(&key, &decision))))
+        .unwrap();
     assert_eq!(late, CommitResult::Conflict);
 }
 

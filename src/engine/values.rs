@@ -11,7 +11,7 @@ use crate::lock::{
     self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Request, Response, Transition, Value,
     Writing,
 };
-use crate::store::{Durability, Write, WriteOptions};
+use crate::store::{Durability, Write, WriteOptions, WriteSet};
 
 /// A requested change of a value.
 #[derive(Debug, Clone)]
@@ -184,13 +184,13 @@ impl Engine {
             };
             let beside: Vec<Write<'_>> = apart
                 .iter()
-                .map(|(key, body, keep)| Write { name: key, expect: None, body: Some(body), options: *keep, over: &[] })
+                .map(|(key, body, keep)| Write { name: key, expect: None, body: Some(body), options: *keep })
                 .collect();
             if let [value] = &beside[..]
                 && !self.changes_at_once(2)
             {
                 *stored = true;
-                self.commit(&[*value], &[])?;
+                self.commit(&WriteSet::from(*value), &[])?;
                 // The write of the bytes took time, so the record is read again.
                 continue;
             }

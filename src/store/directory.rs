@@ -76,10 +76,10 @@ pub(crate) use self::entry::{file_name, name_of_file};
 use self::pointer::{Pointer, Stage, UniqueId};
 use self::root::Root;
 use super::{
-    CommitResult, Finding, Layout, Scope, Store, Subscription, Swept, Version, Versioned, Visit, WriteOptions,
+    CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit, Write,
+    WriteOptions, WriteSet,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::name::escape_path;
@@ -210,6 +210,41 @@ impl Directory {
         })
     }
 
+    /// Makes one change.
+    fn replace(&self, change: &Write<'_>) -> Result<CommitResult> {
+        for _ in 0..MOST_LOOKS {
+            let root = match (change.expect, change.body) {
+                (None, Some(_)) => self.existing_or_new()?,
+                _ => match self.existing()? {
+                    Some(root) => root,
+                    None => return Ok(CommitResult::Conflict),
+                },
+            };
+            let commit = Commit { store: self, root: &root, keep: change.options };
+            match commit.swap(change.name, change.expect.as_ref(), change.body) {
+                Ok(Some(swap)) => return Ok(swap),
+                Err(error) if !root.is_gone() => return Err(error),
+                Ok(None) | Err(_) => self.forget_root(),
+            }
+        }
+        Err(Error::os(Errno::ENOENT, "create a record in", &self.path))
+    }
+
+    /// Carries out the effects of a commit.
+    fn carry_out(&self, set: &WriteSet<'_>) {
+        if set.wake.is_empty() && set.closed.is_empty() && set.history.is_empty() {
+            return;
+        }
+        let Ok(Some(root)) = self.existing() else { return };
+        for (channel, _) in &set.wake {
+            doorbell::ring(&root, channel);
+        }
+        set.closed.iter().for_each(|channel| doorbell::remove(&root, &self.path, channel));
+        for line in &set.history {
+            let _ = history::note(&root, line.as_bytes(), &set.limits, self.host.wall());
+        }
+    }
+
     /// Removes the remainder of one record; returns `false` if the entry is not a leftover.
     fn sweep_entry(&self, root: &Root, file_name: &[u8], resting: &[Vec<u8>], dry_run: bool) -> Result<bool> {
         let step = Commit { store: self, root, keep: WriteOptions::default() };
@@ -253,36 +288,6 @@ impl Store for Directory {
         Err(Error::os(Errno::ENOENT, "read from", &self.path))
     }
 
-    fn version(&self, name: &[u8]) -> Result<Option<Version>> {
-        let Some(root) = self.existing()? else { return Ok(None) };
-        let pointer = self.entry(&root, name).look()?.and_then(|look| look.pointer);
-        Ok(pointer.filter(Pointer::is_in_use).map(|pointer| pointer.version()))
-    }
-
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        keep: WriteOptions,
-    ) -> Result<CommitResult> {
-        for _ in 0..MOST_LOOKS {
-            let root = match (expect, body) {
-                (None, Some(_)) => self.existing_or_new()?,
-                _ => match self.existing()? {
-                    Some(root) => root,
-                    None => return Ok(CommitResult::Conflict),
-                },
-            };
-            match (Commit { store: self, root: &root, keep }).swap(name, expect, body) {
-                Ok(Some(swap)) => return Ok(swap),
-                Err(error) if !root.is_gone() => return Err(error),
-                Ok(None) | Err(_) => self.forget_root(),
-            }
-        }
-        Err(Error::os(Errno::ENOENT, "create a record in", &self.path))
-    }
-
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         let Some(mut root) = self.existing()? else { return Ok(()) };
         while self.was_removed(&root) {
@@ -301,38 +306,16 @@ impl Store for Directory {
         })
     }
 
-    fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        for _ in 0..MOST_LOOKS {
-            let root = self.existing_or_new()?;
-            match lease::lend(self.host.as_ref(), root.scope, span, || root.file_system_time(&self.path)) {
-                Err(_) if root.is_gone() => self.forget_root(),
-                lent => return lent,
-            }
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let done = set.commit_alone(self, |change| self.replace(change))?;
+        if done != CommitResult::Conflict {
+            self.carry_out(set);
         }
-        Err(Error::os(Errno::ENOENT, "open the store", &self.path))
+        Ok(done)
     }
 
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        while let Some(root) = self.existing()? {
-            match lease::remaining(self.host.as_ref(), lease, || root.file_system_time(&self.path)) {
-                Err(_) if root.is_gone() => self.forget_root(),
-                remaining => return remaining,
-            }
-        }
-        Ok(Duration::ZERO)
-    }
-
-    fn lease_expired(&self, lease: &Lease) -> Result<bool> {
-        Ok(self.time_to_expiry(lease, &[])?.is_zero())
-    }
-
-    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
-        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.lease_ttl(lease) };
-        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.time())
-    }
-
-    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
-        self.leases.to_note(self.host.as_ref(), leases, seen, || self.time())
+    fn leases(&self) -> &dyn Leases {
+        self
     }
 
     fn scope(&self) -> Scope {
@@ -347,23 +330,12 @@ impl Store for Directory {
         escape_path(&self.path.join(entry::os(&entry::file_name(name))))
     }
 
-    fn notify(&self, bell: &[u8], _lease: Option<&Lease>) {
-        if let Ok(Some(root)) = self.existing() {
-            doorbell::ring(&root, bell);
-        }
-    }
-
-    fn subscribe(&self, bell: &[u8], _since: &Version) -> Option<Box<dyn Subscription>> {
+    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+        let Topic::Channel(channel, _) = topic else { return None };
         // A FIFO does not reach other hosts, so in a shared store a waiter polls.
         let root = self.existing_or_new().ok().filter(|root| root.scope == Scope::Local)?;
-        let doorbell = Doorbell::new(root, self.path.clone(), bell).ok()?;
+        let doorbell = Doorbell::new(root, self.path.clone(), channel).ok()?;
         Some(Box::new(doorbell))
-    }
-
-    fn remove_channel(&self, bell: &[u8]) {
-        if let Ok(Some(root)) = self.existing() {
-            doorbell::remove(&root, &self.path, bell);
-        }
     }
 
     fn diagnose(&self) -> Vec<Finding> {
@@ -395,12 +367,6 @@ impl Store for Directory {
         Ok(swept)
     }
 
-    fn append_history(&self, line: &[u8], limits: &Limits) {
-        if let Ok(Some(root)) = self.existing() {
-            let _ = history::note(&root, line, limits, self.host.wall());
-        }
-    }
-
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         // The history would be lost with the last record.
         if self.layout == Layout::Beside {
@@ -408,5 +374,41 @@ impl Store for Directory {
         }
         let Some(root) = self.existing()? else { return Ok(true) };
         history::read(&root, &self.path, visit).map(|()| true)
+    }
+}
+
+impl Leases for Directory {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        for _ in 0..MOST_LOOKS {
+            let root = self.existing_or_new()?;
+            match lease::lend(self.host.as_ref(), root.scope, span, || root.file_system_time(&self.path)) {
+                Err(_) if root.is_gone() => self.forget_root(),
+                lent => return lent,
+            }
+        }
+        Err(Error::os(Errno::ENOENT, "open the store", &self.path))
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        while let Some(root) = self.existing()? {
+            match lease::remaining(self.host.as_ref(), lease, || root.file_system_time(&self.path)) {
+                Err(_) if root.is_gone() => self.forget_root(),
+                remaining => return remaining,
+            }
+        }
+        Ok(Duration::ZERO)
+    }
+
+    fn is_expired(&self, lease: &Lease) -> Result<bool> {
+        Ok(self.time_to_expiry(lease, &[])?.is_zero())
+    }
+
+    fn time_to_expiry(&self, lease: &Lease, seen: &[Sighting]) -> Result<Duration> {
+        let LeaseClock::FileSystem(begun) = &lease.clock else { return self.ttl(lease) };
+        self.leases.until_over(self.host.as_ref(), (lease, begun), seen, || self.time())
+    }
+
+    fn new_sightings(&self, leases: &[&Lease], seen: &[Sighting]) -> Result<Vec<Sighting>> {
+        self.leases.to_note(self.host.as_ref(), leases, seen, || self.time())
     }
 }

@@ -36,12 +36,6 @@
 //! that the lease's key is gone too. If the comparison fails, the transaction lists the keys that exist. For a second
 //! after that, no read can report these leases as over.
 //!
-//! **Release** ends with the revocation of the lease, a line of history and perhaps a notification. The client writes
-//! them in sequence without waiting for answers ([`connection`]). It then waits for all answers together, for a second
-//! at most, because a busy server needs some of it. A server drops requests that it has not begun when its client is
-//! gone: without the wait, most leases stayed. A lease that is not revoked lasts for the rest of its ttl and does no
-//! harm.
-//!
 //! **Notifications** wake waiters on other hosts ([`watch`]). Correctness does not depend on them.
 //!
 //! **Trust.** A user who may write these keys can acquire any lock. etcd has no modes for keys, only roles for
@@ -55,41 +49,33 @@ mod dial;
 mod errors;
 mod health;
 mod history;
-mod http_framing;
 mod leases;
 mod tls;
+mod transaction;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod untrusted;
 mod watch;
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use self::api::{Anything, Done, Found, Granted, Pair, delete, encoded, is_at, prefix_end, put, range};
+use self::api::{Found, Pair, encoded, prefix_end};
 use self::client::{Client, Failed};
-use self::leases::{Leases, Pending};
+use self::leases::KnownLeases;
 use super::{
-    Cluster, CommitResult, Finding, Scope, Store, Subscription, Version, Versioned, Visit, Write, WriteOptions,
+    Abilities, Cluster, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Version, Versioned, Visit,
+    WriteSet,
 };
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::Limits;
 use crate::host::Host;
-use crate::lock::{Lease, LeaseClock};
 use crate::name::escape;
 
 /// Maximum number of changes in one transaction. Each change compares at most two keys and takes two steps.
 const MOST_AT_ONCE: usize = 32;
-
-/// Maximum number of leases that one transaction compares or puts keys for: with the changes, etcd's limit of 128.
-const MOST_LEASES: usize = 64;
-
-/// Time for which a lease counts as lasting after a transaction found its key.
-const SEEN_LASTING: Duration = Duration::from_secs(1);
 
 /// Number of records in the first page of a scan, and in the largest page.
 const FIRST_PAGE: usize = 16;
@@ -97,9 +83,6 @@ const LARGEST_PAGE: usize = 256;
 
 /// Page size in bytes above which a scan halves the next page. Single large records may exceed it.
 const PAGE_BYTES: usize = 1 << 20;
-
-/// Minimum ttl of a lease in its last second, because etcd counts leases in seconds.
-const LAST_SECOND: Duration = Duration::from_millis(100);
 
 /// Access settings of an etcd cluster, in addition to its URL.
 #[derive(Debug, Clone, Default)]
@@ -130,17 +113,12 @@ fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
     }
 }
 
-/// Returns the request for a lease.
-fn grant(lease: &Pending) -> Value {
-    json!({"ID": lease.id.to_string(), "TTL": lease.seconds.to_string()})
-}
-
 /// Store in an etcd cluster.
 pub struct Etcd {
     client: Client,
     host: Arc<dyn Host>,
     prefix: String,
-    leases: Leases,
+    leases: KnownLeases,
 }
 
 impl Etcd {
@@ -151,7 +129,7 @@ impl Etcd {
             client: Client::new(cluster, access, host.clone())?,
             host,
             prefix: cluster.prefix.clone(),
-            leases: Leases::default(),
+            leases: KnownLeases::default(),
         })
     }
 
@@ -183,87 +161,6 @@ impl Etcd {
         }
     }
 
-    /// Commits all these steps if all comparisons hold and these leases are over. Earlier transactions handle the
-    /// leases that exceed the limit of one transaction: an expired lease stays expired, and a key without a reference
-    /// does no harm.
-    fn transact(&self, compare: Vec<Value>, steps: Vec<Value>, over: &[u64]) -> Result<CommitResult> {
-        let pending = self.leases.pending(self.host.boottime());
-        let (pending, earlier) = pending.split_at(pending.len().min(MOST_LEASES));
-        for pending in earlier.chunks(MOST_LEASES) {
-            self.transact_once(Vec::new(), Vec::new(), pending, &[])?;
-        }
-        let (over, earlier) = over.split_at(over.len().min(MOST_LEASES));
-        for over in earlier.chunks(MOST_LEASES) {
-            // etcd treats a transaction without any change like a read, which may be stale.
-            let nothing = vec![delete(&self.lease_key(over[0]))];
-            if self.transact_once(Vec::new(), nothing, &[], over)? == CommitResult::Conflict {
-                return Ok(CommitResult::Conflict);
-            }
-        }
-        self.transact_once(compare, steps, pending, over)
-    }
-
-    /// Runs one transaction, which puts the keys of the pending leases too.
-    fn transact_once(
-        &self,
-        mut compare: Vec<Value>,
-        mut steps: Vec<Value>,
-        pending: &[Pending],
-        over: &[u64],
-    ) -> Result<CommitResult> {
-        let keys: Vec<_> = over.iter().map(|id| self.lease_key(*id)).collect();
-        compare.extend(keys.iter().map(|key| is_at(key, 0)));
-        steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
-        let look: Vec<_> = keys.iter().map(|key| range(key)).collect();
-        let question = json!({"compare": compare, "success": steps, "failure": look});
-        let mut asked = self.client.call::<Done>("/v3/kv/txn", &question);
-        if matches!(&asked, Err(failed) if failed.is_lease_gone()) {
-            self.grant_anew(pending)?;
-            asked = self.client.call("/v3/kv/txn", &question);
-        }
-        let done = asked.map_err(Failed::error)?;
-        if !done.succeeded {
-            let until = self.host.boottime().saturating_add(SEEN_LASTING);
-            let lasting = over.iter().zip(&done.responses).filter(|(_, response)| response.found_any());
-            lasting.for_each(|(id, _)| self.leases.add_lasting(*id, until));
-            return Ok(CommitResult::Conflict);
-        }
-        self.leases.settle(pending);
-        Ok(CommitResult::Done(Version { number: done.header.revision, mark: 0 }))
-    }
-
-    /// Requests new leases again after one of them was not granted. No grant uses these leases yet, so their restart
-    /// does no harm.
-    fn grant_anew(&self, pending: &[Pending]) -> Result<()> {
-        for lease in pending {
-            match self.client.call::<Anything>("/v3/lease/grant", &grant(lease)) {
-                Err(failed) if !failed.is_lease_there() => return Err(failed.error()),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn granted(&self, id: u64) -> Result<Granted> {
-        self.client.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
-    }
-
-    /// Returns the comparison and the step of a change; `None` if its record cannot have the expected version.
-    fn step(&self, change: &Write<'_>) -> Result<Option<(Value, Value)>> {
-        // A removal makes no bytes readable, so it needs no mode.
-        if let (Some(mode), Some(_)) = (change.options.mode, change.body) {
-            self.check_mode(mode)?;
-        }
-        let revision = match change.expect {
-            None => 0,
-            Some(Version { number, mark: 0 }) if number > 0 && number <= i64::MAX as u64 => number,
-            Some(_) => return Ok(None),
-        };
-        let key = self.record_key(change.name);
-        let step = change.body.map_or_else(|| delete(&key), |body| put(&key, body, None));
-        Ok(Some((is_at(&key, revision), step)))
-    }
-
     /// Refuses a mode that lets fewer users read the record than may read the store.
     fn check_mode(&self, mode: u32) -> Result<()> {
         if mode & 0o044 == 0o044 {
@@ -293,47 +190,6 @@ impl Store for Etcd {
         Ok(self.at(&self.record_key(name), false)?.map(Etcd::stored))
     }
 
-    fn version(&self, name: &[u8]) -> Result<Option<Version>> {
-        Ok(self.at(&self.record_key(name), true)?.map(|pair| Etcd::stored(pair).version))
-    }
-
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        keep: WriteOptions,
-    ) -> Result<CommitResult> {
-        self.commit_batch(&[Write { name, expect: expect.copied(), body, options: keep, over: &[] }])
-    }
-
-    fn max_batch(&self) -> usize {
-        MOST_AT_ONCE
-    }
-
-    fn commit_batch(&self, changes: &[Write<'_>]) -> Result<CommitResult> {
-        let steps: Vec<_> = changes.iter().map(|change| self.step(change)).collect::<Result<_>>()?;
-        match steps.into_iter().collect::<Option<Vec<_>>>() {
-            None => Ok(CommitResult::Conflict),
-            Some(steps) => {
-                let (mut compare, mut steps): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
-                let born = changes.iter().filter(|change| change.expect.is_none() && change.body.is_some());
-                // etcd refuses a transaction that puts one key twice.
-                for key in born.map(|change| self.birth_key(change.name)).collect::<BTreeSet<_>>() {
-                    let revision = self.at(&key, true)?.map_or(0, |pair| pair.mod_revision);
-                    compare.push(is_at(&key, revision));
-                    steps.push(put(&key, b"", None));
-                }
-                // A lease on another clock counts as over in this store.
-                let over = changes.iter().flat_map(|change| change.over).filter_map(|lease| match lease.clock {
-                    LeaseClock::Etcd(id) => Some(id),
-                    _ => None,
-                });
-                self.transact(compare, steps, &over.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>())
-            }
-        }
-    }
-
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         let all = self.record_key(b"");
         let end = encoded(&prefix_end(&all));
@@ -361,45 +217,30 @@ impl Store for Etcd {
         }
     }
 
-    fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        let begun = self.host.boottime();
-        // etcd requires an id above zero.
-        let id = ((u128::from_ne_bytes(self.host.random()?) >> 65) as u64).max(1);
-        let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
-        let lease = Pending { id, seconds, ends: begun.saturating_add(span) };
-        self.client.send("/v3/lease/grant", &grant(&lease));
-        self.leases.add(lease);
-        let wall = self.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
-        Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
-    }
-
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        let LeaseClock::Etcd(id) = lease.clock else { return Ok(Duration::ZERO) };
-        if let Some(left) = self.left_of_pending(id) {
-            return Ok(left);
-        }
-        if self.lease_expired(lease)? {
-            return Ok(Duration::ZERO);
-        }
-        let seconds = u64::try_from(self.granted(id)?.ttl).unwrap_or_default();
-        Ok(Duration::from_secs(seconds).max(LAST_SECOND))
-    }
-
-    fn lease_expired(&self, lease: &Lease) -> Result<bool> {
-        let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
-        let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.host.boottime());
-        Ok(!is_lasting && self.at(&self.lease_key(id), true)?.is_none())
-    }
-
-    fn revoke_lease(&self, lease: &Lease) {
-        if let LeaseClock::Etcd(id) = lease.clock {
-            self.leases.forget(id);
-            self.client.send("/v3/lease/revoke", &json!({"ID": id.to_string()}));
-        }
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        self.run_transaction(set)
     }
 
     fn set_deadline(&self, until: Option<Duration>) {
         self.client.set_deadline(until);
+    }
+
+    fn leases(&self) -> &dyn Leases {
+        self
+    }
+
+    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+        match topic {
+            Topic::Channel(channel, since) => {
+                let only_puts = json!({"start_revision": (since.number + 1).to_string(), "filters": ["NODELETE"]});
+                watch::hear(&self.client, &self.key("bells", channel), only_puts)
+            }
+            Topic::Record(name) => watch::hear(&self.client, &self.record_key(name), json!({})),
+        }
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { changes: MOST_AT_ONCE, notifies: true }
     }
 
     fn scope(&self) -> Scope {
@@ -410,49 +251,11 @@ impl Store for Etcd {
         format!("{} (key \"{}\")", self.url(), escape(name))
     }
 
-    fn can_notify(&self) -> bool {
-        true
-    }
-
-    fn notify(&self, bell: &[u8], lease: Option<&Lease>) {
-        if let Some(LeaseClock::Etcd(id)) = lease.map(|lease| &lease.clock) {
-            let question = json!({
-                "key": encoded(&self.key("bells", bell)), "value": "", "lease": id.to_string()
-            });
-            self.client.send("/v3/kv/put", &question);
-        }
-    }
-
-    fn flush(&self) {
-        self.client.flush();
-    }
-
-    fn subscribe(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Subscription>> {
-        let only_puts = json!({"start_revision": (since.number + 1).to_string(), "filters": ["NODELETE"]});
-        watch::hear(&self.client, &self.key("bells", bell), only_puts)
-    }
-
-    fn subscribe_changes(&self, name: &[u8]) -> Option<Box<dyn Subscription>> {
-        watch::hear(&self.client, &self.record_key(name), json!({}))
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        history::remembered(&self.client, &self.key("history", b""), visit).map(|()| true)
     }
 
     fn diagnose(&self) -> Vec<Finding> {
         health::examine(&self.client, &self.record_key(b""))
-    }
-
-    fn append_history(&self, line: &[u8], limits: &Limits) {
-        history::remember(&self.client, &self.key("history", b""), line, limits);
-    }
-
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        history::remembered(&self.client, &self.key("history", b""), visit).map(|()| true)
-    }
-}
-
-impl Etcd {
-    /// Returns the ttl of a lease whose key is not stored yet.
-    fn left_of_pending(&self, id: u64) -> Option<Duration> {
-        let left = self.leases.ends(id)?.saturating_sub(self.host.boottime());
-        Some(left).filter(|left| !left.is_zero())
     }
 }

@@ -2,18 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use super::{CommitResult, Finding, Scope, Store, Version, Versioned, Visit, WriteOptions};
+use super::{BootLeases, CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, WriteSet};
 use crate::error::Result;
-use crate::history::Limits;
 use crate::host::Host;
-use crate::host::boot_lease;
-use crate::lock::Lease;
 
 /// Store that ends with the process.
 pub struct Memory {
-    host: Arc<dyn Host>,
+    leases: BootLeases,
     inside: Mutex<Inside>,
 }
 
@@ -21,13 +17,13 @@ pub struct Memory {
 struct Inside {
     versions: u64,
     records: BTreeMap<Vec<u8>, Versioned>,
-    notes: Vec<Vec<u8>>,
+    history: Vec<String>,
 }
 
 impl Memory {
     /// Returns an empty store.
     pub fn new(host: Arc<dyn Host>) -> Memory {
-        Memory { host, inside: Mutex::default() }
+        Memory { leases: BootLeases(host), inside: Mutex::default() }
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -40,39 +36,39 @@ impl Store for Memory {
         Ok(self.inside().records.get(name).cloned())
     }
 
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        _keep: WriteOptions,
-    ) -> Result<CommitResult> {
-        let mut inside = self.inside();
-        if inside.records.get(name).map(|stored| &stored.version) != expect {
-            return Ok(CommitResult::Conflict);
-        }
-        inside.versions += 1;
-        let version = Version { number: inside.versions, mark: 0 };
-        match body {
-            Some(body) => {
-                inside.records.insert(name.to_vec(), Versioned { version, body: body.to_vec(), may_be_torn: false })
-            }
-            None => inside.records.remove(name),
-        };
-        Ok(CommitResult::Done(version))
-    }
-
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         let records: Vec<Versioned> = self.inside().records.values().cloned().collect();
         records.into_iter().try_for_each(|stored| visit("memory", Ok(stored)))
     }
 
-    fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        boot_lease::lend(self.host.as_ref(), span)
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let done = set.commit_alone(&self.leases, |change| {
+            let mut inside = self.inside();
+            if inside.records.get(change.name).map(|stored| stored.version) != change.expect {
+                return Ok(CommitResult::Conflict);
+            }
+            inside.versions += 1;
+            let version = Version { number: inside.versions, mark: 0 };
+            match change.body.map(<[u8]>::to_vec) {
+                Some(body) => {
+                    inside.records.insert(change.name.to_vec(), Versioned { version, body, may_be_torn: false })
+                }
+                None => inside.records.remove(change.name),
+            };
+            Ok(CommitResult::Done(version))
+        })?;
+        if done != CommitResult::Conflict {
+            let history = &mut self.inside().history;
+            history.extend(set.history.iter().cloned());
+            while history.iter().map(|line| line.len() as u64).sum::<u64>() > set.limits.size {
+                history.remove(0);
+            }
+        }
+        Ok(done)
     }
 
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        boot_lease::remaining(self.host.as_ref(), lease)
+    fn leases(&self) -> &dyn Leases {
+        &self.leases
     }
 
     fn scope(&self) -> Scope {
@@ -83,21 +79,13 @@ impl Store for Memory {
         "memory".to_string()
     }
 
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let history = self.inside().history.clone();
+        history.iter().for_each(|line| visit(line.as_bytes()));
+        Ok(true)
+    }
+
     fn diagnose(&self) -> Vec<Finding> {
         Vec::new()
-    }
-
-    fn append_history(&self, line: &[u8], limits: &Limits) {
-        let notes = &mut self.inside().notes;
-        notes.push(line.to_vec());
-        while notes.iter().map(|line| line.len() as u64).sum::<u64>() > limits.size {
-            notes.remove(0);
-        }
-    }
-
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let notes = self.inside().notes.clone();
-        notes.iter().for_each(|line| visit(line));
-        Ok(true)
     }
 }

@@ -56,13 +56,11 @@ use self::busy::Busy;
 use self::errors::Cause;
 use super::history_file::HistoryFile;
 use super::{
-    CommitResult, Directory, Durability, Finding, Layout, Scope, Store, Subscription, Swept, Version, Versioned, Visit,
-    WriteOptions,
+    BootLeases, CommitResult, Directory, Durability, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic,
+    Version, Versioned, Visit, Write, WriteOptions, WriteSet,
 };
 use crate::error::{Error, Result};
-use crate::history::Limits;
-use crate::host::{Host, boot_lease};
-use crate::lock::Lease;
+use crate::host::Host;
 use crate::name::{escape, escape_path};
 
 // SQLite knows the length of a body without reading it (4 MiB at most: lock::MOST_BYTES).
@@ -82,6 +80,7 @@ const PAGE_BYTES: usize = 1 << 20;
 pub struct Sqlite {
     path: PathBuf,
     host: Arc<dyn Host>,
+    leases: BootLeases,
     busy: Arc<Busy>,
     /// Connection that the first use opens and an error drops. It must not be used after a fork.
     database: Mutex<Option<Database>>,
@@ -123,7 +122,13 @@ impl Sqlite {
     pub fn open(path: &Path, host: Arc<dyn Host>) -> Result<Sqlite> {
         checks::check_directory(path)?;
         let busy = Arc::new(Busy::new(path.to_path_buf(), host.clone()));
-        Ok(Sqlite { path: path.to_path_buf(), host, busy, database: Mutex::default() })
+        Ok(Sqlite {
+            path: path.to_path_buf(),
+            leases: BootLeases(host.clone()),
+            host,
+            busy,
+            database: Mutex::default(),
+        })
     }
 
     fn database(&self) -> MutexGuard<'_, Option<Database>> {
@@ -279,32 +284,15 @@ impl Sqlite {
     }
 }
 
-impl Store for Sqlite {
-    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        if is_note(name) {
-            return self.notes()?.read(name);
-        }
-        let found = self.reading(|connection| {
-            Ok(connection.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?)
-        });
-        found?.transpose()
-    }
-
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        keep: WriteOptions,
-    ) -> Result<CommitResult> {
-        if is_note(name) {
-            return self.notes()?.commit(name, expect, body);
-        }
+impl Sqlite {
+    /// Makes one change.
+    fn replace(&self, change: &Write<'_>) -> Result<CommitResult> {
+        let Write { name, body, options, .. } = *change;
         // A removal makes no bytes readable, so it needs no mode.
-        let keep = WriteOptions { mode: keep.mode.filter(|_| body.is_some()), ..keep };
-        let expect = match expect {
+        let keep = WriteOptions { mode: options.mode.filter(|_| body.is_some()), ..options };
+        let expect = match change.expect {
             None => None,
-            Some(Version { number, mark: 0 }) if *number <= i64::MAX as u64 => Some(*number as i64),
+            Some(Version { number, mark: 0 }) if number <= i64::MAX as u64 => Some(number as i64),
             Some(_) => return Ok(CommitResult::Conflict),
         };
         let swapped = self.writing(keep, |transaction| {
@@ -326,6 +314,18 @@ impl Store for Sqlite {
             None => CommitResult::Conflict,
         })
     }
+}
+
+impl Store for Sqlite {
+    fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
+        if is_note(name) {
+            return self.notes()?.read(name);
+        }
+        let found = self.reading(|connection| {
+            Ok(connection.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?)
+        });
+        found?.transpose()
+    }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         let mut after = Vec::new();
@@ -340,16 +340,35 @@ impl Store for Sqlite {
         }
     }
 
-    fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        boot_lease::lend(self.host.as_ref(), span)
-    }
-
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        boot_lease::remaining(self.host.as_ref(), lease)
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let done = set.commit_alone(&self.leases, |change| match is_note(change.name) {
+            true => self.notes()?.commit(&WriteSet::from(*change)),
+            false => self.replace(change),
+        })?;
+        if done != CommitResult::Conflict {
+            if !(set.wake.is_empty() && set.closed.is_empty())
+                && let Ok(notes) = self.notes()
+            {
+                let (wake, closed) = (set.wake.clone(), set.closed.clone());
+                let _ = notes.commit(&WriteSet { wake, closed, ..WriteSet::default() });
+            }
+            for line in &set.history {
+                let _ = self.chronicle(|file, _| file.append(line.as_bytes(), &set.limits, self.host.wall()));
+            }
+        }
+        Ok(done)
     }
 
     fn set_deadline(&self, until: Option<Duration>) {
         self.busy.bound(until);
+    }
+
+    fn leases(&self) -> &dyn Leases {
+        &self.leases
+    }
+
+    fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
+        self.notes().ok()?.subscribe(topic)
     }
 
     fn scope(&self) -> Scope {
@@ -365,32 +384,16 @@ impl Store for Sqlite {
         format!("{} (row {})", escape_path(&self.path), escape(name))
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
-        self.findings()
+    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        self.chronicle(|history_file, path| history_file.read(path, visit)).map(|()| true)
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
         self.notes()?.sweep(dry_run)
     }
 
-    fn notify(&self, bell: &[u8], lease: Option<&Lease>) {
-        let _ = self.notes().map(|notes| notes.notify(bell, lease));
-    }
-
-    fn subscribe(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Subscription>> {
-        self.notes().ok()?.subscribe(bell, since)
-    }
-
-    fn remove_channel(&self, bell: &[u8]) {
-        let _ = self.notes().map(|notes| notes.remove_channel(bell));
-    }
-
-    fn append_history(&self, line: &[u8], limits: &Limits) {
-        let _ = self.chronicle(|history_file, _| history_file.append(line, limits, self.host.wall()));
-    }
-
-    fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.chronicle(|history_file, path| history_file.read(path, visit)).map(|()| true)
+    fn diagnose(&self) -> Vec<Finding> {
+        self.findings()
     }
 }
 

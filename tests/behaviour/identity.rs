@@ -33,7 +33,7 @@ fn is_not_dead_for_sure(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
     if sandbox.is_shared() {
         // Whoever renewed a lease would say that the owner died. This one nobody renews.
         sandbox.edit_in("x", |store, record| {
-            record.holders[0].lifetime = Lifetime::ExpiresAt(store.grant_lease(Duration::from_secs(3600)).unwrap());
+            record.holders[0].lifetime = Lifetime::ExpiresAt(store.leases().grant(Duration::from_secs(3600)).unwrap());
         });
     }
     let before = sandbox.stored();

@@ -26,8 +26,8 @@ fn others(sandbox: &Sandbox) {
 /// Removes the record without a lock, as `etcdctl del` or `rm` do.
 fn remove_record(sandbox: &Sandbox) {
     let store = sandbox.open();
-    let version = store.version(b"x").unwrap();
-    store.commit(b"x", version.as_ref(), None).unwrap();
+    let version = store.read(b"x").unwrap().map(|stored| stored.version);
+    store.commit(&csalock::store::WriteSet::of(b"x", version.as_ref(), None)).unwrap();
 }
 
 #[track_caller]

@@ -77,7 +77,7 @@ on_every_shared_store! {
     fn it_is_renewed_each_third_of_a_lease_and_no_more(sandbox: &Sandbox) {
         let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
         job.lines(1);
-        let version = || sandbox.open().version(b"x").unwrap();
+        let version = || sandbox.open().read(b"x").unwrap().map(|stored| stored.version);
         await_renewals(sandbox, "x", 1);
         let (first, begun) = (version(), std::time::Instant::now());
         let mut changes = 0;

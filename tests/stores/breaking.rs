@@ -2,15 +2,13 @@
 
 use std::fs;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use csalock::error::ErrorKind;
 use csalock::error::Result;
-use csalock::history::Limits;
 use csalock::host::{Host, Unix};
-use csalock::lock::{HandleHash, Lease, Owner, Page, Response};
-use csalock::store::{CommitResult, Finding, Scope, Store, Version, Versioned, Visit, WriteOptions};
+use csalock::lock::{HandleHash, Owner, Page, Response};
+use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Versioned, Visit, WriteSet};
 
 use crate::rig::{Kind, Rig};
 
@@ -33,30 +31,16 @@ impl Store for Changing {
         found
     }
 
-    fn version(&self, name: &[u8]) -> Result<Option<Version>> {
-        self.store.version(name)
-    }
-
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        keep: WriteOptions,
-    ) -> Result<CommitResult> {
-        self.store.commit_with(name, expect, body, keep)
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        self.store.commit(set)
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
         self.store.scan(visit)
     }
 
-    fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        self.store.grant_lease(span)
-    }
-
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        self.store.lease_ttl(lease)
+    fn leases(&self) -> &dyn Leases {
+        self.store.leases()
     }
 
     fn scope(&self) -> Scope {
@@ -69,10 +53,6 @@ impl Store for Changing {
 
     fn diagnose(&self) -> Vec<Finding> {
         self.store.diagnose()
-    }
-
-    fn append_history(&self, line: &[u8], limits: &Limits) {
-        self.store.append_history(line, limits);
     }
 
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
@@ -130,7 +110,10 @@ pub(crate) fn force_removes_an_unreadable_record_whoever_is_faster(rig: &Rig) {
         let version = rig.put(b"x", None, b"garbage");
         let store = rig.again();
         let change = move || {
-            assert!(matches!(store.commit(b"x", Some(&version), replacement), Ok(CommitResult::Done(_))));
+            assert!(matches!(
+                store.commit(&WriteSet::of(b"x", Some(&version), replacement)),
+                Ok(CommitResult::Done(_))
+            ));
         };
         let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None);
         assert_eq!(answer, Ok(Response::Broken(Vec::new())));
@@ -144,7 +127,10 @@ pub(crate) fn a_sweep_removes_no_page_that_took_the_place_of_what_was_left(rig: 
     let version = rig.put(&key, None, &page(""));
     let (store, written) = (rig.again(), key.clone());
     let change = move || {
-        assert!(matches!(store.commit(&written, Some(&version), Some(&page("new"))), Ok(CommitResult::Done(_))));
+        assert!(matches!(
+            store.commit(&WriteSet::of(&written, Some(&version), Some(&page("new")))),
+            Ok(CommitResult::Done(_))
+        ));
     };
     engine(rig, Some(Box::new(change))).sweep(false).unwrap();
     assert!(rig.body(&key).is_some_and(|body| body.ends_with(b"new")));

@@ -14,13 +14,15 @@ use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::host::{Host, Unix};
 use csalock::lock::{Begun, Lease, LeaseClock};
-use csalock::store::{Access, CommitResult, Etcd, Finding, Location, Store, Verdict, Write, WriteOptions};
+use csalock::store::{
+    Access, CommitResult, Etcd, Finding, Location, Store, Topic, Verdict, Version, Write, WriteOptions, WriteSet,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::etcd::between::{Between, Fate, Where, as_it_was};
 use crate::etcd::fair::{fair, is_within};
 use crate::etcd::{self, Cluster, Setup};
-use crate::rig::{Rig, stored};
+use crate::rig::{Effects, Rig, stored};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -46,7 +48,7 @@ fn assert_fails(store: &Etcd, kind: ErrorKind, within: Duration, words: &[&str])
     assert!(is_within(begun, within), "after {:?}: {said}", begun.elapsed());
     assert_eq!(error.kind(), kind, "{said}");
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
-    assert_eq!(store.commit(b"x", None, Some(b"body")).unwrap_err().kind(), kind);
+    assert_eq!(store.commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap_err().kind(), kind);
 }
 
 /// Until a moment from now.
@@ -66,19 +68,19 @@ fn a_lease_is_over_exactly_when_its_key_is_gone() {
     let Some(rig) = Rig::etcd() else { return };
     let cluster = etcd::shared().unwrap();
     let other = rig.again();
-    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
     // Not stored yet: so far only we know of it.
-    assert!(!rig.store.lease_expired(&lease).unwrap());
-    assert!(rig.store.lease_ttl(&lease).unwrap() > 50 * SECOND);
-    assert!(other.lease_expired(&lease).unwrap());
+    assert!(!rig.store.leases().is_expired(&lease).unwrap());
+    assert!(rig.store.leases().ttl(&lease).unwrap() > 50 * SECOND);
+    assert!(other.leases().is_expired(&lease).unwrap());
     let version = rig.put(b"x", None, b"body");
-    assert!(!rig.store.lease_expired(&lease).unwrap() && !other.lease_expired(&lease).unwrap());
-    let left = other.lease_ttl(&lease).unwrap();
+    assert!(!rig.store.leases().is_expired(&lease).unwrap() && !other.leases().is_expired(&lease).unwrap());
+    let left = other.leases().ttl(&lease).unwrap();
     assert!(left > 50 * SECOND && left <= 60 * SECOND, "{left:?}");
     cluster.ctl(&["lease", "revoke", &lease_id(&lease)]);
     for store in [&rig.store, &other] {
-        assert!(store.lease_expired(&lease).unwrap());
-        assert_eq!(store.lease_ttl(&lease).unwrap(), Duration::ZERO);
+        assert!(store.leases().is_expired(&lease).unwrap());
+        assert_eq!(store.leases().ttl(&lease).unwrap(), Duration::ZERO);
     }
     rig.remove(b"x", &version);
 }
@@ -87,13 +89,13 @@ fn a_lease_is_over_exactly_when_its_key_is_gone() {
 fn a_lease_lasts_as_long_as_it_was_lent_for_and_ends_soon_after() {
     let Some(rig) = Rig::etcd() else { return };
     let begun = Instant::now();
-    let lease = rig.store.grant_lease(SECOND / 2).unwrap();
+    let lease = rig.store.leases().grant(SECOND / 2).unwrap();
     rig.put(b"x", None, b"body");
     let other = rig.again();
     let mut over = Duration::ZERO;
-    while !other.lease_expired(&lease).unwrap() {
+    while !other.leases().is_expired(&lease).unwrap() {
         over = begun.elapsed();
-        assert!(!other.lease_ttl(&lease).unwrap().is_zero() || other.lease_expired(&lease).unwrap());
+        assert!(!other.leases().ttl(&lease).unwrap().is_zero() || other.leases().is_expired(&lease).unwrap());
         assert!(over < fair(BOUNDED));
         std::thread::sleep(SECOND / 50);
     }
@@ -108,29 +110,25 @@ fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
     let first = rig.put(b"x", None, b"body");
     rig.remove(b"x", &first);
     let before = rig.footprint();
-    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
-    let unused = rig.store.grant_lease(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
+    let unused = rig.store.leases().grant(60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
-    rig.store.revoke_lease(&lease);
-    rig.store.revoke_lease(&unused);
-    rig.store.flush();
+    rig.store.end_lease(&lease);
+    rig.store.end_lease(&unused);
     rig.remove(b"x", &version);
     assert_eq!(rig.footprint(), before);
-    let leases = etcd::shared().unwrap().ctl(&["lease", "list"]);
-    assert!(!leases.contains(&lease_id(&lease)) && !leases.contains(&lease_id(&unused)));
     let strange = Lease { clock: LeaseClock::FileSystem(Begun::default()), ..lease };
-    assert!(rig.store.lease_expired(&strange).unwrap());
+    assert!(rig.store.leases().is_expired(&strange).unwrap());
 }
 
 #[test]
 fn a_new_lease_that_did_not_come_about_is_asked_for_again() {
     let Some(rig) = Rig::etcd() else { return };
     rig.store.read(b"x").unwrap();
-    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
-    rig.store.flush();
+    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
     rig.put(b"x", None, b"body");
-    assert!(!rig.again().lease_expired(&lease).unwrap());
+    assert!(!rig.again().leases().is_expired(&lease).unwrap());
 }
 
 /// The store as it is, and as a server shows it whose reads of leases show the state at this revision.
@@ -148,39 +146,31 @@ fn with_stale_leases(prefix: &str) -> Option<(Etcd, Etcd, Arc<AtomicU64>)> {
 #[test]
 fn a_lease_that_only_a_stale_read_shows_as_over_is_not_ended() {
     let Some((store, stale, revision)) = with_stale_leases(&etcd::new_prefix()) else { return };
-    let lease = store.grant_lease(60 * SECOND).unwrap();
-    let version = stored(store.commit(b"x", None, Some(b"body")).unwrap());
+    let lease = store.leases().grant(60 * SECOND).unwrap();
+    let version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
     revision.store(version.number - 1, Ordering::SeqCst);
-    let over = [lease];
-    let change = Write {
-        name: b"x",
-        expect: Some(version),
-        body: Some(b"other"),
-        options: WriteOptions::default(),
-        over: &over,
-    };
-    assert!(stale.lease_expired(&over[0]).unwrap());
-    assert_eq!(stale.commit_batch(&[change]).unwrap(), CommitResult::Conflict);
+    let change = || WriteSet { expired: vec![&lease], ..WriteSet::of(b"x", Some(&version), Some(b"other")) };
+    assert!(stale.leases().is_expired(&lease).unwrap());
+    assert_eq!(stale.commit(&change()).unwrap(), CommitResult::Conflict);
     // The transaction knows better than the reads that follow it.
-    assert!(!stale.lease_expired(&over[0]).unwrap());
+    assert!(!stale.leases().is_expired(&lease).unwrap());
     assert_eq!(store.read(b"x").unwrap().unwrap().version, version);
-    etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&over[0])]);
-    stored(stale.commit_batch(&[change]).unwrap());
+    etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
+    stored(stale.commit(&change()).unwrap());
 }
 
 #[test]
 fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
     let Some(rig) = Rig::etcd() else { return };
-    let lend = || (0..200).map(|_| rig.store.grant_lease(60 * SECOND).unwrap()).collect::<Vec<_>>();
+    let lend = || (0..200).map(|_| rig.store.leases().grant(60 * SECOND).unwrap()).collect::<Vec<_>>();
     let leases = lend();
     let version = rig.put(b"x", None, b"body");
-    assert!(leases.iter().all(|lease| !rig.again().lease_expired(lease).unwrap()));
+    assert!(leases.iter().all(|lease| !rig.again().leases().is_expired(lease).unwrap()));
     let (last, over) = leases.split_last().unwrap();
-    over.iter().for_each(|lease| rig.store.revoke_lease(lease));
-    rig.store.flush();
+    over.iter().for_each(|lease| rig.store.end_lease(lease));
     let swap = |store: &dyn Store, over: &[Lease]| {
-        let change = Write { name: b"x", expect: Some(version), body: None, options: WriteOptions::default(), over };
-        store.commit_batch(&[change]).unwrap()
+        let expired = over.iter().collect();
+        store.commit(&WriteSet { expired, ..WriteSet::of(b"x", Some(&version), None) }).unwrap()
     };
     for lasting in [over.len() / 2, 0, over.len()] {
         let mut all = over.to_vec();
@@ -195,15 +185,16 @@ fn a_change_may_depend_on_the_end_of_any_number_of_leases_and_begin_as_many() {
 fn several_changes_are_one() {
     let Some(rig) = Rig::etcd() else { return };
     let version = rig.put(b"a", None, b"1");
-    let change = |name, expect, body| Write { name, expect, body, options: WriteOptions::default(), over: &[] };
-    let wrong = [change(&b"a"[..], Some(version), Some(&b"2"[..])), change(b"b", Some(version), Some(b"2"))];
-    assert_eq!(rig.store.commit_batch(&wrong).unwrap(), CommitResult::Conflict);
+    let change = |name, expect, body| Write { name, expect, body, options: WriteOptions::default() };
+    let set = |changes| WriteSet { changes, ..WriteSet::default() };
+    let wrong = vec![change(&b"a"[..], Some(version), Some(&b"2"[..])), change(b"b", Some(version), Some(b"2"))];
+    assert_eq!(rig.store.commit(&set(wrong)).unwrap(), CommitResult::Conflict);
     assert_eq!((rig.body(b"a"), rig.body(b"b")), (Some(b"1".to_vec()), None));
-    let names: Vec<String> = (0..rig.store.max_batch() - 1).map(|number| format!("name {number}")).collect();
+    let names: Vec<String> = (0..rig.store.abilities().changes - 1).map(|number| format!("name {number}")).collect();
     let mut right = vec![change(b"a", Some(version), None)];
     right.extend(names.iter().map(|name| change(name.as_bytes(), None, Some(b"2"))));
-    let version = stored(rig.store.commit_batch(&right).unwrap());
-    assert_eq!(rig.store.version(b"name 0").unwrap(), Some(version));
+    let version = stored(rig.store.commit(&set(right)).unwrap());
+    assert_eq!(rig.store.version(b"name 0"), Some(version));
     assert_eq!(rig.bodies().len(), names.len());
 }
 
@@ -211,27 +202,25 @@ fn several_changes_are_one() {
 fn a_bell_wakes_who_hears_it_also_if_it_rang_before() {
     let Some(rig) = Rig::etcd() else { return };
     let ringer = rig.again();
-    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
     let rang = |hearing: &mut Box<dyn csalock::store::Subscription>, at_most: u16| {
         poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(at_most)).unwrap();
         hearing.is_notified()
     };
-    let mut hearing = rig.store.subscribe(b"bell", &version).unwrap();
+    let mut hearing = rig.store.subscribe(Topic::Channel(b"bell", version)).unwrap();
     assert!(!rang(&mut hearing, 100));
-    assert!(rig.store.can_notify());
-    ringer.notify(b"another bell", Some(&lease));
-    ringer.flush();
+    assert!(rig.store.abilities().notifies);
+    ringer.wake(b"another bell", &lease);
     assert!(!rang(&mut hearing, 100));
-    ringer.notify(b"bell", Some(&lease));
+    ringer.wake(b"bell", &lease);
     assert!(rang(&mut hearing, 5000));
-    let mut late = rig.store.subscribe(b"bell", &version).unwrap();
+    let mut late = rig.store.subscribe(Topic::Channel(b"bell", version)).unwrap();
     assert!(rang(&mut late, 5000));
     // It goes away with the lease.
-    rig.store.revoke_lease(&lease);
-    rig.store.flush();
+    rig.store.end_lease(&lease);
     let newest = rig.put(b"x", Some(&version), b"another");
-    let mut later = rig.store.subscribe(b"bell", &newest).unwrap();
+    let mut later = rig.store.subscribe(Topic::Channel(b"bell", newest)).unwrap();
     assert!(!rang(&mut later, 100));
 }
 
@@ -240,16 +229,13 @@ fn history_stays_within_its_limits() {
     let Some(rig) = Rig::etcd() else { return };
     let limits = Limits { size: 2000, ..Limits::default() };
     for number in 0..1000 {
-        rig.store.append_history(format!("line {number:94}\n").as_bytes(), &limits);
+        rig.store.append_history(&format!("line {number:94}\n"), &limits);
     }
     let mut lines = Vec::new();
     rig.store.read_history(&mut |line| lines.push(line.to_vec())).unwrap();
     // Nobody looks each time.
     assert!(lines.len() < 900, "{}", lines.len());
     assert!(lines.last().unwrap().ends_with(b" 999\n"));
-    rig.store.append_history(b"none", &limits.off());
-    rig.store.flush();
-    assert!(lines.iter().all(|line| line != b"none"));
 }
 
 #[test]
@@ -281,13 +267,12 @@ fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any(
     let count = || cluster.post("/v3/kv/range", &all_keys)["count"].as_str().unwrap().parse::<u64>().unwrap();
     let mut written = LINES;
     let mut remember = |size| {
-        store.append_history(line(written).as_bytes(), &Limits { size, ..Limits::default() });
+        store.append_history(&line(written), &Limits { size, ..Limits::default() });
         written += 1;
         written
     };
     // Some of these look whether there are too many.
     let all = (0..400).map(|_| remember(1 << 30)).last().unwrap();
-    store.flush();
     assert_eq!(count(), all);
     // Of a size for more than one question still.
     let kept = 10_100;
@@ -300,8 +285,14 @@ fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any(
 #[test]
 fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
     let Some(rig) = Rig::etcd() else { return };
-    let swap =
-        |mode| rig.store.commit_with(b"x", None, Some(b"body"), WriteOptions { mode, ..WriteOptions::default() });
+    let swap = |mode| {
+        rig.store.commit(&WriteSet::from(Write {
+            name: b"x",
+            expect: None,
+            body: Some(b"body"),
+            options: WriteOptions { mode, ..WriteOptions::default() },
+        }))
+    };
     let refused = swap(Some(0o600)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
     assert!(refused.to_string().contains("role"), "{refused}");
@@ -311,7 +302,7 @@ fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
 #[test]
 fn what_is_too_large_is_refused_with_words() {
     let Some(rig) = Rig::etcd() else { return };
-    let error = rig.store.commit(b"x", None, Some(&vec![b'x'; 3 << 20])).unwrap_err();
+    let error = rig.store.commit(&WriteSet::of(b"x", None, Some(&vec![b'x'; 3 << 20]))).unwrap_err();
     assert!(error.kind() == ErrorKind::InputOutput && error.to_string().contains("large"), "{error}");
     assert_eq!(rig.body(b"x"), None);
 }
@@ -321,9 +312,7 @@ fn nothing_listening_is_said_at_once() {
     let servers = [etcd::free_port(), etcd::free_port()].map(|port| format!("127.0.0.1:{port}"));
     let store = open(&format!("etcd://{}/p", servers.join(",")));
     assert_fails(&store, ErrorKind::Unavailable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
-    assert!(store.subscribe(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
-    store.notify(b"bell", Some(&Lease { clock: LeaseClock::Etcd(1), ends: 0, wall: 0 }));
-    store.append_history(b"line\n", &Limits::default());
+    assert!(store.subscribe(Topic::Channel(b"bell", Version { number: 1, mark: 0 })).is_none());
 }
 
 #[test]
@@ -339,7 +328,7 @@ fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
     bound_soon(&store);
     assert_fails(&store, ErrorKind::Unavailable, 4 * SECOND, &["no answer in time"]);
     let begun = Instant::now();
-    assert!(store.subscribe(b"bell", &csalock::store::Version { number: 1, mark: 0 }).is_none());
+    assert!(store.subscribe(Topic::Channel(b"bell", Version { number: 1, mark: 0 })).is_none());
     assert!(is_within(begun, 4 * SECOND));
 }
 
@@ -364,7 +353,7 @@ fn a_server_that_never_answers_does_not_hide_the_others() {
     for _ in 0..4 {
         let store = open(&cluster.url_at(&servers, &etcd::new_prefix()));
         let begun = Instant::now();
-        stored(store.commit(b"x", None, Some(b"body")).unwrap());
+        stored(store.commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
         assert!(store.read(b"x").unwrap().is_some());
         assert!(is_within(begun, BOUNDED));
     }
@@ -400,10 +389,10 @@ fn what_answers_and_is_no_etcd_says_so() {
 fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
-    let version = stored(store.commit(b"x", None, Some(b"one")).unwrap());
+    let version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"one"))).unwrap());
     // Without the one that leads, the others go on.
     cluster.kill(cluster.leader());
-    let version = match store.commit(b"x", Some(&version), Some(b"two")).unwrap() {
+    let version = match store.commit(&WriteSet::of(b"x", Some(&version), Some(b"two"))).unwrap() {
         CommitResult::Done(version) => version,
         CommitResult::Conflict => store.read(b"x").unwrap().unwrap().version,
     };
@@ -412,7 +401,7 @@ fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
     bound_soon(&store);
     let begun = Instant::now();
     assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
-    assert_eq!(store.commit(b"y", None, Some(b"y")).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(store.commit(&WriteSet::of(b"y", None, Some(b"y"))).unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(is_within(begun, BOUNDED));
     (0..3).for_each(|member| {
         cluster.kill(member);
@@ -427,12 +416,12 @@ fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
 fn a_leader_that_stands_still_is_passed_by() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
-    let mut version = stored(store.commit(b"x", None, Some(b"0")).unwrap());
+    let mut version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"0"))).unwrap());
     let leader = cluster.leader();
     cluster.stop(leader, true);
     for step in 1..20 {
         let body = step.to_string().into_bytes();
-        version = match store.commit(b"x", Some(&version), Some(&body)).unwrap() {
+        version = match store.commit(&WriteSet::of(b"x", Some(&version), Some(&body))).unwrap() {
             CommitResult::Done(version) => version,
             CommitResult::Conflict => {
                 let found = store.read(b"x").unwrap().unwrap();
@@ -456,17 +445,17 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
     });
     let prefix = etcd::new_prefix();
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &prefix));
-    let lease = store.grant_lease(60 * SECOND).unwrap();
-    let first = stored(store.commit(b"x", None, Some(b"one")).unwrap());
+    let lease = store.leases().grant(60 * SECOND).unwrap();
+    let first = stored(store.commit(&WriteSet::of(b"x", None, Some(b"one"))).unwrap());
     swallow.store(true, Ordering::SeqCst);
-    let swapped = store.commit(b"x", Some(&first), Some(b"two")).unwrap();
+    let swapped = store.commit(&WriteSet::of(b"x", Some(&first), Some(b"two"))).unwrap();
     assert!(!swallow.load(Ordering::SeqCst));
     let found = store.read(b"x").unwrap().unwrap();
     assert_eq!(found.body, b"two");
     assert!(swapped == CommitResult::Conflict || swapped == CommitResult::Done(found.version));
     let direct = open(&cluster.url(&prefix));
     assert_eq!(direct.read(b"x").unwrap(), Some(found));
-    assert!(!direct.lease_expired(&lease).unwrap());
+    assert!(!direct.leases().is_expired(&lease).unwrap());
     let key = cluster.ctl(&["get", &format!("{prefix}/records/x"), "-w", "fields"]);
     assert!(key.contains("\"Version\" : 2"), "{key}");
 }
@@ -485,9 +474,9 @@ fn a_birth_that_was_undone_does_not_happen_again_when_a_server_wakes_up() {
     });
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &etcd::new_prefix()));
     for _ in 0..2 {
-        let born = stored(store.commit(b"x", None, Some(b"one")).unwrap());
+        let born = stored(store.commit(&WriteSet::of(b"x", None, Some(b"one"))).unwrap());
         let late = last.lock().unwrap().clone();
-        stored(store.commit(b"x", Some(&born), None).unwrap());
+        stored(store.commit(&WriteSet::of(b"x", Some(&born), None)).unwrap());
         let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
         server.write_all(&late).unwrap();
         let mut answer = [0; 4096];
@@ -538,16 +527,15 @@ fn with_ca(cluster: &Cluster) -> Access {
 fn tls_with_the_right_authority_works_and_with_another_says_so() {
     let Some(cluster) = Cluster::start(Setup { tls: true, ..Setup::default() }) else { return };
     let store = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
-    let version = stored(store.commit(b"x", None, Some(&[b'x'; 100_000])).unwrap());
+    let version = stored(store.commit(&WriteSet::of(b"x", None, Some(&[b'x'; 100_000]))).unwrap());
     assert_eq!(store.read(b"x").unwrap().unwrap().body.len(), 100_000);
-    let lease = store.grant_lease(60 * SECOND).unwrap();
-    stored(store.commit(b"y", None, Some(b"y")).unwrap());
-    let mut hearing = store.subscribe(b"bell", &version).unwrap();
-    store.notify(b"bell", Some(&lease));
-    store.revoke_lease(&lease);
-    store.flush();
+    let lease = store.leases().grant(60 * SECOND).unwrap();
+    stored(store.commit(&WriteSet::of(b"y", None, Some(b"y"))).unwrap());
+    let mut hearing = store.subscribe(Topic::Channel(b"bell", version)).unwrap();
+    store.wake(b"bell", &lease);
+    store.end_lease(&lease);
     poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(5000u16)).unwrap();
-    assert!(hearing.is_notified() && store.lease_expired(&lease).unwrap());
+    assert!(hearing.is_notified() && store.leases().is_expired(&lease).unwrap());
     let stranger = Access { cacert: Some(cluster.path("stranger.pem")), ..Access::default() };
     let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
     assert_fails(&open_as(&cluster.url("p"), &stranger).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
@@ -582,7 +570,7 @@ fn a_server_that_wants_a_certificate_gets_one_or_says_so() {
     assert_fails(&without, ErrorKind::Unavailable, BOUNDED, &["CSALOCK_ETCD_CERT"]);
     let [cert, key] = ["client.pem", "client.key"].map(|name| Some(cluster.path(name)));
     let access = Access { cert: cert.clone(), key, ..with_ca(&cluster) };
-    stored(open_as(&cluster.url("p"), &access).unwrap().commit(b"x", None, Some(b"body")).unwrap());
+    stored(open_as(&cluster.url("p"), &access).unwrap().commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
     let wrong = Access { cert, key: Some(cluster.path("server.key")), ..with_ca(&cluster) };
     assert_eq!(open_as(&cluster.url("p"), &wrong).map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
 }
@@ -607,13 +595,12 @@ fn logging_in() {
     let url = cluster.url("p");
     let cron = access("cron", "wort");
     let store = open_as(&url, &cron).unwrap();
-    let lease = store.grant_lease(60 * SECOND).unwrap();
-    let version = stored(store.commit(b"x", None, Some(b"body")).unwrap());
-    assert!(!store.lease_expired(&lease).unwrap());
-    assert!(store.subscribe(b"bell", &version).is_some());
-    store.revoke_lease(&lease);
-    store.flush();
-    assert!(store.lease_expired(&lease).unwrap());
+    let lease = store.leases().grant(60 * SECOND).unwrap();
+    let version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
+    assert!(!store.leases().is_expired(&lease).unwrap());
+    assert!(store.subscribe(Topic::Channel(b"bell", version)).is_some());
+    store.end_lease(&lease);
+    assert!(store.leases().is_expired(&lease).unwrap());
 
     // The token is kept for others, in a file that nobody else can read and that does not bear the password.
     let [kept] = &tokens(runtime.path())[..] else { panic!("{:?}", tokens(runtime.path())) };
@@ -670,7 +657,7 @@ fn passwords_in_files_and_where_nobody_asks_for_one() {
     assert!(refused.kind() == ErrorKind::Denied && refused.to_string().contains("chmod"), "{refused}");
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
     // This cluster has no users at all.
-    stored(open_as(&url, &access).unwrap().commit(b"x", None, Some(b"body")).unwrap());
+    stored(open_as(&url, &access).unwrap().commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
     let without = Access { user: Some("cron".to_string()), ..Access::default() };
     assert_eq!(open_as(&url, &without).map(drop).unwrap_err().kind(), ErrorKind::InvalidInput);
 }
@@ -680,8 +667,9 @@ fn a_full_cluster_says_so() {
     let setup = Setup { arguments: vec!["--quota-backend-bytes", "200000"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let store = open(&cluster.url("p"));
-    let full = (0..100)
-        .find_map(|number: u32| store.commit(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
+    let full = (0..100).find_map(|number: u32| {
+        store.commit(&WriteSet::of(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000]))).err()
+    });
     let full = full.unwrap();
     assert!(full.kind() == ErrorKind::InputOutput && full.to_string().contains("full"), "{full}");
     // What is there can still be read.

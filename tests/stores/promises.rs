@@ -9,9 +9,9 @@ use csalock::error::Error;
 use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::lock::{Lease, LeaseClock};
-use csalock::store::{CommitResult, Swept, Version, Versioned, Write, WriteOptions};
+use csalock::store::{CommitResult, Swept, Version, Versioned, WriteSet};
 
-use crate::rig::{Kind, Rig, stored};
+use crate::rig::{Effects, Kind, Rig, stored};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -30,16 +30,16 @@ pub(crate) fn what_was_written_is_read_back(rig: &Rig) {
 
 pub(crate) fn the_first_swap_expects_none(rig: &Rig) {
     let version = rig.put(b"x", None, b"first");
-    assert_eq!(rig.store.commit(b"x", None, Some(b"second")).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.commit(b"x", None, None).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.commit(&WriteSet::of(b"x", None, Some(b"second"))).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.commit(&WriteSet::of(b"x", None, None)).unwrap(), CommitResult::Conflict);
     assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
 }
 
 pub(crate) fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
     let stale = rig.put(b"x", None, b"one");
     let version = rig.put(b"x", Some(&stale), b"two");
-    assert_eq!(rig.store.commit(b"x", Some(&stale), Some(b"three")).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.commit(b"x", Some(&stale), None).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&stale), Some(b"three"))).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&stale), None)).unwrap(), CommitResult::Conflict);
     assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
     assert_eq!(rig.body(b"x"), Some(b"two".to_vec()));
     assert_eq!(rig.bodies(), [b"two"]);
@@ -53,8 +53,16 @@ pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
         Version { number: u64::MAX, ..version },
         Version { number: 0, mark: 0 },
     ] {
-        assert_eq!(rig.store.commit(b"x", Some(&wrong), Some(b"two")).unwrap(), CommitResult::Conflict, "{wrong:?}");
-        assert_eq!(rig.store.commit(b"x", Some(&wrong), None).unwrap(), CommitResult::Conflict, "{wrong:?}");
+        assert_eq!(
+            rig.store.commit(&WriteSet::of(b"x", Some(&wrong), Some(b"two"))).unwrap(),
+            CommitResult::Conflict,
+            "{wrong:?}"
+        );
+        assert_eq!(
+            rig.store.commit(&WriteSet::of(b"x", Some(&wrong), None)).unwrap(),
+            CommitResult::Conflict,
+            "{wrong:?}"
+        );
     }
     assert_eq!(rig.body(b"x"), Some(b"one".to_vec()));
 }
@@ -62,12 +70,12 @@ pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
 pub(crate) fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
     for expect in [version, Version { number: 0, mark: 0 }] {
-        assert_eq!(rig.store.commit(b"y", Some(&expect), None).unwrap(), CommitResult::Conflict);
-        assert_eq!(rig.store.commit(b"y", Some(&expect), Some(b"two")).unwrap(), CommitResult::Conflict);
+        assert_eq!(rig.store.commit(&WriteSet::of(b"y", Some(&expect), None)).unwrap(), CommitResult::Conflict);
+        assert_eq!(rig.store.commit(&WriteSet::of(b"y", Some(&expect), Some(b"two"))).unwrap(), CommitResult::Conflict);
     }
     rig.remove(b"x", &version);
-    assert_eq!(rig.store.commit(b"x", Some(&version), None).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.commit(b"x", Some(&version), Some(b"two")).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&version), None)).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&version), Some(b"two"))).unwrap(), CommitResult::Conflict);
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
@@ -244,7 +252,7 @@ pub(crate) fn a_scan_may_remove_what_it_sees(rig: &Rig) {
     let mut visits = 0;
     let mut visit = |_: &str, found: csalock::error::Result<Versioned>| {
         let found = found?;
-        stored(rig.store.commit(&found.body, Some(&found.version), None)?);
+        stored(rig.store.commit(&WriteSet::of(&found.body, Some(&found.version), None))?);
         visits += 1;
         Ok(())
     };
@@ -268,9 +276,10 @@ pub(crate) fn a_scan_sees_what_stays_once_while_others_come_and_go(rig: &Rig) {
             while !scanned.load(Ordering::Relaxed) {
                 for number in 0..20 {
                     let name = format!("{} goes {number}", char::from(b'a' + number));
-                    let born = stored(other.commit(name.as_bytes(), None, Some(b"goes")).unwrap());
-                    let changed = stored(other.commit(name.as_bytes(), Some(&born), Some(b"goes soon")).unwrap());
-                    stored(other.commit(name.as_bytes(), Some(&changed), None).unwrap());
+                    let born = stored(other.commit(&WriteSet::of(name.as_bytes(), None, Some(b"goes"))).unwrap());
+                    let changed =
+                        stored(other.commit(&WriteSet::of(name.as_bytes(), Some(&born), Some(b"goes soon"))).unwrap());
+                    stored(other.commit(&WriteSet::of(name.as_bytes(), Some(&changed), None)).unwrap());
                 }
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
@@ -292,10 +301,10 @@ pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
     assert_eq!(store.sweep(true).unwrap(), Swept::default());
     assert_eq!(store.sweep(false).unwrap(), Swept::default());
     store.describe(b"x");
-    store.remove_channel(b"x");
+    stored(store.commit(&WriteSet { closed: vec![b"x".to_vec()], ..WriteSet::default() }).unwrap());
     assert_eq!(rig.footprint(), before);
     assert_eq!(
-        store.commit(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body")).unwrap(),
+        store.commit(&WriteSet::of(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body"))).unwrap(),
         CommitResult::Conflict
     );
     assert_eq!(store.read(b"x").unwrap(), None);
@@ -305,11 +314,11 @@ pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
     let other = rig.again();
     let version = rig.put(b"x", None, b"one");
     assert_eq!(other.read(b"x").unwrap(), rig.store.read(b"x").unwrap());
-    let changed = stored(other.commit(b"x", Some(&version), Some(b"two")).unwrap());
-    assert_eq!(rig.store.commit(b"x", Some(&version), None).unwrap(), CommitResult::Conflict);
+    let changed = stored(other.commit(&WriteSet::of(b"x", Some(&version), Some(b"two"))).unwrap());
+    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&version), None)).unwrap(), CommitResult::Conflict);
     rig.remove(b"x", &changed);
     assert_eq!(other.read(b"x").unwrap(), None);
-    let born = stored(other.commit(b"x", None, Some(b"three")).unwrap());
+    let born = stored(other.commit(&WriteSet::of(b"x", None, Some(b"three"))).unwrap());
     assert!(born.number > changed.number);
     assert_eq!(rig.body(b"x"), Some(b"three".to_vec()));
 }
@@ -329,38 +338,38 @@ pub(crate) fn many_takes_leave_nothing_behind(rig: &Rig) {
 
 pub(crate) fn a_lease_ends_when_its_time_is_over(rig: &Rig) {
     let (store, fake) = rig.faked();
-    let lease = store.grant_lease(10 * SECOND).unwrap();
-    assert_eq!(store.lease_ttl(&lease).unwrap(), 10 * SECOND);
+    let lease = store.leases().grant(10 * SECOND).unwrap();
+    assert_eq!(store.leases().ttl(&lease).unwrap(), 10 * SECOND);
     fake.pass(4 * SECOND);
-    assert_eq!(store.lease_ttl(&lease).unwrap(), 6 * SECOND);
+    assert_eq!(store.leases().ttl(&lease).unwrap(), 6 * SECOND);
     fake.pass(6 * SECOND);
-    assert_eq!(store.lease_ttl(&lease).unwrap(), Duration::ZERO);
+    assert_eq!(store.leases().ttl(&lease).unwrap(), Duration::ZERO);
     fake.pass(SECOND);
-    assert_eq!(store.lease_ttl(&lease).unwrap(), Duration::ZERO);
+    assert_eq!(store.leases().ttl(&lease).unwrap(), Duration::ZERO);
 }
 
 pub(crate) fn a_lease_does_not_care_for_the_wall_clock(rig: &Rig) {
     let (store, fake) = rig.faked();
-    let lease = store.grant_lease(10 * SECOND).unwrap();
+    let lease = store.leases().grant(10 * SECOND).unwrap();
     fake.pass(SECOND);
     for wall in [0, 1_000_000_000, 4_000_000_000] {
         fake.set_wall(Duration::from_secs(wall));
-        assert_eq!(store.lease_ttl(&lease).unwrap(), 9 * SECOND, "{wall}");
+        assert_eq!(store.leases().ttl(&lease).unwrap(), 9 * SECOND, "{wall}");
     }
 }
 
 pub(crate) fn a_lease_that_is_over_stays_over(rig: &Rig) {
     let (store, fake) = rig.faked();
-    let (short, long) = (store.grant_lease(10 * SECOND).unwrap(), store.grant_lease(1000 * SECOND).unwrap());
+    let (short, long) = (store.leases().grant(10 * SECOND).unwrap(), store.leases().grant(1000 * SECOND).unwrap());
     fake.pass(11 * SECOND);
-    assert_eq!(store.lease_ttl(&short).unwrap(), Duration::ZERO);
+    assert_eq!(store.leases().ttl(&short).unwrap(), Duration::ZERO);
     fake.reboot("boot-2");
-    assert_eq!(store.lease_ttl(&short).unwrap(), Duration::ZERO);
-    assert_eq!(store.lease_ttl(&long).unwrap(), 989 * SECOND);
+    assert_eq!(store.leases().ttl(&short).unwrap(), Duration::ZERO);
+    assert_eq!(store.leases().ttl(&long).unwrap(), 989 * SECOND);
 }
 
 pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts(rig: &Rig) {
-    let lease = rig.store.grant_lease(60 * SECOND).unwrap();
+    let lease = rig.store.leases().grant(60 * SECOND).unwrap();
     let version = rig.put(b"x", None, b"body");
     let clock = match &lease.clock {
         LeaseClock::Etcd(_) => LeaseClock::Etcd(1),
@@ -368,14 +377,8 @@ pub(crate) fn a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_l
     };
     let over = Lease { clock, ends: 0, wall: 0 };
     let swap = |leases: &[Lease]| {
-        let change = Write {
-            name: b"x",
-            expect: Some(version),
-            body: Some(b"other"),
-            options: WriteOptions::default(),
-            over: leases,
-        };
-        rig.store.commit_batch(&[change]).unwrap()
+        let expired = leases.iter().collect();
+        rig.store.commit(&WriteSet { expired, ..WriteSet::of(b"x", Some(&version), Some(b"other")) }).unwrap()
     };
     assert_eq!(swap(&[over.clone(), lease]), CommitResult::Conflict);
     assert_eq!(rig.body(b"x"), Some(b"body".to_vec()));
@@ -402,9 +405,9 @@ pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
     let keeps = rig.kind != Kind::Beside;
     assert_eq!(lines(), (keeps, Vec::new()));
     let version = rig.put(b"x", None, b"one");
-    let wanted: Vec<Vec<u8>> = (0..10).map(|number| format!("line {number}\n").into_bytes()).collect();
+    let wanted: Vec<String> = (0..10).map(|number| format!("line {number}\n")).collect();
     wanted.iter().for_each(|line| rig.again().append_history(line, &Limits::default()));
-    assert_eq!(lines(), (keeps, if keeps { wanted } else { Vec::new() }));
+    assert_eq!(lines(), (keeps, if keeps { wanted.into_iter().map(String::into_bytes).collect() } else { Vec::new() }));
     assert_eq!(rig.bodies(), [b"one"]);
     rig.remove(b"x", &version);
     assert!(matches!(rig.kind, Kind::Memory | Kind::Etcd) || rig.path().exists() == (rig.kind != Kind::Beside));

@@ -5,8 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use csalock::history::Limits;
 use csalock::host::{Fake, Host, Unix};
-use csalock::store::{Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Sqlite, Store, Version};
+use csalock::lock::Lease;
+use csalock::store::{
+    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Sqlite, Store, Version, WriteSet,
+};
 use tempfile::TempDir;
 
 use crate::etcd;
@@ -130,12 +134,12 @@ impl Rig {
 
     /// A swap that must succeed.
     pub(crate) fn put(&self, name: &[u8], expect: Option<&Version>, body: &[u8]) -> Version {
-        stored(self.store.commit(name, expect, Some(body)).unwrap())
+        stored(self.store.commit(&WriteSet::of(name, expect, Some(body))).unwrap())
     }
 
     /// A removal that must succeed.
     pub(crate) fn remove(&self, name: &[u8], expect: &Version) {
-        stored(self.store.commit(name, Some(expect), None).unwrap());
+        stored(self.store.commit(&WriteSet::of(name, Some(expect), None)).unwrap());
     }
 
     /// The body under `name`.
@@ -172,3 +176,25 @@ fn footprint(directory: &Path) -> (u64, u64) {
         (entries + 1 + inner_entries, bytes + inner_bytes)
     })
 }
+
+/// Effects of commits without changes, and versions.
+pub(crate) trait Effects: Store {
+    fn wake(&self, channel: &[u8], lease: &Lease) {
+        stored(self.commit(&WriteSet { wake: vec![(channel.to_vec(), Some(lease))], ..WriteSet::default() }).unwrap());
+    }
+
+    fn end_lease(&self, lease: &Lease) {
+        stored(self.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() }).unwrap());
+    }
+
+    fn append_history(&self, line: &str, limits: &Limits) {
+        let set = WriteSet { history: vec![line.to_string()], limits: *limits, ..WriteSet::default() };
+        stored(self.commit(&set).unwrap());
+    }
+
+    fn version(&self, name: &[u8]) -> Option<Version> {
+        self.read(name).unwrap().map(|stored| stored.version)
+    }
+}
+
+impl<S: Store + ?Sized> Effects for S {}

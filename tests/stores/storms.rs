@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use csalock::host::{Host, Unix};
-use csalock::store::{CommitResult, Store, Version};
+use csalock::store::{CommitResult, Store, Version, WriteSet};
 
 use crate::rig::{Kind, Rig};
 
@@ -190,7 +190,7 @@ impl Worker<'_> {
                 Next::Done => return None,
                 Next::Become(body) => body,
             };
-            match self.store.commit(name, version.as_ref(), body.as_deref()).unwrap() {
+            match self.store.commit(&WriteSet::of(name, version.as_ref(), body.as_deref())).unwrap() {
                 CommitResult::Done(new) => {
                     assert!(new.number >= highest, "{} after {highest}", new.number);
                     return Some(new);
@@ -223,7 +223,8 @@ impl Worker<'_> {
         let [first, second] = ["once", "twice"].map(|times| format!("{times} {} {step}", self.who).into_bytes());
         let mut born = None;
         for _ in 0..MOST_TRIES {
-            if let CommitResult::Done(version) = self.store.commit(b"lock", None, Some(&first)).unwrap() {
+            if let CommitResult::Done(version) = self.store.commit(&WriteSet::of(b"lock", None, Some(&first))).unwrap()
+            {
                 born = Some(version);
                 break;
             }
@@ -233,7 +234,7 @@ impl Worker<'_> {
                     break;
                 }
                 Some(found) if found.body.starts_with(b"twice") => {
-                    self.store.commit(b"lock", Some(&found.version), None).unwrap();
+                    self.store.commit(&WriteSet::of(b"lock", Some(&found.version), None)).unwrap();
                 }
                 _ => {}
             }
@@ -247,7 +248,7 @@ impl Worker<'_> {
         if let Some(changed) = changed {
             self.note(changed.number);
             // Whether we or somebody else remove it is all the same.
-            self.store.commit(b"lock", Some(&changed), None).unwrap();
+            self.store.commit(&WriteSet::of(b"lock", Some(&changed), None)).unwrap();
         }
     }
 

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use csalock::host::Unix;
-use csalock::store::{CommitResult, Directory, Durability, Layout, Store, Swept, WriteOptions};
+use csalock::store::{CommitResult, Directory, Durability, Layout, Store, Swept, Write, WriteOptions, WriteSet};
 
-use crate::rig::{Kind, Rig};
+use crate::rig::{Effects, Kind, Rig};
 
 const KIND: &str = "CSALOCK_TRACED_KIND";
 const STORE: &str = "CSALOCK_TRACED_STORE";
@@ -174,7 +174,7 @@ pub(crate) fn a_sync_that_fails_is_an_error_and_tears_nothing(rig: &Rig) {
             let found = rig.body(name.as_bytes()).map(|body| String::from_utf8(body).unwrap());
             if !log.contains("(INJECTED)") {
                 assert_eq!((&answers[0][..], found.as_deref()), ("stored", after), "{inject} {log}");
-                if let Some(version) = rig.store.version(name.as_bytes()).unwrap() {
+                if let Some(version) = rig.store.version(name.as_bytes()) {
                     rig.remove(name.as_bytes(), &version);
                 }
                 break;
@@ -185,7 +185,7 @@ pub(crate) fn a_sync_that_fails_is_an_error_and_tears_nothing(rig: &Rig) {
             assert!([before, after].contains(&found.as_deref()), "{step} {inject} {found:?} {log}");
             *(if found.as_deref() == after { &mut new } else { &mut old }) += 1;
             // And nobody is in the way of the next one.
-            let version = rig.store.version(name.as_bytes()).unwrap();
+            let version = rig.store.version(name.as_bytes());
             let version = rig.put(name.as_bytes(), version.as_ref(), b"next");
             rig.remove(name.as_bytes(), &version);
         }
@@ -328,9 +328,14 @@ fn take(store: &dyn Store, step: &str) -> String {
         _ => Durability::Durable,
     };
     let keep = WriteOptions { durability, mode: words.get(3).map(|_| 0o600) };
-    let version = store.version(words[0].as_bytes()).unwrap();
+    let version = store.version(words[0].as_bytes());
     let body = (words[1] == "put").then_some(&b"new"[..]);
-    match store.commit_with(words[0].as_bytes(), version.as_ref(), body, keep) {
+    match store.commit(&WriteSet::from(Write {
+        name: words[0].as_bytes(),
+        expect: version.as_ref().copied(),
+        body,
+        options: keep,
+    })) {
         Ok(CommitResult::Done(_)) => "stored".to_string(),
         Ok(CommitResult::Conflict) => "conflict".to_string(),
         Err(error) => csalock::exit::Exit::from(error.kind()).code().to_string(),

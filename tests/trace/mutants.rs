@@ -2,17 +2,16 @@
 //! in which it finds nothing.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use csalock::engine::{AcquireRequest, Engine, WaitPolicy};
 use csalock::error::Result;
-use csalock::history::Limits;
 use csalock::host::{Fake, Host, boot_lease};
 use csalock::lock::{self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Request, decide};
-use csalock::store::{CommitResult, Finding, Scope, Store, Version, Versioned, Visit, WriteOptions};
+use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, Write, WriteSet};
 use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
 use crate::checker::{self, Report};
@@ -101,17 +100,12 @@ impl Store for Shared {
         Ok(inside.records.get(name).cloned())
     }
 
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        _keep: WriteOptions,
-    ) -> Result<CommitResult> {
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let [Write { name, expect, body, .. }] = set.changes[..] else { panic!("{set:?}") };
         let mut inside = self.0.inside.lock().unwrap();
         let found = inside.records.get(name).cloned();
         let blind = inside.strikes(self.0.wrong == Wrong::NothingCompared);
-        if !blind && found.as_ref().map(|stored| &stored.version) != expect {
+        if !blind && found.as_ref().map(|stored| stored.version) != expect {
             return Ok(CommitResult::Conflict);
         }
         inside.number += 1;
@@ -136,13 +130,8 @@ impl Store for Shared {
         all.into_iter().try_for_each(|(name, stored)| visit(&self.describe(&name), Ok(stored)))
     }
 
-    fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        boot_lease::lend(&self.0.host, span)
-    }
-
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        let is_early = self.0.wrong == Wrong::LeasesEarly && self.0.inside.lock().unwrap().armed;
-        if is_early { Ok(Duration::ZERO) } else { boot_lease::remaining(&self.0.host, lease) }
+    fn leases(&self) -> &dyn Leases {
+        self
     }
 
     fn scope(&self) -> Scope {
@@ -157,10 +146,19 @@ impl Store for Shared {
         Vec::new()
     }
 
-    fn append_history(&self, _line: &[u8], _limits: &Limits) {}
-
     fn read_history(&self, _visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         Ok(false)
+    }
+}
+
+impl Leases for Shared {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        boot_lease::lend(&self.0.host, span)
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        let is_early = self.0.wrong == Wrong::LeasesEarly && self.0.inside.lock().unwrap().armed;
+        if is_early { Ok(Duration::ZERO) } else { boot_lease::remaining(&self.0.host, lease) }
     }
 }
 
@@ -366,7 +364,8 @@ impl Clumsy<'_> {
             decided: Some(Decided { ask: ask.clone(), facts, from: self.now(), until: self.now() }),
         };
         self.log(Event::Intent(vec![intent]));
-        let CommitResult::Done(stored) = store.commit(b"x", version.as_ref(), body.as_deref()).unwrap() else {
+        let CommitResult::Done(stored) = store.commit(&WriteSet::of(b"x", version.as_ref(), body.as_deref())).unwrap()
+        else {
             panic!()
         };
         self.log(Event::Committed(stored.number, stored.mark));

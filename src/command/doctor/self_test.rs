@@ -12,7 +12,7 @@ use crate::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use crate::error::Result;
 use crate::history::Limits;
 use crate::lock::{Handle, Request, Response};
-use crate::store::{CommitResult, Finding, Location, Store, Versioned};
+use crate::store::{CommitResult, Finding, Location, Store, Versioned, WriteSet};
 
 /// Maximum time of the test before the store counts as slow for locks.
 const SLOW: Duration = Duration::from_secs(2);
@@ -53,7 +53,8 @@ fn try_lock(context: &Context, location: &Location, engine: &Engine, name: &[u8]
 fn check_commits(store: &dyn Store, name: &[u8]) -> Result<Option<&'static str>> {
     let read = || -> Result<Versioned> { store.read(name)?.ok_or_else(|| unexpected("a written record is missing")) };
     let first = read()?;
-    let CommitResult::Done(version) = store.commit(name, Some(&first.version), Some(&first.body))? else {
+    let CommitResult::Done(version) = store.commit(&WriteSet::of(name, Some(&first.version), Some(&first.body)))?
+    else {
         return Ok(Some("a commit fails although the record has not changed"));
     };
     let second = read()?;
@@ -61,7 +62,7 @@ fn check_commits(store: &dyn Store, name: &[u8]) -> Result<Option<&'static str>>
         Some("a read returns another record than the one that was written")
     } else if version.number <= first.version.number {
         Some("version numbers do not rise")
-    } else if store.commit(name, Some(&first.version), Some(&first.body))? != CommitResult::Conflict {
+    } else if store.commit(&WriteSet::of(name, Some(&first.version), Some(&first.body)))? != CommitResult::Conflict {
         Some("a commit succeeds although the record has changed")
     } else {
         None

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::command::lock_set::OpenLockSet;
 use crate::engine::Engine;
-use crate::store::Subscription;
+use crate::store::{Subscription, Topic};
 
 /// Maximum number of records that are subscribed to: each takes a connection.
 const MOST: usize = 16;
@@ -63,11 +63,11 @@ impl Changes {
             return false;
         }
         let (mut begun, mut failed) = (false, false);
-        let tells = |engine: &Engine| engine.store().can_notify();
+        let tells = |engine: &Engine| engine.store().abilities().notifies;
         for (at, (target, engine)) in opened.each().take(MOST).enumerate().filter(|(_, (_, engine))| tells(engine)) {
             self.hearings.resize_with(self.hearings.len().max(at + 1), || None);
             if self.hearings[at].is_none() {
-                self.hearings[at] = engine.store().subscribe_changes(&target.name);
+                self.hearings[at] = engine.store().subscribe(Topic::Record(&target.name));
                 begun |= self.hearings[at].is_some();
                 failed |= self.hearings[at].is_none();
             }

@@ -176,7 +176,7 @@ impl KeeperConfig<'_> {
     /// for us knows the time better than a store that counts in seconds.
     fn expiry_of(&self, lease: &Lease, engine: &Engine) -> Result<Duration> {
         let now = self.context.host.boottime();
-        self.shared_deadline.expiry_of(lease).map_or_else(|| Ok(now + engine.store().lease_ttl(lease)?), Ok)
+        self.shared_deadline.expiry_of(lease).map_or_else(|| Ok(now + engine.store().leases().ttl(lease)?), Ok)
     }
 
     /// Returns what it means that the record lacks our grant while the owners live: it was lost, unless its end is a

@@ -185,7 +185,7 @@ impl Supervisor<'_> {
             }
             let Ok(status) = engine.inspect(&target.name) else { return Some(Duration::ZERO) };
             match status.record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
-                Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().lease_ttl(&lease).unwrap_or_default()),
+                Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().leases().ttl(&lease).unwrap_or_default()),
                 Some(_) => None,
                 None => {
                     let ending = status.record.ended_grants.into_iter().find(|ending| mine(&ending.grant));

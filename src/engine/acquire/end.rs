@@ -8,6 +8,7 @@ use crate::engine::contention::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::lock::{HandleHash, Record, Request, Response};
+use crate::store::WriteSet;
 
 impl Acquisition<'_> {
     /// Ends the attempt with this response. Returns `None` if the lock was granted in the meantime.
@@ -88,7 +89,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Leaves the queue. If other writers win until `give_up_at`, the waiter revokes its lease, where the store can do
+    /// Leaves the queue. If other writers win until `give_up_at`, the waiter ends its lease, where the store can do
     /// that. The next process then skips the waiter and any grant that it received.
     fn leave(&mut self) -> Result<Response> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
@@ -111,8 +112,8 @@ impl Acquisition<'_> {
             return Ok(response);
         }
         if let Some(lease) = &self.application.entry.lease {
-            engine.store.revoke_lease(lease);
-            if engine.store.lease_expired(lease)? {
+            let _ = engine.store.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() });
+            if engine.store.leases().is_expired(lease)? {
                 let (_, record) = engine.read(self.name)?;
                 let granted = record.holders.into_iter().find(|grant| grant.proof == me);
                 return Ok(granted.map_or(Response::Cancelled, Response::GrantedMeanwhile));

@@ -9,7 +9,7 @@ use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason};
 use crate::lock::{Edge, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
-use crate::store::{Scope, Version};
+use crate::store::{Scope, Topic, Version};
 
 /// Delay of deadlock checks: shorter waits form no cycle, and even busy shells mostly run their next command by then.
 pub(in crate::engine) const DEADLOCK_CHECK_DELAY: Duration = Duration::from_millis(100);
@@ -59,7 +59,7 @@ impl Engine {
     ) -> Result<Option<Duration>> {
         let Some(mut pause) = clock.next_pause(self.host.boottime(), ahead) else { return Ok(None) };
         for lease in leases {
-            pause = pause.min(self.store.time_to_expiry(lease, seen)? + ROUNDING);
+            pause = pause.min(self.store.leases().time_to_expiry(lease, seen)? + ROUNDING);
         }
         // A longer pause would let this waiter's lease expire, and other hosts would consider it dead.
         Ok(Some(if self.store.scope() == Scope::Shared { pause.min(self.lease / 4) } else { pause }))
@@ -146,12 +146,14 @@ impl<'a> Acquisition<'a> {
         let parties = parties.chain(record.waiters.iter().map(|waiter| &waiter.owner));
         let supervisors: Vec<ProcessId> = parties.clone().filter_map(|owner| owner.supervisor).collect();
         let mut homes = parties.map(|party| &party.domain).chain(processes.iter().map(|(home, _)| home));
-        let needs_bell = engine.store.can_notify() || homes.any(|home| home.net != here.net);
+        let notifies = engine.store.abilities().notifies;
+        let needs_bell = notifies || homes.any(|home| home.net != here.net);
         if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_bell) {
-            self.subscription = engine.store.subscribe(&self.application.entry.proof.channel(), version);
+            self.subscription =
+                engine.store.subscribe(Topic::Channel(&self.application.entry.proof.channel(), *version));
             // The grant may have arrived before the subscription existed.
-            let is_late = self.subscription.is_some() && !engine.store.can_notify();
-            if is_late && engine.store.version(self.name)?.as_ref() != Some(version) {
+            let is_late = self.subscription.is_some() && !notifies;
+            if is_late && engine.version(self.name)?.as_ref() != Some(version) {
                 return Ok(AfterWait::Look);
             }
         }

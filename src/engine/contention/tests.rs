@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::engine::tests::{request, take, within};
 use crate::engine::{AcquireRequest, AcquireResult, WaitPolicy};
-use crate::history::Limits;
 use crate::host::{Fake, Host};
 use crate::lock::{Lease, Lifetime, Liveness, Response};
-use crate::store::{CommitResult, Finding, Memory, Store, Version, Versioned, Visit, WriteOptions};
+use crate::store::{CommitResult, Finding, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
 
 const TRY: Duration = Duration::from_millis(10);
 const FOR_EVER: u32 = u32::MAX;
@@ -26,16 +25,14 @@ impl Store for Contended {
         self.memory.read(name)
     }
 
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        keep: WriteOptions,
-    ) -> Result<CommitResult> {
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        self.ended.lock().unwrap().extend(set.ended.iter().map(|lease| (*lease).clone()));
+        if set.changes.is_empty() {
+            return Ok(CommitResult::Done(Version::default()));
+        }
         self.host.pass(TRY);
         match self.rivals.load(Ordering::Relaxed) {
-            0 => return self.memory.commit_with(name, expect, body, keep),
+            0 => return self.memory.commit(set),
             FOR_EVER => {}
             rivals => self.rivals.store(rivals - 1, Ordering::Relaxed),
         }
@@ -46,17 +43,8 @@ impl Store for Contended {
         self.memory.scan(visit)
     }
 
-    fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        self.memory.grant_lease(span)
-    }
-
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        let is_ended = self.ended.lock().unwrap().contains(lease);
-        if is_ended { Ok(Duration::ZERO) } else { self.memory.lease_ttl(lease) }
-    }
-
-    fn revoke_lease(&self, lease: &Lease) {
-        self.ended.lock().unwrap().push(lease.clone());
+    fn leases(&self) -> &dyn Leases {
+        self
     }
 
     fn scope(&self) -> Scope {
@@ -71,12 +59,19 @@ impl Store for Contended {
         Vec::new()
     }
 
-    fn append_history(&self, line: &[u8], limits: &Limits) {
-        self.memory.append_history(line, limits);
-    }
-
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.memory.read_history(visit)
+    }
+}
+
+impl Leases for Contended {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        self.memory.leases().grant(span)
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        let is_ended = self.ended.lock().unwrap().contains(lease);
+        if is_ended { Ok(Duration::ZERO) } else { self.memory.leases().ttl(lease) }
     }
 }
 

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use super::api::{Anything, Authenticated, Refusal};
+use super::api::{Authenticated, Refusal};
 use super::auth::Auth;
 use super::connection::CallDeadline;
 use super::dial::{Connector, NoResolver};
@@ -48,9 +48,6 @@ const LEAST_SHARE: Duration = Duration::from_millis(250);
 /// Pause after the second round, doubled after each later round.
 const PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
-
-/// Maximum wait for unneeded answers.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
 const MOST_OF_ANSWER: u64 = 16 << 20;
@@ -95,6 +92,13 @@ impl Failed {
     /// Returns true if etcd reports that the lease exists already.
     pub(super) fn is_lease_there(&self) -> bool {
         self.last.as_ref().is_some_and(CallError::is_lease_there)
+    }
+
+    /// Returns true if the cluster answered that it does not do this.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.last
+            .as_ref()
+            .is_some_and(|last| matches!(last, CallError::Said(..)) && last.retry_policy() == RetryPolicy::None)
     }
 
     /// Returns true if the answer exceeded the maximum size.
@@ -226,7 +230,7 @@ impl Client {
         share: Duration,
     ) -> std::result::Result<A, CallError> {
         let deadline = self.host.boottime() + share;
-        self.call_deadline.set(deadline, false);
+        self.call_deadline.set(deadline);
         let known = self.token(server)?;
         let asked = self.post(server, path, body, known.as_deref());
         let Some(old) = known else { return asked };
@@ -284,7 +288,7 @@ impl Client {
     /// Reads a path of one server with GET.
     pub(super) fn get(&self, server: &str, path: &str, share: Duration) -> std::result::Result<Vec<u8>, CallError> {
         let _state = self.state();
-        self.call_deadline.set(self.host.boottime() + share, false);
+        self.call_deadline.set(self.host.boottime() + share);
         let (_, body) = read(self.agent.get(self.url(server, path)).call()?)?;
         Ok(body)
     }
@@ -299,35 +303,6 @@ impl Client {
     ) -> std::result::Result<A, CallError> {
         let _state = self.state();
         self.ask_logged_in(server, path, question.to_string().as_bytes(), share)
-    }
-
-    /// Sends a request to the last server that answered; [`Client::flush`] or the next call reads the answer.
-    pub(super) fn send(&self, path: &str, news: &Value) {
-        let state = self.state();
-        let server = &self.cluster.endpoints[state.at];
-        if !state.answered {
-            let _ = self.ask_logged_in::<Anything>(server, path, news.to_string().as_bytes(), FLUSH_TIMEOUT);
-            return;
-        }
-        self.call_deadline.set(self.host.boottime() + FLUSH_TIMEOUT, true);
-        let token = self.login.token();
-        let mut request = self.agent.post(self.url(server, path)).header("content-type", "application/json");
-        if let Some(token) = &token {
-            request = request.header("authorization", token);
-        }
-        if let Ok(answer) = request.send(news.to_string().as_bytes()) {
-            let _ = read(answer);
-        }
-    }
-
-    /// Waits briefly for the unneeded answers. If the process ended before the server began a request, the server would
-    /// treat it as cancelled.
-    pub(super) fn flush(&self) {
-        let _state = self.state();
-        if self.call_deadline.is_owed() {
-            self.call_deadline.set(self.host.boottime() + FLUSH_TIMEOUT, false);
-            let _ = self.call_deadline.settle();
-        }
     }
 
     /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.

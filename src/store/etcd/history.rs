@@ -1,17 +1,18 @@
 //! History of an etcd store: one key per line.
 //!
-//! A key contains the time and the length of its line, so the oldest lines can be removed without reading them. A put
-//! does not wait for the answer. At random times, a process that has added a line removes old lines.
+//! A key contains the time and the length of its line, so the oldest lines can be removed without reading them. The
+//! transaction that ends a grant puts its line. At random times, a process that has added a line removes old lines.
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::api::{Anything, Found, MOST_PAIRS, encoded, prefix_end};
+use super::api::{Anything, Found, MOST_PAIRS, encoded, prefix_end, put};
 use super::client::Client;
 use super::next_page;
 use crate::error::Result;
 use crate::history::Limits;
+use crate::host::Host;
 
 /// Number of lines out of 256 after which the process checks for too many lines.
 const NOW_AND_THEN: u8 = 4;
@@ -20,19 +21,19 @@ const NOW_AND_THEN: u8 = 4;
 const PAGE: u64 = 500;
 const MANY_KEYS: u64 = MOST_PAIRS as u64;
 
-/// Appends a line with the current time.
-pub(super) fn remember(client: &Client, prefix: &[u8], line: &[u8], limits: &Limits) {
-    if limits.are_off() {
-        return;
-    }
+/// Returns the step that adds a line with the current time.
+pub(super) fn put_line(host: &dyn Host, prefix: &[u8], line: &str) -> Result<Value> {
+    let chance: String = host.random()?[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    let key = [prefix, format!("{:020}.{chance}.{}", host.wall().as_nanos(), line.len()).as_bytes()].concat();
+    Ok(put(&key, line.as_bytes(), None))
+}
+
+/// Removes old lines at random times, so that each line costs little.
+pub(super) fn prune_sometimes(client: &Client, prefix: &[u8], limits: &Limits) {
     let Ok(random) = client.host().random() else { return };
-    let now = client.host().wall();
-    let chance: String = random[..4].iter().map(|byte| format!("{byte:02x}")).collect();
-    let key = [prefix, format!("{:020}.{chance}.{}", now.as_nanos(), line.len()).as_bytes()].concat();
-    client.send("/v3/kv/put", &json!({"key": encoded(&key), "value": encoded(line)}));
-    if random[4] < NOW_AND_THEN {
-        let chance = random[5..9].iter().fold(0, |chance, byte| chance << 8 | u32::from(*byte));
-        let _ = prune(client, prefix, limits, now, chance);
+    if random[0] < NOW_AND_THEN {
+        let chance = random[1..5].iter().fold(0, |chance, byte| chance << 8 | u32::from(*byte));
+        let _ = prune(client, prefix, limits, client.host().wall(), chance);
     }
 }
 
@@ -88,7 +89,7 @@ fn parts<'a>(prefix: &[u8], key: &'a [u8]) -> std::str::Split<'a, char> {
     text.unwrap_or_default().split('.')
 }
 
-fn range(from: &[u8], prefix: &[u8], limit: u64, keys_only: bool) -> serde_json::Value {
+fn range(from: &[u8], prefix: &[u8], limit: u64, keys_only: bool) -> Value {
     json!({
         "key": encoded(from), "range_end": encoded(&prefix_end(prefix)), "limit": limit.to_string(), "keys_only": keys_only
     })

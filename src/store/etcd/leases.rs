@@ -1,12 +1,22 @@
 //! Leases that this process requested, and whose keys are not stored yet.
 //!
-//! A lease is over when its key does not exist. To request it and to put that key would cost each acquisition two more
-//! requests with a wait. The process therefore chooses the lease's id itself and requests the lease without waiting for
-//! the answer. The next transaction of this process, which gives the lease its meaning, puts its key too. If etcd does
-//! not know the lease by then, the process requests it again.
+//! A lease is over when its key does not exist. To put that key at once would cost each acquisition another request.
+//! The next transaction of this process, which gives the lease its meaning, therefore puts its key too. If etcd does not
+//! know the lease any more by then, the process requests it again.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use serde_json::json;
+
+use super::Etcd;
+use super::api::{Anything, Granted};
+use crate::error::Result;
+use crate::lock::{Lease, LeaseClock};
+use crate::store::Leases;
+
+/// Minimum ttl of a lease in its last second, because etcd counts leases in seconds.
+const LAST_SECOND: Duration = Duration::from_millis(100);
 
 /// Lease without its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,12 +30,12 @@ pub(super) struct Pending {
 
 /// Knowledge of this process about leases.
 #[derive(Debug, Default)]
-pub(super) struct Leases {
+pub(super) struct KnownLeases {
     pending: Mutex<Vec<Pending>>,
     lasting: Mutex<Vec<(u64, Duration)>>,
 }
 
-impl Leases {
+impl KnownLeases {
     fn all(&self) -> MutexGuard<'_, Vec<Pending>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -68,12 +78,63 @@ impl Leases {
         self.all().retain(|pending| !settled.contains(pending));
     }
 
-    /// Removes a lease whose key is not needed any more. Returns true if its key was not stored.
-    pub(super) fn forget(&self, id: u64) -> bool {
+    /// Removes a lease whose key is not needed any more.
+    pub(super) fn forget(&self, id: u64) {
         self.lasting().retain(|(lasting, _)| *lasting != id);
-        let mut all = self.all();
-        let before = all.len();
-        all.retain(|pending| pending.id != id);
-        all.len() < before
+        self.all().retain(|pending| pending.id != id);
+    }
+}
+
+impl Leases for Etcd {
+    fn grant(&self, span: Duration) -> Result<Lease> {
+        let begun = self.host.boottime();
+        // etcd requires an id above zero.
+        let id = ((u128::from_ne_bytes(self.host.random()?) >> 65) as u64).max(1);
+        let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
+        let lease = Pending { id, seconds, ends: begun.saturating_add(span) };
+        self.grant_on_server(&lease)?;
+        self.leases.add(lease);
+        let wall = self.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
+        Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
+    }
+
+    fn ttl(&self, lease: &Lease) -> Result<Duration> {
+        let LeaseClock::Etcd(id) = lease.clock else { return Ok(Duration::ZERO) };
+        if let Some(left) = self.left_of_pending(id) {
+            return Ok(left);
+        }
+        if self.is_expired(lease)? {
+            return Ok(Duration::ZERO);
+        }
+        let seconds = u64::try_from(self.granted(id)?.ttl).unwrap_or_default();
+        Ok(Duration::from_secs(seconds).max(LAST_SECOND))
+    }
+
+    fn is_expired(&self, lease: &Lease) -> Result<bool> {
+        let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
+        let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.host.boottime());
+        Ok(!is_lasting && self.at(&self.lease_key(id), true)?.is_none())
+    }
+}
+
+impl Etcd {
+    /// Requests a lease. The server may have granted it at an earlier attempt, or may have forgotten it since. No grant
+    /// uses it yet, so its restart does no harm.
+    pub(super) fn grant_on_server(&self, lease: &Pending) -> Result<()> {
+        let question = json!({"ID": lease.id.to_string(), "TTL": lease.seconds.to_string()});
+        match self.client.call::<Anything>("/v3/lease/grant", &question) {
+            Err(failed) if !failed.is_lease_there() => Err(failed.error()),
+            _ => Ok(()),
+        }
+    }
+
+    fn granted(&self, id: u64) -> Result<Granted> {
+        self.client.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
+    }
+
+    /// Returns the ttl of a lease whose key is not stored yet.
+    fn left_of_pending(&self, id: u64) -> Option<Duration> {
+        let left = self.leases.ends(id)?.saturating_sub(self.host.boottime());
+        Some(left).filter(|left| !left.is_zero())
     }
 }

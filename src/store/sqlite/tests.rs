@@ -16,14 +16,14 @@ use crate::host::{Fake, Host};
 use crate::lock::{
     self, Grant, Handle, Lease, LeaseClock, Lifetime, Mode as LockMode, Owner, PidDomain, ProcessId, Record, Waiter,
 };
-use crate::store::{CommitResult, Store, Version};
+use crate::store::{CommitResult, Store, Version, WriteSet};
 
 fn open(path: &Path) -> Result<Sqlite> {
     Sqlite::open(path, Arc::new(Fake::new(1)))
 }
 
 fn put(path: &Path) -> Result<CommitResult> {
-    open(path)?.commit(b"x", None, Some(b"body"))
+    open(path)?.commit(&WriteSet::of(b"x", None, Some(b"body")))
 }
 
 /// Returns the kinds of the failures of a read and of a write there.
@@ -136,10 +136,10 @@ fn a_database_replaced_under_us_is_looked_at_anew() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let store = open(&path).unwrap();
-    let CommitResult::Done(version) = store.commit(b"x", None, Some(b"old")).unwrap() else { panic!() };
+    let CommitResult::Done(version) = store.commit(&WriteSet::of(b"x", None, Some(b"old"))).unwrap() else { panic!() };
     fs::remove_file(&path).unwrap();
     put(&path).unwrap();
-    assert_eq!(store.commit(b"x", Some(&version), Some(b"new")), Ok(CommitResult::Conflict));
+    assert_eq!(store.commit(&WriteSet::of(b"x", Some(&version), Some(b"new"))), Ok(CommitResult::Conflict));
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
 }
 
@@ -153,7 +153,7 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
         (work(), fake.boottime() - began)
     };
     let read = || store.read(b"x").unwrap_err().kind();
-    let write = || store.commit(b"y", None, Some(b"body")).unwrap_err().kind();
+    let write = || store.commit(&WriteSet::of(b"y", None, Some(b"body"))).unwrap_err().kind();
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
     assert_eq!(waited(&read), (ErrorKind::Unavailable, PATIENCE));
@@ -166,7 +166,7 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
     assert_eq!(waited(&write), (ErrorKind::Busy, LEAST));
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
     other.execute_batch("ROLLBACK").unwrap();
-    assert!(matches!(store.commit(b"y", None, Some(b"body")), Ok(CommitResult::Done(_))));
+    assert!(matches!(store.commit(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
 }
 
 fn owner(pid: i32, command: &[u8], label: Option<&[u8]>) -> Owner {
@@ -217,12 +217,16 @@ fn the_views_show_what_the_records_say() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let store = open(&path).unwrap();
-    store.commit(b"junk", None, Some(b"holder = \"\xff\0")).unwrap();
-    store.commit(&record.name, None, Some(&lock::encode(&record))).unwrap();
+    store.commit(&WriteSet::of(b"junk", None, Some(b"holder = \"\xff\0"))).unwrap();
+    store.commit(&WriteSet::of(&record.name, None, Some(&lock::encode(&record)))).unwrap();
     // A user can write a value that looks like a record.
     let key = lock::Value::key(b"v", 7);
     store
-        .commit(&key, None, Some(&lock::encode_value(&key, &record.waiters[0].owner, &lock::encode(&record))))
+        .commit(&WriteSet::of(
+            &key,
+            None,
+            Some(&lock::encode_value(&key, &record.waiters[0].owner, &lock::encode(&record))),
+        ))
         .unwrap();
     let connection = Connection::open(&path).unwrap();
     let one = |sql: &str| -> Vec<String> {

@@ -23,7 +23,7 @@ use crate::etcd::fair::is_within;
 use csalock::engine::Engine;
 use csalock::host::Unix;
 use csalock::lock::{Lifetime, Record};
-use csalock::store::{CommitResult, Location, Store};
+use csalock::store::{CommitResult, Location, Store, WriteSet};
 use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
@@ -352,14 +352,20 @@ impl Sandbox {
         let mut record = csalock::lock::decode(&found.body, found.version.number).unwrap();
         change(&*store, &mut record);
         let body = csalock::lock::encode(&record);
-        assert!(matches!(store.commit(name.as_bytes(), Some(&found.version), Some(&body)), Ok(CommitResult::Done(_))));
+        assert!(matches!(
+            store.commit(&WriteSet::of(name.as_bytes(), Some(&found.version), Some(&body))),
+            Ok(CommitResult::Done(_))
+        ));
     }
 
     /// Puts bytes in a record's place.
     pub(crate) fn overwrite(&self, name: &str, body: &[u8]) {
         let store = self.open();
         let found = store.read(name.as_bytes()).unwrap().map(|found| found.version);
-        assert!(matches!(store.commit(name.as_bytes(), found.as_ref(), Some(body)), Ok(CommitResult::Done(_))));
+        assert!(matches!(
+            store.commit(&WriteSet::of(name.as_bytes(), found.as_ref(), Some(body))),
+            Ok(CommitResult::Done(_))
+        ));
     }
 
     /// Text as [`Call::stdout`] has it.

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 use crate::host::Fake;
-use crate::lock::Lease;
-use crate::store::{Memory, Scope, Version, Visit, WriteOptions};
+use crate::store::{Leases, Memory, Scope, Version, Visit, Write, WriteSet};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -26,7 +25,7 @@ struct Broken {
 impl Broken {
     fn with(fault: Fault) -> Broken {
         let memory = Memory::new(Arc::new(Fake::new(1)));
-        memory.commit(b"x", None, Some(b"record")).unwrap();
+        memory.commit(&WriteSet::of(b"x", None, Some(b"record"))).unwrap();
         Broken { memory, fault, was_written: AtomicBool::new(false) }
     }
 
@@ -44,23 +43,17 @@ impl Store for Broken {
         Ok(stored.map(|stored| if lost { Versioned { body: b"other".to_vec(), ..stored } } else { stored }))
     }
 
-    fn commit_with(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-        keep: WriteOptions,
-    ) -> Result<CommitResult> {
+    fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         if self.fault == Fault::RefusesAll {
             return Ok(CommitResult::Conflict);
         }
         self.was_written.store(true, Ordering::Relaxed);
-        let current = self.memory.read(name)?.map(|stored| stored.version);
+        let [change] = set.changes[..] else { panic!("{set:?}") };
         let expect = match self.fault {
-            Fault::AcceptsAll => current,
-            _ => expect.map(|version| self.shown(*version)),
+            Fault::AcceptsAll => self.memory.read(change.name)?.map(|stored| stored.version),
+            _ => change.expect.map(|version| self.shown(version)),
         };
-        Ok(match self.memory.commit_with(name, expect.as_ref(), body, keep)? {
+        Ok(match self.memory.commit(&WriteSet::from(Write { expect, ..change }))? {
             CommitResult::Done(version) => CommitResult::Done(self.shown(version)),
             other => other,
         })
@@ -70,12 +63,8 @@ impl Store for Broken {
         self.memory.scan(visit)
     }
 
-    fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        self.memory.grant_lease(span)
-    }
-
-    fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        self.memory.lease_ttl(lease)
+    fn leases(&self) -> &dyn Leases {
+        self.memory.leases()
     }
 
     fn scope(&self) -> Scope {
@@ -86,16 +75,12 @@ impl Store for Broken {
         self.memory.describe(name)
     }
 
-    fn diagnose(&self) -> Vec<Finding> {
-        Vec::new()
-    }
-
-    fn append_history(&self, line: &[u8], limits: &Limits) {
-        self.memory.append_history(line, limits);
-    }
-
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.memory.read_history(visit)
+    }
+
+    fn diagnose(&self) -> Vec<Finding> {
+        Vec::new()
     }
 }
 

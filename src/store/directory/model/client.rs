@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::host::{Host, Invocation, WaitSet, WakeAddress};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::store::directory::{Directory, Root};
-use crate::store::{CommitResult, Layout, Scope, Store, Version};
+use crate::store::{CommitResult, Layout, Scope, Store, Version, WriteSet};
 
 /// Name of the lock that all clients use.
 const NAME: &[u8] = b"x";
@@ -101,7 +101,7 @@ impl Act {
             }
         };
         let expect = expect.map(|(number, mark)| Version { number, mark });
-        let swap = store.commit(NAME, expect.as_ref(), self.body().as_deref())?;
+        let swap = store.commit(&WriteSet::of(NAME, expect.as_ref(), self.body().as_deref()))?;
         Ok(Found::Swapped(match swap {
             CommitResult::Done(version) => Some(number(version)),
             CommitResult::Conflict => None,
