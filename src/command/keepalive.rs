@@ -24,10 +24,10 @@ use nix::unistd::{pipe2, read, write};
 
 use super::context::Context;
 use super::lock_set::{LockSet, OpenLockSet};
-use crate::detach::{self, Detach};
 use crate::error::Result;
 use crate::lock::{Grant, HandleHash, ProcessId};
-use crate::shared_deadline::SharedDeadline;
+use crate::run::deadline::SharedDeadline;
+use crate::run::detach::{self, Detach};
 
 pub(super) use handle::Keeper;
 

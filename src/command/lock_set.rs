@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{EndReason, Grant, HandleHash, Lease, Request, Response};
 use crate::name::escape;
 use crate::report::Reporter;
-use crate::shared_deadline::SharedDeadline;
+use crate::run::deadline::SharedDeadline;
 use crate::store::{Location, Scope, in_order};
 
 /// Locks that are acquired together.

@@ -1,4 +1,4 @@
-//! `csalock run-with-lock`. [`crate::child`] describes which process does what.
+//! `csalock run-with-lock`. [`crate::run::spawn`] describes which process does what.
 
 mod child;
 mod flock_compat;
@@ -14,12 +14,13 @@ use self::flock_compat::FlockCompat;
 use self::supervisor::Supervisor;
 use super::context::{Context, eprint_line};
 use super::lock_set::{LockSet, OpenLockSet};
-use crate::child::{CommandLine, Fork, RunningCommand, VforkOutcome};
 use crate::cli::RunWithLock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
-use crate::shared_deadline::SharedDeadline;
+use crate::run::RunningCommand;
+use crate::run::deadline::SharedDeadline;
+use crate::run::spawn::{CommandLine, Fork, VforkOutcome};
 use crate::signals::Signals;
 
 pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit> {

@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, caller, command_of, may_end_with_call};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime, ProcessId};
 use crate::name::escape;
-use crate::shared_deadline::SharedDeadline;
+use crate::run::deadline::SharedDeadline;
 use crate::signals::Signals;
 
 /// The locks that a script asks for, and their terms.

@@ -8,9 +8,9 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::{KeeperConfig, drain, new_pipe};
-use crate::child::EventSource;
-use crate::detach::{self, Detach};
 use crate::error::{Error, ErrorKind, Result};
+use crate::run::EventSource;
+use crate::run::detach::{self, Detach};
 
 /// The keeper of a command, as its supervisor sees it.
 pub(in crate::command) struct Keeper {

@@ -10,11 +10,11 @@ use nix::unistd::{Pid, getppid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{KeeperConfig, POLL_INTERVAL, drain, new_pipe, notify, retry_until_ok, wait_for};
-use crate::boottime_timer::BoottimeTimer;
-use crate::detach;
 use crate::error::Result;
 use crate::host::{WakeAddress, WakeSocket, is_at_work};
 use crate::lock::{ProcessId, Request};
+use crate::run::detach;
+use crate::run::timer::BoottimeTimer;
 use crate::store::Scope;
 
 /// Exit status of a keeper that could not start.

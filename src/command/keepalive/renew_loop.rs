@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use super::changes::Changes;
 use super::{KeeperConfig, drain, notify, retry_until_ok, wait_for};
-use crate::boottime_timer::BoottimeTimer;
 use crate::command::context::LockRef;
 use crate::command::lock_set::OpenLockSet;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Request, Response};
+use crate::run::timer::BoottimeTimer;
 use crate::store::Scope;
 
 /// Number of lease lengths for which a keeper still calls a silent store after its lease is over.

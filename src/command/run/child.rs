@@ -7,7 +7,6 @@ use std::time::Duration;
 use nix::unistd::Pid;
 
 use super::flock_compat::FlockCompat;
-use crate::child::{ChildSide, CommandLine, Report, VforkStatus};
 use crate::cli::{OnLost, RunWithLock};
 use crate::command::acquire::{Acquisition, report_taken, request};
 use crate::command::context::{Context, eprint_line};
@@ -17,7 +16,8 @@ use crate::engine::{AcquireAllResult, AcquireRequest, WaitPolicy, acquire_all};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, Handle, Mode, Owner, ProcessId};
-use crate::shared_deadline::SharedDeadline;
+use crate::run::deadline::SharedDeadline;
+use crate::run::spawn::{ChildSide, CommandLine, Report, VforkStatus};
 use crate::signals::Signals;
 
 /// Everything that the child needs.

@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::child::CommandChild;
-use crate::child::ChildSide;
 use crate::cli::RunWithLock;
 use crate::command::context::{LockRef, eprint_line};
 use crate::command::lock_set::{LockSet, OpenLockSet};
 use crate::command::refusal::refusal;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::flock::{FdChannel, Flock, FlockWait, Flocked, holders};
-use crate::host::command_of;
+use crate::host::{command_of, flock_holders};
 use crate::lock::{Mode, Request, Response};
 use crate::name::{escape, is_path, shell_quote};
+use crate::run::flock::{FdChannel, Flock, FlockWait, Flocked};
+use crate::run::spawn::ChildSide;
 
 /// Maximum number of holders of the file that a message names.
 const MOST_NAMED: usize = 3;
@@ -120,7 +120,8 @@ fn tell_of_wait(take: &CommandChild<'_>, target: &LockRef, file: &Path) {
 fn by(take: &CommandChild<'_>, file: &Path) -> String {
     let own = take.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
     // We and the supervisor may have inherited the locked file, but we do not block ourselves.
-    let others = holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
+    let others =
+        flock_holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
     let mut who: Vec<String> = others.map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
     match who.len() {
         0 => who.push("a process that cannot be seen from here".to_string()),

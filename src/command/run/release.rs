@@ -5,14 +5,14 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use super::supervisor::Supervisor;
-use crate::child::ExitReport;
 use crate::command::context::LockRef;
-use crate::detach;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::lock::{self, Lifetime, Request, Response};
 use crate::name::escape;
+use crate::run::ExitReport;
+use crate::run::detach;
 use crate::store::answers;
 
 /// Maximum time that a shared store may be silent before we exit without a release. A dead NFS server blocks its

@@ -7,7 +7,6 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 
 use super::flock_compat::FlockCompat;
-use crate::child::{Deadline, EventSource, ExitReport, Report, RunningCommand, StopReason};
 use crate::cli::{OnLost, RunWithLock};
 use crate::command::context::Context;
 use crate::command::keepalive::{Keeper, KeeperConfig};
@@ -16,7 +15,9 @@ use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
 use crate::lock::{self, Grant, Handle, Lifetime, ProcessId};
-use crate::shared_deadline::SharedDeadline;
+use crate::run::deadline::SharedDeadline;
+use crate::run::spawn::Report;
+use crate::run::{Deadline, EventSource, ExitReport, RunningCommand, StopReason};
 use crate::signals::{FORWARDED, Signals};
 
 /// Maximum difference between two readings of the same lease.

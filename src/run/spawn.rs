@@ -15,8 +15,6 @@
 
 #![expect(unsafe_code, reason = "fork")]
 
-mod running;
-
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsString};
 use std::num::NonZeroUsize;
@@ -35,13 +33,13 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
-pub use running::{Deadline, EventSource, ExitReport, RunningCommand, StopReason};
+use super::running::RunningCommand;
 
-use crate::detach;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::StartupState;
+use crate::run::detach;
 use crate::signals::{Signals, reraise};
 
 /// Stack size in bytes of a child that shares the parent's memory; untouched pages cost nothing.
@@ -262,7 +260,7 @@ impl ChildSide {
     }
 }
 
-fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
+pub(super) fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
     loop {
         match call() {
             Err(Errno::EINTR) => {}

@@ -1,6 +1,6 @@
 //! A running command: its signals, its time limits and its end.
 
-mod supervision;
+mod enforcement;
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,12 +13,12 @@ use nix::sys::wait::{Id, WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
-use self::supervision::Supervision;
-use super::{Report, in_spite_of_signals};
-use crate::boottime_timer::BoottimeTimer;
+use self::enforcement::Enforcement;
+use super::spawn::{Report, in_spite_of_signals};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Host, WakeSocket};
+use crate::run::timer::BoottimeTimer;
 use crate::signals::Signals;
 
 /// The command in a process of its own.
@@ -119,7 +119,7 @@ impl RunningCommand {
         host: &dyn Host,
     ) -> Result<ExitReport> {
         let timer = BoottimeTimer::new()?;
-        let mut state = Supervision::new(self);
+        let mut state = Enforcement::new(self);
         loop {
             if let Some(status) = self.ended()? {
                 return Ok(state.exit_report(&status, signals));

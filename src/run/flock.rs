@@ -8,7 +8,6 @@
 #![expect(unsafe_code, reason = "fork")]
 
 mod fd_passing;
-mod holders;
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -28,7 +27,6 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 pub use fd_passing::FdChannel;
-pub use holders::{holders, posix_holders};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;

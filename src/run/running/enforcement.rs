@@ -6,13 +6,13 @@ use nix::sys::signal::Signal;
 use rustix::process::WaitIdStatus;
 
 use super::{Deadline, ExitReport, RunningCommand, StopReason};
-use crate::child::Report;
 use crate::error::Result;
 use crate::exit::Exit;
+use crate::run::spawn::Report;
 use crate::signals::{FORWARDED, Signals};
 
 /// State of the supervision of a command.
-pub(super) struct Supervision<'a> {
+pub(super) struct Enforcement<'a> {
     command: &'a RunningCommand,
     /// Deadlines of the command. The term of a deadline whose SIGTERM was sent is `Duration::MAX`.
     pub(super) limits: Vec<Deadline>,
@@ -28,10 +28,10 @@ pub(super) struct Supervision<'a> {
     pub(super) child_ended: bool,
 }
 
-impl Supervision<'_> {
+impl Enforcement<'_> {
     /// Returns the state before the first event.
-    pub(super) fn new(command: &RunningCommand) -> Supervision<'_> {
-        Supervision {
+    pub(super) fn new(command: &RunningCommand) -> Enforcement<'_> {
+        Enforcement {
             command,
             limits: Vec::new(),
             told: None,

@@ -1,0 +1,12 @@
+//! The processes of `run-with-lock` and of keepers: start, signals, time limits, detachment, and flock(2) on files.
+//!
+//! This layer knows no command-line arguments and writes no text for people, except the messages of its errors.
+
+pub mod deadline;
+pub mod detach;
+pub mod flock;
+mod running;
+pub mod spawn;
+pub mod timer;
+
+pub use running::{Deadline, EventSource, ExitReport, RunningCommand, StopReason};
