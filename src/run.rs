@@ -6,7 +6,8 @@ pub mod deadline;
 pub mod detach;
 pub mod flock;
 mod running;
+pub mod schedule;
 pub mod spawn;
 pub mod timer;
 
-pub use running::{Deadline, EventSource, ExitReport, RunningCommand, StopReason};
+pub use running::{EventSource, ExitReport, RunningCommand};

@@ -4,7 +4,6 @@ mod enforcement;
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -14,6 +13,7 @@ use nix::unistd::Pid;
 use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, waitid};
 
 use self::enforcement::Enforcement;
+use super::schedule::{Deadline, StopReason};
 use super::spawn::{Report, in_spite_of_signals};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -53,26 +53,6 @@ impl EventSource for Option<WakeSocket> {
     fn drain(&self) -> bool {
         self.as_ref().is_some_and(WakeSocket::was_woken)
     }
-}
-
-/// The time on CLOCK_BOOTTIME when csalock ends a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Deadline {
-    /// The time of SIGTERM, followed by SIGCONT so that a stopped command receives it.
-    pub term: Duration,
-    /// The time of SIGKILL.
-    pub kill: Duration,
-    /// The reason for the deadline.
-    pub why: StopReason,
-}
-
-/// The reason for ending a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// The time of `--max-hold` is over.
-    MaxHold,
-    /// The lease of its lock is about to expire.
-    Lease,
 }
 
 /// The end of a command.

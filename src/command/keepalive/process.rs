@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::host::{WakeAddress, WakeSocket, is_at_work};
 use crate::lock::{ProcessId, Request};
 use crate::run::detach;
+use crate::run::schedule::{Deadline, LeaseSchedule};
 use crate::run::timer::BoottimeTimer;
 use crate::store::Scope;
 
@@ -42,8 +43,7 @@ impl OwnerState {
 /// The end of the lease as the watching thread knows it, and its steps against the owners.
 #[derive(Default)]
 struct LeaseWatch {
-    /// The end of the lease on CLOCK_BOOTTIME, and the time that was left when the keeper first read this end.
-    known: Option<(Duration, Duration)>,
+    lease: Option<LeaseSchedule>,
     /// True if the owners received SIGTERM.
     terminated: bool,
 }
@@ -83,7 +83,7 @@ impl KeeperConfig<'_> {
             notify(poke);
         }
         let timer = retry_until_ok(BoottimeTimer::new);
-        let mut lease = LeaseWatch::default();
+        let mut lease_watch = LeaseWatch::default();
         loop {
             self.update(&mut owners);
             if owners.is_empty() {
@@ -92,7 +92,7 @@ impl KeeperConfig<'_> {
             let alive: Vec<&OwnedFd> = owners.iter().filter_map(|(_, state)| state.pidfd()).collect();
             // The keeper polls the owners that it cannot watch.
             let look_again = (alive.len() < owners.len()).then(|| self.context.host.boottime() + POLL_INTERVAL);
-            let next_step = self.enforce_lease(&mut lease, &alive, supervisor);
+            let next_step = self.enforce_lease(&mut lease_watch, &alive, supervisor);
             timer.set([look_again, next_step].into_iter().flatten().min());
             let bell_fd = bell.as_ref().map(AsFd::as_fd);
             wait_for(alive.iter().map(|pidfd| pidfd.as_fd()).chain([news, timer.as_fd()]).chain(bell_fd), None);
@@ -117,21 +117,15 @@ impl KeeperConfig<'_> {
 
     /// Ends the owners if their lease is about to end. While the supervisor lives, it sends SIGTERM itself. Returns the
     /// time of the next step on CLOCK_BOOTTIME, or `None` if no lease ends.
-    fn enforce_lease(&self, lease: &mut LeaseWatch, alive: &[&OwnedFd], supervisor: Option<Pid>) -> Option<Duration> {
+    fn enforce_lease(&self, watch: &mut LeaseWatch, alive: &[&OwnedFd], supervisor: Option<Pid>) -> Option<Duration> {
         let ends = self.shared_deadline.load().filter(|_| self.kills)?;
         let now = self.context.host.boottime();
-        // The span is the lease's length at its last start, or the time that was left at the first reading.
-        let span = match lease.known {
-            Some((known, span)) if known == ends => span,
-            _ => ends.saturating_sub(now),
-        };
-        lease.known = Some((ends, span));
-        let (term, kill) = (ends.saturating_sub(span * 3 / 10), ends.saturating_sub(span / 20));
+        let Deadline { term, kill, .. } = watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now)).keeper();
         if now >= kill {
             self.shared_deadline.set_killed();
             signal(alive, Signal::KILL);
-        } else if now >= term && !lease.terminated && !is_guarded(supervisor) {
-            lease.terminated = true;
+        } else if now >= term && !watch.terminated && !is_guarded(supervisor) {
+            watch.terminated = true;
             signal(alive, Signal::TERM);
             signal(alive, Signal::CONT);
         }

@@ -12,11 +12,9 @@ use crate::command::lock_set::OpenLockSet;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Request, Response};
+use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::BoottimeTimer;
 use crate::store::Scope;
-
-/// Number of lease lengths for which a keeper still calls a silent store after its lease is over.
-const IN_VAIN: u32 = 4;
 
 /// Result of the renewal of one lock.
 enum RenewResult {
@@ -60,7 +58,8 @@ impl KeeperConfig<'_> {
         let mut opened: Option<OpenLockSet<'_>> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
         let mut changes = Changes::new(self.context.host.boottime());
-        let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| ends.saturating_sub(span * 2 / 3));
+        let schedule = |ends| LeaseSchedule { ends, span };
+        let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
         loop {
             timer.set(Some(next.min(changes.due())));
             wait_for([poke, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
@@ -77,10 +76,10 @@ impl KeeperConfig<'_> {
                 Err(_) => {
                     opened = None;
                     let now = self.context.host.boottime();
-                    if !is_guarded && self.shared_deadline.load().is_some_and(|ends| now > ends + span * IN_VAIN) {
+                    if !is_guarded && self.shared_deadline.load().is_some_and(|ends| now > schedule(ends).give_up()) {
                         return;
                     }
-                    next = now + span / 30;
+                    next = now + retry_pause(span);
                     changes.postpone(next);
                     continue;
                 }
@@ -91,7 +90,7 @@ impl KeeperConfig<'_> {
                 return;
             }
             let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
-            next = now + (left / 3).max(Duration::from_millis(10));
+            next = now + renewal_pause(left).max(Duration::from_millis(10));
             if opened.as_ref().is_some_and(|opened| changes.listen(opened, now)) {
                 next = now;
             }
@@ -147,7 +146,7 @@ impl KeeperConfig<'_> {
                     Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
                     None => self.shared_deadline.load(),
                 };
-                if let Some(ends) = ends.filter(|ends| ends.saturating_sub(now) > span * 2 / 3) {
+                if let Some(ends) = ends.filter(|ends| now < LeaseSchedule { ends: *ends, span }.renewal()) {
                     return Ok(RenewResult::Until(lease, ends));
                 }
                 let lifetime = engine.start(&Lifetime::KeepalivePending(span.as_millis() as u64))?;

@@ -17,6 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, Handle, Mode, Owner, ProcessId};
 use crate::run::deadline::SharedDeadline;
+use crate::run::schedule::LeaseSchedule;
 use crate::run::spawn::{ChildSide, CommandLine, Report, VforkStatus};
 use crate::signals::Signals;
 
@@ -130,7 +131,7 @@ impl CommandChild<'_> {
         let span = self.asked.taking.ttl.unwrap_or(self.context.lease());
         let left = || {
             let ends = self.shared_deadline.and_then(SharedDeadline::load).unwrap_or(Duration::MAX);
-            ends.saturating_sub(self.context.host.boottime()).saturating_sub(span * 3 / 10)
+            LeaseSchedule { ends, span }.last_start().saturating_sub(self.context.host.boottime())
         };
         child_side.wait_for_go(left()) && !left().is_zero()
     }

@@ -21,6 +21,7 @@ use crate::host::{command_of, flock_holders};
 use crate::lock::{Mode, Request, Response};
 use crate::name::{escape, is_path, shell_quote};
 use crate::run::flock::{FdChannel, Flock, FlockWait, Flocked};
+use crate::run::schedule::renewal_pause;
 use crate::run::spawn::ChildSide;
 
 /// Maximum number of holders of the file that a message names.
@@ -146,5 +147,5 @@ fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Dura
             }
         }
     }
-    Ok(take.asked.taking.ttl.map(|ttl| ttl / 3))
+    Ok(take.asked.taking.ttl.map(renewal_pause))
 }

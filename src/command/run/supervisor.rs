@@ -16,12 +16,10 @@ use crate::exit::Exit;
 use crate::host::WakeSocket;
 use crate::lock::{self, Grant, Handle, Lifetime, ProcessId};
 use crate::run::deadline::SharedDeadline;
+use crate::run::schedule::{Deadline, LeaseSchedule, StopReason};
 use crate::run::spawn::Report;
-use crate::run::{Deadline, EventSource, ExitReport, RunningCommand, StopReason};
+use crate::run::{EventSource, ExitReport, RunningCommand};
 use crate::signals::{FORWARDED, Signals};
-
-/// Maximum difference between two readings of the same lease.
-const ROUNDING: Duration = Duration::from_millis(5);
 
 /// Everything that the supervisor needs.
 pub(super) struct Supervisor<'a> {
@@ -40,21 +38,12 @@ pub(super) struct Supervisor<'a> {
     pub(super) released: RefCell<BTreeSet<usize>>,
 }
 
-/// The lease of the held locks, as last read.
-#[derive(Clone, Copy)]
-struct Lease {
-    /// End of the lease on CLOCK_BOOTTIME.
-    ends: Duration,
-    /// Length of the lease when it last started.
-    span: Duration,
-}
-
 impl Supervisor<'_> {
     pub(super) fn supervise(&self, running: &RunningCommand, signals: &Signals) -> anyhow::Result<Exit> {
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.context.host.domain();
         let began = OnceCell::new();
-        let lease: Cell<Option<Lease>> = Cell::new(None);
+        let lease: Cell<Option<LeaseSchedule>> = Cell::new(None);
         let keeper = self.shared_deadline.map(|_| Keeper::new()).transpose()?;
         let process = || self.context.host.process(running.pid().as_raw()).unwrap_or(None);
         let command = keeper.as_ref().and_then(|_| process());
@@ -67,11 +56,7 @@ impl Supervisor<'_> {
                 Some(lease_end) => lease_end.load(),
                 None => self.lease_left().map(|left| now + left),
             };
-            let same = |known: &Lease, ends: Duration| known.ends.abs_diff(ends) < ROUNDING;
-            lease.set(ends.map(|ends| match lease.get() {
-                Some(known) if same(&known, ends) => known,
-                _ => Lease { ends, span: ends.saturating_sub(now) },
-            }));
+            lease.set(ends.map(|ends| LeaseSchedule::seen(lease.get(), ends, now)));
             self.limits(*began.get_or_init(|| now), lease.get())
         };
         let limited = self.asked.max_hold.is_some() || self.asked.taking.ttl.is_some() || keeper.is_some();
@@ -158,21 +143,11 @@ impl Supervisor<'_> {
     }
 
     /// Returns the deadlines of a command that started at `began` and has this lease.
-    fn limits(&self, began: Duration, lease: Option<Lease>) -> Vec<Deadline> {
-        let mut limits = Vec::new();
-        if let Some(span) = self.asked.max_hold {
-            let term = began.saturating_add(span);
-            limits.push(Deadline { term, kill: term.saturating_add(self.asked.kill_after), why: StopReason::MaxHold });
-        }
-        if let Some(Lease { ends, span }) = lease
-            && self.asked.on_lost == OnLost::Kill
-        {
-            // The command must be dead before the lease ends: SIGKILL comes a tenth before it, SIGTERM earlier.
-            let kill = ends.saturating_sub(span / 10);
-            let grace = self.asked.kill_after.min(span / 5);
-            limits.push(Deadline { term: kill.saturating_sub(grace), kill, why: StopReason::Lease });
-        }
-        limits
+    fn limits(&self, began: Duration, lease: Option<LeaseSchedule>) -> Vec<Deadline> {
+        let kill_after = self.asked.kill_after;
+        let max_hold = self.asked.max_hold.map(|max_hold| Deadline::of_max_hold(began, max_hold, kill_after));
+        let lease = lease.filter(|_| self.asked.on_lost == OnLost::Kill).map(|lease| lease.supervisor(kill_after));
+        max_hold.into_iter().chain(lease).collect()
     }
 
     /// Returns the remaining time of the shortest lease: zero if it is over, the grant was lost, or the store did not

@@ -5,9 +5,10 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use rustix::process::WaitIdStatus;
 
-use super::{Deadline, ExitReport, RunningCommand, StopReason};
+use super::{ExitReport, RunningCommand};
 use crate::error::Result;
 use crate::exit::Exit;
+use crate::run::schedule::{Deadline, StopReason};
 use crate::run::spawn::Report;
 use crate::signals::{FORWARDED, Signals};
 
