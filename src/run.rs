@@ -5,6 +5,7 @@
 pub mod deadline;
 pub mod detach;
 pub mod flock;
+pub mod keepalive;
 mod running;
 pub mod schedule;
 pub mod spawn;

@@ -13,8 +13,8 @@ use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
 use self::supervisor::Supervisor;
 use super::context::{Context, eprint_line};
-use super::lock_set::{LockSet, OpenLockSet};
 use crate::cli::RunWithLock;
+use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
@@ -29,7 +29,7 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
     let (names, command_line) = command_line(asked)?;
-    let targets = LockSet::new(context, &asked.common, &names)?;
+    let targets = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &targets)?;
     let handle = context.new_handle()?;
     let signals = Signals::listen(context.inherited)?;

@@ -14,8 +14,9 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
+use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{Lease, LeaseClock};
+use crate::lock::{Grant, Lease, LeaseClock};
 
 /// Maximum number of leases, each with a [`lease_id`]; together with the other fields they fill a page.
 const MOST_MARKS: usize = 501;
@@ -53,11 +54,11 @@ impl SharedDeadline {
         Ok(SharedDeadline(shared))
     }
 
-    /// Sets the first expiry time of these leases; no time was known before. `None`: they do not expire.
-    pub fn start(self, ends: Option<Duration>, leases: &[&Lease]) {
-        self.store(ends);
-        let known = leases.iter().zip(&self.0.marks);
-        let count = known.map(|(lease, known)| known.store(lease_id(lease), Ordering::SeqCst)).count();
+    /// Sets the first expiry time of the leases of these grants, which have just started; no time was known before.
+    pub fn start(self, opened: &OpenLockSet<'_>, grants: &[Grant]) {
+        self.store(opened.lease_ends(grants));
+        let leases = grants.iter().filter_map(|grant| grant.lifetime.lease()).zip(&self.0.marks);
+        let count = leases.map(|(lease, mark)| mark.store(lease_id(lease), Ordering::SeqCst)).count();
         self.0.first.store(count as u64, Ordering::SeqCst);
     }
 

@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::{Acquisition, request};
 use crate::cli::{Common, Taking};
 use crate::command::context::Context;
-use crate::command::keepalive::{KeeperConfig, spawn_detached};
-use crate::command::lock_set::{LockSet, OpenLockSet};
 use crate::engine::{AcquireAllResult, AcquireRequest, RETRY_INTERVAL};
+use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, caller, command_of, may_end_with_call};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime, ProcessId};
 use crate::name::escape;
 use crate::run::deadline::SharedDeadline;
+use crate::run::keepalive::{KeeperConfig, spawn_detached};
 use crate::signals::Signals;
 
 /// The locks that a script asks for, and their terms.

@@ -10,13 +10,13 @@ use super::flock_compat::FlockCompat;
 use crate::cli::{OnLost, RunWithLock};
 use crate::command::acquire::{Acquisition, report_taken, request};
 use crate::command::context::{Context, eprint_line};
-use crate::command::keepalive::{KeeperConfig, spawn_detached};
-use crate::command::lock_set::{LockSet, OpenLockSet};
 use crate::engine::{AcquireAllResult, AcquireRequest, WaitPolicy, acquire_all};
+use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, Handle, Mode, Owner, ProcessId};
 use crate::run::deadline::SharedDeadline;
+use crate::run::keepalive::{KeeperConfig, spawn_detached};
 use crate::run::schedule::LeaseSchedule;
 use crate::run::spawn::{ChildSide, CommandLine, Report, VforkStatus};
 use crate::signals::Signals;
@@ -110,7 +110,7 @@ impl CommandChild<'_> {
     /// Publishes when the leases end; without a supervisor, starts a keeper that renews them.
     fn see_to_leases(&self, opened: &OpenLockSet<'_>, grants: &[Grant], alone: bool) -> Result<()> {
         let Some(shared_deadline) = self.shared_deadline else { return Ok(()) };
-        opened.start_leases(grants, shared_deadline);
+        shared_deadline.start(opened, grants);
         if !alone {
             return Ok(());
         }

@@ -22,42 +22,42 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{pipe2, read, write};
 
-use super::context::Context;
-use super::lock_set::{LockSet, OpenLockSet};
+use crate::engine::Context;
+use crate::engine::{LockSet, OpenLockSet};
 use crate::error::Result;
 use crate::lock::{Grant, HandleHash, ProcessId};
 use crate::run::deadline::SharedDeadline;
 use crate::run::detach::{self, Detach};
 
-pub(super) use handle::Keeper;
+pub use handle::Keeper;
 
 /// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The locks that a keeper renews, and the owners that it watches.
-pub(super) struct KeeperConfig<'a> {
-    pub(super) context: &'a Context,
-    pub(super) targets: &'a LockSet,
-    pub(super) proof: HandleHash,
+pub struct KeeperConfig<'a> {
+    pub context: &'a Context,
+    pub targets: &'a LockSet,
+    pub proof: HandleHash,
     /// The owners; the keeper's work ends when all of them have ended.
-    pub(super) owners: Vec<ProcessId>,
+    pub owners: Vec<ProcessId>,
     /// Publishes the end of the lease to the other processes that must know it.
-    pub(super) shared_deadline: SharedDeadline,
+    pub shared_deadline: SharedDeadline,
     /// True if the keeper kills the owners before their lease ends.
-    pub(super) kills: bool,
+    pub kills: bool,
     /// True if each lock has a lease, even if its store belongs to this host alone.
-    pub(super) timed: bool,
+    pub timed: bool,
 }
 
 /// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores that other
 /// hosts may share need it, unless the owner's life does not count.
-pub(super) fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
+pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
     // Without an owner, no owner's death can end the grants.
     let has_lease = grants.iter().any(|grant| grant.lifetime.lease().is_some());
     if !opened.are_shared() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
     }
-    opened.start_leases(grants, keeping.shared_deadline);
+    keeping.shared_deadline.start(opened, grants);
     detach::spawn(c"csalock-keeper", Detach::Orphan, None, || keeping.run(None, None)).map(drop)
 }
 

@@ -13,7 +13,7 @@ use crate::run::EventSource;
 use crate::run::detach::{self, Detach};
 
 /// The keeper of a command, as its supervisor sees it.
-pub(in crate::command) struct Keeper {
+pub struct Keeper {
     hear: OwnedFd,
     tell: OwnedFd,
     pid: Cell<Option<Pid>>,
@@ -23,7 +23,7 @@ pub(in crate::command) struct Keeper {
 
 impl Keeper {
     /// Returns a keeper that has not started yet.
-    pub(in crate::command) fn new() -> Result<Keeper> {
+    pub fn new() -> Result<Keeper> {
         let failed =
             |errno: nix::Error| Error::new(ErrorKind::System, format!("cannot make a pipe: {}", errno.desc()), "");
         let (hear, tell) = new_pipe().map_err(failed)?;
@@ -31,7 +31,7 @@ impl Keeper {
     }
 
     /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
-    pub(in crate::command) fn ensure_running(&self, keeping: &KeeperConfig<'_>) -> bool {
+    pub fn ensure_running(&self, keeping: &KeeperConfig<'_>) -> bool {
         if self.pid.get().is_none() && !self.done.get() {
             let supervisor = Pid::this();
             let work = || keeping.run(Some(supervisor), Some(&self.tell));
@@ -42,7 +42,7 @@ impl Keeper {
     }
 
     /// Kills and reaps the keeper.
-    pub(in crate::command) fn stop(&self) {
+    pub fn stop(&self) {
         if let Some(pid) = self.pid.take() {
             let _ = kill(pid, Signal::SIGKILL);
             let _ = waitpid(pid, None);
