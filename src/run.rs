@@ -2,13 +2,16 @@
 //!
 //! This layer knows no command-line arguments and writes no text for people, except the messages of its errors.
 
+pub mod child;
 pub mod deadline;
 pub mod detach;
 pub mod flock;
+pub mod job;
 pub mod keepalive;
 mod running;
 pub mod schedule;
 pub mod spawn;
+pub mod supervisor;
 pub mod timer;
 
-pub use running::{EventSource, ExitReport, RunningCommand};
+pub use running::RunningCommand;

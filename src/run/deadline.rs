@@ -95,11 +95,6 @@ impl SharedDeadline {
         word.map(|word| word.fetch_or(1 << (at % BITS), Ordering::SeqCst)).is_some()
     }
 
-    /// Records that the command released the first `count` locks.
-    pub fn release_first(self, count: usize) {
-        (0..count).all(|at| self.release(at));
-    }
-
     /// Returns true if the command released the lock with this index.
     pub fn is_released(self, at: usize) -> bool {
         let word = self.0.released.get(at / BITS);

@@ -20,9 +20,9 @@ use crate::exit::Exit;
 use crate::host::{command_of, flock_holders};
 use crate::lock::{Mode, Request, Response};
 use crate::name::{escape, is_path, shell_quote};
+use crate::run::child::ChildSide;
 use crate::run::flock::{FdChannel, Flock, FlockWait, Flocked};
 use crate::run::schedule::renewal_pause;
-use crate::run::spawn::ChildSide;
 
 /// Maximum number of holders of the file that a message names.
 const MOST_NAMED: usize = 3;
@@ -31,7 +31,7 @@ const MOST_NAMED: usize = 3;
 pub(super) struct FlockCompat {
     /// Each file, with the index of the lock that it belongs to.
     files: Vec<(PathBuf, usize)>,
-    handover: FdChannel,
+    pub(super) handover: FdChannel,
 }
 
 impl FlockCompat {
@@ -65,7 +65,7 @@ impl FlockCompat {
     ) -> Result<Option<Exit>> {
         let mut held: Vec<Flock> = Vec::new();
         for (file, at) in &self.files {
-            let target = &take.targets.all[*at];
+            let target = &take.job.locks.all[*at];
             // Two names may mean one file; a second lock on it would wait for ourselves.
             if held.iter().any(|flock| flock.is_of(file)) {
                 continue;
@@ -73,13 +73,17 @@ impl FlockCompat {
             let mut told = false;
             let mut look = || {
                 if !std::mem::replace(&mut told, true) {
-                    child_side.inspect(|becoming| becoming.depend_on_guardian(take.context.inherited));
+                    child_side.inspect(|becoming| becoming.depend_on_guardian(take.job.context.inherited));
                     tell_of_wait(take, target, file);
                 }
                 keep(take, opened)
             };
-            let mut wait =
-                FlockWait { host: take.context.host.as_ref(), signals: take.signals, until, on_tick: &mut look };
+            let mut wait = FlockWait {
+                host: take.job.context.host.as_ref(),
+                signals: take.job.signals,
+                until,
+                on_tick: &mut look,
+            };
             let wait = (!take.asked.taking.waiting.wait_policy().is_none()).then_some(&mut wait);
             match Flock::take(file, share, wait)? {
                 Flocked::Held(flock) => held.push(flock),
@@ -103,11 +107,6 @@ impl FlockCompat {
         }
         Ok(None)
     }
-
-    /// Unlocks the files after the command has ended.
-    pub(super) fn end(&self) {
-        self.handover.unlock_all();
-    }
 }
 
 fn tell_of_wait(take: &CommandChild<'_>, target: &LockRef, file: &Path) {
@@ -119,7 +118,7 @@ fn tell_of_wait(take: &CommandChild<'_>, target: &LockRef, file: &Path) {
 
 /// Returns the holders of the file as text.
 fn by(take: &CommandChild<'_>, file: &Path) -> String {
-    let own = take.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
+    let own = take.job.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
     // We and the supervisor may have inherited the locked file, but we do not block ourselves.
     let others =
         flock_holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
@@ -137,7 +136,7 @@ fn by(take: &CommandChild<'_>, file: &Path) -> String {
 /// Returns an error if a lock was lost.
 fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Duration>> {
     for (at, (target, engine)) in opened.each().enumerate() {
-        let credentials = engine.credentials(Some(take.handle.proof()), Vec::new())?;
+        let credentials = engine.credentials(Some(take.job.handle.proof()), Vec::new())?;
         let lifetime = engine.start(&take.asked.taking.lifetime())?;
         match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
             Response::Renewed(_) => {}

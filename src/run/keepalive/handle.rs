@@ -9,7 +9,6 @@ use nix::unistd::Pid;
 
 use super::{KeeperConfig, drain, new_pipe};
 use crate::error::{Error, ErrorKind, Result};
-use crate::run::EventSource;
 use crate::run::detach::{self, Detach};
 
 /// The keeper of a command, as its supervisor sees it.
@@ -48,14 +47,14 @@ impl Keeper {
             let _ = waitpid(pid, None);
         }
     }
-}
 
-impl EventSource for Keeper {
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.hear.as_fd())
+    /// Returns a descriptor that becomes readable when the lease has a new end, or the keeper has ended.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.hear.as_fd()
     }
 
-    fn drain(&self) -> bool {
+    /// Returns true if that happened since the last call.
+    pub fn drain(&self) -> bool {
         let came = drain(self.hear.as_fd());
         let status = self.pid.get().map(|pid| waitpid(pid, Some(WaitPidFlag::WNOHANG)));
         let ended = status.is_some_and(|status| status != Ok(WaitStatus::StillAlive));
@@ -66,7 +65,8 @@ impl EventSource for Keeper {
         came || ended
     }
 
-    fn process(&self) -> Option<Pid> {
+    /// Returns the process of the keeper, which [`Keeper::drain`] reaps.
+    pub fn process(&self) -> Option<Pid> {
         self.pid.get()
     }
 }
