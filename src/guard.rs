@@ -62,14 +62,10 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Nev
     let (stop, stopped) = channel::<Never>();
     let (engine, names, proof) = (engine.clone(), names.to_vec(), handle.proof());
     let (often, seldom) = (retry_pause(engine.lease()), renewal_pause(engine.lease()));
-    let renew_one = move |name: &Vec<u8>| -> Result<Response> {
-        let lifetime = engine.start(&Lifetime::KeepalivePending(engine.lease().as_millis() as u64))?;
-        engine.apply(name, &Request::Renew(engine.credentials(Some(proof), Vec::new())?, lifetime))
-    };
     std::thread::spawn(move || {
         let mut pause = seldom;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-            let answers: Vec<_> = names.iter().map(&renew_one).collect();
+            let answers: Vec<_> = names.iter().map(|name| engine.renew(name, proof)).collect();
             if answers.iter().any(|answer| matches!(answer, Ok(response) if !matches!(response, Response::Renewed(_))))
             {
                 break;

@@ -8,10 +8,7 @@ pub mod detach;
 pub mod flock;
 pub mod job;
 pub mod keepalive;
-mod running;
 pub mod schedule;
 pub mod spawn;
 pub mod supervisor;
 pub mod timer;
-
-pub use running::RunningCommand;

@@ -11,11 +11,8 @@ use crate::store::Location;
 
 /// The environment of this process, its host, and its state at startup.
 pub struct Context {
-    /// Environment variables at startup.
     pub environment: Environment,
-    /// Host that this process runs on.
     pub host: Arc<dyn Host>,
-    /// Signals and descriptors at startup.
     pub inherited: StartupState,
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{AcquireRequest, Engine};
 use crate::error::Result;
-use crate::lock::{Grant, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Prepare, Record, Request, Response};
+use crate::lock::{Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Prepare, Record, Request, Response};
 use crate::store::Scope;
 
 /// A lease that this engine requested.
@@ -85,6 +85,12 @@ impl Engine {
             *grant = kept;
         }
         Some(self.lease / 4)
+    }
+
+    /// Renews the lease of a grant with keepalive, from now.
+    pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<Response> {
+        let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
+        self.apply(name, &Request::Renew(self.credentials(Some(proof), Vec::new())?, lifetime))
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<Response> {

@@ -20,17 +20,11 @@ pub type Variables = Vec<(&'static str, OsString)>;
 
 /// A command, its locks and its limits.
 pub struct Job<'a> {
-    /// Settings and host.
     pub context: &'a Context,
-    /// Locks of the command.
     pub locks: &'a LockSet,
-    /// Handle of the locks.
     pub handle: &'a Handle,
-    /// The command.
     pub command_line: &'a CommandLine,
-    /// Queue of the signals that the command gets.
     pub signals: &'a Signals,
-    /// Limits of the command.
     pub limits: Limits,
     /// Process that stays as the supervisor; `None`: csalock becomes the command.
     pub supervisor: Option<ProcessId>,

@@ -19,7 +19,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{pipe2, read, write};
 
 use crate::engine::Context;
@@ -28,6 +27,7 @@ use crate::error::Result;
 use crate::lock::{Grant, HandleHash, ProcessId};
 use crate::run::deadline::SharedDeadline;
 use crate::run::detach::{self, Detach};
+use crate::run::timer::wait_readable;
 
 pub use handle::Keeper;
 
@@ -58,7 +58,7 @@ pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, gran
         return Ok(());
     }
     keeping.shared_deadline.start(opened, grants);
-    detach::spawn(c"csalock-keeper", Detach::Orphan, None, || keeping.run(None, None)).map(drop)
+    detach::spawn(Detach::Orphan, None, || keeping.run(None, None)).map(drop)
 }
 
 /// Returns the reading and the writing end of a new pipe for notifications.
@@ -71,21 +71,18 @@ fn notify(pipe: BorrowedFd<'_>) {
     let _ = write(pipe, b"!");
 }
 
-/// Waits until one of the descriptors is readable, or for `at_most`.
-fn wait_for<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: Option<Duration>) {
-    let mut polled: Vec<PollFd<'_>> = descriptors.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    let at_most = at_most.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX));
-    let _ = poll(&mut polled, at_most);
-}
-
 /// Retries `make` until it succeeds. The keeper cannot work without the result, and descriptors may be exhausted now.
 fn retry_until_ok<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
     loop {
         match make() {
             Ok(made) => return made,
-            Err(_) => wait_for([], Some(POLL_INTERVAL)),
+            Err(_) => pause(),
         }
     }
+}
+
+fn pause() {
+    let _ = wait_readable([], Some(POLL_INTERVAL));
 }
 
 /// Reads and discards all pending bytes. Returns true if there were any.

@@ -3,13 +3,12 @@
 mod event_loop;
 mod release;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use self::event_loop::{EventLoop, ExitReport};
-use super::RunningCommand;
-use super::child::Report;
+use super::child::{Report, RunningCommand};
 use super::flock::FdChannel;
 use super::job::Job;
 use super::keepalive::Keeper;
@@ -75,7 +74,9 @@ impl<'a> Supervisor<'a> {
     fn wait_and_release(&self, command: &RunningCommand) -> Result<Exit> {
         // The host caches the answer now, while the command runs, so that the release need not wait for it.
         let _ = self.job.context.host.domain();
-        let keeper = self.job.shared_deadline.map(|_| Keeper::new()).transpose()?;
+        let process = || self.job.context.host.process(command.pid().as_raw()).unwrap_or(None);
+        let config = || process().and_then(|command| self.job.keeper(command));
+        let keeper = self.job.shared_deadline.map(|_| Keeper::new(config())).transpose()?;
         let ended = EventLoop::new(self, command, keeper.as_ref()).run()?;
         self.files.inspect(|files| files.unlock_all());
         match ended.told {
@@ -94,18 +95,18 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
-    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper>) -> Exit {
+    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>) -> Exit {
         let exit = exit_of(ended);
         // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
-        let by_time = Cell::new(self.job.limits.ttl.is_some() || keeper.is_none());
-        let release = || self.release(ended.lease_ends, &by_time);
+        let has_limit = self.job.limits.ttl.is_some() || keeper.is_none();
+        let release = || self.release(ended.lease_ends);
         // The keeper goes on if the store does not answer.
-        let lost = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
+        let (lost, had_limit) = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
         keeper.inspect(|keeper| keeper.stop());
         let why = match ended.stopped {
             // The reason was reported already.
             Some((StopReason::Lease, _)) if lost => Some(Notice::EndedAfterLoss),
-            _ => why(ended, by_time.get()),
+            _ => why(ended, has_limit || had_limit),
         };
         why.inspect(self.tell);
         if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit }

@@ -137,24 +137,20 @@ impl ForScript<'_> {
                 "the lock was lost before it could be used: its lease was over when the store said that it is taken";
             Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
         } else {
-            self.spawn_keeper(opened, request, grants)
+            let keeper = |shared_deadline| KeeperConfig {
+                context: self.context,
+                targets: self.targets,
+                proof: request.handle.proof(),
+                owners: request.owner.processes.clone(),
+                shared_deadline,
+                kills: false,
+                timed: false,
+            };
+            SharedDeadline::new().and_then(|deadline| spawn_detached(&keeper(deadline), opened, grants))
         };
         if kept.is_err() {
             opened.release_all(request.handle.proof())?;
         }
         kept
-    }
-
-    fn spawn_keeper(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, grants: &[Grant]) -> Result<()> {
-        let keeper = KeeperConfig {
-            context: self.context,
-            targets: self.targets,
-            proof: request.handle.proof(),
-            owners: request.owner.processes.clone(),
-            shared_deadline: SharedDeadline::new()?,
-            kills: false,
-            timed: false,
-        };
-        spawn_detached(&keeper, opened, grants)
     }
 }

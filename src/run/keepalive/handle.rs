@@ -12,7 +12,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::run::detach::{self, Detach};
 
 /// The keeper of a command, as its supervisor sees it.
-pub struct Keeper {
+pub struct Keeper<'a> {
+    /// `None` if the command ended before the supervisor could identify it.
+    config: Option<KeeperConfig<'a>>,
     hear: OwnedFd,
     tell: OwnedFd,
     pid: Cell<Option<Pid>>,
@@ -20,22 +22,22 @@ pub struct Keeper {
     done: Cell<bool>,
 }
 
-impl Keeper {
+impl<'a> Keeper<'a> {
     /// Returns a keeper that has not started yet.
-    pub fn new() -> Result<Keeper> {
+    pub fn new(config: Option<KeeperConfig<'a>>) -> Result<Keeper<'a>> {
         let failed =
             |errno: nix::Error| Error::new(ErrorKind::System, format!("cannot make a pipe: {}", errno.desc()), "");
         let (hear, tell) = new_pipe().map_err(failed)?;
-        Ok(Keeper { hear, tell, pid: Cell::new(None), done: Cell::new(false) })
+        Ok(Keeper { config, hear, tell, pid: Cell::new(None), done: Cell::new(false) })
     }
 
     /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
-    pub fn ensure_running(&self, keeping: &KeeperConfig<'_>) -> bool {
-        if self.pid.get().is_none() && !self.done.get() {
+    pub fn ensure_running(&self) -> bool {
+        if let Some(config) = self.config.as_ref().filter(|_| self.pid.get().is_none() && !self.done.get()) {
             let supervisor = Pid::this();
-            let work = || keeping.run(Some(supervisor), Some(&self.tell));
+            let work = || config.run(Some(supervisor), Some(&self.tell));
             // If the keeper does not start, the supervisor ends the command before the lease ends.
-            self.pid.set(detach::spawn(c"csalock-keeper", Detach::Child, Some(&self.tell), work).unwrap_or(None));
+            self.pid.set(detach::spawn(Detach::Child, Some(&self.tell), work).unwrap_or(None));
         }
         self.pid.get().is_some() || self.done.get()
     }

@@ -4,8 +4,6 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use rustix::process::WaitIdStatus;
 
@@ -13,28 +11,26 @@ use super::Supervisor;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
-use crate::lock::ProcessId;
-use crate::run::RunningCommand;
-use crate::run::child::Report;
+use crate::run::child::{Report, RunningCommand};
 use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::Keeper;
 use crate::run::schedule::{Deadline, LeaseSchedule, StopReason};
-use crate::run::timer::BoottimeTimer;
+use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::signals::FORWARDED;
 
-/// The end of a command.
+/// A command, as far as its end is known.
 pub(super) struct ExitReport {
-    /// The last report of the child before it became the command; `None` if it died before a report.
+    /// Last report of the child before it became the command; `None` if it died before a report.
     pub(super) told: Option<Report>,
-    /// The status of the command as the shell counts it.
+    /// Status of the command as the shell counts it.
     pub(super) exit: Exit,
-    /// The signal that ended the command, if the terminal sent it to csalock too.
+    /// Last signal that the terminal sent; at the end, only if that signal ended the command.
     pub(super) of_terminal: Option<Signal>,
     /// If csalock ended the command: the reason, and true if SIGKILL was necessary.
     pub(super) stopped: Option<(StopReason, bool)>,
     /// True if csalock could not end the command because it runs as another user by now.
     pub(super) out_of_reach: bool,
-    /// The end of the lease of the locks on CLOCK_BOOTTIME, as last read.
+    /// End of the lease of the locks on CLOCK_BOOTTIME, as last read.
     pub(super) lease_ends: Option<Duration>,
 }
 
@@ -42,44 +38,39 @@ pub(super) struct ExitReport {
 pub(super) struct EventLoop<'a> {
     supervisor: &'a Supervisor<'a>,
     command: &'a RunningCommand,
-    /// Keeper of the locks, and the command as its owner.
-    keeper: Option<(&'a Keeper, Option<ProcessId>)>,
+    keeper: Option<&'a Keeper<'a>>,
     /// Start of the command on CLOCK_BOOTTIME.
     began: Option<Duration>,
     lease: Option<LeaseSchedule>,
     /// Deadlines of the command. The term of a deadline whose SIGTERM was sent is `Duration::MAX`.
     limits: Vec<Deadline>,
-    /// Last report of the child.
-    told: Option<Report>,
-    /// Reason for which csalock ended the command, and true if SIGKILL was necessary.
-    stopped: Option<(StopReason, bool)>,
-    /// True if csalock may not send a signal to the command.
-    out_of_reach: bool,
-    /// Last signal that the terminal sent.
-    of_terminal: Option<Signal>,
     /// True if a child of this process has ended since the last check.
     child_ended: bool,
+    report: ExitReport,
 }
 
 impl<'a> EventLoop<'a> {
     pub(super) fn new(
         supervisor: &'a Supervisor<'a>,
         command: &'a RunningCommand,
-        keeper: Option<&'a Keeper>,
+        keeper: Option<&'a Keeper<'a>>,
     ) -> EventLoop<'a> {
-        let process = || supervisor.job.context.host.process(command.pid().as_raw()).unwrap_or(None);
         EventLoop {
             supervisor,
             command,
-            keeper: keeper.map(|keeper| (keeper, process())),
+            keeper,
             began: None,
             lease: None,
             limits: Vec::new(),
-            told: None,
-            stopped: None,
-            out_of_reach: false,
-            of_terminal: None,
             child_ended: false,
+            report: ExitReport {
+                told: None,
+                exit: Exit::Bug,
+                of_terminal: None,
+                stopped: None,
+                out_of_reach: false,
+                lease_ends: None,
+            },
         }
     }
 
@@ -96,15 +87,15 @@ impl<'a> EventLoop<'a> {
             let mut now = self.boottime();
             let event = self.drain();
             if std::mem::take(&mut self.child_ended) {
-                self.command.reap_others(self.keeper.and_then(|(keeper, _)| keeper.process()));
+                self.command.reap_others(self.keeper.and_then(Keeper::process));
             }
-            let starts = self.told.is_none() && (limited || event) && {
-                self.told = self.command.told();
-                self.told.is_some()
+            let starts = self.report.told.is_none() && (limited || event) && {
+                self.report.told = self.command.told();
+                self.report.told.is_some()
             };
             // Events before the command runs come from the child's own acquisition of the locks.
             let must_read = event || (starts && limited) || self.limits.iter().any(|limit| limit.term <= now);
-            if self.told.is_some() && self.stopped.is_none() && must_read {
+            if self.report.told.is_some() && self.report.stopped.is_none() && must_read {
                 self.read_limits();
                 now = self.boottime();
             }
@@ -112,9 +103,12 @@ impl<'a> EventLoop<'a> {
                 continue;
             }
             timer.set(self.next_limit());
-            let reports = self.command.reports().filter(|_| limited && self.told.is_none());
+            let reports = self.command.reports().filter(|_| limited && self.report.told.is_none());
             let signals = self.supervisor.job.signals.as_fd();
-            wait([Some(signals), reports, self.events(), Some(timer.as_fd())])?;
+            let events = [Some(signals), reports, self.events(), Some(timer.as_fd())];
+            wait_readable(events.into_iter().flatten(), None).map_err(|errno| {
+                Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), "")
+            })?;
             self.forward_signals();
         }
     }
@@ -126,7 +120,7 @@ impl<'a> EventLoop<'a> {
     /// Returns the descriptor of events that may change the deadlines.
     fn events(&self) -> Option<BorrowedFd<'_>> {
         match self.keeper {
-            Some((keeper, _)) => Some(keeper.descriptor()),
+            Some(keeper) => Some(keeper.descriptor()),
             None => self.supervisor.bell.as_ref().map(AsFd::as_fd),
         }
     }
@@ -134,7 +128,7 @@ impl<'a> EventLoop<'a> {
     /// Returns true if such an event arrived since the last call.
     fn drain(&self) -> bool {
         match self.keeper {
-            Some((keeper, _)) => keeper.drain(),
+            Some(keeper) => keeper.drain(),
             None => self.supervisor.bell.as_ref().is_some_and(WakeSocket::was_woken),
         }
     }
@@ -142,9 +136,8 @@ impl<'a> EventLoop<'a> {
     /// Ensures that a keeper runs, if there must be one, and reads the deadlines of the command.
     fn read_limits(&mut self) {
         let job = self.supervisor.job;
-        if let Some((keeper, command)) = self.keeper {
-            let config = command.and_then(|command| job.keeper(command));
-            self.command.send_go(config.is_some_and(|config| keeper.ensure_running(&config)));
+        if let Some(keeper) = self.keeper {
+            self.command.send_go(keeper.ensure_running());
         }
         let now = self.boottime();
         let ends = match job.shared_deadline {
@@ -165,15 +158,15 @@ impl<'a> EventLoop<'a> {
                 return Ok(false);
             }
             if self.command.send(Signal::SIGKILL) {
-                self.stopped = Some((self.stopped.map_or(due.why, |(why, _)| why), true));
+                self.report.stopped = Some((self.report.stopped.map_or(due.why, |(why, _)| why), true));
             } else {
-                self.out_of_reach = true;
+                self.report.out_of_reach = true;
             }
             self.limits.clear();
         }
         for due in self.limits.iter_mut().filter(|limit| limit.term <= now) {
             if self.command.send(Signal::SIGTERM) {
-                self.stopped.get_or_insert((due.why, false));
+                self.report.stopped.get_or_insert((due.why, false));
                 self.command.send(Signal::SIGCONT);
             }
             due.term = Duration::MAX;
@@ -192,7 +185,7 @@ impl<'a> EventLoop<'a> {
         while let Some(came) = self.supervisor.job.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD;
             if came.from_terminal {
-                self.of_terminal = Some(came.signal);
+                self.report.of_terminal = Some(came.signal);
             } else if FORWARDED.contains(&came.signal) {
                 self.command.send(came.signal);
             }
@@ -200,32 +193,23 @@ impl<'a> EventLoop<'a> {
     }
 
     /// Returns the report about the ended command.
-    fn exit_report(&self, status: &WaitIdStatus) -> ExitReport {
-        let job = self.supervisor.job;
+    fn exit_report(self, status: &WaitIdStatus) -> ExitReport {
+        let (job, report) = (self.supervisor.job, self.report);
         // The signal that ended the command may have reached csalock too, still unread.
         let last = std::iter::from_fn(|| job.signals.next()).filter(|came| came.from_terminal).last();
-        let of_terminal = last.map(|came| came.signal).or(self.of_terminal);
+        let of_terminal = last.map(|came| came.signal).or(report.of_terminal);
         let exit = exit_of(status);
         // The keeper kills a command that the supervisor did not end in time.
         let killed = job.shared_deadline.is_some_and(SharedDeadline::was_killed);
         let by_keeper = killed && exit == Exit::signalled(Signal::SIGKILL as i32);
         ExitReport {
-            told: self.command.told().or(self.told),
+            told: self.command.told().or(report.told),
             exit,
             of_terminal: of_terminal.filter(|came| status.terminating_signal() == Some(*came as i32)),
-            stopped: self.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
-            out_of_reach: self.out_of_reach,
+            stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
             lease_ends: job.shared_deadline.map_or(self.lease.map(|lease| lease.ends), SharedDeadline::load),
+            ..report
         }
-    }
-}
-
-fn wait(descriptors: [Option<BorrowedFd<'_>>; 4]) -> Result<()> {
-    let mut polled: Vec<PollFd<'_>> =
-        descriptors.into_iter().flatten().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    match poll(&mut polled, PollTimeout::NONE) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), "")),
     }
 }
 

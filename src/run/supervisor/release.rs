@@ -1,6 +1,5 @@
 //! The release of the locks after the command's end, and what happens if a store does not answer then.
 
-use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -49,28 +48,26 @@ impl Supervisor<'_> {
         })
     }
 
-    /// Releases the locks, whose lease, if any, ends at `lease_ends`. Returns true if a lock was lost while the command
-    /// ran. Sets `by_time` if a lease that is not renewed was the last, so that it ended the command.
-    pub(super) fn release(&self, lease_ends: Option<Duration>, by_time: &Cell<bool>) -> bool {
+    /// Releases the locks, whose lease, if any, ends at `lease_ends`. Returns whether a lock was lost while the command
+    /// ran, and whether the last lease of a lock was a time limit that a caller set.
+    pub(super) fn release(&self, lease_ends: Option<Duration>) -> (bool, bool) {
         let now = self.job.context.host.boottime();
         let opened = match &self.opened {
             Ok(opened) => opened,
             Err(error) => {
                 // The command's status counts; the next caller finds a lock whose owner is dead.
                 (self.tell)(&Notice::NotReleased(None, error));
-                return false;
+                return (false, false);
             }
         };
         // A release after the end of the lease is not needed any more.
         let until = lease_ends.map(|ends| ends.min(now + TO_RELEASE));
         opened.each().for_each(|(_, engine)| engine.store().set_deadline(until));
-        let mut lost = false;
+        let (mut lost, mut had_limit) = (false, false);
         let released = opened.release(self.job.handle.proof());
         for (at, ((target, engine), released)) in opened.each().zip(&released).enumerate() {
             match released {
-                Ok(Response::Released(grant)) => {
-                    by_time.set(by_time.get() || matches!(grant.lifetime, Lifetime::ExpiresAt(_)));
-                }
+                Ok(Response::Released(grant)) => had_limit |= matches!(grant.lifetime, Lifetime::ExpiresAt(_)),
                 // The command released the lock, and the supervisor or the keeper knows it.
                 Ok(Response::NotHeld(None) | Response::NotOwner(_, None)) if self.is_released(at) => {}
                 // The command released the lock, or another process saw its end before the supervisor did.
@@ -85,7 +82,7 @@ impl Supervisor<'_> {
                 }
             }
         }
-        lost
+        (lost, had_limit)
     }
 
     /// Ends a wait or a grant of a child that died before it became the command.
