@@ -34,6 +34,15 @@ impl Engine {
         }
     }
 
+    /// Returns the lifetime in this store of a grant with that lifetime on one host.
+    pub fn lifetime_in_store(&self, lifetime: &Lifetime) -> Lifetime {
+        match (lifetime, self.store.scope()) {
+            // Other hosts cannot see whether the owner lives.
+            (Lifetime::WhileOwnerLives, Scope::Shared) => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            (lifetime, _) => lifetime.clone(),
+        }
+    }
+
     /// Starts the lifetime of a grant in the record that is about to be written. A fresh lifetime in `begun`, from a
     /// try that lost to another writer, is used again.
     pub(super) fn begin_grant(

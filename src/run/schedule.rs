@@ -15,7 +15,7 @@
 //! | lease with keepalive | keeper, or the guard of the Rust API: renewal | request of the lease | 2/3 left |
 //! | | the same: next try, if the store did not answer | the failed try | each 1/30 |
 //! | | keeper without a supervisor: gives up | end of the lease | 4 spans later |
-//! | `--ttl`, wait for the file of `--flock` | child: renewal | last renewal | each 1/3 |
+//! | any lease, wait for the file of `--flock` | child: renewal | request of the lease | 2/3 left, and when the wait ends |
 //! | `--ttl` set by `csalock renew` | as `--ttl`, from the end that the record then has | first sight of this end | |
 //! | the same, local store, no lease before | supervisor alone: there is no keeper | first sight of this end | |
 //! | no lease | nothing ends the command | | |

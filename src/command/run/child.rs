@@ -44,11 +44,11 @@ impl CommandChild<'_> {
             at_first_wait: &depend,
             ..Acquisition::new(&self.asked.common, waiting, self.job.signals)
         };
-        let (grants, evicted) = match acquisition.acquire(&opened, &request)? {
+        let (mut grants, evicted) = match acquisition.acquire(&opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => return Ok(acquisition.end(&opened, &ended)),
         };
-        let files = self.flock_compat.map(|compat| compat.take(self, &opened, request.mode, until, child_side));
+        let files = self.flock_compat.map(|compat| compat.take(self, &opened, &mut grants, until, child_side));
         if let Some(refused) = files.and_then(Result::transpose) {
             self.job.release(&opened)?;
             return Ok(refused?);
