@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::lock::{Grant, Handle, HandleHash, Lifetime, Request, Response};
+use crate::run::schedule::{renewal_pause, retry_pause};
 use crate::store::Scope;
 
 /// The message type of a channel that never sends.
@@ -60,15 +61,11 @@ impl<'a> Guard<'a> {
 fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Never> {
     let (stop, stopped) = channel::<Never>();
     let (engine, names, proof) = (engine.clone(), names.to_vec(), handle.proof());
-    let (often, seldom) = (engine.lease() / 30, engine.lease() / 3);
-    let renew_one = move |name: &Vec<u8>| -> Result<Response> {
-        let lifetime = engine.start(&Lifetime::KeepalivePending(engine.lease().as_millis() as u64))?;
-        engine.apply(name, &Request::Renew(engine.by_proof(proof)?, lifetime))
-    };
+    let (often, seldom) = (retry_pause(engine.lease()), renewal_pause(engine.lease()));
     std::thread::spawn(move || {
         let mut pause = seldom;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-            let answers: Vec<_> = names.iter().map(&renew_one).collect();
+            let answers: Vec<_> = names.iter().map(|name| engine.renew(name, proof)).collect();
             if answers.iter().any(|answer| matches!(answer, Ok(response) if !matches!(response, Response::Renewed(_))))
             {
                 break;

@@ -4,6 +4,7 @@
 
 pub mod boot_lease;
 mod fake;
+mod file_locks;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 pub use crate::startup_state::StartupState;
 pub use fake::Fake;
+pub use file_locks::{flock_holders, posix_holders};
 pub use owner::{Caller, Invocation, caller, may_end_with_call, new_owner};
 pub use proc_stat::start_of;
 pub use programs::command_of;

@@ -24,15 +24,9 @@
 // The layers, each of which uses only those below it: ARCHITECTURE.md.
 
 #[doc(hidden)]
-pub mod boottime_timer;
-#[doc(hidden)]
-pub mod child;
-#[doc(hidden)]
 pub mod cli;
 #[doc(hidden)]
 pub mod command;
-#[doc(hidden)]
-pub mod detach;
 #[doc(hidden)]
 pub mod duration;
 #[doc(hidden)]
@@ -45,8 +39,6 @@ pub mod error;
 pub mod escape;
 #[doc(hidden)]
 pub mod exit;
-#[doc(hidden)]
-pub mod flock;
 #[doc(hidden)]
 pub mod glob;
 mod guard;
@@ -62,7 +54,7 @@ pub mod name;
 #[doc(hidden)]
 pub mod report;
 #[doc(hidden)]
-pub mod shared_deadline;
+pub mod run;
 #[doc(hidden)]
 pub mod signals;
 #[doc(hidden)]

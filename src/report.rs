@@ -4,6 +4,7 @@ mod doctor;
 mod history_json;
 mod json;
 mod refusal;
+mod run;
 mod table;
 mod timeline;
 
@@ -15,6 +16,7 @@ pub use json::{
     ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson, json,
 };
 pub use refusal::{RefusedLock, describe_value};
+pub use run::notice;
 pub use table::{HEADER, OutputStyle, WIDTH, table};
 pub use timeline::timeline;
 

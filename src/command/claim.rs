@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json};
-use super::lock_set::{LockSet, OpenLockSet};
 use super::lookup::names_of;
 use crate::cli::{Claim, Unclaim};
 use crate::engine::{AcquireAllResult, AcquireRequest, LockStatus};
+use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, Lifetime, Response};
@@ -20,7 +20,7 @@ use crate::signals::Signals;
 const LONGEST_ID: usize = 255;
 
 pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
-    let targets = LockSet::new(context, &asked.common, &asked.names)?;
+    let targets = context.lock_set(&asked.common, &asked.names)?;
     let id = asked.id.as_deref().map_or_else(|| fresh_id(context), given_id)?;
     context.require_stdout("the id", "send it to /dev/null if you do not need it")?;
     let opened = targets.open(context)?;
@@ -79,7 +79,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     let id = given_id(&asked.id)?;
     let targets = match asked.all {
         true => LockSet::of_store(&context.store(&asked.common)?, names_of(context, &asked.common, &id)?.0),
-        false => LockSet::new(context, &asked.common, &asked.names)?,
+        false => context.lock_set(&asked.common, &asked.names)?,
     };
     if targets.all.is_empty() {
         asked.common.note(&format!("nothing is claimed under id {}", escape(&id)));

@@ -4,17 +4,16 @@ use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 
 use crate::cli::Common;
-use crate::engine::{Engine, WaitPolicy};
-use crate::environment::Environment;
+pub(super) use crate::engine::{Context, LockRef};
+use crate::engine::{Engine, LockSet, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Host, Invocation, StartupState, Unix, caller, new_owner};
+use crate::host::{Invocation, caller, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::json;
@@ -24,33 +23,7 @@ use crate::terminal;
 /// Minimum time that a reader gets for printed output.
 const UNREAD: Duration = Duration::from_secs(1);
 
-/// The environment of this process, its host, and its state at startup.
-pub(super) struct Context {
-    pub(super) environment: Environment,
-    pub(super) host: Arc<dyn Host>,
-    pub(super) inherited: StartupState,
-}
-
-/// A lock: the store that contains its record, and its name in that store.
-#[derive(Debug, Clone)]
-pub(super) struct LockRef {
-    pub(super) location: Location,
-    pub(super) name: Vec<u8>,
-    /// Name for display: the name, or the file's absolute path.
-    pub(super) display_name: Vec<u8>,
-    /// The shell words that mean this lock: `--store` if it was given, and the name.
-    pub(super) shell_arg: String,
-}
-
 impl Context {
-    pub(super) fn of_this_process() -> Context {
-        Context {
-            environment: Environment::of_this_process(),
-            host: Arc::new(Unix::new()),
-            inherited: StartupState::of_this_process(),
-        }
-    }
-
     /// Returns the store that the option or else this variable selects; `None` means that the default rules apply.
     fn chosen_store(&self, common: &Common, variable: Option<&OsString>) -> Result<Option<Location>> {
         if let Some(url) = &common.store {
@@ -100,13 +73,9 @@ impl Context {
         }
     }
 
-    pub(super) fn engine(&self, location: &Location) -> Result<Engine> {
-        Engine::open(location, &self.environment, self.host.clone())
-    }
-
-    /// Returns the length of a lease that is renewed.
-    pub(super) fn lease(&self) -> Duration {
-        self.environment.lease().unwrap_or(crate::environment::LEASE)
+    /// Returns the locks that these names mean.
+    pub(super) fn lock_set(&self, common: &Common, typed: &[OsString]) -> Result<LockSet> {
+        Ok(LockSet::new(typed.iter().map(|name| self.target(common, name)).collect::<Result<Vec<_>>>()?))
     }
 
     /// Returns an owner on this host.
@@ -207,14 +176,6 @@ fn shell_arg(common: &Common, name: &[u8]) -> String {
     let store = common.store.as_ref().map(|url| format!("--store {} ", name::shell_quote(url.as_bytes())));
     let dashes = if name.starts_with(b"-") { "-- " } else { "" };
     format!("{}{dashes}{}", store.unwrap_or_default(), name::shell_quote(name))
-}
-
-impl LockRef {
-    /// Returns the lock with this name in this store.
-    pub(super) fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
-        let shell_arg = name::shell_quote(&name);
-        LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
-    }
 }
 
 impl Common {

@@ -4,7 +4,6 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{ForScript, Granted, report_taken};
 use super::context::{Context, exactly_one, print_bytes, print_json};
-use super::lock_set::LockSet;
 use crate::cli::{Get, Taking};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
@@ -28,7 +27,7 @@ pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
 }
 
 fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
-    let targets = &LockSet::new(context, &asked.common, &asked.names)?;
+    let targets = &context.lock_set(&asked.common, &asked.names)?;
     let target = targets.first();
     let Get { common, taking, pid, .. } = asked;
     ForScript { context, common, taking, pid: *pid, targets, timeout_setting: "-w" }.acquire(

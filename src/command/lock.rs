@@ -4,8 +4,8 @@ use anyhow::Context as _;
 
 use super::acquire::{ForScript, Granted, report_taken};
 use super::context::{Context, json_line, print_before};
-use super::lock_set::LockSet;
 use crate::cli::Lock;
+use crate::engine::LockSet;
 use crate::exit::Exit;
 use crate::report::LockJson;
 
@@ -19,7 +19,7 @@ pub(super) fn run_silently(context: &Context, asked: &Lock) -> anyhow::Result<Ex
 }
 
 fn acquire(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
-    let targets = &LockSet::new(context, &asked.common, &asked.names)?;
+    let targets = &context.lock_set(&asked.common, &asked.names)?;
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::context::LockRef;
+use crate::engine::{LockRef, OpenLockSet};
 use crate::error::ErrorKind;
 use crate::lock::Response;
 use crate::report::{RefusedLock, Reporter};
@@ -14,6 +14,13 @@ impl LockRef {
     pub(super) fn refused<'a>(&'a self, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
         let LockRef { name, display_name, shell_arg, .. } = self;
         RefusedLock { name, display_name, shell_arg, timeout_setting: "-w", reporter }
+    }
+}
+
+impl OpenLockSet<'_> {
+    /// Returns the reporter for the lock with this index.
+    pub(super) fn reporter(&self, at: usize) -> Reporter<'_> {
+        Reporter::new(self.engine(at))
     }
 }
 

@@ -1,25 +1,24 @@
-//! `csalock run-with-lock`. [`crate::child`] describes which process does what.
+//! `csalock run-with-lock`. [`crate::run::spawn`] describes which process does what.
 
 mod child;
 mod flock_compat;
-mod release;
-mod supervisor;
 
-use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 
 use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
-use self::supervisor::Supervisor;
 use super::context::{Context, eprint_line};
-use super::lock_set::{LockSet, OpenLockSet};
-use crate::child::{CommandLine, Fork, RunningCommand, VforkOutcome};
-use crate::cli::RunWithLock;
+use crate::cli::{OnLost, RunWithLock};
+use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{WakeAddress, WakeSocket};
-use crate::shared_deadline::SharedDeadline;
+use crate::report::notice;
+use crate::run::deadline::SharedDeadline;
+use crate::run::job::{Job, Limits};
+use crate::run::spawn::{CommandLine, Fork, VforkOutcome};
+use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::Signals;
 
 pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit> {
@@ -28,26 +27,25 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
     let (names, command_line) = command_line(asked)?;
-    let targets = LockSet::new(context, &asked.common, &names)?;
-    let flock_compat = FlockCompat::of(asked, &targets)?;
+    let locks = context.lock_set(&asked.common, &names)?;
+    let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
     let signals = Signals::listen(context.inherited)?;
     let supervisor = (!asked.no_fork).then(|| context.host.this_process()).transpose()?;
     // The child opens the stores itself, because neither descriptors nor SQLite's connections may be shared.
-    let opened = targets.open(context);
-    let kept = opened.as_ref().is_ok_and(OpenLockSet::are_shared) || asked.taking.ttl.is_some();
-    let child = CommandChild {
+    let opened = locks.open(context);
+    let has_lease = opened.as_ref().is_ok_and(OpenLockSet::are_shared) || asked.taking.ttl.is_some();
+    let job = Job {
         context,
-        asked,
-        targets: &targets,
+        locks: &locks,
+        handle: &handle,
         command_line: &command_line,
         signals: &signals,
-        handle: &handle,
+        limits: asked.limits(),
         supervisor,
-        flock_compat: flock_compat.as_ref(),
-        shared_deadline: kept.then(SharedDeadline::new).transpose()?,
-        began: context.host.boottime(),
+        shared_deadline: has_lease.then(SharedDeadline::new).transpose()?,
     };
+    let child = CommandChild { job: &job, asked, flock_compat: flock_compat.as_ref(), began: context.host.boottime() };
     match asked.no_fork {
         true => child.acquire_and_exec(None),
         false => run_supervised(&child, opened),
@@ -56,34 +54,27 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
 
 /// Runs the command in a child process, and stays as its supervisor.
 fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>) -> anyhow::Result<Exit> {
-    let kept = child.shared_deadline.is_some();
+    let (job, asked) = (child.job, child.asked);
+    let has_lease = job.shared_deadline.is_some();
     // A child that shares our memory keeps signals from us, so it must not wait for a locked store, a file or the start
     // signal.
-    let is_quick = !kept && child.flock_compat.is_none() && opened.as_ref().is_ok_and(are_free);
+    let is_quick = !has_lease && child.flock_compat.is_none() && opened.as_ref().is_ok_and(are_free);
     // The socket exists before the command starts, because the command may renew at once. A keeper has its own socket.
-    let proof = child.handle.proof();
-    let bell = if kept { None } else { WakeSocket::new(WakeAddress::Supervisor(&proof)) };
-    let supervisor = Supervisor {
-        context: child.context,
-        asked: child.asked,
-        targets: child.targets,
-        handle: child.handle,
-        opened,
-        flock_compat: child.flock_compat,
-        shared_deadline: child.shared_deadline,
-        bell,
-        released: RefCell::default(),
-    };
+    let proof = job.handle.proof();
+    let bell = if has_lease { None } else { WakeSocket::new(WakeAddress::Supervisor(&proof)) };
+    let tell = |message: &Notice<'_>| asked.common.note(&notice(job.locks, message));
+    let files = child.flock_compat.map(|flock_compat| &flock_compat.handover);
+    let supervisor = Supervisor::new(job, opened, bell, files, &tell);
     if is_quick {
-        match child.command_line.spawn_vfork(&|progress| child.acquire_in_vfork(progress))? {
-            VforkOutcome::Running(running) => return supervise(supervisor, running, child.signals),
+        match job.command_line.spawn_vfork(&|progress| child.acquire_in_vfork(progress))? {
+            VforkOutcome::Running(running) => return Ok(supervisor.supervise(&running)?),
             VforkOutcome::Failed(exit) => return Ok(exit),
             VforkOutcome::No => {}
         }
     }
-    match child.command_line.fork(kept)? {
+    match job.command_line.fork(has_lease)? {
         Fork::Child(child_side) => {
-            let waiting = &child.asked.taking.waiting;
+            let waiting = &asked.taking.waiting;
             let ended = child.acquire_and_exec(Some(&child_side)).or_else(|error| waiting.end(error));
             let exit = ended.unwrap_or_else(|error| {
                 eprint_line(&format!("{error:#}"));
@@ -91,7 +82,18 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
             });
             child_side.leave(exit)
         }
-        Fork::Parent(running) => supervise(supervisor, running, child.signals),
+        Fork::Parent(running) => Ok(supervisor.supervise(&running)?),
+    }
+}
+
+impl RunWithLock {
+    fn limits(&self) -> Limits {
+        Limits {
+            ttl: self.taking.ttl,
+            max_hold: self.max_hold,
+            kill_after: self.kill_after,
+            kills: self.on_lost == OnLost::Kill,
+        }
     }
 }
 
@@ -103,14 +105,6 @@ fn are_free(opened: &OpenLockSet<'_>) -> bool {
         engine.store().set_deadline(None);
         found.is_ok_and(|found| found.is_none())
     })
-}
-
-fn supervise(supervisor: Supervisor<'_>, running: RunningCommand, signals: &Signals) -> anyhow::Result<Exit> {
-    let exit = supervisor.supervise(&running, signals);
-    running.reap();
-    // The process ends here, and the kernel closes a database faster than SQLite does.
-    std::mem::forget(supervisor);
-    exit
 }
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.

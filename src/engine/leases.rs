@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{AcquireRequest, Engine};
 use crate::error::Result;
-use crate::lock::{Grant, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Prepare, Record, Request, Response};
+use crate::lock::{Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Prepare, Record, Request, Response};
 use crate::store::Scope;
 
 /// A lease that this engine requested.
@@ -30,6 +30,15 @@ impl Engine {
                 Ok(Lifetime::Keepalive(self.grant_lease(Duration::from_millis(*span))?))
             }
             other => Ok(other.clone()),
+        }
+    }
+
+    /// Returns the lifetime in this store of a grant with that lifetime on one host.
+    pub fn lifetime_in_store(&self, lifetime: &Lifetime) -> Lifetime {
+        match (lifetime, self.store.scope()) {
+            // Other hosts cannot see whether the owner lives.
+            (Lifetime::WhileOwnerLives, Scope::Shared) => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            (lifetime, _) => lifetime.clone(),
         }
     }
 
@@ -84,6 +93,12 @@ impl Engine {
             *grant = kept;
         }
         Some(self.lease / 4)
+    }
+
+    /// Renews the lease of a grant with keepalive, from now.
+    pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<Response> {
+        let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
+        self.apply(name, &Request::Renew(self.credentials(Some(proof), Vec::new())?, lifetime))
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<Response> {

@@ -64,11 +64,9 @@ impl AcquireRequest {
 impl Engine {
     pub(super) fn application(&self, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
         let lifetime = match (&request.lifetime, self.store.scope()) {
-            // Other hosts cannot see whether the owner lives.
-            (Lifetime::WhileOwnerLives, Scope::Shared) => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
             // Other hosts cannot see whether the process of a provisional grant lives.
             (_, Scope::Shared) if request.provisional => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
-            (tenure, _) => tenure.clone(),
+            (lifetime, _) => self.lifetime_in_store(lifetime),
         };
         let confirms =
             request.owner_outlives_process || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));

@@ -240,6 +240,37 @@ on_every_store! {
         assert_eq!(next.wait().line(), sandbox.path("files/f").display().to_string());
     }
 
+    fn a_lease_is_renewed_during_a_wait_for_the_file(sandbox: &Sandbox) {
+        if !sandbox.is_shared() {
+            return;
+        }
+        let mut old = old_holder(sandbox, "f");
+        let words = ["run", "--flock", "-w", "inf", "./f", "echo", "ran"];
+        let mut next = sandbox.csalock(words).env("CSALOCK_LEASE", "3s").spawn();
+        wait_until("it waits for the file", || flocks(sandbox, "f").1 == 1);
+        let until = || sandbox.sight("./f")["holders"][0]["renewed_until"].to_string();
+        for _ in 0..4 {
+            let before = until();
+            assert_ne!(before, "null", "other hosts need a lease");
+            wait_until("it is renewed", || next.has_ended() || until() != before);
+            assert!(!next.has_ended(), "{}", next.said());
+        }
+        old.release();
+        let done = next.wait();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+    }
+
+    fn a_command_gets_its_whole_lease_after_a_wait_for_the_file(sandbox: &Sandbox) {
+        let mut old = old_holder(sandbox, "f");
+        // Less is left of the first lease after the wait than a command needs to be started.
+        let next = waiter(sandbox, &["--ttl", "4s"], &["echo", "ran"]);
+        let begun = std::time::Instant::now();
+        wait_until("most of the first lease is over", || begun.elapsed().as_millis() > 3200);
+        old.release();
+        let done = next.wait();
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+    }
+
     fn a_lock_that_is_broken_while_its_file_is_waited_for_is_not_used(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let next = waiter(sandbox, &[], &["touch", "ran"]);

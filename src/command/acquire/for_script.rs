@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::{Acquisition, request};
 use crate::cli::{Common, Taking};
 use crate::command::context::Context;
-use crate::command::keepalive::{KeeperConfig, spawn_detached};
-use crate::command::lock_set::{LockSet, OpenLockSet};
 use crate::engine::{AcquireAllResult, AcquireRequest, RETRY_INTERVAL};
+use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, caller, command_of, may_end_with_call};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime, ProcessId};
 use crate::name::escape;
-use crate::shared_deadline::SharedDeadline;
+use crate::run::deadline::SharedDeadline;
+use crate::run::keepalive::{KeeperConfig, spawn_detached};
 use crate::signals::Signals;
 
 /// The locks that a script asks for, and their terms.
@@ -137,24 +137,20 @@ impl ForScript<'_> {
                 "the lock was lost before it could be used: its lease was over when the store said that it is taken";
             Err(Error::new(ErrorKind::Lost, what, "take it again; see `csalock doctor`"))
         } else {
-            self.spawn_keeper(opened, request, grants)
+            let keeper = |shared_deadline| KeeperConfig {
+                context: self.context,
+                targets: self.targets,
+                proof: request.handle.proof(),
+                owners: request.owner.processes.clone(),
+                shared_deadline,
+                kills: false,
+                timed: false,
+            };
+            SharedDeadline::new().and_then(|deadline| spawn_detached(&keeper(deadline), opened, grants))
         };
         if kept.is_err() {
             opened.release_all(request.handle.proof())?;
         }
         kept
-    }
-
-    fn spawn_keeper(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, grants: &[Grant]) -> Result<()> {
-        let keeper = KeeperConfig {
-            context: self.context,
-            targets: self.targets,
-            proof: request.handle.proof(),
-            owners: request.owner.processes.clone(),
-            shared_deadline: SharedDeadline::new()?,
-            kills: false,
-            timed: false,
-        };
-        spawn_detached(&keeper, opened, grants)
     }
 }

@@ -11,17 +11,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::child::CommandChild;
-use crate::child::ChildSide;
 use crate::cli::RunWithLock;
 use crate::command::context::{LockRef, eprint_line};
-use crate::command::lock_set::{LockSet, OpenLockSet};
 use crate::command::refusal::refusal;
+use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::flock::{FdChannel, Flock, FlockWait, Flocked, holders};
-use crate::host::command_of;
-use crate::lock::{Mode, Request, Response};
+use crate::host::{command_of, flock_holders};
+use crate::lock::{Grant, Request, Response};
 use crate::name::{escape, is_path, shell_quote};
+use crate::run::child::ChildSide;
+use crate::run::flock::{FdChannel, Flock, FlockWait, Flocked};
+use crate::run::schedule::{renewal_pause, retry_pause};
 
 /// Maximum number of holders of the file that a message names.
 const MOST_NAMED: usize = 3;
@@ -30,7 +31,7 @@ const MOST_NAMED: usize = 3;
 pub(super) struct FlockCompat {
     /// Each file, with the index of the lock that it belongs to.
     files: Vec<(PathBuf, usize)>,
-    handover: FdChannel,
+    pub(super) handover: FdChannel,
 }
 
 impl FlockCompat {
@@ -53,34 +54,39 @@ impl FlockCompat {
         Ok(Some(FlockCompat { files, handover: FdChannel::new()? }))
     }
 
-    /// Locks the files for the command to inherit, at the latest by `until`. Returns an exit if that fails.
+    /// Locks the files for the command to inherit, at the latest by `until`. Returns an exit if that fails. Renews
+    /// the grants meanwhile.
     pub(super) fn take(
         &self,
         take: &CommandChild<'_>,
         opened: &OpenLockSet<'_>,
-        share: Mode,
+        grants: &mut [Grant],
         until: Option<Duration>,
         child_side: Option<&ChildSide>,
     ) -> Result<Option<Exit>> {
         let mut held: Vec<Flock> = Vec::new();
         for (file, at) in &self.files {
-            let target = &take.targets.all[*at];
+            let target = &take.job.locks.all[*at];
             // Two names may mean one file; a second lock on it would wait for ourselves.
             if held.iter().any(|flock| flock.is_of(file)) {
                 continue;
             }
-            let mut told = false;
+            let (mut told, mode) = (false, grants[*at].mode);
             let mut look = || {
                 if !std::mem::replace(&mut told, true) {
-                    child_side.inspect(|becoming| becoming.depend_on_guardian(take.context.inherited));
+                    child_side.inspect(|becoming| becoming.depend_on_guardian(take.job.context.inherited));
                     tell_of_wait(take, target, file);
                 }
-                keep(take, opened)
+                keep_waiting(take, opened, grants)
             };
-            let mut wait =
-                FlockWait { host: take.context.host.as_ref(), signals: take.signals, until, on_tick: &mut look };
+            let mut wait = FlockWait {
+                host: take.job.context.host.as_ref(),
+                signals: take.job.signals,
+                until,
+                on_tick: &mut look,
+            };
             let wait = (!take.asked.taking.waiting.wait_policy().is_none()).then_some(&mut wait);
-            match Flock::take(file, share, wait)? {
+            match Flock::take(file, mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
                 Flocked::Interrupted(signal) => return Ok(Some(Exit::Signal(signal as i32))),
                 Flocked::Busy => {
@@ -93,7 +99,7 @@ impl FlockCompat {
                 }
             }
             if told {
-                keep(take, opened)?;
+                keep(take, opened, grants)?;
             }
         }
         for flock in &held {
@@ -101,11 +107,6 @@ impl FlockCompat {
             child_side.map_or(Ok(()), |_| self.handover.give(flock))?;
         }
         Ok(None)
-    }
-
-    /// Unlocks the files after the command has ended.
-    pub(super) fn end(&self) {
-        self.handover.unlock_all();
     }
 }
 
@@ -118,9 +119,10 @@ fn tell_of_wait(take: &CommandChild<'_>, target: &LockRef, file: &Path) {
 
 /// Returns the holders of the file as text.
 fn by(take: &CommandChild<'_>, file: &Path) -> String {
-    let own = take.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
+    let own = take.job.context.host.this_process().map(|process| command_of(process.pid)).unwrap_or_default();
     // We and the supervisor may have inherited the locked file, but we do not block ourselves.
-    let others = holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
+    let others =
+        flock_holders(file).into_iter().map(|pid| (pid, command_of(pid))).filter(|(_, command)| *command != own);
     let mut who: Vec<String> = others.map(|(pid, command)| format!("pid {pid}: {}", escape(&command))).collect();
     match who.len() {
         0 => who.push("a process that cannot be seen from here".to_string()),
@@ -130,20 +132,32 @@ fn by(take: &CommandChild<'_>, file: &Path) -> String {
     format!("its file is locked with flock(2), as flock(1) does it, by {}", who.join("; and "))
 }
 
-/// Keeps the locks while we wait for a file; a time limit starts only when the wait is over. Returns the time until the
-/// next call is due.
+/// Keeps the locks during the wait for a file. Returns the time until the next call is due. A silent store is asked
+/// again while the leases last.
+fn keep_waiting(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<Option<Duration>> {
+    let span = take.job.limits.ttl.unwrap_or(take.job.context.lease());
+    let kept = keep(take, opened, grants);
+    let lasts = || opened.lease_ends(grants).is_some_and(|ends| take.job.context.host.boottime() < ends);
+    match kept {
+        Err(error) if error.kind() == ErrorKind::Unavailable && lasts() => Ok(Some(retry_pause(span))),
+        kept => kept.map(|has_lease| has_lease.then(|| renewal_pause(span))),
+    }
+}
+
+/// Keeps the locks while we wait for a file; a time limit starts only when the wait is over. Updates the grants.
+/// Returns true if they have a lease.
 /// Returns an error if a lock was lost.
-fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>) -> Result<Option<Duration>> {
-    for (at, (target, engine)) in opened.each().enumerate() {
-        let credentials = engine.by_proof(take.handle.proof())?;
-        let lifetime = engine.start(&take.asked.taking.lifetime())?;
+fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
+    for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
+        let credentials = engine.by_proof(take.job.handle.proof())?;
+        let lifetime = engine.start(&engine.lifetime_in_store(&take.asked.taking.lifetime()))?;
         match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
-            Response::Renewed(_) => {}
+            Response::Renewed(renewed) => grant.lifetime = renewed.lifetime,
             refused => {
                 let (text, kind) = refusal(&refused, &target.refused(&opened.reporter(at)));
                 return Err(Error::new(kind, text, ""));
             }
         }
     }
-    Ok(take.asked.taking.ttl.map(|ttl| ttl / 3))
+    Ok(grants.iter().any(|grant| grant.lifetime.lease().is_some()))
 }

@@ -8,7 +8,7 @@ use rusqlite::{ErrorCode, ffi};
 
 use super::checks;
 use crate::error::{Error, ErrorKind};
-use crate::flock::posix_holders;
+use crate::host::posix_holders;
 use crate::host::{command_of, start_of};
 use crate::name::{escape, escape_path, shell_quote};
 

@@ -5,45 +5,29 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{Pid, getppid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::{KeeperConfig, POLL_INTERVAL, drain, new_pipe, notify, retry_until_ok, wait_for};
-use crate::boottime_timer::BoottimeTimer;
-use crate::detach;
+use super::{KeeperConfig, POLL_INTERVAL, drain, new_pipe, notify, pause, retry_until_ok};
+use crate::engine::OpenLockSet;
 use crate::error::Result;
 use crate::host::{WakeAddress, WakeSocket, is_at_work};
 use crate::lock::{ProcessId, Request};
+use crate::run::detach;
+use crate::run::schedule::{Deadline, LeaseSchedule};
+use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::Scope;
 
 /// Exit status of a keeper that could not start.
 const EXIT_FAILED: u8 = 1;
 
-/// State of an owner, as the keeper sees it.
-enum OwnerState {
-    /// The owner lives; the pidfd becomes readable when it ends.
-    Here(OwnedFd),
-    /// The owner has ended.
-    Gone,
-    /// The keeper cannot observe the owner now.
-    Not,
-}
-
-impl OwnerState {
-    fn pidfd(&self) -> Option<&OwnedFd> {
-        match self {
-            OwnerState::Here(pidfd) => Some(pidfd),
-            OwnerState::Gone | OwnerState::Not => None,
-        }
-    }
-}
+/// Owners that have not ended, each with a pidfd that becomes readable at its end, if the keeper can observe it now.
+type Owners<'a> = Vec<(&'a ProcessId, Option<OwnedFd>)>;
 
 /// The end of the lease as the watching thread knows it, and its steps against the owners.
 #[derive(Default)]
 struct LeaseWatch {
-    /// The end of the lease on CLOCK_BOOTTIME, and the time that was left when the keeper first read this end.
-    known: Option<(Duration, Duration)>,
+    lease: Option<LeaseSchedule>,
     /// True if the owners received SIGTERM.
     terminated: bool,
 }
@@ -75,27 +59,29 @@ impl KeeperConfig<'_> {
 
     /// Watches the owners until they have ended, and ends them before their lease ends.
     fn watch(&self, supervisor: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>) {
-        let mut owners: Vec<(&ProcessId, OwnerState)> =
-            self.owners.iter().map(|owner| (owner, OwnerState::Not)).collect();
+        let mut owners: Owners<'_> = self.owners.iter().map(|owner| (owner, None)).collect();
         let bell = WakeSocket::new(WakeAddress::Supervisor(&self.proof));
         if supervisor.is_some() {
             // The command may have renewed or released a lock before the wake-up socket existed.
             notify(poke);
         }
         let timer = retry_until_ok(BoottimeTimer::new);
-        let mut lease = LeaseWatch::default();
+        let mut lease_watch = LeaseWatch::default();
         loop {
-            self.update(&mut owners);
+            owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
             if owners.is_empty() {
                 return;
             }
-            let alive: Vec<&OwnedFd> = owners.iter().filter_map(|(_, state)| state.pidfd()).collect();
+            let alive: Vec<&OwnedFd> = owners.iter().filter_map(|(_, pidfd)| pidfd.as_ref()).collect();
             // The keeper polls the owners that it cannot watch.
             let look_again = (alive.len() < owners.len()).then(|| self.context.host.boottime() + POLL_INTERVAL);
-            let next_step = self.enforce_lease(&mut lease, &alive, supervisor);
+            let next_step = self.enforce_lease(&mut lease_watch, &alive, supervisor);
             timer.set([look_again, next_step].into_iter().flatten().min());
             let bell_fd = bell.as_ref().map(AsFd::as_fd);
-            wait_for(alive.iter().map(|pidfd| pidfd.as_fd()).chain([news, timer.as_fd()]).chain(bell_fd), None);
+            let _ = wait_readable(
+                alive.iter().map(|pidfd| pidfd.as_fd()).chain([news, timer.as_fd()]).chain(bell_fd),
+                None,
+            );
             drain(news);
             if bell.as_ref().is_some_and(WakeSocket::was_woken) {
                 notify(poke);
@@ -103,35 +89,17 @@ impl KeeperConfig<'_> {
         }
     }
 
-    /// Observes the owners that were not observed yet, and drops those that have ended.
-    fn update(&self, owners: &mut Vec<(&ProcessId, OwnerState)>) {
-        for (owner, state) in owners.iter_mut().filter(|(_, state)| matches!(state, OwnerState::Not)) {
-            *state = self.look(owner);
-        }
-        owners.retain(|(_, state)| match state {
-            OwnerState::Here(pidfd) => !is_readable(pidfd.as_fd()),
-            OwnerState::Not => true,
-            OwnerState::Gone => false,
-        });
-    }
-
     /// Ends the owners if their lease is about to end. While the supervisor lives, it sends SIGTERM itself. Returns the
     /// time of the next step on CLOCK_BOOTTIME, or `None` if no lease ends.
-    fn enforce_lease(&self, lease: &mut LeaseWatch, alive: &[&OwnedFd], supervisor: Option<Pid>) -> Option<Duration> {
+    fn enforce_lease(&self, watch: &mut LeaseWatch, alive: &[&OwnedFd], supervisor: Option<Pid>) -> Option<Duration> {
         let ends = self.shared_deadline.load().filter(|_| self.kills)?;
         let now = self.context.host.boottime();
-        // The span is the lease's length at its last start, or the time that was left at the first reading.
-        let span = match lease.known {
-            Some((known, span)) if known == ends => span,
-            _ => ends.saturating_sub(now),
-        };
-        lease.known = Some((ends, span));
-        let (term, kill) = (ends.saturating_sub(span * 3 / 10), ends.saturating_sub(span / 20));
+        let Deadline { term, kill, .. } = watch.lease.insert(LeaseSchedule::seen(watch.lease, ends, now)).keeper();
         if now >= kill {
             self.shared_deadline.set_killed();
             signal(alive, Signal::KILL);
-        } else if now >= term && !lease.terminated && !is_guarded(supervisor) {
-            lease.terminated = true;
+        } else if now >= term && !watch.terminated && !is_guarded(supervisor) {
+            watch.terminated = true;
             signal(alive, Signal::TERM);
             signal(alive, Signal::CONT);
         }
@@ -142,47 +110,47 @@ impl KeeperConfig<'_> {
     /// however long the store takes; then it ends the keeper.
     fn after_owners(&self, supervisor: Option<Pid>) {
         while is_guarded(supervisor) && supervisor.is_some_and(|supervisor| is_at_work(supervisor.as_raw())) {
-            wait_for([], Some(POLL_INTERVAL));
+            pause();
         }
         self.record_owner_death();
     }
 
-    /// Returns an owner's state. An owner that cannot be observed is not dead: descriptors or memory may be exhausted.
-    fn look(&self, owner: &ProcessId) -> OwnerState {
-        let Some(pid) = rustix::process::Pid::from_raw(owner.pid) else { return OwnerState::Gone };
-        let pidfd = pidfd_open(pid, PidfdFlags::empty());
-        // Only this check after the open proves that the pidfd is the owner's and not that of the pid's next user.
-        match (pidfd, self.context.host.process(owner.pid)) {
-            (Err(rustix::io::Errno::SRCH), _) => OwnerState::Gone,
-            (Ok(pidfd), Ok(Some(found))) if found == *owner => OwnerState::Here(pidfd),
-            (_, Ok(Some(found))) if found == *owner => OwnerState::Not,
-            (_, Ok(_)) => OwnerState::Gone,
-            (_, Err(_)) if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) => OwnerState::Gone,
-            (_, Err(_)) => OwnerState::Not,
+    /// Returns false if the owner has ended, and observes it if it was not observed yet. An owner that cannot be
+    /// observed is not dead: descriptors or memory may be exhausted.
+    fn is_alive(&self, owner: &ProcessId, pidfd: &mut Option<OwnedFd>) -> bool {
+        if pidfd.is_none() {
+            let Some(pid) = rustix::process::Pid::from_raw(owner.pid) else { return false };
+            let opened = pidfd_open(pid, PidfdFlags::empty());
+            // Only this check after the open proves that the pidfd is the owner's and not that of the pid's next user.
+            *pidfd = match (opened, self.context.host.process(owner.pid)) {
+                (Err(rustix::io::Errno::SRCH), _) => return false,
+                (opened, Ok(Some(found))) if found == *owner => opened.ok(),
+                (_, Ok(_)) => return false,
+                (_, Err(_)) => return rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH),
+            };
         }
+        pidfd.as_ref().is_none_or(|pidfd| wait_readable([pidfd.as_fd()], Some(Duration::ZERO)) != Ok(true))
     }
 
     /// Records that the owners have ended, so that every process sees it and the next waiter is granted the lock.
     fn record_owner_death(&self) {
         while self.shared_deadline.load().is_some_and(|ends| self.context.host.boottime() < ends) {
-            if self.try_to_record_owner_death().is_ok() {
+            let opened = self.targets.open(self.context);
+            // All locks are tried, even if one of them fails.
+            let record = |opened: OpenLockSet<'_>| {
+                let shared = opened.each().filter(|(_, engine)| engine.store().scope() == Scope::Shared);
+                let recorded = shared.map(|(target, engine)| {
+                    let died = Request::OwnerDied(engine.by_proof(self.proof)?);
+                    engine.apply(&target.name, &died).map(drop)
+                });
+                recorded.fold(Ok(()), Result::and)
+            };
+            if opened.and_then(record).is_ok() {
                 self.shared_deadline.store(None);
                 break;
             }
-            wait_for([], Some(POLL_INTERVAL));
+            pause();
         }
-    }
-
-    /// Records that the owners have ended in each shared store. Tries all locks, even if one of them failed.
-    fn try_to_record_owner_death(&self) -> Result<()> {
-        let mut recorded = Ok(());
-        for (target, engine) in self.targets.open(self.context)?.each() {
-            if engine.store().scope() == Scope::Shared {
-                let died = engine.by_proof(self.proof).map(Request::OwnerDied);
-                recorded = recorded.and(died.and_then(|died| engine.apply(&target.name, &died)).map(drop));
-            }
-        }
-        recorded
     }
 }
 
@@ -196,8 +164,4 @@ fn signal(pidfds: &[&OwnedFd], signal: Signal) {
     for pidfd in pidfds {
         let _ = pidfd_send_signal(pidfd, signal);
     }
-}
-
-fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
-    poll(&mut [PollFd::new(descriptor, PollFlags::POLLIN)], PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

@@ -1,38 +1,54 @@
 //! The locks of one call: their names, the order in which they are acquired, and their stores.
 
-use std::ffi::OsString;
 use std::time::Duration;
 
-use super::context::{Context, LockRef};
-use crate::cli::Common;
-use crate::engine::{AcquireRequest, Engine, StoredLock, confirm_all};
+use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{EndReason, Grant, HandleHash, Lease, Request, Response};
-use crate::name::escape;
-use crate::report::Reporter;
-use crate::shared_deadline::SharedDeadline;
+use crate::lock::{EndReason, Grant, HandleHash, Request, Response};
+use crate::name::{escape, shell_quote};
 use crate::store::{Location, Scope, in_order};
+
+/// A lock: the store that contains its record, and its name in that store.
+#[derive(Debug, Clone)]
+pub struct LockRef {
+    /// Store that contains the record.
+    pub location: Location,
+    /// Name in that store.
+    pub name: Vec<u8>,
+    /// Name for display: the name, or the file's absolute path.
+    pub display_name: Vec<u8>,
+    /// The shell words that mean this lock: `--store` if it was given, and the name.
+    pub shell_arg: String,
+}
 
 /// Locks that are acquired together.
 #[derive(Debug)]
-pub(super) struct LockSet {
+pub struct LockSet {
     /// Each lock once, in the order in which every caller acquires them.
-    pub(super) all: Vec<LockRef>,
+    pub all: Vec<LockRef>,
     /// Index of the lock that was named first.
     first: usize,
 }
 
 /// The locks with their stores open.
-pub(super) struct OpenLockSet<'a> {
+pub struct OpenLockSet<'a> {
     targets: &'a LockSet,
     engines: Vec<Engine>,
     /// Index of the engine for each lock.
     of: Vec<usize>,
 }
 
+impl LockRef {
+    /// Returns the lock with this name in this store.
+    pub fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
+        let shell_arg = shell_quote(&name);
+        LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
+    }
+}
+
 impl LockSet {
-    pub(super) fn new(context: &Context, common: &Common, typed: &[OsString]) -> Result<LockSet> {
-        let mut all = typed.iter().map(|name| context.target(common, name)).collect::<Result<Vec<_>>>()?;
+    /// Returns the set of these locks. The first one is the lock that was named first.
+    pub fn new(mut all: Vec<LockRef>) -> LockSet {
         let stores = in_order(all.iter().map(|target| target.location.clone()).collect());
         let at = |target: &LockRef| stores.iter().position(|store| store.contains(&target.location));
         let key = |target: &LockRef| (at(target), target.name.clone());
@@ -48,31 +64,31 @@ impl LockSet {
                 target.location = location.clone();
             }
         }
-        Ok(LockSet { all, first })
+        LockSet { all, first }
     }
 
     /// Returns the set of these names in one store, in their order.
-    pub(super) fn of_store(location: &Location, names: Vec<Vec<u8>>) -> LockSet {
+    pub fn of_store(location: &Location, names: Vec<Vec<u8>>) -> LockSet {
         LockSet { all: names.into_iter().map(|name| LockRef::in_store(location, name)).collect(), first: 0 }
     }
 
     /// Returns the lock that was named first.
-    pub(super) fn first(&self) -> &LockRef {
+    pub fn first(&self) -> &LockRef {
         &self.all[self.first]
     }
 
     /// Returns the names for display, separated by commas.
-    pub(super) fn shown_names(&self) -> String {
+    pub fn shown_names(&self) -> String {
         self.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the index of the lock that was named first.
-    pub(super) fn first_at(&self) -> usize {
+    pub fn first_at(&self) -> usize {
         self.first
     }
 
     /// Opens the stores of the locks, each once.
-    pub(super) fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
+    pub fn open(&self, context: &Context) -> Result<OpenLockSet<'_>> {
         let mut opened = OpenLockSet { targets: self, engines: Vec::new(), of: Vec::new() };
         for (at, target) in self.all.iter().enumerate() {
             // The locks are sorted by store.
@@ -86,25 +102,23 @@ impl LockSet {
 }
 
 impl OpenLockSet<'_> {
-    pub(super) fn target(&self, at: usize) -> &LockRef {
+    /// Returns the lock with this index.
+    pub fn target(&self, at: usize) -> &LockRef {
         &self.targets.all[at]
     }
 
-    pub(super) fn engine(&self, at: usize) -> &Engine {
+    /// Returns the engine of the lock with this index.
+    pub fn engine(&self, at: usize) -> &Engine {
         &self.engines[self.of[at]]
     }
 
-    pub(super) fn reporter(&self, at: usize) -> Reporter<'_> {
-        Reporter::new(self.engine(at))
-    }
-
     /// Returns each lock with its engine.
-    pub(super) fn each(&self) -> impl DoubleEndedIterator<Item = (&LockRef, &Engine)> {
+    pub fn each(&self) -> impl DoubleEndedIterator<Item = (&LockRef, &Engine)> {
         self.targets.all.iter().enumerate().map(|(at, target)| (target, self.engine(at)))
     }
 
     /// Returns each store with the names in it.
-    pub(super) fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
+    pub fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = self.engines.iter().map(|engine| (engine, Vec::new())).collect();
         for (target, store) in self.targets.all.iter().zip(&self.of) {
             stores[*store].1.push(&target.name);
@@ -116,7 +130,7 @@ impl OpenLockSet<'_> {
     /// the caller has released them already. While `go_on` returns true, it asks a store again that answered before and
     /// is silent now.
     /// Returns an error if a lock was lost, or if a store cannot be read or written.
-    pub(super) fn confirm(
+    pub fn confirm(
         &self,
         request: &AcquireRequest,
         grants: Vec<Grant>,
@@ -150,28 +164,22 @@ impl OpenLockSet<'_> {
     }
 
     /// Returns the locks as the engine knows them.
-    pub(super) fn lock_refs(&self) -> Vec<StoredLock<'_>> {
+    pub fn lock_refs(&self) -> Vec<StoredLock<'_>> {
         self.each().map(|(target, engine)| StoredLock { engine, name: &target.name }).collect()
     }
 
     /// Returns when the first of the leases of these grants ends, on CLOCK_BOOTTIME; `None` without a lease.
-    pub(super) fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
+    pub fn lease_ends(&self, grants: &[Grant]) -> Option<Duration> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
-    /// Tells the processes that watch the leases of these grants that the leases have just started.
-    pub(super) fn start_leases(&self, grants: &[Grant], told: SharedDeadline) {
-        let leases: Vec<&Lease> = grants.iter().filter_map(|grant| grant.lifetime.lease()).collect();
-        told.start(self.lease_ends(grants), &leases);
-    }
-
     /// Returns true if other hosts may share one of the stores.
-    pub(super) fn are_shared(&self) -> bool {
+    pub fn are_shared(&self) -> bool {
         self.engines.iter().any(|engine| engine.store().scope() == Scope::Shared)
     }
 
     /// Releases the grants of this handle. Returns an answer for each lock, as far as its store answered.
-    pub(super) fn release(&self, proof: HandleHash) -> Vec<Result<Response>> {
+    pub fn release(&self, proof: HandleHash) -> Vec<Result<Response>> {
         let release = |(target, engine): (&LockRef, &Engine)| {
             engine.apply(&target.name, &Request::Release(engine.supervisor(proof)?))
         };
@@ -182,7 +190,7 @@ impl OpenLockSet<'_> {
 
     /// Releases the grants of this handle.
     /// Returns the error of the first store that did not answer.
-    pub(super) fn release_all(&self, proof: HandleHash) -> Result<()> {
+    pub fn release_all(&self, proof: HandleHash) -> Result<()> {
         self.release(proof).into_iter().try_for_each(|answer| answer.map(drop))
     }
 }

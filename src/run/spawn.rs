@@ -7,27 +7,21 @@
 //! 2. Otherwise [`CommandLine::fork`] forks before the child acquires the lock. The record then names the command's own
 //!    process id, and a command whose supervisor was killed keeps its lock until it ends.
 //! 3. The child acquires the lock and waits if necessary; a waiting child dies with its supervisor. It reports
-//!    [`Report::Granted`] and executes the command without csalock's descriptors and with the original signals. Without
-//!    a lock it reports [`Report::Exit`]. A lock with a lease needs a start signal: the supervisor first starts its
+//!    [`Granted`](super::child::Report::Granted) and executes the command without csalock's descriptors and with the original signals. Without
+//!    a lock it reports [`Exit`](super::child::Report::Exit). A lock with a lease needs a start signal: the supervisor first starts its
 //!    keeper, so no command runs without a keeper.
-//! 4. The supervisor [watches](RunningCommand::supervise): it forwards signals, ends the command at its deadline and reports
-//!    its end.
+//! 4. The [supervisor](super::supervisor) forwards signals, ends the command at its deadlines and releases the lock.
 
 #![expect(unsafe_code, reason = "fork")]
-
-mod running;
 
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsString};
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, clone};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::prctl::set_pdeathsig;
@@ -35,13 +29,12 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
 
-pub use running::{Deadline, EventSource, ExitReport, RunningCommand, StopReason};
-
-use crate::detach;
+use super::child::{ChildSide, RunningCommand};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::StartupState;
+use crate::run::detach;
 use crate::signals::{Signals, reraise};
 
 /// Stack size in bytes of a child that shares the parent's memory; untouched pages cost nothing.
@@ -91,24 +84,6 @@ impl VforkStatus {
     pub fn failed(&self, exit: Exit) {
         self.0.store(VforkStatus::FAILED | u16::from(exit.code()) << 8, Ordering::SeqCst);
     }
-}
-
-/// The process that becomes the command.
-#[derive(Debug)]
-pub struct ChildSide {
-    tell: OwnedFd,
-    supervisor: Pid,
-    /// The descriptor of the start signal, if the child needs a start signal.
-    go: Option<OwnedFd>,
-}
-
-/// The report of the child to its supervisor before the child becomes the command or ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Report {
-    /// The lock is acquired.
-    Granted,
-    /// The child ends without a command; this is the exit code.
-    Exit(u8),
 }
 
 impl CommandLine {
@@ -216,58 +191,6 @@ impl CommandLine {
 
     fn shown(&self) -> String {
         crate::name::escape(self.words[0].as_bytes())
-    }
-}
-
-impl ChildSide {
-    /// Ends this process when its supervisor ends, until this process becomes the command.
-    pub fn depend_on_guardian(&self, inherited: StartupState) {
-        // SIGTERM lets a waiter leave the queue properly. If SIGTERM is ignored, the queue skips the dead waiter.
-        let gentle = !inherited.ignored(Signal::SIGTERM);
-        let _ = set_pdeathsig(if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
-        if getppid() != self.supervisor {
-            // The supervisor ended before the death signal was set.
-            reraise(Signal::SIGKILL);
-        }
-    }
-
-    /// Waits at most `at_most` for the start signal. Returns true if it came.
-    pub fn wait_for_go(&self, at_most: Duration) -> bool {
-        let Some(ask) = &self.go else { return true };
-        let at_most = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
-        let came = in_spite_of_signals(|| poll(&mut [PollFd::new(ask.as_fd(), PollFlags::POLLIN)], at_most));
-        came.is_ok_and(|ready| ready > 0) && in_spite_of_signals(|| nix::unistd::read(ask, &mut [0; 1])) == Ok(1)
-    }
-
-    /// Sends a report to the supervisor.
-    pub fn tell(&self, report: Report) {
-        let message = match report {
-            Report::Granted => vec![b'G'],
-            Report::Exit(code) => vec![b'E', code],
-        };
-        // A supervisor that has ended needs no report.
-        let _ = in_spite_of_signals(|| nix::unistd::write(&self.tell, &message));
-    }
-
-    /// Ends the process instead of becoming the command.
-    #[expect(clippy::disallowed_methods, reason = "this is another process than the one whose main alone exits")]
-    pub fn leave(self, exit: Exit) -> ! {
-        if let Exit::Signal(signal) = exit
-            && let Ok(signal) = signal.try_into()
-        {
-            reraise(signal);
-        }
-        self.tell(Report::Exit(exit.code()));
-        std::process::exit(exit.code().into())
-    }
-}
-
-fn in_spite_of_signals<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
-    loop {
-        match call() {
-            Err(Errno::EINTR) => {}
-            done => return done,
-        }
     }
 }
 

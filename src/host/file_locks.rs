@@ -12,7 +12,7 @@ use std::path::Path;
 const LOOKS: usize = 10;
 
 /// Returns the pids of the visible holders in ascending order.
-pub fn holders(path: &Path) -> Vec<i32> {
+pub fn flock_holders(path: &Path) -> Vec<i32> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
     let is_it = |found: &fs::Metadata| (found.dev(), found.ino()) == (file.dev(), file.ino());
     let mut pids: Vec<i32> = numbers("/proc").filter(|pid| has_it_locked(*pid, path, &is_it)).collect();
@@ -82,12 +82,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
         let (file, other) = (fs::File::create(&path).unwrap(), fs::File::open(&path).unwrap());
-        assert!(holders(&path).is_empty());
+        assert!(flock_holders(&path).is_empty());
         fs2::FileExt::lock_shared(&file).unwrap();
-        assert_eq!(holders(&path), [std::process::id() as i32]);
+        assert_eq!(flock_holders(&path), [std::process::id() as i32]);
         assert_eq!(callers(&fs::metadata(&path).unwrap(), "FLOCK"), [std::process::id() as i32]);
         drop(file);
-        assert!(holders(&path).is_empty());
+        assert!(flock_holders(&path).is_empty());
         drop(other);
     }
 }

@@ -19,46 +19,46 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{pipe2, read, write};
 
-use super::context::Context;
-use super::lock_set::{LockSet, OpenLockSet};
-use crate::detach::{self, Detach};
+use crate::engine::Context;
+use crate::engine::{LockSet, OpenLockSet};
 use crate::error::Result;
 use crate::lock::{Grant, HandleHash, ProcessId};
-use crate::shared_deadline::SharedDeadline;
+use crate::run::deadline::SharedDeadline;
+use crate::run::detach::{self, Detach};
+use crate::run::timer::wait_readable;
 
-pub(super) use handle::Keeper;
+pub use handle::Keeper;
 
 /// Interval between checks that the supervisor is at work, and between calls to a store that did not answer.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The locks that a keeper renews, and the owners that it watches.
-pub(super) struct KeeperConfig<'a> {
-    pub(super) context: &'a Context,
-    pub(super) targets: &'a LockSet,
-    pub(super) proof: HandleHash,
+pub struct KeeperConfig<'a> {
+    pub context: &'a Context,
+    pub targets: &'a LockSet,
+    pub proof: HandleHash,
     /// The owners; the keeper's work ends when all of them have ended.
-    pub(super) owners: Vec<ProcessId>,
+    pub owners: Vec<ProcessId>,
     /// Publishes the end of the lease to the other processes that must know it.
-    pub(super) shared_deadline: SharedDeadline,
+    pub shared_deadline: SharedDeadline,
     /// True if the keeper kills the owners before their lease ends.
-    pub(super) kills: bool,
+    pub kills: bool,
     /// True if each lock has a lease, even if its store belongs to this host alone.
-    pub(super) timed: bool,
+    pub timed: bool,
 }
 
 /// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores that other
 /// hosts may share need it, unless the owner's life does not count.
-pub(super) fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
+pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
     // Without an owner, no owner's death can end the grants.
     let has_lease = grants.iter().any(|grant| grant.lifetime.lease().is_some());
     if !opened.are_shared() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
     }
-    opened.start_leases(grants, keeping.shared_deadline);
-    detach::spawn(c"csalock-keeper", Detach::Orphan, None, || keeping.run(None, None)).map(drop)
+    keeping.shared_deadline.start(opened, grants);
+    detach::spawn(Detach::Orphan, None, || keeping.run(None, None)).map(drop)
 }
 
 /// Returns the reading and the writing end of a new pipe for notifications.
@@ -71,21 +71,18 @@ fn notify(pipe: BorrowedFd<'_>) {
     let _ = write(pipe, b"!");
 }
 
-/// Waits until one of the descriptors is readable, or for `at_most`.
-fn wait_for<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>, at_most: Option<Duration>) {
-    let mut polled: Vec<PollFd<'_>> = descriptors.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    let at_most = at_most.map_or(PollTimeout::NONE, |span| PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX));
-    let _ = poll(&mut polled, at_most);
-}
-
 /// Retries `make` until it succeeds. The keeper cannot work without the result, and descriptors may be exhausted now.
 fn retry_until_ok<T, E>(make: impl Fn() -> std::result::Result<T, E>) -> T {
     loop {
         match make() {
             Ok(made) => return made,
-            Err(_) => wait_for([], Some(POLL_INTERVAL)),
+            Err(_) => pause(),
         }
     }
+}
+
+fn pause() {
+    let _ = wait_readable([], Some(POLL_INTERVAL));
 }
 
 /// Reads and discards all pending bytes. Returns true if there were any.

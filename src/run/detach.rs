@@ -3,6 +3,7 @@
 
 #![expect(unsafe_code, reason = "fork")]
 
+use std::ffi::CStr;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
@@ -17,6 +18,9 @@ use nix::unistd::{ForkResult, Pid, chdir, fork, setsid};
 
 use crate::error::{Error, Result};
 
+/// The name of a background process: each of them is a keeper.
+const NAME: &CStr = c"csalock-keeper";
+
 /// The parent of a background process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detach {
@@ -27,12 +31,7 @@ pub enum Detach {
 }
 
 /// Runs `work` in a background process, with `keep` as its only descriptor. Returns its pid if it is a child.
-pub fn spawn(
-    name: &std::ffi::CStr,
-    parent: Detach,
-    keep: Option<&OwnedFd>,
-    work: impl FnOnce(),
-) -> Result<Option<Pid>> {
+pub fn spawn(parent: Detach, keep: Option<&OwnedFd>, work: impl FnOnce()) -> Result<Option<Pid>> {
     let failed = |errno: Errno| Error::os(errno, "start", "a process in the background");
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
     if let ForkResult::Parent { child } = unsafe { fork() }.map_err(failed)? {
@@ -50,16 +49,16 @@ pub fn spawn(
             _ => leave(),
         }
     }
-    detach(name, keep.map(AsRawFd::as_raw_fd));
+    detach(keep.map(AsRawFd::as_raw_fd));
     work();
     leave()
 }
 
-fn detach(name: &std::ffi::CStr, keep: Option<RawFd>) {
+fn detach(keep: Option<RawFd>) {
     let _ = setsid();
     let _ = chdir("/");
-    show_arguments(name);
-    let _ = set_name(name);
+    show_name_as_arguments();
+    let _ = set_name(NAME);
     let _ = set_pdeathsig(None);
     // A signal to the whole session is meant for the owner; the background process ends when the owner ends.
     for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM, Signal::SIGPIPE] {
@@ -77,14 +76,14 @@ fn detach(name: &std::ffi::CStr, keep: Option<RawFd>) {
     }
 }
 
-/// Overwrites the inherited arguments, as ps(1) shows them, with this name, as far as there is room.
-fn show_arguments(name: &std::ffi::CStr) {
+/// Overwrites the inherited arguments, as ps(1) shows them, with the name, as far as there is room.
+fn show_name_as_arguments() {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let field = |number: usize| stat.rsplit_once(") ")?.1.split(' ').nth(number - 3)?.parse::<u64>().ok();
     // proc_pid_stat(5) defines these fields: arg_start and arg_end.
     let (Some(start), Some(end)) = (field(48), field(49)) else { return };
     let Some(room) = end.checked_sub(start).filter(|room| start > 0 && *room > 1) else { return };
-    let mut shown = name.to_bytes().to_vec();
+    let mut shown = NAME.to_bytes().to_vec();
     shown.resize(room as usize - 1, 0);
     shown.push(0);
     if let Ok(memory) = fs::OpenOptions::new().write(true).open("/proc/self/mem") {

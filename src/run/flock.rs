@@ -8,7 +8,6 @@
 #![expect(unsafe_code, reason = "fork")]
 
 mod fd_passing;
-mod holders;
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -19,21 +18,19 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
-use nix::sys::time::TimeSpec;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 pub use fd_passing::FdChannel;
-pub use holders::{holders, posix_holders};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
+use crate::run::timer::wait_readable;
 use crate::signals::{FORWARDED, Signals};
 
 /// Maximum number of times that the file may be replaced during an attempt to lock it.
@@ -90,11 +87,11 @@ impl Flock {
                 }
                 Err(Errno::EWOULDBLOCK) => match &mut wait {
                     None => return Ok(Flocked::Busy),
-                    Some(wait) => match wait.begin(path, &file, mode)? {
-                        Waited::Locked => {}
-                        Waited::TimeOver => return Ok(Flocked::Busy),
-                        Waited::Interrupted(signal) => return Ok(Flocked::Interrupted(signal)),
-                    },
+                    Some(wait) => {
+                        if let Some(refused) = wait.begin(path, &file, mode)? {
+                            return Ok(refused);
+                        }
+                    }
                 },
                 Err(errno) => return Err(Error::os(errno, "lock", path)),
             }
@@ -183,15 +180,9 @@ fn is_still(file: &File, path: &Path) -> Result<bool> {
     }
 }
 
-/// The result of a wait.
-enum Waited {
-    Locked,
-    TimeOver,
-    Interrupted(Signal),
-}
-
 impl FlockWait<'_> {
-    fn begin(&mut self, path: &Path, file: &File, mode: LockMode) -> Result<Waited> {
+    /// Waits until the file is locked. Returns the reason if the wait ends before.
+    fn begin(&mut self, path: &Path, file: &File, mode: LockMode) -> Result<Option<Flocked>> {
         let failed = |errno| Error::os(errno, "lock", path);
         let mut helper = Helper::start(file, mode).map_err(failed)?;
         // A wait that ends immediately needs this call too: the caller must check the grants that it held meanwhile.
@@ -202,38 +193,29 @@ impl FlockWait<'_> {
             match helper.ended() {
                 None => {}
                 Some(Err(Errno::EINTR)) => helper = Helper::start(file, mode).map_err(failed)?,
-                Some(locked) => return locked.map(|()| Waited::Locked).map_err(failed),
+                Some(locked) => return locked.map(|()| None).map_err(failed),
             }
             if let Some(came) = came {
-                return Ok(Waited::Interrupted(came.signal));
+                return Ok(Some(Flocked::Interrupted(came.signal)));
             }
             let now = self.host.boottime();
             if self.until.is_some_and(|until| until <= now) {
                 // The helper may have acquired the lock at the last moment.
-                return Ok(if helper.stop() { Waited::Locked } else { Waited::TimeOver });
+                return Ok((!helper.stop()).then_some(Flocked::Busy));
             }
             if look_at.is_some_and(|at| at <= now) {
                 look_at = self.look_again_at()?;
             }
             let next = self.until.into_iter().chain(look_at).min();
-            self.sleep(next.map(|next| next.saturating_sub(now)))?;
+            wait_readable([self.signals.as_fd()], next.map(|next| next.saturating_sub(now))).map_err(|errno| {
+                Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again")
+            })?;
         }
     }
 
     fn look_again_at(&mut self) -> Result<Option<Duration>> {
         let now = self.host.boottime();
         Ok((self.on_tick)()?.map(|span| now.saturating_add(span)))
-    }
-
-    /// Sleeps until a signal comes (SIGCHLD of the helper included) or `at_most` is over.
-    fn sleep(&self, at_most: Option<Duration>) -> Result<()> {
-        let mut polled = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        // A limit of one day avoids the limits of the kernel and libc.
-        let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
-        match ppoll(&mut polled, at_most, None) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(errno) => Err(Error::new(ErrorKind::System, format!("cannot wait: {}", errno.desc()), "try again")),
-        }
     }
 }
 

@@ -1,10 +1,12 @@
-//! A timer that continues while the machine is suspended: timerfd(2) on CLOCK_BOOTTIME.
+//! Waiting for descriptors, and a timer that continues while the machine is suspended: timerfd(2) on CLOCK_BOOTTIME.
 //!
 //! The timeouts of poll(2) stop during suspend, but leases expire meanwhile.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
@@ -39,5 +41,19 @@ impl BoottimeTimer {
 impl AsFd for BoottimeTimer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Waits until one of the descriptors is readable, for `at_most`. Returns true if one is; a signal ends the wait, too.
+pub fn wait_readable<'a>(
+    descriptors: impl IntoIterator<Item = BorrowedFd<'a>>,
+    at_most: Option<Duration>,
+) -> nix::Result<bool> {
+    let mut polled: Vec<PollFd<'_>> = descriptors.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    // A limit of one day avoids the limits of the kernel and libc.
+    let at_most = at_most.map(|span| TimeSpec::from_duration(span.min(Duration::from_secs(86_400))));
+    match ppoll(&mut polled, at_most, None) {
+        Err(Errno::EINTR) => Ok(false),
+        waited => waited.map(|ready| ready > 0),
     }
 }

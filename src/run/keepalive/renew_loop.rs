@@ -6,37 +6,23 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use super::changes::Changes;
-use super::{KeeperConfig, drain, notify, retry_until_ok, wait_for};
-use crate::boottime_timer::BoottimeTimer;
-use crate::command::context::LockRef;
-use crate::command::lock_set::OpenLockSet;
+use super::{KeeperConfig, drain, notify, retry_until_ok};
 use crate::engine::Engine;
+use crate::engine::LockRef;
+use crate::engine::OpenLockSet;
 use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Request, Response};
+use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
+use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::Scope;
-
-/// Number of lease lengths for which a keeper still calls a silent store after its lease is over.
-const IN_VAIN: u32 = 4;
 
 /// Result of the renewal of one lock.
 enum RenewResult {
-    /// This lease holds the lock, at least until this time on CLOCK_BOOTTIME.
-    Until(Lease, Duration),
-    /// The lock is held, and no lease limits it.
-    ForGood,
+    /// The lock is held; `None` means that no lease limits it.
+    Held(Known),
     /// The lock was released.
     GivenBack,
     /// The lock was lost; another process may hold it.
-    Lost,
-}
-
-/// Result of the renewal of all locks.
-enum RenewAllResult {
-    /// Some locks are held. The time is the end of the first of their leases; `None` means that they have no lease.
-    Held(Option<Duration>),
-    /// No lock is held any more; all of them were released.
-    GivenBack,
-    /// No lock is held any more, and a lock was lost.
     Lost,
 }
 
@@ -60,10 +46,11 @@ impl KeeperConfig<'_> {
         let mut opened: Option<OpenLockSet<'_>> = None;
         let mut known: Vec<Known> = vec![None; self.targets.all.len()];
         let mut changes = Changes::new(self.context.host.boottime());
-        let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| ends.saturating_sub(span * 2 / 3));
+        let schedule = |ends| LeaseSchedule { ends, span };
+        let mut next = self.shared_deadline.load().map_or(Duration::ZERO, |ends| schedule(ends).renewal());
         loop {
             timer.set(Some(next.min(changes.due())));
-            wait_for([poke, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
+            let _ = wait_readable([poke, timer.as_fd()].into_iter().chain(changes.descriptors()), None);
             drain(poke);
             changes.hear();
             if ended.load(SeqCst) {
@@ -71,16 +58,14 @@ impl KeeperConfig<'_> {
             }
             let now = self.context.host.boottime();
             let (ends, is_held) = match self.renew(&mut opened, &mut known) {
-                Ok(RenewAllResult::Held(ends)) => (ends, true),
-                Ok(RenewAllResult::GivenBack) => (None, false),
-                Ok(RenewAllResult::Lost) => (Some(now), false),
+                Ok(renewed) => renewed,
                 Err(_) => {
                     opened = None;
                     let now = self.context.host.boottime();
-                    if !is_guarded && self.shared_deadline.load().is_some_and(|ends| now > ends + span * IN_VAIN) {
+                    if !is_guarded && self.shared_deadline.load().is_some_and(|ends| now > schedule(ends).give_up()) {
                         return;
                     }
-                    next = now + span / 30;
+                    next = now + retry_pause(span);
                     changes.postpone(next);
                     continue;
                 }
@@ -91,20 +76,24 @@ impl KeeperConfig<'_> {
                 return;
             }
             let left = ends.map_or(span, |ends| ends.saturating_sub(now)).min(span);
-            next = now + (left / 3).max(Duration::from_millis(10));
+            next = now + renewal_pause(left).max(Duration::from_millis(10));
             if opened.as_ref().is_some_and(|opened| changes.listen(opened, now)) {
                 next = now;
             }
         }
     }
 
-    /// Renews once each lease that is due.
-    fn renew<'a>(&'a self, opened: &mut Option<OpenLockSet<'a>>, known: &mut [Known]) -> Result<RenewAllResult> {
+    /// Renews once each lease that is due. Returns the end of the first lease, if any, and true if a lock is held.
+    fn renew<'a>(
+        &'a self,
+        opened: &mut Option<OpenLockSet<'a>>,
+        known: &mut [Known],
+    ) -> Result<(Option<Duration>, bool)> {
         let opened = match opened {
             Some(opened) => opened,
             none => none.insert(self.targets.open(self.context)?),
         };
-        let (mut held, mut lost, mut first): (bool, bool, Option<Duration>) = (false, false, None);
+        let (mut is_held, mut lost, mut first): (bool, Option<Duration>, Option<Duration>) = (false, None, None);
         let has_lease = |(_, ((_, engine), _)): &(usize, ((&LockRef, &Engine), &mut Known))| {
             self.timed || engine.store().scope() == Scope::Shared
         };
@@ -114,31 +103,25 @@ impl KeeperConfig<'_> {
             engine.store().set_deadline(Some(now + self.context.lease() / 6));
             let ends = match self.keep(at, &target.name, engine, known)? {
                 RenewResult::GivenBack => continue,
-                RenewResult::ForGood => None,
-                RenewResult::Until(lease, ends) => Some(known.insert((lease, ends)).1),
+                RenewResult::Held(lease) => lease.map(|lease| known.insert(lease).1),
                 RenewResult::Lost => Some(now),
             };
             // A command that goes on without the lock needs no keeper.
             if !self.kills && ends.is_some_and(|ends| ends <= now) {
-                lost = true;
+                lost = ends;
                 continue;
             }
-            held = true;
-            first = ends.map(|ends| first.map_or(ends, |first| first.min(ends))).or(first);
+            is_held = true;
+            first = first.into_iter().chain(ends).min();
         }
-        Ok(match (held, lost) {
-            (true, _) => RenewAllResult::Held(first),
-            (false, true) => RenewAllResult::Lost,
-            (false, false) => RenewAllResult::GivenBack,
-        })
+        Ok((if is_held { first } else { lost }, is_held))
     }
 
     fn keep(&self, at: usize, name: &[u8], engine: &Engine, known: &Known) -> Result<RenewResult> {
         if self.shared_deadline.is_released(at) {
             return Ok(RenewResult::GivenBack);
         }
-        let now = self.context.host.boottime();
-        let span = self.context.lease();
+        let (now, span) = (self.context.host.boottime(), self.context.lease());
         let mine = |grant: &Grant| grant.proof == self.proof;
         let record = engine.inspect(name)?.record;
         match record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
@@ -147,15 +130,14 @@ impl KeeperConfig<'_> {
                     Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
                     None => self.shared_deadline.load(),
                 };
-                if let Some(ends) = ends.filter(|ends| ends.saturating_sub(now) > span * 2 / 3) {
-                    return Ok(RenewResult::Until(lease, ends));
+                if let Some(ends) = ends.filter(|ends| now < LeaseSchedule { ends: *ends, span }.renewal()) {
+                    return Ok(RenewResult::Held(Some((lease, ends))));
                 }
-                let lifetime = engine.start(&Lifetime::KeepalivePending(span.as_millis() as u64))?;
-                match engine.apply(name, &Request::Renew(engine.by_proof(self.proof)?, lifetime))? {
-                    Response::Renewed(grant) => Ok(match (grant.lifetime.lease(), engine.ends(&grant.lifetime)) {
-                        (Some(lease), Some(ends)) => RenewResult::Until(lease.clone(), ends),
-                        _ => RenewResult::ForGood,
-                    }),
+                match engine.renew(name, self.proof)? {
+                    Response::Renewed(grant) => {
+                        let ends = engine.ends(&grant.lifetime);
+                        Ok(RenewResult::Held(grant.lifetime.lease().cloned().zip(ends)))
+                    }
                     Response::NotHeld(ending) | Response::NotOwner(_, ending) => self.ended(at, name, engine, ending),
                     _ => Ok(RenewResult::Lost),
                 }
@@ -163,20 +145,20 @@ impl KeeperConfig<'_> {
             Some(Lifetime::ExpiresAt(lease)) => {
                 let ends = match known {
                     Some((known, ends)) if *known == lease => *ends,
-                    _ => self.expiry_of(&lease, engine)?,
+                    _ => self.expiry_of(at, &lease, engine)?,
                 };
-                Ok(RenewResult::Until(lease, ends))
+                Ok(RenewResult::Held(Some((lease, ends))))
             }
-            Some(_) => Ok(RenewResult::ForGood),
+            Some(_) => Ok(RenewResult::Held(None)),
             None => self.ended(at, name, engine, record.ended_grants.into_iter().find(|ending| mine(&ending.grant))),
         }
     }
 
     /// Returns when a lease that another process requested ends, on CLOCK_BOOTTIME. The process that acquired the lock
     /// for us knows the time better than a store that counts in seconds.
-    fn expiry_of(&self, lease: &Lease, engine: &Engine) -> Result<Duration> {
+    fn expiry_of(&self, at: usize, lease: &Lease, engine: &Engine) -> Result<Duration> {
         let now = self.context.host.boottime();
-        self.shared_deadline.expiry_of(lease).map_or_else(|| Ok(now + engine.store().leases().ttl(lease)?), Ok)
+        self.shared_deadline.expiry_of(at, lease).map_or_else(|| Ok(now + engine.store().leases().ttl(lease)?), Ok)
     }
 
     /// Returns what it means that the record lacks our grant while the owners live: it was lost, unless its end is a

@@ -1,9 +1,8 @@
 //! The expiry time of the lease of a command, shared by three processes. The command acquires the lock, the supervisor
 //! ends the command before that time, and the keeper renews the lease.
 //!
-//! The processes share the memory from before the fork. It has the expiry time on CLOCK_BOOTTIME in milliseconds, and
-//! the leases that expire first, at that time. It also has a flag if the keeper had to kill the command, and the locks
-//! that the command released itself.
+//! The processes share the memory from before the fork. It has the expiry time on CLOCK_BOOTTIME in milliseconds, a flag
+//! if the keeper had to kill the command, and for each lock its first lease, or that the command released it itself.
 
 #![expect(unsafe_code, reason = "memory that survives a fork as one and the same has to be mapped by hand")]
 
@@ -14,14 +13,15 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 
+use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{Lease, LeaseClock};
+use crate::lock::{Grant, Lease, LeaseClock};
 
-/// Maximum number of leases, each with a [`lease_id`]; together with the other fields they fill a page.
-const MOST_MARKS: usize = 501;
+/// Maximum number of locks; together with the other fields they fill a page.
+const MOST_LOCKS: usize = 509;
 
-/// Number of locks in each word of [`Shared::released`].
-const BITS: usize = u64::BITS as usize;
+/// The word of a lock that the command released itself.
+const RELEASED: u64 = u64::MAX;
 
 /// The expiry time of a lease in shared memory.
 #[derive(Debug, Clone, Copy)]
@@ -31,10 +31,10 @@ pub struct SharedDeadline(&'static Shared);
 struct Shared {
     ends: AtomicU64,
     killed: AtomicU64,
-    /// The number of marks in use, for the leases that expire at `ends`.
-    first: AtomicU64,
-    released: [AtomicU64; 8],
-    marks: [AtomicU64; MOST_MARKS],
+    /// 1 while the leases in `locks` expire at `ends`, the earliest of them.
+    is_first: AtomicU64,
+    /// For each lock, the [`lease_id`] of its first lease or [`RELEASED`].
+    locks: [AtomicU64; MOST_LOCKS],
 }
 
 impl SharedDeadline {
@@ -53,24 +53,24 @@ impl SharedDeadline {
         Ok(SharedDeadline(shared))
     }
 
-    /// Sets the first expiry time of these leases; no time was known before. `None`: they do not expire.
-    pub fn start(self, ends: Option<Duration>, leases: &[&Lease]) {
-        self.store(ends);
-        let known = leases.iter().zip(&self.0.marks);
-        let count = known.map(|(lease, known)| known.store(lease_id(lease), Ordering::SeqCst)).count();
-        self.0.first.store(count as u64, Ordering::SeqCst);
+    /// Sets the first expiry time of the leases of these grants, which have just started; no time was known before.
+    pub fn start(self, opened: &OpenLockSet<'_>, grants: &[Grant]) {
+        self.store(opened.lease_ends(grants));
+        for (lock, grant) in self.0.locks.iter().zip(grants) {
+            lock.store(grant.lifetime.lease().map_or(0, lease_id), Ordering::SeqCst);
+        }
+        self.0.is_first.store(1, Ordering::SeqCst);
     }
 
-    /// Returns the earliest expiry time of this lease, if `start` had the lease and no `store` followed.
-    pub fn expiry_of(self, lease: &Lease) -> Option<Duration> {
-        let first = self.0.marks.iter().take(self.0.first.load(Ordering::SeqCst) as usize);
-        let is_first = first.map(|known| known.load(Ordering::SeqCst)).any(|known| known == lease_id(lease));
+    /// Returns the earliest expiry time of this lease of a lock, if `start` had the lease and no `store` followed.
+    pub fn expiry_of(self, at: usize, lease: &Lease) -> Option<Duration> {
+        let is_first = self.0.is_first.load(Ordering::SeqCst) == 1 && self.lock(at) == Some(lease_id(lease));
         self.load().filter(|_| is_first)
     }
 
     /// Sets the expiry time; `None`: the lease does not expire.
     pub fn store(self, ends: Option<Duration>) {
-        self.0.first.store(0, Ordering::SeqCst);
+        self.0.is_first.store(0, Ordering::SeqCst);
         let ends = ends.map_or(u64::MAX, |ends| (ends.as_millis() as u64).max(1));
         self.0.ends.store(ends, Ordering::SeqCst);
     }
@@ -90,19 +90,16 @@ impl SharedDeadline {
 
     /// Records that the command released the lock with this index. Returns false if the index has no room.
     pub fn release(self, at: usize) -> bool {
-        let word = self.0.released.get(at / BITS);
-        word.map(|word| word.fetch_or(1 << (at % BITS), Ordering::SeqCst)).is_some()
-    }
-
-    /// Records that the command released the first `count` locks.
-    pub fn release_first(self, count: usize) {
-        (0..count).all(|at| self.release(at));
+        self.0.locks.get(at).map(|lock| lock.store(RELEASED, Ordering::SeqCst)).is_some()
     }
 
     /// Returns true if the command released the lock with this index.
     pub fn is_released(self, at: usize) -> bool {
-        let word = self.0.released.get(at / BITS);
-        word.is_some_and(|word| word.load(Ordering::SeqCst) & (1 << (at % BITS)) != 0)
+        self.lock(at) == Some(RELEASED)
+    }
+
+    fn lock(self, at: usize) -> Option<u64> {
+        self.0.locks.get(at).map(|lock| lock.load(Ordering::SeqCst))
     }
 
     /// Returns true if the keeper had to kill the command.

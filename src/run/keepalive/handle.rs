@@ -8,12 +8,13 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::{KeeperConfig, drain, new_pipe};
-use crate::child::EventSource;
-use crate::detach::{self, Detach};
 use crate::error::{Error, ErrorKind, Result};
+use crate::run::detach::{self, Detach};
 
 /// The keeper of a command, as its supervisor sees it.
-pub(in crate::command) struct Keeper {
+pub struct Keeper<'a> {
+    /// `None` if the command ended before the supervisor could identify it.
+    config: Option<KeeperConfig<'a>>,
     hear: OwnedFd,
     tell: OwnedFd,
     pid: Cell<Option<Pid>>,
@@ -21,41 +22,41 @@ pub(in crate::command) struct Keeper {
     done: Cell<bool>,
 }
 
-impl Keeper {
+impl<'a> Keeper<'a> {
     /// Returns a keeper that has not started yet.
-    pub(in crate::command) fn new() -> Result<Keeper> {
+    pub fn new(config: Option<KeeperConfig<'a>>) -> Result<Keeper<'a>> {
         let failed =
             |errno: nix::Error| Error::new(ErrorKind::System, format!("cannot make a pipe: {}", errno.desc()), "");
         let (hear, tell) = new_pipe().map_err(failed)?;
-        Ok(Keeper { hear, tell, pid: Cell::new(None), done: Cell::new(false) })
+        Ok(Keeper { config, hear, tell, pid: Cell::new(None), done: Cell::new(false) })
     }
 
     /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
-    pub(in crate::command) fn ensure_running(&self, keeping: &KeeperConfig<'_>) -> bool {
-        if self.pid.get().is_none() && !self.done.get() {
+    pub fn ensure_running(&self) -> bool {
+        if let Some(config) = self.config.as_ref().filter(|_| self.pid.get().is_none() && !self.done.get()) {
             let supervisor = Pid::this();
-            let work = || keeping.run(Some(supervisor), Some(&self.tell));
+            let work = || config.run(Some(supervisor), Some(&self.tell));
             // If the keeper does not start, the supervisor ends the command before the lease ends.
-            self.pid.set(detach::spawn(c"csalock-keeper", Detach::Child, Some(&self.tell), work).unwrap_or(None));
+            self.pid.set(detach::spawn(Detach::Child, Some(&self.tell), work).unwrap_or(None));
         }
         self.pid.get().is_some() || self.done.get()
     }
 
     /// Kills and reaps the keeper.
-    pub(in crate::command) fn stop(&self) {
+    pub fn stop(&self) {
         if let Some(pid) = self.pid.take() {
             let _ = kill(pid, Signal::SIGKILL);
             let _ = waitpid(pid, None);
         }
     }
-}
 
-impl EventSource for Keeper {
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.hear.as_fd())
+    /// Returns a descriptor that becomes readable when the lease has a new end, or the keeper has ended.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.hear.as_fd()
     }
 
-    fn drain(&self) -> bool {
+    /// Returns true if that happened since the last call.
+    pub fn drain(&self) -> bool {
         let came = drain(self.hear.as_fd());
         let status = self.pid.get().map(|pid| waitpid(pid, Some(WaitPidFlag::WNOHANG)));
         let ended = status.is_some_and(|status| status != Ok(WaitStatus::StillAlive));
@@ -66,7 +67,8 @@ impl EventSource for Keeper {
         came || ended
     }
 
-    fn process(&self) -> Option<Pid> {
+    /// Returns the process of the keeper, which [`Keeper::drain`] reaps.
+    pub fn process(&self) -> Option<Pid> {
         self.pid.get()
     }
 }

@@ -1,0 +1,38 @@
+//! The settings and the host of this process, which open stores.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Engine;
+use crate::environment::{Environment, LEASE};
+use crate::error::Result;
+use crate::host::{Host, StartupState, Unix};
+use crate::store::Location;
+
+/// The environment of this process, its host, and its state at startup.
+pub struct Context {
+    pub environment: Environment,
+    pub host: Arc<dyn Host>,
+    pub inherited: StartupState,
+}
+
+impl Context {
+    /// Returns the context of this process.
+    pub fn of_this_process() -> Context {
+        Context {
+            environment: Environment::of_this_process(),
+            host: Arc::new(Unix::new()),
+            inherited: StartupState::of_this_process(),
+        }
+    }
+
+    /// Opens the store at a location.
+    pub fn engine(&self, location: &Location) -> Result<Engine> {
+        Engine::open(location, &self.environment, self.host.clone())
+    }
+
+    /// Returns the length of a lease that is renewed.
+    pub fn lease(&self) -> Duration {
+        self.environment.lease().unwrap_or(LEASE)
+    }
+}

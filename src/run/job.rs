@@ -1,0 +1,121 @@
+//! One call of `run-with-lock`, as all of its processes know it.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use nix::unistd::Pid;
+
+use super::child::{ChildSide, Report};
+use super::deadline::SharedDeadline;
+use super::keepalive::{KeeperConfig, spawn_detached};
+use super::schedule::LeaseSchedule;
+use super::spawn::CommandLine;
+use crate::engine::{Context, LockSet, OpenLockSet};
+use crate::error::{Error, ErrorKind, Result};
+use crate::lock::{Grant, Handle, ProcessId};
+use crate::signals::Signals;
+
+/// Environment variables for the command.
+pub type Variables = Vec<(&'static str, OsString)>;
+
+/// A command, its locks and its limits.
+pub struct Job<'a> {
+    pub context: &'a Context,
+    pub locks: &'a LockSet,
+    pub handle: &'a Handle,
+    pub command_line: &'a CommandLine,
+    pub signals: &'a Signals,
+    pub limits: Limits,
+    /// Process that stays as the supervisor; `None`: csalock becomes the command.
+    pub supervisor: Option<ProcessId>,
+    /// End of the leases, if there are leases from the beginning.
+    pub shared_deadline: Option<SharedDeadline>,
+}
+
+/// The limits of a command.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Time to live of the locks.
+    pub ttl: Option<Duration>,
+    /// Maximum duration of the command.
+    pub max_hold: Option<Duration>,
+    /// Time between SIGTERM and SIGKILL.
+    pub kill_after: Duration,
+    /// True if the command is killed before its lease is over.
+    pub kills: bool,
+}
+
+impl<'a> Job<'a> {
+    /// Returns the keeper of the command, if the locks have leases.
+    pub fn keeper(&self, command: ProcessId) -> Option<KeeperConfig<'a>> {
+        Some(KeeperConfig {
+            context: self.context,
+            targets: self.locks,
+            proof: self.handle.proof(),
+            owners: vec![command],
+            shared_deadline: self.shared_deadline?,
+            kills: self.limits.kills,
+            timed: self.limits.ttl.is_some(),
+        })
+    }
+
+    /// Becomes the command, as the holder of these grants. Returns the reason if that fails.
+    pub fn exec(
+        &self,
+        opened: &OpenLockSet<'_>,
+        grants: &[Grant],
+        child_side: Option<&ChildSide>,
+        variables: &Variables,
+    ) -> Error {
+        if let Err(error) = self.start_leases(opened, grants) {
+            return error;
+        }
+        child_side.inspect(|child_side| child_side.tell(Report::Granted));
+        match child_side.is_none_or(|child_side| self.wait_for_go(child_side)) {
+            true => self.execute(variables),
+            false => Error::new(
+                ErrorKind::Lost,
+                "its lease was over, or its supervisor was gone, before the command could begin; it was not run",
+                "try again",
+            ),
+        }
+    }
+
+    /// Becomes the command at once.
+    pub fn execute(&self, variables: &Variables) -> Error {
+        // Only the supervisor ends the command before the lease is over, so the command must die with it.
+        let dependent = self.limits.ttl.is_some() && self.limits.kills;
+        let killed_with = self.supervisor.filter(|_| dependent).map(|supervisor| Pid::from_raw(supervisor.pid));
+        self.command_line.execute(variables, self.signals, self.context.inherited, killed_with)
+    }
+
+    /// Releases the locks instead of becoming the command.
+    pub fn release(&self, opened: &OpenLockSet<'_>) -> Result<()> {
+        // The keeper must not take the release for a loss.
+        if let Some(shared_deadline) = self.shared_deadline {
+            (0..self.locks.all.len()).all(|at| shared_deadline.release(at));
+        }
+        opened.release_all(self.handle.proof())
+    }
+
+    /// Publishes when the leases end; without a supervisor, starts a keeper that renews them.
+    fn start_leases(&self, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
+        let Some(shared_deadline) = self.shared_deadline else { return Ok(()) };
+        if self.supervisor.is_some() {
+            shared_deadline.start(opened, grants);
+            return Ok(());
+        }
+        let keeper = self.keeper(self.context.host.this_process()?);
+        keeper.map_or(Ok(()), |keeper| spawn_detached(&keeper, opened, grants))
+    }
+
+    /// Waits until a process watches the leases. Returns false if the command would have to end before it starts.
+    fn wait_for_go(&self, child_side: &ChildSide) -> bool {
+        let span = self.limits.ttl.unwrap_or(self.context.lease());
+        let left = || {
+            let ends = self.shared_deadline.and_then(SharedDeadline::load).unwrap_or(Duration::MAX);
+            LeaseSchedule { ends, span }.last_start().saturating_sub(self.context.host.boottime())
+        };
+        child_side.wait_for_go(left()) && !left().is_zero()
+    }
+}

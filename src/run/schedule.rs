@@ -1,0 +1,187 @@
+//! The times at which a lease is renewed and a command is ended: pure arithmetic.
+//!
+//! All times are on CLOCK_BOOTTIME. The end of a lease counts from before the request for it, so a process of this host
+//! takes the lease for over before any store does. *Span* is the length of the lease: its time to live when it is
+//! requested, or the time that is left when a process first sees this end, because another process requested it.
+//!
+//! | case | process | counts from | at |
+//! |---|---|---|---|
+//! | any lease, command not started yet | child: gives up | request of the lease | 3/10 of the span left |
+//! | any lease | supervisor: SIGTERM | first sight of this end | `--kill-after` before SIGKILL, at most 1/5 of the span |
+//! | | supervisor: SIGKILL | | 1/10 left |
+//! | | keeper: SIGTERM, if its supervisor is dead | first sight of this end | 3/10 left |
+//! | | keeper: SIGKILL, whatever the supervisor does | | 1/20 left |
+//! | `--on-lost warn` | neither ends the command | | |
+//! | lease with keepalive | keeper, or the guard of the Rust API: renewal | request of the lease | 2/3 left |
+//! | | the same: next try, if the store did not answer | the failed try | each 1/30 |
+//! | | keeper without a supervisor: gives up | end of the lease | 4 spans later |
+//! | any lease, wait for the file of `--flock` | child: renewal | request of the lease | 2/3 left, and when the wait ends |
+//! | `--ttl` set by `csalock renew` | as `--ttl`, from the end that the record then has | first sight of this end | |
+//! | the same, local store, no lease before | supervisor alone: there is no keeper | first sight of this end | |
+//! | no lease | nothing ends the command | | |
+//! | `--max-hold` | supervisor: SIGTERM | start of the command | after `--max-hold` |
+//! | | supervisor: SIGKILL | | `--kill-after` later |
+//! | both limits | supervisor: each signal at the earlier of its two times | | |
+//! | suspended machine, stopped process | the same; a time that passed meanwhile is due at once | | |
+
+use std::time::Duration;
+
+/// Maximum difference between two readings of the same end.
+const ROUNDING: Duration = Duration::from_millis(5);
+
+/// The time when csalock ends a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadline {
+    /// The time of SIGTERM, followed by SIGCONT so that a stopped command receives it.
+    pub term: Duration,
+    /// The time of SIGKILL.
+    pub kill: Duration,
+    /// The reason for the deadline.
+    pub why: StopReason,
+}
+
+/// The reason for ending a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// The time of `--max-hold` is over.
+    MaxHold,
+    /// The lease of its lock is about to expire.
+    Lease,
+}
+
+impl Deadline {
+    /// Returns the deadline of a command that started at `began` and has this `--max-hold`.
+    pub fn of_max_hold(began: Duration, max_hold: Duration, kill_after: Duration) -> Deadline {
+        let term = began.saturating_add(max_hold);
+        Deadline { term, kill: term.saturating_add(kill_after), why: StopReason::MaxHold }
+    }
+}
+
+/// The schedule of one lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseSchedule {
+    /// End of the lease.
+    pub ends: Duration,
+    /// Length of the lease when it started.
+    pub span: Duration,
+}
+
+impl LeaseSchedule {
+    /// Returns the schedule of a lease that is seen to end then. It is the `known` one, unless that has another end.
+    pub fn seen(known: Option<LeaseSchedule>, ends: Duration, now: Duration) -> LeaseSchedule {
+        match known {
+            Some(known) if known.ends.abs_diff(ends) < ROUNDING => {
+                LeaseSchedule { ends: known.ends.min(ends), span: known.span }
+            }
+            _ => LeaseSchedule { ends, span: ends.saturating_sub(now) },
+        }
+    }
+
+    /// Returns the last time when the command may start. No process ends it before that time.
+    pub fn last_start(self) -> Duration {
+        self.ends.saturating_sub(self.span / 10 * 3)
+    }
+
+    /// Returns the time when a keeper renews the lease.
+    pub fn renewal(self) -> Duration {
+        self.ends.saturating_sub(self.span / 3 * 2)
+    }
+
+    /// Returns when the supervisor ends the command.
+    pub fn supervisor(self, kill_after: Duration) -> Deadline {
+        let kill = self.ends.saturating_sub(self.span / 10);
+        Deadline { term: kill.saturating_sub(kill_after.min(self.span / 5)), kill, why: StopReason::Lease }
+    }
+
+    /// Returns when the keeper ends the command; SIGTERM only without a supervisor.
+    pub fn keeper(self) -> Deadline {
+        let kill = self.ends.saturating_sub(self.span / 20);
+        Deadline { term: self.last_start(), kill, why: StopReason::Lease }
+    }
+
+    /// Returns when a keeper without a supervisor stops to call a silent store.
+    pub fn give_up(self) -> Duration {
+        self.ends.saturating_add(self.span.saturating_mul(4))
+    }
+}
+
+/// Returns the time from the start of a lease of this length to its renewal.
+pub fn renewal_pause(span: Duration) -> Duration {
+    span / 3
+}
+
+/// Returns the time between two tries to renew a lease of this length, if the store does not answer.
+pub fn retry_pause(span: Duration) -> Duration {
+    span / 30
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Leases from a millisecond to weeks, each with its start.
+    fn leases() -> impl Iterator<Item = (Duration, LeaseSchedule)> {
+        let spans = [1, 7, 100, 1000, 3000, 60_000, 3_600_000, 1_814_400_000].map(Duration::from_millis);
+        spans.into_iter().map(|span| (1000 * SECOND, LeaseSchedule { ends: 1000 * SECOND + span, span }))
+    }
+
+    #[test]
+    fn the_supervisor_kills_at_a_tenth_and_asks_before_by_kill_after_but_at_most_a_fifth() {
+        let lease = LeaseSchedule { ends: 100 * SECOND, span: 60 * SECOND };
+        let at = |term, kill| Deadline { term: term * SECOND, kill: kill * SECOND, why: StopReason::Lease };
+        assert_eq!(lease.supervisor(SECOND * 3), at(91, 94));
+        assert_eq!(lease.supervisor(SECOND * 12), at(82, 94));
+        assert_eq!(lease.supervisor(Duration::MAX), at(82, 94));
+        assert_eq!(lease.supervisor(Duration::ZERO), at(94, 94));
+        assert_eq!(lease.keeper(), at(82, 97));
+    }
+
+    #[test]
+    fn a_command_is_dead_before_its_lease_is_over_and_the_keeper_comes_last() {
+        for (begun, lease) in leases() {
+            let (supervisor, keeper) = (lease.supervisor(Duration::MAX), lease.keeper());
+            assert!(supervisor.term >= lease.last_start(), "no command starts to be ended at once: {lease:?}");
+            assert!(keeper.term <= supervisor.kill && supervisor.kill < keeper.kill && keeper.kill < lease.ends);
+            assert!(begun < lease.last_start(), "there is time to start: {lease:?}");
+        }
+    }
+
+    #[test]
+    fn renewal_may_fail_ten_times_before_a_command_is_asked_to_end() {
+        for (begun, lease) in leases() {
+            let first = begun + renewal_pause(lease.span);
+            assert!(first.abs_diff(lease.renewal()) < Duration::from_micros(1), "{lease:?}");
+            assert!(first + retry_pause(lease.span) * 10 < lease.supervisor(Duration::MAX).term, "{lease:?}");
+            assert!(lease.give_up() == lease.ends + lease.span * 4);
+        }
+    }
+
+    #[test]
+    fn a_lease_that_is_read_again_keeps_its_length_and_its_earliest_end() {
+        let first = LeaseSchedule::seen(None, 100 * SECOND, 40 * SECOND);
+        assert_eq!(first, LeaseSchedule { ends: 100 * SECOND, span: 60 * SECOND });
+        let near = Duration::from_millis(4);
+        assert_eq!(LeaseSchedule::seen(Some(first), 100 * SECOND + near, 90 * SECOND), first);
+        let earlier = LeaseSchedule::seen(Some(first), 100 * SECOND - near, 90 * SECOND);
+        assert_eq!(earlier, LeaseSchedule { ends: 100 * SECOND - near, ..first });
+        let renewed = LeaseSchedule::seen(Some(first), 120 * SECOND, 90 * SECOND);
+        assert_eq!(renewed, LeaseSchedule { ends: 120 * SECOND, span: 30 * SECOND });
+    }
+
+    #[test]
+    fn a_lease_that_is_over_when_it_is_seen_ends_the_command_at_once() {
+        let late = LeaseSchedule::seen(None, 10 * SECOND, 11 * SECOND);
+        let now = Deadline { term: 10 * SECOND, kill: 10 * SECOND, why: StopReason::Lease };
+        assert_eq!((late.supervisor(SECOND), late.keeper()), (now, now));
+    }
+
+    #[test]
+    fn max_hold_counts_from_the_start_of_the_command() {
+        let limit = Deadline::of_max_hold(5 * SECOND, 60 * SECOND, 10 * SECOND);
+        assert_eq!(limit, Deadline { term: 65 * SECOND, kill: 75 * SECOND, why: StopReason::MaxHold });
+        let endless = Deadline::of_max_hold(5 * SECOND, Duration::MAX, SECOND);
+        assert_eq!((endless.term, endless.kill), (Duration::MAX, Duration::MAX));
+    }
+}

@@ -1,0 +1,166 @@
+//! The supervisor: the process that waits for the command's end and releases the locks.
+
+mod event_loop;
+mod release;
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use self::event_loop::{EventLoop, ExitReport};
+use super::child::{Report, RunningCommand};
+use super::flock::FdChannel;
+use super::job::Job;
+use super::keepalive::Keeper;
+use super::schedule::StopReason;
+use crate::engine::{Engine, LockRef, OpenLockSet};
+use crate::error::{Error, ErrorKind, Result};
+use crate::exit::Exit;
+use crate::host::WakeSocket;
+use crate::lock::{EndReason, Grant, Lifetime, Response};
+use crate::signals::FORWARDED;
+
+/// Everything that the supervisor needs.
+pub struct Supervisor<'a> {
+    job: &'a Job<'a>,
+    /// If a store cannot be opened, the child reports the error too.
+    opened: Result<OpenLockSet<'a>>,
+    /// Receives a wake-up when the command renews or releases, unless a keeper receives it.
+    bell: Option<WakeSocket>,
+    /// Files that the child locked with flock(2).
+    files: Option<&'a FdChannel>,
+    tell: &'a (dyn Fn(&Notice<'_>) + Sync),
+    /// Indices of the locks that the command released itself.
+    released: RefCell<BTreeSet<usize>>,
+}
+
+/// A message for the user about the command or its locks.
+pub enum Notice<'a> {
+    /// The command was ended for this reason; true if a time limit that a caller set was over.
+    Ended(StopReason, bool),
+    /// The command was ended because a lock was lost, which was told already.
+    EndedAfterLoss,
+    /// The command could not be ended because it runs as another user.
+    OutOfReach,
+    /// This lock was lost while the command ran: the engine of its store, and the result of the release.
+    Lost(&'a LockRef, &'a Engine, &'a Result<Response>),
+    /// This lock could not be released; `None` means all locks.
+    NotReleased(Option<&'a LockRef>, &'a Error),
+    /// The locks could not be released, because the store is silent.
+    Silent,
+}
+
+impl<'a> Supervisor<'a> {
+    /// Creates the supervisor before the command starts. It passes messages to `tell`.
+    pub fn new(
+        job: &'a Job<'a>,
+        opened: Result<OpenLockSet<'a>>,
+        bell: Option<WakeSocket>,
+        files: Option<&'a FdChannel>,
+        tell: &'a (dyn Fn(&Notice<'_>) + Sync),
+    ) -> Supervisor<'a> {
+        Supervisor { job, opened, bell, files, tell, released: RefCell::default() }
+    }
+
+    /// Waits for the end of the command and releases the locks. Returns the exit of csalock.
+    pub fn supervise(self, command: &RunningCommand) -> Result<Exit> {
+        let exit = self.wait_and_release(command);
+        command.reap();
+        // The process ends here, and the kernel closes a database faster than SQLite does.
+        std::mem::forget(self);
+        exit
+    }
+
+    fn wait_and_release(&self, command: &RunningCommand) -> Result<Exit> {
+        // The host caches the answer now, while the command runs, so that the release need not wait for it.
+        let _ = self.job.context.host.domain();
+        let process = || self.job.context.host.process(command.pid().as_raw()).unwrap_or(None);
+        let config = || process().and_then(|command| self.job.keeper(command));
+        let keeper = self.job.shared_deadline.map(|_| Keeper::new(config())).transpose()?;
+        let ended = EventLoop::new(self, command, keeper.as_ref()).run()?;
+        self.files.inspect(|files| files.unlock_all());
+        match ended.told {
+            Some(Report::Exit(code)) => {
+                keeper.inspect(Keeper::stop);
+                Ok(Exit::Code(code))
+            }
+            Some(Report::Granted) => Ok(self.release_and_report(&ended, keeper.as_ref())),
+            // The child was killed while it waited, or just as it was granted the lock. A grant that cannot be
+            // released at once ends by itself.
+            None => match self.clean_up() {
+                Err(error) if !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Busy) => Err(error),
+                _ => Ok(interrupted(&ended).unwrap_or(exit_of(&ended))),
+            },
+        }
+    }
+
+    /// Releases the locks after the end of the command, and reports why csalock ended it or lost a lock.
+    fn release_and_report(&self, ended: &ExitReport, keeper: Option<&Keeper<'_>>) -> Exit {
+        let exit = exit_of(ended);
+        // Without a keeper no lease is renewed, so every lease is a time limit that a caller set.
+        let has_limit = self.job.limits.ttl.is_some() || keeper.is_none();
+        let release = || self.release(ended.lease_ends);
+        // The keeper goes on if the store does not answer.
+        let (lost, had_limit) = if keeper.is_some() { self.in_time(ended, exit, release) } else { release() };
+        keeper.inspect(|keeper| keeper.stop());
+        let why = match ended.stopped {
+            // The reason was reported already.
+            Some((StopReason::Lease, _)) if lost => Some(Notice::EndedAfterLoss),
+            _ => why(ended, has_limit || had_limit),
+        };
+        why.inspect(self.tell);
+        if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit }
+    }
+
+    /// Returns the remaining time of the shortest lease: zero if it is over, the grant was lost, or the store did not
+    /// answer. `None` means that there is no lease, or that the command released the lock that had it.
+    fn lease_left(&self) -> Option<Duration> {
+        let Ok(opened) = &self.opened else { return Some(Duration::ZERO) };
+        let lefts = opened.each().enumerate().map(|(at, (target, engine))| {
+            let mine = |grant: &Grant| grant.proof == self.job.handle.proof();
+            if self.is_released(at) {
+                return None;
+            }
+            let Ok(status) = engine.inspect(&target.name) else { return Some(Duration::ZERO) };
+            match status.record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
+                Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().leases().ttl(&lease).unwrap_or_default()),
+                Some(_) => None,
+                None => {
+                    let ending = status.record.ended_grants.into_iter().find(|ending| mine(&ending.grant));
+                    let is_released = ending.is_some_and(|ending| ending.reason == EndReason::Released);
+                    if is_released {
+                        self.hear_of_release(at, target, engine);
+                    }
+                    (!is_released).then_some(Duration::ZERO)
+                }
+            }
+        });
+        lefts.flatten().min()
+    }
+}
+
+/// Returns the message about a command that csalock ended; `by_time` means that a lease without renewal ended it.
+fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
+    if ended.out_of_reach {
+        return Some(Notice::OutOfReach);
+    }
+    let (stop, _) = ended.stopped.filter(|_| ended.of_terminal.is_none())?;
+    Some(Notice::Ended(stop, by_time))
+}
+
+/// Returns our exit if a forwarded signal ended the wait.
+fn interrupted(ended: &ExitReport) -> Option<Exit> {
+    let by = |signal: &nix::sys::signal::Signal| ended.exit == Exit::signalled(*signal as i32);
+    FORWARDED.into_iter().find(by).map(|signal| Exit::Signal(signal as i32))
+}
+
+/// Returns our exit if the release shows no loss.
+fn exit_of(ended: &ExitReport) -> Exit {
+    match (ended.of_terminal, ended.stopped) {
+        (Some(signal), _) => Exit::Signal(signal as i32),
+        (None, Some((StopReason::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),
+        (None, Some((StopReason::MaxHold, false))) => Exit::MaxHold,
+        (None, Some((StopReason::Lease, _))) => Exit::Lost,
+        (None, None) => ended.exit,
+    }
+}

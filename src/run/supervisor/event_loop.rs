@@ -1,0 +1,222 @@
+//! The time while the command runs: the supervisor forwards signals, starts the keeper and ends the command at its
+//! limits.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use rustix::process::WaitIdStatus;
+
+use super::Supervisor;
+use crate::error::{Error, ErrorKind, Result};
+use crate::exit::Exit;
+use crate::host::WakeSocket;
+use crate::run::child::{Report, RunningCommand};
+use crate::run::deadline::SharedDeadline;
+use crate::run::keepalive::Keeper;
+use crate::run::schedule::{Deadline, LeaseSchedule, StopReason};
+use crate::run::timer::{BoottimeTimer, wait_readable};
+use crate::signals::FORWARDED;
+
+/// A command, as far as its end is known.
+pub(super) struct ExitReport {
+    /// Last report of the child before it became the command; `None` if it died before a report.
+    pub(super) told: Option<Report>,
+    /// Status of the command as the shell counts it.
+    pub(super) exit: Exit,
+    /// Last signal that the terminal sent; at the end, only if that signal ended the command.
+    pub(super) of_terminal: Option<Signal>,
+    /// If csalock ended the command: the reason, and true if SIGKILL was necessary.
+    pub(super) stopped: Option<(StopReason, bool)>,
+    /// True if csalock could not end the command because it runs as another user by now.
+    pub(super) out_of_reach: bool,
+    /// End of the lease of the locks on CLOCK_BOOTTIME, as last read.
+    pub(super) lease_ends: Option<Duration>,
+}
+
+/// A command that runs, and what the supervisor knows about it.
+pub(super) struct EventLoop<'a> {
+    supervisor: &'a Supervisor<'a>,
+    command: &'a RunningCommand,
+    keeper: Option<&'a Keeper<'a>>,
+    /// Start of the command on CLOCK_BOOTTIME.
+    began: Option<Duration>,
+    lease: Option<LeaseSchedule>,
+    /// Deadlines of the command. The term of a deadline whose SIGTERM was sent is `Duration::MAX`.
+    limits: Vec<Deadline>,
+    /// True if a child of this process has ended since the last check.
+    child_ended: bool,
+    report: ExitReport,
+}
+
+impl<'a> EventLoop<'a> {
+    pub(super) fn new(
+        supervisor: &'a Supervisor<'a>,
+        command: &'a RunningCommand,
+        keeper: Option<&'a Keeper<'a>>,
+    ) -> EventLoop<'a> {
+        EventLoop {
+            supervisor,
+            command,
+            keeper,
+            began: None,
+            lease: None,
+            limits: Vec::new(),
+            child_ended: false,
+            report: ExitReport {
+                told: None,
+                exit: Exit::Bug,
+                of_terminal: None,
+                stopped: None,
+                out_of_reach: false,
+                lease_ends: None,
+            },
+        }
+    }
+
+    /// Waits for the end of the command, forwards signals to it, and ends it at one of its deadlines. The deadlines are
+    /// read when the lock is acquired, at a deadline, which may have moved, and after an event.
+    pub(super) fn run(mut self) -> Result<ExitReport> {
+        let limits = &self.supervisor.job.limits;
+        let limited = limits.max_hold.is_some() || limits.ttl.is_some() || self.keeper.is_some();
+        let timer = BoottimeTimer::new()?;
+        loop {
+            if let Some(status) = self.command.ended()? {
+                return Ok(self.exit_report(&status));
+            }
+            let mut now = self.boottime();
+            let event = self.drain();
+            if std::mem::take(&mut self.child_ended) {
+                self.command.reap_others(self.keeper.and_then(Keeper::process));
+            }
+            let starts = self.report.told.is_none() && (limited || event) && {
+                self.report.told = self.command.told();
+                self.report.told.is_some()
+            };
+            // Events before the command runs come from the child's own acquisition of the locks.
+            let must_read = event || (starts && limited) || self.limits.iter().any(|limit| limit.term <= now);
+            if self.report.told.is_some() && self.report.stopped.is_none() && must_read {
+                self.read_limits();
+                now = self.boottime();
+            }
+            if !self.send_due_signals(now)? {
+                continue;
+            }
+            timer.set(self.next_limit());
+            let reports = self.command.reports().filter(|_| limited && self.report.told.is_none());
+            let signals = self.supervisor.job.signals.as_fd();
+            let events = [Some(signals), reports, self.events(), Some(timer.as_fd())];
+            wait_readable(events.into_iter().flatten(), None).map_err(|errno| {
+                Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), "")
+            })?;
+            self.forward_signals();
+        }
+    }
+
+    fn boottime(&self) -> Duration {
+        self.supervisor.job.context.host.boottime()
+    }
+
+    /// Returns the descriptor of events that may change the deadlines.
+    fn events(&self) -> Option<BorrowedFd<'_>> {
+        match self.keeper {
+            Some(keeper) => Some(keeper.descriptor()),
+            None => self.supervisor.bell.as_ref().map(AsFd::as_fd),
+        }
+    }
+
+    /// Returns true if such an event arrived since the last call.
+    fn drain(&self) -> bool {
+        match self.keeper {
+            Some(keeper) => keeper.drain(),
+            None => self.supervisor.bell.as_ref().is_some_and(WakeSocket::was_woken),
+        }
+    }
+
+    /// Ensures that a keeper runs, if there must be one, and reads the deadlines of the command.
+    fn read_limits(&mut self) {
+        let job = self.supervisor.job;
+        if let Some(keeper) = self.keeper {
+            self.command.send_go(keeper.ensure_running());
+        }
+        let now = self.boottime();
+        let ends = match job.shared_deadline {
+            Some(shared_deadline) => shared_deadline.load(),
+            None => self.supervisor.lease_left().map(|left| now + left),
+        };
+        self.lease = ends.map(|ends| LeaseSchedule::seen(self.lease, ends, now));
+        let (began, limits) = (*self.began.get_or_insert(now), &job.limits);
+        let max_hold = limits.max_hold.map(|max_hold| Deadline::of_max_hold(began, max_hold, limits.kill_after));
+        let lease = self.lease.filter(|_| limits.kills).map(|lease| lease.supervisor(limits.kill_after));
+        self.limits = max_hold.into_iter().chain(lease).collect();
+    }
+
+    /// Sends the signals that are due. Returns false if the command has ended by itself instead of a SIGKILL.
+    fn send_due_signals(&mut self, now: Duration) -> Result<bool> {
+        if let Some(due) = self.limits.iter().find(|limit| limit.kill <= now) {
+            if self.command.ended()?.is_some() {
+                return Ok(false);
+            }
+            if self.command.send(Signal::SIGKILL) {
+                self.report.stopped = Some((self.report.stopped.map_or(due.why, |(why, _)| why), true));
+            } else {
+                self.report.out_of_reach = true;
+            }
+            self.limits.clear();
+        }
+        for due in self.limits.iter_mut().filter(|limit| limit.term <= now) {
+            if self.command.send(Signal::SIGTERM) {
+                self.report.stopped.get_or_insert((due.why, false));
+                self.command.send(Signal::SIGCONT);
+            }
+            due.term = Duration::MAX;
+        }
+        Ok(true)
+    }
+
+    /// Returns the time of the next signal on CLOCK_BOOTTIME.
+    fn next_limit(&self) -> Option<Duration> {
+        let times = self.limits.iter().flat_map(|limit| [limit.term, limit.kill]);
+        times.min().filter(|next| *next < Duration::MAX)
+    }
+
+    /// Forwards the signals that arrived. The terminal sends its signals to the command itself.
+    fn forward_signals(&mut self) {
+        while let Some(came) = self.supervisor.job.signals.next() {
+            self.child_ended |= came.signal == Signal::SIGCHLD;
+            if came.from_terminal {
+                self.report.of_terminal = Some(came.signal);
+            } else if FORWARDED.contains(&came.signal) {
+                self.command.send(came.signal);
+            }
+        }
+    }
+
+    /// Returns the report about the ended command.
+    fn exit_report(self, status: &WaitIdStatus) -> ExitReport {
+        let (job, report) = (self.supervisor.job, self.report);
+        // The signal that ended the command may have reached csalock too, still unread.
+        let last = std::iter::from_fn(|| job.signals.next()).filter(|came| came.from_terminal).last();
+        let of_terminal = last.map(|came| came.signal).or(report.of_terminal);
+        let exit = exit_of(status);
+        // The keeper kills a command that the supervisor did not end in time.
+        let killed = job.shared_deadline.is_some_and(SharedDeadline::was_killed);
+        let by_keeper = killed && exit == Exit::signalled(Signal::SIGKILL as i32);
+        ExitReport {
+            told: self.command.told().or(report.told),
+            exit,
+            of_terminal: of_terminal.filter(|came| status.terminating_signal() == Some(*came as i32)),
+            stopped: report.stopped.or(by_keeper.then_some((StopReason::Lease, true))),
+            lease_ends: job.shared_deadline.map_or(self.lease.map(|lease| lease.ends), SharedDeadline::load),
+            ..report
+        }
+    }
+}
+
+fn exit_of(status: &WaitIdStatus) -> Exit {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Exit::Code(code as u8),
+        (None, Some(signal)) => Exit::signalled(signal),
+        (None, None) => Exit::Bug,
+    }
+}
