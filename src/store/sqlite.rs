@@ -21,9 +21,8 @@
 //! permission for both, because the journal is in the directory of the database. Root's cron and www-data can share a
 //! database in a directory of a common group with mode 2770, if its creator has umask 002.
 //!
-//! **Wait edges** ([`crate::lock::WaitEdges`]) are in the directory `locks.db-waits` next to the database. The
-//! directory exists only after a process has waited for more than a moment. It has the channels of waiters in other
-//! network namespaces too.
+//! **Channels** of waiters in other network namespaces are in the directory `locks.db-waits` next to the database. The
+//! directory exists only during such a wait.
 //!
 //! **History** is a file next to the database ([`super::history_file`]): a row would cost another transaction.
 //!
@@ -188,9 +187,8 @@ impl Sqlite {
         errors::explain(cause, &self.path)
     }
 
-    /// Returns the directory of the wait edges, next to the database. The edges exist only while a process waits, and
-    /// each would cost a sync in the database.
-    fn notes(&self) -> Result<Directory> {
+    /// Returns the directory of the channels, next to the database. It contains no records.
+    fn channels(&self) -> Result<Directory> {
         let path = [self.path.as_os_str().as_bytes(), b"-waits"].concat();
         Directory::open(Path::new(OsStr::from_bytes(&path)), Layout::Beside, self.host.clone())
     }
@@ -281,9 +279,6 @@ impl Sqlite {
 
 impl Store for Sqlite {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        if is_note(name) {
-            return self.notes()?.read(name);
-        }
         let found = self.reading(|connection| {
             Ok(connection.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?)
         });
@@ -297,9 +292,6 @@ impl Store for Sqlite {
         body: Option<&[u8]>,
         keep: WriteOptions,
     ) -> Result<CommitResult> {
-        if is_note(name) {
-            return self.notes()?.commit(name, expect, body);
-        }
         // A removal makes no bytes readable, so it needs no mode.
         let keep = WriteOptions { mode: keep.mode.filter(|_| body.is_some()), ..keep };
         let expect = match expect {
@@ -332,7 +324,7 @@ impl Store for Sqlite {
         loop {
             // The database is not locked while `visit` runs, since `visit` may write.
             let page = self.page(&after)?;
-            let Some((last, _)) = page.last() else { return self.notes()?.scan(visit) };
+            let Some((last, _)) = page.last() else { return Ok(()) };
             after.clone_from(last);
             for (name, stored) in page {
                 visit(&self.describe(&name), stored)?;
@@ -357,11 +349,6 @@ impl Store for Sqlite {
     }
 
     fn describe(&self, name: &[u8]) -> String {
-        if is_note(name)
-            && let Ok(notes) = self.notes()
-        {
-            return notes.describe(name);
-        }
         format!("{} (row {})", escape_path(&self.path), escape(name))
     }
 
@@ -370,19 +357,19 @@ impl Store for Sqlite {
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        self.notes()?.sweep(dry_run)
+        self.channels()?.sweep(dry_run)
     }
 
     fn notify(&self, bell: &[u8], lease: Option<&Lease>) {
-        let _ = self.notes().map(|notes| notes.notify(bell, lease));
+        let _ = self.channels().map(|channels| channels.notify(bell, lease));
     }
 
     fn subscribe(&self, bell: &[u8], since: &Version) -> Option<Box<dyn Subscription>> {
-        self.notes().ok()?.subscribe(bell, since)
+        self.channels().ok()?.subscribe(bell, since)
     }
 
     fn remove_channel(&self, bell: &[u8]) {
-        let _ = self.notes().map(|notes| notes.remove_channel(bell));
+        let _ = self.channels().map(|channels| channels.remove_channel(bell));
     }
 
     fn append_history(&self, line: &[u8], limits: &Limits) {
@@ -392,9 +379,4 @@ impl Store for Sqlite {
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
         self.chronicle(|history_file, path| history_file.read(path, visit)).map(|()| true)
     }
-}
-
-/// Returns true if this is the name of a wait edge, not of a record.
-fn is_note(name: &[u8]) -> bool {
-    name.first() == Some(&0)
 }
