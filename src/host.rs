@@ -113,10 +113,6 @@ pub trait Host: Send + Sync {
 pub trait WaitSet {
     /// Waits for a source, for the interrupt or until `at_most` is over.
     fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason>;
-
-    /// Ends a wait too when a wake-up for [`WakeAddress::OnBehalf`] of a key arrives. Returns false if another process
-    /// already listens for a key.
-    fn answer(&mut self, keys: &[Vec<u8>]) -> bool;
 }
 
 /// The events that a waiter watches, in addition to its own wake-up socket.
@@ -136,8 +132,6 @@ pub enum WakeReason {
     LookAgain,
     /// The interrupt is readable.
     Interrupted,
-    /// Another process asks what this process waits for.
-    Asked,
     /// The time is over.
     TimeOver,
 }

@@ -1,5 +1,6 @@
 //! All wording: texts for people, and documents for programs.
 
+mod columns;
 mod doctor;
 mod history_json;
 mod json;
@@ -10,6 +11,7 @@ mod timeline;
 
 use std::time::Duration;
 
+pub use columns::{cut, wrapped};
 pub use doctor::{HealthJson, health};
 pub use history_json::PastJson;
 pub use json::{

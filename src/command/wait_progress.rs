@@ -66,7 +66,7 @@ impl<'a> WaitProgress<'a> {
         // A short wait should end without a flicker.
         if waited >= TICK {
             let text = self.progress(reporter, waiting, waited);
-            self.line.get_or_insert_with(StatusLine::new).as_ref()?.show(text);
+            self.line.get_or_insert_with(StatusLine::new).as_mut()?.show(&text);
         }
         Some(TICK)
     }

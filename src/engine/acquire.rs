@@ -10,7 +10,6 @@ use self::wait::AfterWait;
 use super::blocked_callers::BlockedCallers;
 use super::commit::{RecordUpdate, with_token};
 use super::contention::CasRetry;
-use super::deadlock::Published;
 use super::wait_policy::WaitClock;
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
@@ -18,8 +17,8 @@ use crate::host::WaitSet;
 use crate::lock::{self, Acquire, Grant, HandleHash, Lifetime, Record, Request, Response, Transition};
 use crate::store::{Scope, Subscription, Version};
 
+pub(super) use wait::Onlooker;
 pub use wait::Waiting;
-pub(super) use wait::{DEADLOCK_CHECK_DELAY, Onlooker};
 
 /// Maximum duration of one store call after the first answer or outage: a waiter hears no interrupt during the call.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -60,10 +59,9 @@ impl Engine {
             interrupt,
             blocked_callers: BlockedCallers::new(request.invocation),
             looked_for_caller: false,
-            look_around_at: None,
+            waits_since: None,
             suspected_at: None,
-            can_be_asked: false,
-            noted: None,
+            is_published: false,
             in_touch: false,
             was_out_of_reach: false,
             is_queued: false,
@@ -81,10 +79,7 @@ impl Engine {
         if !may_be_there {
             self.remove_witness(name, &request.handle.proof());
         }
-        if attempt.noted.is_some() {
-            // An edge that stays points to a wait that no longer exists, so it does no harm.
-            let _ = self.retract(name, &attempt.application.entry);
-        }
+        attempt.retract();
         self.store.set_deadline(None);
         taken
     }
@@ -136,14 +131,12 @@ struct Acquisition<'a> {
     /// The callers that this wait blocks, and whether a first inspection has happened.
     blocked_callers: BlockedCallers,
     looked_for_caller: bool,
-    /// Time of the first deadlock check on CLOCK_BOOTTIME.
-    look_around_at: Option<Duration>,
+    /// Start of the wait on CLOCK_BOOTTIME.
+    waits_since: Option<Duration>,
     /// Time at which a check found this wait to be the victim of a cycle, on CLOCK_BOOTTIME.
     suspected_at: Option<Duration>,
-    /// True if this wait listens for processes that ask what it waits for.
-    can_be_asked: bool,
-    /// The extent to which this wait's edges are published; `None` if no other process needs them.
-    noted: Option<Published>,
+    /// True if edges of this wait may be published.
+    is_published: bool,
     /// True if the store has answered before.
     in_touch: bool,
     /// True if the store has failed to answer before.

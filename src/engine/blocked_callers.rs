@@ -9,9 +9,11 @@
 
 use std::time::Duration;
 
-use super::acquire::DEADLOCK_CHECK_DELAY;
 use crate::host::{Host, Invocation};
 use crate::lock::ProcessId;
+
+/// Delay of each inspection of the callers: even busy shells mostly run their next command by then.
+pub(super) const INSPECTION_DELAY: Duration = Duration::from_millis(100);
 
 /// Observations of the script around a wait.
 #[derive(Debug)]
@@ -37,7 +39,7 @@ impl BlockedCallers {
         let mut seen = host.blocked_callers(&called, true);
         let (doubtful, at) = self.provisional.get_or_insert_with(|| {
             let doubtful = seen.iter().filter(|process| !within.contains(process)).copied().collect();
-            (doubtful, now + DEADLOCK_CHECK_DELAY)
+            (doubtful, now + INSPECTION_DELAY)
         });
         doubtful.retain(|process| seen.contains(process));
         let are_believed = now >= *at;
@@ -89,7 +91,7 @@ mod tests {
 
     #[test]
     fn who_is_seen_only_later_has_to_be_seen_twice_some_time_apart() {
-        let (before, twice) = (FIRST + DEADLOCK_CHECK_DELAY / 2, FIRST + DEADLOCK_CHECK_DELAY);
+        let (before, twice) = (FIRST + INSPECTION_DELAY / 2, FIRST + INSPECTION_DELAY);
         assert_eq!(blocked_callers(&[], &[(FIRST, &[2]), (before, &[2])]), (vec![], false));
         assert_eq!(blocked_callers(&[], &[(FIRST, &[2]), (twice, &[2])]), (vec![2], true));
         assert_eq!(blocked_callers(&[3], &[(FIRST, &[2, 3]), (before, &[3]), (twice, &[2, 3])]), (vec![3], true));

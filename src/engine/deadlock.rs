@@ -9,81 +9,73 @@ use crate::store::{CommitResult, WriteOptions};
 const MOST_WAITS: usize = 2000;
 
 /// Maximum number of published waits of one process for one lock, and of those under one grant. If one of these waits
-/// is stuck, all waits behind it are stuck too and block the same processes. More edges would only cost reads and
-/// writes, for a thousand waits at every step of each.
+/// is stuck, all waits behind it are stuck too and block the same processes. A thousand edges under one key would cost
+/// each of their waiters a thousand times as much.
 const MOST_OF_A_LOCK: usize = 4;
 
 /// Maximum number of differing reads of the same waits before the check is left to the next process.
 const MOST_LOOKS: usize = 20;
 
-/// Extent to which a wait is published under the keys that other processes read. A key with enough similar waits gets
-/// no further one; when those waits end, the publication must be repeated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Published {
-    Nowhere,
-    Somewhere,
-    Everywhere,
-}
-
 impl Engine {
-    /// Publishes this wait under every key that other processes read.
-    pub(super) fn publish(&self, name: &[u8], waiter: &Waiter) -> Result<Published> {
-        let wait = (name.to_vec(), waiter.proof);
-        let keys = WaitEdges::keys(waiter);
-        let mut notes = 0;
-        for key in &keys {
-            let noted = self.waits(key)?.waits;
-            if noted.contains(&wait) {
-                notes += 1;
-                continue;
+    /// Publishes this wait under every key that other processes read, unless a key has enough similar waits. Returns
+    /// true if it is published under one key at least.
+    pub(super) fn publish(&self, name: &[u8], waiter: &Waiter) -> Result<bool> {
+        let edge = (name.to_vec(), waiter.proof);
+        let add = |edges: &mut WaitEdges| {
+            let alike = edges.waits.iter().filter(|(of, _)| of == name).count();
+            if alike < MOST_OF_A_LOCK && !edges.waits.contains(&edge) {
+                edges.waits.push(edge.clone());
             }
-            let alike: Vec<HandleHash> =
-                noted.into_iter().filter(|(of, _)| of == name).map(|(_, proof)| proof).collect();
-            let mut gone = Vec::new();
-            if alike.len() >= MOST_OF_A_LOCK {
-                for proof in alike {
-                    if !self.is_waiting(name, &proof)? {
-                        gone.push(proof);
-                    }
-                }
-                if gone.is_empty() {
-                    continue;
-                }
+        };
+        let mut is_published = false;
+        for key in WaitEdges::keys(waiter) {
+            let mut edges = self.change_edges(&key, &add)?;
+            if !edges.waits.contains(&edge) {
+                let gone = self.gone(&edges)?;
+                edges = self.change_edges(&key, &|edges| {
+                    edges.waits.retain(|edge| !gone.contains(edge));
+                    add(edges);
+                })?;
             }
-            self.change_edges(key, &|notes| {
-                notes.waits.retain(|(of, proof)| of != name || !gone.contains(proof));
-                if !notes.waits.contains(&wait) {
-                    notes.waits.push(wait.clone());
-                }
-            })?;
-            notes += 1;
+            is_published |= edges.waits.contains(&edge);
         }
-        Ok(match notes {
-            all if all == keys.len() => Published::Everywhere,
-            0 => Published::Nowhere,
-            _ => Published::Somewhere,
-        })
+        Ok(is_published)
     }
 
-    fn waits(&self, key: &[u8]) -> Result<WaitEdges> {
+    /// Returns the edges that are published under this key.
+    pub(super) fn edges(&self, key: &[u8]) -> Result<WaitEdges> {
         Ok(self.store.read(key)?.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default())
     }
 
-    /// Returns true if this waiter is in the queue and is not known to be dead.
-    fn is_waiting(&self, name: &[u8], proof: &HandleHash) -> Result<bool> {
-        let (_, record) = self.read(name)?;
-        let Some((record, waiter)) = self.entry(record, proof)? else { return Ok(false) };
-        Ok(self.liveness(&record, &waiter.owner.domain, &waiter.process) != Liveness::Dead)
+    /// Returns the edges of waits that no longer exist.
+    pub(super) fn gone(&self, edges: &WaitEdges) -> Result<Vec<(Vec<u8>, HandleHash)>> {
+        let mut gone = Vec::new();
+        for (name, proof) in &edges.waits {
+            let waits = match self.read(name).and_then(|(_, record)| self.entry(record, proof)) {
+                // The unreadable record may still contain the waiter.
+                Err(error) if error.is_of_one_record() => continue,
+                waits => waits?,
+            };
+            let lives = waits.is_some_and(|(record, waiter)| {
+                self.liveness(&record, &waiter.owner.domain, &waiter.process) != Liveness::Dead
+            });
+            if !lives {
+                gone.push((name.clone(), *proof));
+            }
+        }
+        Ok(gone)
     }
 
     /// Removes the published edges of a wait.
     pub(super) fn retract(&self, name: &[u8], waiter: &Waiter) -> Result<()> {
         WaitEdges::keys(waiter).iter().try_for_each(|key| {
-            self.change_edges(key, &|notes| notes.waits.retain(|(of, proof)| *proof != waiter.proof || of != name))
+            self.change_edges(key, &|edges| edges.waits.retain(|(of, proof)| *proof != waiter.proof || of != name))
+                .map(drop)
         })
     }
 
-    pub(super) fn change_edges(&self, key: &[u8], change: &dyn Fn(&mut WaitEdges)) -> Result<()> {
+    /// Changes the edges under this key and returns them.
+    pub(super) fn change_edges(&self, key: &[u8], change: &dyn Fn(&mut WaitEdges)) -> Result<WaitEdges> {
         let mut race = self.race(key);
         loop {
             let stored = self.store.read(key)?;
@@ -91,13 +83,14 @@ impl Engine {
             let mut next = found.clone();
             change(&mut next);
             if next == found && (stored.is_none() || !next.waits.is_empty()) {
-                return Ok(());
+                return Ok(next);
             }
             let body = (!next.waits.is_empty()).then(|| lock::encode_waits(key, &next));
             let version = stored.as_ref().map(|stored| &stored.version);
-            if self.commit_beside(key, version, body.as_deref(), WriteOptions::default())? == CommitResult::Conflict {
-                race.backoff()?;
-            }
+            match self.commit_beside(key, version, body.as_deref(), WriteOptions::default())? {
+                CommitResult::Done(_) => return Ok(next),
+                CommitResult::Conflict => race.backoff()?,
+            };
         }
     }
 
@@ -127,10 +120,16 @@ impl Engine {
                 Err(error) if !waits.is_empty() && error.is_of_one_record() => continue,
                 read => read?,
             };
-            let Some((record, waiter)) = self.entry(record, &proof)? else { continue };
+            let mut edges = Vec::new();
             for key in record.holders.iter().flat_map(WaitEdges::keys_of_holder) {
-                to_look_at.extend(self.waits(&key)?.waits);
+                edges.extend(self.edges(&key)?.waits);
             }
+            // Holders that wait for no lock release this one, so the wait is not stuck. Most checks end here.
+            if edges.is_empty() {
+                continue;
+            }
+            let Some((record, waiter)) = self.entry(record, &proof)? else { continue };
+            to_look_at.extend(edges);
             waits.push(WaitNode { name, record, waiter });
         }
         if waits.first().is_none_or(|first| first.waiter.proof != *me) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::lock::{self, CommitRecord, HandleHash, Liveness, Page};
+use crate::lock::{self, CommitRecord, Page};
 use crate::store::{Scope, Swept, Version, WriteOptions};
 
 /// Minimum age of witnesses that `gc` removes. The host of a witness removes it with the entry, but not if another host
@@ -41,13 +41,13 @@ impl Engine {
         let is_left = match (Page::of_key(key), CommitRecord::of_key(key)) {
             (Some((name, number)), _) => self.is_orphaned_page(name, number)?,
             (_, Some(proof)) => self.is_orphaned_commit_record(&proof, dry_run)?,
-            _ if is_waits => self.is_orphaned_edge(key)?,
+            _ if is_waits => !self.gone(&self.edges(key)?)?.is_empty(),
             _ => self.is_orphaned_value(key)?,
         };
         if is_left && !dry_run {
             if is_waits {
-                let gone = self.gone(key)?;
-                self.change_edges(key, &|notes| notes.waits.retain(|wait| !gone.contains(wait)))?;
+                let gone = self.gone(&self.edges(key)?)?;
+                self.change_edges(key, &|edges| edges.waits.retain(|edge| !gone.contains(edge)))?;
             } else {
                 // The name of a page may come back, so an object that has replaced this version must stay.
                 self.commit_beside(key, Some(version), None, WriteOptions::default())?;
@@ -60,30 +60,5 @@ impl Engine {
     fn is_orphaned_page(&self, name: &[u8], number: u64) -> Result<bool> {
         let (_, record) = self.read(name)?;
         Ok(record.pages.is_none_or(|pages| !pages.has(number)))
-    }
-
-    fn is_orphaned_edge(&self, key: &[u8]) -> Result<bool> {
-        Ok(!self.gone(key)?.is_empty())
-    }
-
-    /// Returns the published waits under this key that no longer exist.
-    fn gone(&self, key: &[u8]) -> Result<Vec<(Vec<u8>, HandleHash)>> {
-        let stored = self.store.read(key)?;
-        let notes = stored.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
-        let mut gone = Vec::new();
-        for (name, proof) in notes.waits {
-            let waits = match self.read(&name).and_then(|(_, record)| self.entry(record, &proof)) {
-                // The unreadable record may still contain the waiter.
-                Err(error) if error.is_of_one_record() => continue,
-                waits => waits?,
-            };
-            let lives = waits.is_some_and(|(record, waiter)| {
-                self.liveness(&record, &waiter.owner.domain, &waiter.process) != Liveness::Dead
-            });
-            if !lives {
-                gone.push((name, proof));
-            }
-        }
-        Ok(gone)
     }
 }

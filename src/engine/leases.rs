@@ -98,7 +98,7 @@ impl Engine {
     /// Renews the lease of a grant with keepalive, from now.
     pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<Response> {
         let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
-        self.apply(name, &Request::Renew(self.credentials(Some(proof), Vec::new())?, lifetime))
+        self.apply(name, &Request::Renew(self.by_proof(proof)?, lifetime))
     }
 
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<Response> {

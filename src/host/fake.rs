@@ -169,8 +169,4 @@ impl WaitSet for Fake {
         self.pass(at_most);
         Ok(WakeReason::TimeOver)
     }
-
-    fn answer(&mut self, _keys: &[Vec<u8>]) -> bool {
-        true
-    }
 }

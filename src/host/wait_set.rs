@@ -14,7 +14,6 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use sha2::{Digest, Sha256};
 
 use super::unix::is_released_by;
 use super::{WaitSet, WaitSources, WakeReason, proc_stat};
@@ -38,8 +37,6 @@ pub enum WakeAddress<'a> {
     Waiter(&'a HandleHash),
     /// The supervisor of the command that holds the grant with this handle hash.
     Supervisor(&'a HandleHash),
-    /// A process that waits on behalf of others: one of [`crate::lock::WaitEdges::keys`].
-    OnBehalf(&'a [u8]),
 }
 
 impl WakeSocket {
@@ -65,8 +62,6 @@ impl AsFd for WakeSocket {
 
 pub(super) struct LinuxWaitSet<'a> {
     bell: Option<WakeSocket>,
-    /// The sockets on which other processes ask what this process waits for.
-    asked: Vec<WakeSocket>,
     interrupt: Option<BorrowedFd<'a>>,
     pidfds: Vec<(ProcessId, OwnedFd)>,
 }
@@ -86,23 +81,12 @@ fn address(listener: WakeAddress<'_>) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(match listener {
         WakeAddress::Waiter(proof) => format!("csalock/{proof}"),
         WakeAddress::Supervisor(proof) => format!("csalock/guardian/{proof}"),
-        // A socket address has room for about a hundred bytes.
-        WakeAddress::OnBehalf(key) => {
-            let hash = Sha256::digest(key);
-            let hash = hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
-            format!("csalock/waits/{hash}")
-        }
     })
 }
 
 impl<'a> LinuxWaitSet<'a> {
     pub(super) fn new(proof: &HandleHash, interrupt: Option<BorrowedFd<'a>>) -> LinuxWaitSet<'a> {
-        LinuxWaitSet {
-            bell: WakeSocket::new(WakeAddress::Waiter(proof)),
-            asked: Vec::new(),
-            interrupt,
-            pidfds: Vec::new(),
-        }
+        LinuxWaitSet { bell: WakeSocket::new(WakeAddress::Waiter(proof)), interrupt, pidfds: Vec::new() }
     }
 
     /// Watches exactly these processes from now on. Returns false if one of them has already ended.
@@ -132,17 +116,16 @@ impl<'a> LinuxWaitSet<'a> {
         let _ = self.bell.as_ref().map(WakeSocket::was_woken);
     }
 
-    /// Returns which of wake-up, interrupt, processes, questions and `elsewhere` are readable within `at_most`.
-    fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 5]> {
+    /// Returns which of wake-up, interrupt, processes and `elsewhere` are readable within `at_most`.
+    fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 4]> {
         let bell = self.bell.as_ref().map(AsFd::as_fd);
         let processes = self.pidfds.iter().map(|(_, pidfd)| pidfd.as_fd());
         let concerns = bell.map(|fd| (0, fd)).into_iter();
         let concerns = concerns.chain(self.interrupt.map(|fd| (1, fd))).chain(processes.map(|fd| (2, fd)));
-        let concerns = concerns.chain(self.asked.iter().map(|bell| (3, bell.as_fd())));
-        let concerns = concerns.chain(elsewhere.map(|fd| (4, fd)));
+        let concerns = concerns.chain(elsewhere.map(|fd| (3, fd)));
         let (whose, mut polled): (Vec<usize>, Vec<PollFd<'_>>) =
             concerns.map(|(whose, fd)| (whose, PollFd::new(fd, PollFlags::POLLIN))).unzip();
-        let mut heard = [false; 5];
+        let mut heard = [false; 4];
         match ppoll(&mut polled, Some(TimeSpec::from_duration(at_most)), None) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => {
@@ -162,7 +145,7 @@ impl WaitSet for LinuxWaitSet<'_> {
             return Ok(WakeReason::LookAgain);
         }
         let elsewhere = signs.subscription.as_ref().map(|subscription| subscription.descriptor());
-        let [mut rung, interrupted, ended, asked, heard] = self.listen(at_most, elsewhere)?;
+        let [mut rung, interrupted, ended, heard] = self.listen(at_most, elsewhere)?;
         if heard && signs.subscription.as_mut().is_some_and(|hearing| hearing.is_notified()) {
             *signs.subscription = None;
             rung = true;
@@ -177,18 +160,7 @@ impl WaitSet for LinuxWaitSet<'_> {
                 self.listen(RELEASE_GRACE.min(at_most), elsewhere)?;
             }
         }
-        if asked && !rung && !ended {
-            self.asked.iter().for_each(|bell| {
-                let _ = bell.was_woken();
-            });
-            return Ok(WakeReason::Asked);
-        }
         self.drain();
         Ok(if rung || ended { WakeReason::LookAgain } else { WakeReason::TimeOver })
-    }
-
-    fn answer(&mut self, keys: &[Vec<u8>]) -> bool {
-        self.asked = keys.iter().filter_map(|key| WakeSocket::new(WakeAddress::OnBehalf(key))).collect();
-        self.asked.len() == keys.len()
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
 use super::OutputStyle;
-use super::table::cell;
+use super::columns::{cell, wrapped};
 use crate::store::{Finding, Verdict};
 
 /// Returns the name of a verdict and its colour.
@@ -47,21 +47,6 @@ fn sum(findings: &[Finding]) -> String {
         (0, doubts) => format!("Locks work here; {doubts} things are doubtful.\n"),
         _ => "Locks do not work here.\n".to_string(),
     }
-}
-
-/// Returns the text in lines of at most `width` columns, broken at blanks. A longer word stands alone.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.width() + 1 + word.width() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_string()),
-        }
-    }
-    lines
 }
 
 /// The output of `doctor --json`.

@@ -3,8 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
-
+use super::columns::{cell, clip, fits};
 use super::json::state;
 use super::{Reporter, shown_user};
 use crate::duration::shown as span;
@@ -146,31 +145,4 @@ fn line(text: &mut String, name: &str, state: &str, paper: OutputStyle, rest: [&
         clip(what, paper.width.max(WIDTH) - HEADER.find("COMMAND").unwrap_or(0)),
     );
     let _ = writeln!(text, "{}", row.trim_end());
-}
-
-pub(super) fn fits(text: &str, width: usize) -> bool {
-    text.width() <= width
-}
-
-/// Returns the text, clipped or padded to exactly this width in columns.
-pub(super) fn cell(text: &str, width: usize) -> String {
-    let clipped = clip(text, width);
-    let rest = width.saturating_sub(clipped.width());
-    format!("{clipped}{:rest$}", "")
-}
-
-/// Returns the text, clipped to at most this width in columns.
-pub(super) fn clip(text: &str, width: usize) -> String {
-    if fits(text, width) {
-        return text.to_string();
-    }
-    let mut clipped = String::new();
-    for char in text.chars() {
-        if clipped.width() + char.width().unwrap_or(0) >= width {
-            break;
-        }
-        clipped.push(char);
-    }
-    clipped.push('~');
-    clipped
 }

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use super::columns::{cell, clip, fits};
 use super::shown_user;
-use super::table::{WIDTH, cell, clip, fits};
+use super::table::WIDTH;
 use crate::duration::{rfc3339, shown as span};
 use crate::history::{Past, Who};
 use crate::lock::EndReason;

@@ -21,9 +21,8 @@
 //! permission for both, because the journal is in the directory of the database. Root's cron and www-data can share a
 //! database in a directory of a common group with mode 2770, if its creator has umask 002.
 //!
-//! **Wait edges** ([`crate::lock::WaitEdges`]) are in the directory `locks.db-waits` next to the database. The
-//! directory exists only after a process has waited for more than a moment. It has the channels of waiters in other
-//! network namespaces too.
+//! **Channels** of waiters in other network namespaces are in the directory `locks.db-waits` next to the database. The
+//! directory exists only during such a wait.
 //!
 //! **History** is a file next to the database ([`super::history_file`]): a row would cost another transaction.
 //!
@@ -193,9 +192,8 @@ impl Sqlite {
         errors::explain(cause, &self.path)
     }
 
-    /// Returns the directory of the wait edges, next to the database. The edges exist only while a process waits, and
-    /// each would cost a sync in the database.
-    fn notes(&self) -> Result<Directory> {
+    /// Returns the directory of the channels, next to the database. It contains no records.
+    fn channels(&self) -> Result<Directory> {
         let path = [self.path.as_os_str().as_bytes(), b"-waits"].concat();
         Directory::open(Path::new(OsStr::from_bytes(&path)), Layout::Beside, self.host.clone())
     }
@@ -318,9 +316,6 @@ impl Sqlite {
 
 impl Store for Sqlite {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        if is_note(name) {
-            return self.notes()?.read(name);
-        }
         let found = self.reading(|connection| {
             Ok(connection.query_row(READ, [name], |row| Ok(self.stored(row, name))).optional()?)
         });
@@ -332,7 +327,7 @@ impl Store for Sqlite {
         loop {
             // The database is not locked while `visit` runs, since `visit` may write.
             let page = self.page(&after)?;
-            let Some((last, _)) = page.last() else { return self.notes()?.scan(visit) };
+            let Some((last, _)) = page.last() else { return Ok(()) };
             after.clone_from(last);
             for (name, stored) in page {
                 visit(&self.describe(&name), stored)?;
@@ -341,16 +336,13 @@ impl Store for Sqlite {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let done = set.commit_alone(&self.leases, |change| match is_note(change.name) {
-            true => self.notes()?.commit(&WriteSet::from(*change)),
-            false => self.replace(change),
-        })?;
+        let done = set.commit_alone(&self.leases, |change| self.replace(change))?;
         if done != CommitResult::Conflict {
             if !(set.wake.is_empty() && set.closed.is_empty())
-                && let Ok(notes) = self.notes()
+                && let Ok(channels) = self.channels()
             {
                 let (wake, closed) = (set.wake.clone(), set.closed.clone());
-                let _ = notes.commit(&WriteSet { wake, closed, ..WriteSet::default() });
+                let _ = channels.commit(&WriteSet { wake, closed, ..WriteSet::default() });
             }
             for line in &set.history {
                 let _ = self.chronicle(|file, _| file.append(line.as_bytes(), &set.limits, self.host.wall()));
@@ -368,7 +360,7 @@ impl Store for Sqlite {
     }
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
-        self.notes().ok()?.subscribe(topic)
+        self.channels().ok()?.subscribe(topic)
     }
 
     fn scope(&self) -> Scope {
@@ -376,11 +368,6 @@ impl Store for Sqlite {
     }
 
     fn describe(&self, name: &[u8]) -> String {
-        if is_note(name)
-            && let Ok(notes) = self.notes()
-        {
-            return notes.describe(name);
-        }
         format!("{} (row {})", escape_path(&self.path), escape(name))
     }
 
@@ -389,15 +376,10 @@ impl Store for Sqlite {
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        self.notes()?.sweep(dry_run)
+        self.channels()?.sweep(dry_run)
     }
 
     fn diagnose(&self) -> Vec<Finding> {
         self.findings()
     }
-}
-
-/// Returns true if this is the name of a wait edge, not of a record.
-fn is_note(name: &[u8]) -> bool {
-    name.first() == Some(&0)
 }

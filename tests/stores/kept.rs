@@ -114,9 +114,7 @@ pub(crate) fn a_record_that_fewer_may_read_than_the_database_is_refused(rig: &Ri
     assert_eq!(before, (fs::read(rig.path()).unwrap(), rig.footprint()));
     let third = stored(swap(b"third", WriteOptions { mode: Some(0o660), ..WriteOptions::default() }).unwrap());
     stored(remove(b"third", third).unwrap());
-    // What stands beside the database is for whoever may use it.
-    stored(swap(b"\0note", PRIVATE).unwrap());
     fs::set_permissions(rig.path(), PermissionsExt::from_mode(0o600)).unwrap();
     stored(swap(b"second", PRIVATE).unwrap());
-    assert_eq!((mode(), rig.bodies().len(), rig.kind), (0o600, 3, Kind::Sqlite));
+    assert_eq!((mode(), rig.bodies().len(), rig.kind), (0o600, 2, Kind::Sqlite));
 }

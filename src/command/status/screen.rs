@@ -6,6 +6,7 @@ use std::sync::{Mutex, Once, TryLockError};
 use anyhow::Context as _;
 use rustix::termios::{Action, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcflow, tcgetattr, tcsetattr};
 
+use crate::report::cut;
 use crate::terminal;
 
 /// Enters the alternate screen and hides the cursor; `LEAVE` undoes both. (The main screen keeps all that was printed.)
@@ -72,7 +73,7 @@ impl Screen {
             return Ok(());
         }
         // The lines overwrite the old ones, so that the screen does not flicker.
-        let lines: Vec<String> = lines.iter().take(rows).map(|line| clip(line, columns) + "\x1b[K").collect();
+        let lines: Vec<String> = lines.iter().take(rows).map(|line| cut(line, columns) + "\x1b[K").collect();
         let text = format!("\x1b[H{}\x1b[J", lines.join("\r\n"));
         stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to stdout")
     }
@@ -102,34 +103,9 @@ fn release() {
     }
 }
 
-/// Returns at most `width` columns of a line that may contain colours.
-fn clip(line: &str, width: usize) -> String {
-    use unicode_width::UnicodeWidthChar;
-    let (mut clipped, mut used, mut in_escape) = (String::new(), 0, false);
-    for char in line.chars() {
-        in_escape |= char == '\x1b';
-        if !in_escape {
-            used += char.width().unwrap_or(0);
-        }
-        // Escape sequences after the cut stay, because they may end a colour.
-        if used <= width || in_escape {
-            clipped.push(char);
-        }
-        in_escape &= char != 'm';
-    }
-    clipped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_is_cut_off_ends_its_colour() {
-        assert_eq!(clip("\x1b[1mheld\x1b[0m by", 7), "\x1b[1mheld\x1b[0m by");
-        assert_eq!(clip("\x1b[1mheld\x1b[0m by", 2), "\x1b[1mhe\x1b[0m");
-        assert_eq!(clip("日本語", 5), "日本");
-    }
 
     /// The next test runs this test on a terminal.
     #[test]

@@ -11,7 +11,6 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::Signal;
 use nix::sys::time::TimeSpec;
-use unicode_width::UnicodeWidthStr;
 
 use super::screen::Screen;
 use super::select::select;
@@ -23,7 +22,7 @@ use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::EndReason;
 use crate::name::{escape, is_path};
-use crate::report::{HEADER, OutputStyle, table};
+use crate::report::{HEADER, OutputStyle, table, wrapped};
 use crate::signals::{self, Signals};
 use crate::terminal;
 
@@ -166,7 +165,7 @@ impl View {
     fn lines(&self, context: &Context, asked: &Status) -> Vec<String> {
         let (height, width) = terminal::size(std::io::stdout());
         let mut lines = vec![self.headline(context, asked)];
-        lines.extend(self.trouble.iter().flat_map(|trouble| fold(trouble, width)));
+        lines.extend(self.trouble.iter().flat_map(|trouble| wrapped(trouble, width)));
         lines.push(if super::colour() { format!("\x1b[7m{HEADER}\x1b[0m") } else { HEADER.to_string() });
         let room = height.saturating_sub(lines.len());
         // The flag marks a lock's lines that are entries: all lines except a name on its own line.
@@ -196,18 +195,4 @@ impl View {
         let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));
         format!("{now}  {counts}  {store}")
     }
-}
-
-/// Returns a text in lines of at most `width` columns.
-fn fold(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let last = lines.last().map_or(0, |line| line.width());
-        match lines.last_mut() {
-            Some(line) if last == 0 => line.push_str(word),
-            Some(line) if last + 1 + word.width() <= width => *line = format!("{line} {word}"),
-            _ => lines.push(word.to_string()),
-        }
-    }
-    lines
 }

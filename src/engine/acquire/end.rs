@@ -62,10 +62,15 @@ impl Acquisition<'_> {
             AfterWait::Look => Ok(None),
             AfterWait::TimeOver => self.give_up(record),
             AfterWait::Interrupted => Ok(Some(self.interrupted())),
-            AfterWait::GiveUp(edges) => Ok(match self.leave_if_possible()? {
-                Response::GrantedMeanwhile(_) => None,
-                _ => Some(AcquireResult::Answer(Response::Deadlock(edges))),
-            }),
+            AfterWait::GiveUp(cycle) => {
+                if let Response::GrantedMeanwhile(_) = self.leave_if_possible()? {
+                    return Ok(None);
+                }
+                self.retract();
+                // The remaining waits may still form a cycle, and similar waits may be published now.
+                self.wake(cycle.members.iter().chain(record.waiters.iter().map(|waiter| &waiter.proof)));
+                Ok(Some(AcquireResult::Answer(Response::Deadlock(cycle.edges))))
+            }
         }
     }
 

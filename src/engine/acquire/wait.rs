@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use super::Acquisition;
 use crate::engine::Engine;
-use crate::engine::deadlock::Published;
+use crate::engine::blocked_callers::INSPECTION_DELAY;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason};
-use crate::lock::{Edge, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
+use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::store::{Scope, Topic, Version};
 
-/// Delay of deadlock checks: shorter waits form no cycle, and even busy shells mostly run their next command by then.
-pub(in crate::engine) const DEADLOCK_CHECK_DELAY: Duration = Duration::from_millis(100);
+/// Delay after which a wait publishes its edges and checks for a deadlock. Most waits are shorter.
+const DEADLOCK_DELAY: Duration = Duration::from_millis(500);
 
-/// Duration after which a wait publishes its edges for processes in other network namespaces, which cannot ask.
-const LONG: Duration = Duration::from_secs(1);
+/// Time between the two checks of a victim. By the second check, members that are not blocked any more have said so.
+const SECOND_CHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// Time past the end of a lease that covers the rounding of every clock.
 const ROUNDING: Duration = Duration::from_millis(1);
@@ -44,8 +44,8 @@ pub(super) enum AfterWait {
     TimeOver,
     /// The interrupt ended the wait.
     Interrupted,
-    /// This wait is the victim of the cycle with these edges.
-    GiveUp(Vec<Edge>),
+    /// This wait is the victim of this cycle.
+    GiveUp(Cycle),
 }
 
 impl Engine {
@@ -157,26 +157,20 @@ impl<'a> Acquisition<'a> {
                 return Ok(AfterWait::Look);
             }
         }
-        let look_around_at = *self.look_around_at.get_or_insert_with(|| engine.host.boottime() + DEADLOCK_CHECK_DELAY);
-        let mut asked = false;
+        let since = *self.waits_since.get_or_insert_with(|| engine.host.boottime());
         loop {
             let now = engine.host.boottime();
-            if now >= look_around_at && self.look_at_callers_again(now)? {
+            if now >= since + INSPECTION_DELAY && self.look_at_callers_again(now)? {
                 return Ok(AfterWait::Look);
             }
-            let may_be_in_circle =
-                self.blocked_callers.is_known() && !WaitEdges::keys(&self.application.entry).is_empty();
-            if may_be_in_circle && now >= self.next_look(look_around_at) {
+            if self.next_check(since).is_some_and(|at| now >= at) {
                 // A failed check does not end the wait and is repeated; a full store, for example, may refuse an edge.
-                match self.check_deadlock(record, asked || now >= look_around_at + LONG).unwrap_or_default() {
-                    Some(links) if self.suspected_at.is_some() => return Ok(AfterWait::GiveUp(links)),
+                match self.check_deadlock().unwrap_or_default() {
+                    Some(cycle) if self.suspected_at.is_some() => return Ok(AfterWait::GiveUp(cycle)),
                     found => self.suspected_at = found.map(|_| now),
                 }
             }
-            let looks = [
-                self.blocked_callers.next_look(look_around_at),
-                may_be_in_circle.then(|| self.next_look(look_around_at)),
-            ];
+            let looks = [self.blocked_callers.next_look(since + INSPECTION_DELAY), self.next_check(since)];
             let to_look = looks.into_iter().flatten().filter(|at| *at > now).map(|at| at - now).min();
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
             self.listen()?;
@@ -185,7 +179,6 @@ impl<'a> Acquisition<'a> {
             let Some(wait_set) = &mut self.wait_set else { continue };
             match wait_set.wait(&mut signs, at_most)? {
                 WakeReason::Interrupted => return Ok(AfterWait::Interrupted),
-                WakeReason::Asked => asked = true,
                 WakeReason::TimeOver if engine.host.boottime() < end => {}
                 WakeReason::LookAgain | WakeReason::TimeOver => return Ok(AfterWait::Look),
             }
@@ -194,58 +187,53 @@ impl<'a> Acquisition<'a> {
 
     /// Inspects the callers that this wait blocks again. Returns true if they have changed.
     fn look_at_callers_again(&mut self, now: Duration) -> Result<bool> {
-        let (engine, entry) = (self.engine, &mut self.application.entry);
-        let mut within = entry.blocked_processes.clone();
-        self.blocked_callers.look_again(&*engine.host, now, &mut within);
-        if within == entry.blocked_processes {
+        let mut within = self.application.entry.blocked_processes.clone();
+        self.blocked_callers.look_again(&*self.engine.host, now, &mut within);
+        if within == self.application.entry.blocked_processes {
             return Ok(false);
         }
-        if self.noted.take().is_some() {
-            // An edge that stays is only a hint, and leads to the current entry.
-            let _ = engine.retract(self.name, entry);
-        }
-        entry.blocked_processes = within;
+        self.retract();
+        self.application.entry.blocked_processes = within;
         Ok(true)
     }
 
-    /// Returns the time of the next deadlock check on CLOCK_BOOTTIME; `first` is the time of the first one. A victim
-    /// checks twice: the processes that it asked may find that they are no longer blocked.
-    fn next_look(&self, first: Duration) -> Duration {
-        self.suspected_at.map_or(first, |at| at + DEADLOCK_CHECK_DELAY)
+    /// Returns the time of the next deadlock check on CLOCK_BOOTTIME, if this wait may be part of a cycle.
+    fn next_check(&self, since: Duration) -> Option<Duration> {
+        let blocks_others = self.blocked_callers.is_known() && !WaitEdges::keys(&self.application.entry).is_empty();
+        blocks_others.then(|| self.suspected_at.map_or(since + DEADLOCK_DELAY, |at| at + SECOND_CHECK_DELAY))
     }
 
-    /// Returns the edges of the cycle that this wait is part of, if this wait is the victim.
+    /// Publishes this wait, then returns the cycle that it is part of, if it is the victim.
     ///
-    /// Most waits are in no cycle, so a wait publishes its edges only if a process asks for them or its holders wait.
-    /// It asks those holders, and they check for a cycle too. The last waiter asks the earlier ones, so no cycle is
-    /// missed. A wait that cannot be asked, or shares its keys, publishes immediately.
-    fn check_deadlock(&mut self, record: &Record, note: bool) -> Result<Option<Vec<Edge>>> {
+    /// All members do this in this order, so the last of them finds the whole cycle. It wakes the victim, and the victim
+    /// wakes all members, which inspect their callers again.
+    fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
         let (engine, me) = (self.engine, self.application.entry.proof);
-        let own = WaitEdges::keys(&self.application.entry);
-        let can_be_asked = std::mem::replace(&mut self.can_be_asked, true) || self.listen()?.answer(&own);
-        let mut note = note || !can_be_asked || engine.store.scope() == Scope::Shared;
-        for key in record.holders.iter().flat_map(WaitEdges::keys_of_holder) {
-            note |= own.contains(&key)
-                || engine.host.wake(WakeAddress::OnBehalf(&key))
-                || engine.store.read(&key)?.is_some();
-        }
-        if self.noted.map_or(note, |noted| noted != Published::Everywhere) {
-            self.noted = Some(Published::Nowhere);
-            self.noted = Some(engine.publish(self.name, &self.application.entry)?);
-        }
-        // Unpublished edges repeat those of waits that block the same processes for as long and check for cycles.
-        if self.noted.is_none_or(|noted| noted == Published::Nowhere) {
+        self.is_published = true;
+        // An unpublished wait is behind waits that block the same processes and check for cycles.
+        if !engine.publish(self.name, &self.application.entry)? {
             return Ok(None);
         }
-        let Some(circle) = engine.find_deadlock(self.name, &me)? else { return Ok(None) };
-        if circle.victim != me {
-            engine.host.wake(WakeAddress::Waiter(&circle.victim));
+        let Some(cycle) = engine.find_deadlock(self.name, &me)? else { return Ok(None) };
+        if cycle.victim != me {
+            engine.host.wake(WakeAddress::Waiter(&cycle.victim));
             return Ok(None);
         }
-        // The remaining waits may still form a cycle.
-        for member in circle.members.iter().filter(|member| **member != me) {
-            engine.host.wake(WakeAddress::Waiter(member));
+        self.wake(cycle.members.iter());
+        Ok(Some(cycle))
+    }
+
+    /// Makes these waiters of this host inspect their callers and check for a deadlock again.
+    pub(super) fn wake<'b>(&self, waiters: impl Iterator<Item = &'b HandleHash>) {
+        for waiter in waiters.filter(|waiter| **waiter != self.application.entry.proof) {
+            self.engine.host.wake(WakeAddress::Waiter(waiter));
         }
-        Ok(Some(circle.edges))
+    }
+
+    /// Removes the published edges of this wait. An edge that stays is only a hint, so it does no harm.
+    pub(super) fn retract(&mut self) {
+        if std::mem::take(&mut self.is_published) {
+            let _ = self.engine.retract(self.name, &self.application.entry);
+        }
     }
 }

@@ -1,0 +1,69 @@
+//! Text that fits into columns of a terminal.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+pub(super) fn fits(text: &str, width: usize) -> bool {
+    text.width() <= width
+}
+
+/// Returns the text, clipped or padded to exactly this width in columns.
+pub(super) fn cell(text: &str, width: usize) -> String {
+    let clipped = clip(text, width);
+    let rest = width.saturating_sub(clipped.width());
+    format!("{clipped}{:rest$}", "")
+}
+
+/// Returns the text, clipped to at most this width in columns; a tilde replaces the end.
+pub(super) fn clip(text: &str, width: usize) -> String {
+    if fits(text, width) { text.to_string() } else { cut(text, width.saturating_sub(1)) + "~" }
+}
+
+/// Returns at most `width` columns of a line that may contain colours.
+pub fn cut(line: &str, width: usize) -> String {
+    let (mut cut, mut used, mut in_escape) = (String::new(), 0, false);
+    for char in line.chars() {
+        in_escape |= char == '\x1b';
+        if !in_escape {
+            used += char.width().unwrap_or(0);
+        }
+        // Escape sequences after the cut stay, because they may end a colour.
+        if used <= width || in_escape {
+            cut.push(char);
+        }
+        in_escape &= char != 'm';
+    }
+    cut
+}
+
+/// Returns the text in lines of at most `width` columns, broken at blanks. A longer word stands alone.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.width() + 1 + word.width() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_ends_its_colour() {
+        assert_eq!(cut("\x1b[1mheld\x1b[0m by", 7), "\x1b[1mheld\x1b[0m by");
+        assert_eq!(cut("\x1b[1mheld\x1b[0m by", 2), "\x1b[1mhe\x1b[0m");
+        assert_eq!(cut("日本語", 5), "日本");
+    }
+
+    #[test]
+    fn a_tilde_tells_of_what_was_clipped() {
+        assert_eq!([clip("held", 4), clip("held", 3), clip("日本語", 5)], ["held", "he~", "日本~"]);
+        assert_eq!([cell("by", 4), cell("日本語", 4)], ["by  ", "日~ "]);
+    }
+}
