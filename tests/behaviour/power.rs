@@ -4,7 +4,7 @@
 //! that each state is built that a power cut may leave at any moment ([`disk`]), and the library, on a host that was
 //! started anew, looks at it and goes on working in it. Some states the program itself looks at, with another boot id in
 //! its /proc, while a process of "the old boot" still runs. `CSALOCK_POWER_SEEDS` (1) says in how many ways the unsynced
-//! writes are mixed. (`tests/power/run` does the same with a real kernel and a real cut.)
+//! writes are mixed. (`tests/vm/power/run` does the same with a real kernel and a real cut.)
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

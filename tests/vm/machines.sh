@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# What tests/nfs/run and tests/power/run share: a kernel, one tree of files for all their virtual machines, an end.
+# What tests/vm/nfs/run and tests/vm/power/run share: a kernel, one tree of files for all their virtual machines, an end.
 # Whoever sources this has set `proof` (who asks), `programs` and `modules` (what has to be in the machines), `packages`.
 
 skipped() {
