@@ -7,9 +7,6 @@ use nix::sys::signal::Signal;
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Job, SHELLS, Sandbox, proc, wait_until};
 
-/// How long the storm without a circle lasts, in seconds, and the variable that says otherwise.
-const STORM: (u64, &str) = (5, "CSALOCK_TEST_STORM_SECONDS");
-
 /// Scripts that each hold one lock and then want the next one's, all at the same time. Returns the exit code of each, and
 /// what all of them said.
 fn circle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32>, String) {
@@ -342,7 +339,7 @@ on_every_store! {
 
     fn no_alarm_where_there_is_no_circle(sandbox: &Sandbox) {
         // Everybody takes its names in one order, so nobody ever waits in a circle.
-        let seconds = std::env::var(STORM.1).ok().and_then(|text| text.parse().ok()).unwrap_or(STORM.0);
+        let seconds = crate::extent::choose(5, 60, 600);
         let script = "seed=$0; roll() { seed=$(( (seed * 1103515245 + 12345) % 2147483648 )); r=$(( seed / 65536 % $1 )); }
             while [ ! -e done ]; do
                 roll 8; a=$r; roll 8; b=$r; roll 3; how=$r

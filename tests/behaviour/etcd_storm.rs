@@ -3,7 +3,7 @@
 //! knows nothing of csalock sees to it that no two are in at once, and that tokens only grow. When it is over everybody
 //! who is left finishes soon.
 //!
-//! It lasts for as many seconds as `CSALOCK_STORM` says, else for ten.
+//! It lasts ten seconds, longer with `CSALOCK_TESTS`; `CSALOCK_SEED` chooses the faults.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -17,6 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::etcd::{Cluster, Place, Setup};
+use crate::extent;
 use crate::sandbox::{Job, Network, Sandbox, proc, wait_until};
 use crate::storm::{Dice, members};
 
@@ -198,10 +199,10 @@ fn a_storm_over_three_hosts_lets_nobody_in_twice() {
     let Some(cluster) = Cluster::start(setup) else { return };
     let sandbox = Sandbox::at(&cluster);
     let network = network.as_ref();
-    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
-    println!("seed {seed}");
-    let mut dice = Dice(seed);
-    let lasts = std::env::var("CSALOCK_STORM").map_or(10, |text| text.parse().unwrap()) * SECOND;
+    let seed = extent::seed();
+    println!("CSALOCK_SEED={seed}");
+    let mut dice = Dice(seed | 1);
+    let lasts = SECOND * extent::storm_seconds() as u32;
 
     let jobs: Vec<Job> = (0..WORKERS.len()).map(|at| begin(&sandbox, network, at)).collect();
     wait_until("somebody was in", || !sandbox.read("files/grants").is_empty());
@@ -232,7 +233,7 @@ fn a_storm_over_three_hosts_lets_nobody_in_twice() {
     wait_until("everybody who is left finishes", || members(&jobs).into_iter().all(|pid| !proc::lives(pid)));
     let calm = calm.elapsed();
 
-    assert_eq!(sandbox.read("files/broken"), "", "seed {seed}");
+    assert_eq!(sandbox.read("files/broken"), "", "CSALOCK_SEED={seed}");
     let mut ends: BTreeMap<String, usize> = BTreeMap::new();
     sandbox.read("files/ends").lines().for_each(|end| *ends.entry(end.to_string()).or_default() += 1);
     let grants = sandbox.read("files/grants").lines().count();
@@ -240,8 +241,8 @@ fn a_storm_over_three_hosts_lets_nobody_in_twice() {
     let said = sandbox.read("files/said");
     // Whose `unlock` did not reach the store still holds it when he wants it again.
     let is_one = |end: &str| ENDS.contains(&end) || (end == "84" && ends.contains_key("69"));
-    assert!(ends.keys().all(|end| is_one(end)), "{ends:?} seed {seed}\n{said}");
-    assert!(calm < LEASE + ELECTION + 2 * SECOND + BUSY, "seed {seed}: {calm:?}\n{said}");
+    assert!(ends.keys().all(|end| is_one(end)), "{ends:?} CSALOCK_SEED={seed}\n{said}");
+    assert!(calm < LEASE + ELECTION + 2 * SECOND + BUSY, "CSALOCK_SEED={seed}: {calm:?}\n{said}");
     for name in ["x", "y"] {
         assert_eq!(
             sandbox.csalock_by(&on_any(network), &["run", "-q", "-w", "6s", name, "true"]).capture().code,

@@ -2,7 +2,7 @@
 //! from then on for ever; and the process killed at each of these. What must be true afterwards is what must be true
 //! after every system call, and no lease is left when the longest of them is over.
 //!
-//! A sample, all or every of them, as `CSALOCK_SYSCALLS` says: see `syscalls.rs`. `all` has about 2,500 cuts.
+//! `CSALOCK_TESTS` says how many of them, as in `syscalls.rs`: `hours` has about 2,500 cuts.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -13,12 +13,13 @@ use nix::unistd::Pid;
 
 use crate::etcd;
 use crate::etcd::between::{Between, Fate, Where};
+use crate::extent::is_complete;
 use crate::sandbox::wait_until;
 use crate::syscalls::fixture::{Place, Stage};
 use crate::syscalls::invariants::{self, Mishap};
+use crate::syscalls::scenarios;
 use crate::syscalls::scenarios::Scenario;
 use crate::syscalls::tracer::{Pids, Traced, trace_with};
-use crate::syscalls::{Extent, extent, scenarios};
 
 /// A sample has so many cuts of each scenario.
 const SAMPLE: usize = 2;
@@ -104,18 +105,17 @@ fn kill_all(pids: &Pids) {
 #[test]
 fn every_exchange_may_be_cut() {
     let Some(cluster) = etcd::shared() else { return };
-    let (extent, part) = extent();
     let cutter = Cutter::before(&cluster.endpoints()[0]);
     let (mut tried, mut failures, mut known, mut stores) = (0, Vec::new(), HashSet::new(), Vec::new());
     let begun = Instant::now();
-    for scenario in scenarios(extent, &part) {
+    for scenario in scenarios() {
         let (undisturbed, verdict) = play(&cutter, scenario, None, "", &mut stores);
         if let Err(why) = verdict {
             failures.push(format!("{}: nothing happens: {why}\n{undisturbed:#?}", scenario.name));
             continue;
         }
-        let mut cuts = cuts(scenario, &cutter.asked(), extent, &mut known);
-        if extent == Extent::Sample {
+        let mut cuts = cuts(scenario, &cutter.asked(), &mut known);
+        if !is_complete() {
             // Who waits for a server that is gone takes his time.
             cuts.retain(|cut| cut.what != What::FromNowOn);
             let (every, first) = (cuts.len().div_ceil(SAMPLE).max(1), std::process::id() as usize / 3);
@@ -137,14 +137,14 @@ fn every_exchange_may_be_cut() {
     println!("{tried} cuts in {:?}, {} failed", begun.elapsed(), failures.len());
     assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n\n"));
     // A lease that nobody could give back takes its time.
-    for store in stores.into_iter().filter(|_| extent != Extent::Sample) {
+    for store in stores.into_iter().filter(|_| is_complete()) {
         let is_lent = || cluster.ctl(&["get", "--prefix", &store, "-w", "json"]).contains("\"lease\"");
         wait_until("the last lease is over", || !is_lent());
     }
 }
 
-/// Each exchange of a command with each mishap: once for each path that the command asks for, unless every one is wanted.
-fn cuts(scenario: &Scenario, asked: &[String], extent: Extent, known: &mut HashSet<String>) -> Vec<Cut> {
+/// Each exchange of a command with each mishap: a lasting one once for each path that the command asks for.
+fn cuts(scenario: &Scenario, asked: &[String], known: &mut HashSet<String>) -> Vec<Cut> {
     let mut cuts = Vec::new();
     for (exchange, _) in asked.iter().enumerate() {
         for at in [Where::BeforeSending, Where::AfterSending, Where::InTheReply] {
@@ -155,7 +155,7 @@ fn cuts(scenario: &Scenario, asked: &[String], extent: Extent, known: &mut HashS
                 }
                 // Who reaches nobody any more waits for it for seconds.
                 let key = format!("{} {:?} {}", scenario.words[0], at, asked[exchange]);
-                if extent != Extent::Every && what == What::FromNowOn && !known.insert(key) {
+                if what == What::FromNowOn && !known.insert(key) {
                     continue;
                 }
                 cuts.push(Cut { exchange, at, what });

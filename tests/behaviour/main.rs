@@ -12,6 +12,8 @@ mod checker;
 
 #[path = "../etcd/mod.rs"]
 mod etcd;
+#[path = "../extent/mod.rs"]
+mod extent;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 

@@ -3,7 +3,7 @@
 //! A script of the real program runs under strace(1), which tells every change of files and names and every sync. From
 //! that each state is built that a power cut may leave at any moment ([`disk`]), and the library, on a host that was
 //! started anew, looks at it and goes on working in it. Some states the program itself looks at, with another boot id in
-//! its /proc, while a process of "the old boot" still runs. `CSALOCK_POWER_SEEDS` (1) says in how many ways the unsynced
+//! its /proc, while a process of "the old boot" still runs. `CSALOCK_TESTS` says in how many ways the unsynced
 //! writes are mixed. (`tests/vm/power/run` does the same with a real kernel and a real cut.)
 
 use std::collections::{BTreeMap, HashSet};
@@ -21,7 +21,8 @@ use csalock::store::{Directory, Layout, Scope, Sqlite, Store, Verdict};
 
 use self::disk::{Disk, Tree};
 use self::trace::Call;
-use crate::sandbox::{Kind, Sandbox, has, is_root, is_thorough};
+use crate::extent::{Extent, choose, extent};
+use crate::sandbox::{Kind, Sandbox, has, is_root};
 
 mod disk;
 mod trace;
@@ -440,12 +441,12 @@ fn every_cut(place: Where) {
     let calls = rig.trace();
     let said = calls.iter().filter(|call| matches!(call, Call::Say(said) if said.starts_with("done"))).count();
     assert_eq!(said, STEPS.len(), "{calls:?}");
-    let seeds = std::env::var("CSALOCK_POWER_SEEDS").map_or(1, |seeds| seeds.parse().unwrap());
+    let seeds = choose(1, 1, 10);
     let mut states = 0;
     each_state(&calls, seeds, |tree, said| {
         states += 1;
         // Others in each run, where there is no time for all.
-        if !is_thorough() && states % 2 == std::process::id() as usize % 2 {
+        if extent() == Extent::Quick && states % 2 == std::process::id() as usize % 2 {
             return true;
         }
         let set_back = Duration::from_secs(if states / 2 % 2 == 0 { 0 } else { 3600 });

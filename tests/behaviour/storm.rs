@@ -1,12 +1,13 @@
 //! Many at once: never two in the lock, and everyone gets through. What is done to them meanwhile is in `tests/storm`.
 
-use crate::sandbox::{Job, Sandbox, is_thorough};
+use crate::extent::{Extent, extent};
+use crate::sandbox::{Job, Sandbox};
 
 const PROCESSES: u64 = 24;
 
 /// How often each counts.
 fn rounds(sandbox: &Sandbox) -> u64 {
-    match (sandbox.is_of_files(), is_thorough()) {
+    match (sandbox.is_of_files(), extent() > Extent::Quick) {
         (true, true) => 200,
         (true, false) => 6,
         (false, _) => 2,

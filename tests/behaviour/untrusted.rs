@@ -4,8 +4,8 @@
 //! Nothing of it hangs a command, crashes it, leads it out of the store, or gives it a lock that it should not have; what is
 //! wrong is named, and the other locks are shown nevertheless. The readers alone are tried in `src/strangers`.
 //!
-//! `CSALOCK_MANY=1000000` says how many entries [`crowds`] makes (2,000), `CSALOCK_SWAPS=10000` how many commands
-//! [`changing`] runs while things change under them (40).
+//! With `CSALOCK_TESTS=hours` [`crowds`] makes a million entries, and [`changing`] runs ten thousand commands while things
+//! change under them.
 
 mod beside;
 mod changing;

@@ -212,7 +212,7 @@ fn steps(span: Duration) -> i32 {
 }
 
 fn clocks(planted: Option<Planted>) -> Clocks {
-    let more = if super::explore::is_full() { 1 } else { 0 };
+    let more = if super::extent::is_complete() { 1 } else { 0 };
     Clocks { until: 5 + 2 * more, settings: 2, renewals: 1 + more, looks: 3 + more, planted }
 }
 

@@ -319,7 +319,7 @@ fn cluster(clients: usize) -> Cluster {
 
 #[test]
 fn leases_by_transactions_that_are_lost_repeated_and_late() {
-    let clients = if super::explore::is_full() { 3 } else { 2 };
+    let clients = if super::extent::is_complete() { 3 } else { 2 };
     let checker = cluster(clients).checker().threads(2).spawn_bfs().join();
     eprintln!("model: etcd: {} states", checker.unique_state_count());
     checker.assert_properties();

@@ -6,19 +6,21 @@
 //! can be seen broken. The steps of two stores are models of their own: [`etcd`], [`sqlite`]. The directory store's are
 //! explored with its real code, in its unit tests (`src/store/directory/model.rs`).
 //!
-//! `CSALOCK_MODEL=full` explores the same worlds with more going wrong in them, which takes an hour or more. How many states
-//! there are is printed; `--nocapture` shows it.
+//! `CSALOCK_TESTS=hours` explores the same worlds with more faults, which takes an hour or more. The number of states is
+//! printed; `--nocapture` shows it.
 
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stderr, reason = "the number of states")]
-#![allow(clippy::disallowed_methods, reason = "how much is explored is said in the environment")]
+#![allow(clippy::disallowed_methods, reason = "the time that an exploration takes is printed")]
 
 mod actor;
 mod asking;
 mod clocks;
 mod etcd;
 mod explore;
+#[path = "../extent/mod.rs"]
+mod extent;
 mod facts;
 mod mutants;
 mod promises;

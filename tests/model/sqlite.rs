@@ -189,7 +189,7 @@ impl Database {
 }
 
 fn database() -> Database {
-    Database { processes: 3, crashes: if super::explore::is_full() { 3 } else { 2 }, planted: None }
+    Database { processes: 3, crashes: if super::extent::is_complete() { 3 } else { 2 }, planted: None }
 }
 
 #[test]

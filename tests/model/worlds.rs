@@ -2,7 +2,8 @@
 
 use csalock::lock::Mode;
 
-use super::explore::{every_promise_is_kept, is_full};
+use super::explore::every_promise_is_kept;
+use super::extent::is_complete;
 use super::world::{Faults, Lasts, Script, Task, World, shares, takes};
 
 const EXCLUSIVE: Mode = Mode::Exclusive;
@@ -13,7 +14,7 @@ const NOTHING: Faults =
 /// Explores a world with fewer faults in CI, with more of them where everything is asked for.
 fn explore(what: &str, names: usize, actors: &[Script], in_ci: Faults, in_full: Faults) {
     let mut world = World::of(names, actors.to_vec());
-    world.faults = if is_full() { in_full } else { in_ci };
+    world.faults = if is_complete() { in_full } else { in_ci };
     every_promise_is_kept(what, world);
 }
 
@@ -136,7 +137,7 @@ fn hosts_that_cannot_see_each_others_processes() {
         Faults { crashes: 1, stale_reads: 1, leases: 3, ..NOTHING },
         Faults { crashes: 1, lost_replies: 1, stale_reads: 1, late_arrivals: 1, leases: 4, ..NOTHING },
     );
-    if is_full() {
+    if is_complete() {
         let faults = Faults { crashes: 1, leases: 4, ..NOTHING };
         explore("three hosts", 1, &[renewing(0), renewing(1), renewing(2)], faults, faults);
     }
@@ -185,7 +186,7 @@ fn leases_that_end_while_their_holders_live() {
         Faults { crashes: 1, lost_replies: 1, leases: 3, ..NOTHING },
         Faults { crashes: 2, lost_replies: 2, stale_reads: 2, late_arrivals: 1, leases: 4, ..NOTHING },
     );
-    if is_full() {
+    if is_complete() {
         let faults = Faults { crashes: 1, leases: 3, ..NOTHING };
         explore("time limits, three", 1, &[leased(), leased(), takes(0)], faults, faults);
     }

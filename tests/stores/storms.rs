@@ -14,11 +14,11 @@ use csalock::store::{CommitResult, Store, Version};
 use crate::rig::{Kind, Rig};
 
 /// What a process is to do, which kind of store to do it on, where that is, and where to write down what it did.
-const PART: &str = "CSALOCK_STORM_PART";
-const KIND: &str = "CSALOCK_STORM_KIND";
-const STORE: &str = "CSALOCK_STORM_STORE";
-const LOG: &str = "CSALOCK_STORM_LOG";
-const WHO: &str = "CSALOCK_STORM_WHO";
+const PART: &str = "CSALOCK_TEST_PART";
+const KIND: &str = "CSALOCK_TEST_KIND";
+const STORE: &str = "CSALOCK_TEST_STORE";
+const LOG: &str = "CSALOCK_TEST_LOG";
+const WHO: &str = "CSALOCK_TEST_WHO";
 
 const PROCESSES: usize = 8;
 const STEPS: usize = 100;

@@ -11,10 +11,10 @@ use csalock::store::{CommitResult, Directory, Durability, Layout, Store, Swept, 
 
 use crate::rig::{Kind, Rig};
 
-const KIND: &str = "CSALOCK_TRACED_KIND";
-const STORE: &str = "CSALOCK_TRACED_STORE";
-const STEPS: &str = "CSALOCK_TRACED_STEPS";
-const ANSWERS: &str = "CSALOCK_TRACED_ANSWERS";
+const KIND: &str = "CSALOCK_TEST_KIND";
+const STORE: &str = "CSALOCK_TEST_STORE";
+const STEPS: &str = "CSALOCK_TEST_STEPS";
+const ANSWERS: &str = "CSALOCK_TEST_ANSWERS";
 
 /// What changes names or waits for the disk. The last is how the steps are told apart: nobody else asks for that.
 const CALLS: &str = "trace=openat,?mkdir,mkdirat,?rename,renameat,?renameat2,?unlink,unlinkat,?mknod,mknodat,?chmod,\

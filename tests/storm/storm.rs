@@ -10,6 +10,7 @@ use crate::codes::{self, Call};
 use crate::counts::{self, Count};
 use crate::etcd::fair::is_within;
 use crate::exclusion::boottime;
+use crate::extent::{self, Extent};
 use crate::fault_points;
 use crate::history;
 use crate::nemesis;
@@ -19,9 +20,6 @@ use crate::setup::Ground;
 use crate::worker::{Figures, Worker};
 
 const PROCESSES: usize = 40;
-
-/// How long a storm lasts if nobody says otherwise.
-const SECONDS: u64 = 10;
 
 /// So many rounds are the least that says anything.
 const FEW: usize = 200;
@@ -36,10 +34,6 @@ pub(crate) struct Verdict {
     pub(crate) figures: String,
     /// What happened last, by name.
     pub(crate) last: String,
-}
-
-fn set<T: std::str::FromStr>(variable: &str) -> Option<T> {
-    std::env::var(variable).ok().map(|text| text.parse().ok().unwrap_or_else(|| panic!("{variable}={text}")))
 }
 
 #[test]
@@ -60,19 +54,17 @@ fn on_etcd_nobody_is_in_twice_and_nothing_is_lost() {
 /// The directory of several hosts is slower, and much the same; so it is for long storms.
 #[test]
 fn on_a_shared_directory_nobody_is_in_twice_and_nothing_is_lost() {
-    if set::<u64>("CSALOCK_STORM").is_some() {
+    if extent::extent() > Extent::Quick {
         on(Kind::Shared);
     }
 }
 
 fn on(kind: Kind) {
-    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let seed = set("CSALOCK_STORM_SEED").unwrap_or(clock.as_micros() as u64);
-    let again = format!("{kind:?}: CSALOCK_STORM_SEED={seed}");
+    let seed = extent::seed();
+    let again = format!("{kind:?}: CSALOCK_SEED={seed}");
     println!("{again}");
-    let long = set("CSALOCK_STORM");
-    let Some(ground) = Ground::new(kind, long.is_some()) else { return };
-    let lasts = Duration::from_secs(long.unwrap_or(SECONDS));
+    let Some(ground) = Ground::new(kind, extent::extent() > Extent::Quick) else { return };
+    let lasts = Duration::from_secs(extent::storm_seconds());
     let verdict = storm(&ground, &Schedule::new(seed), PROCESSES, lasts, &|| true);
     println!("{again}: {}", verdict.figures);
     let shown = verdict.wrong.iter().take(50).cloned().collect::<Vec<_>>().join("\n");

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::etcd;
 use crate::etcd::fair::is_within;
+use crate::extent::{Extent, extent};
 
 use csalock::engine::Engine;
 use csalock::host::Unix;
@@ -172,8 +173,8 @@ impl Sandbox {
     pub(crate) fn many(&self, of_files: usize) -> usize {
         let of_this = if self.is_of_files() { of_files } else { of_files.div_ceil(10) };
         match of_this {
-            1_000.. if !is_thorough() => of_this.div_ceil(10),
-            100.. if !is_thorough() => of_this.div_ceil(3),
+            1_000.. if extent() == Extent::Quick => of_this.div_ceil(10),
+            100.. if extent() == Extent::Quick => of_this.div_ceil(3),
             _ => of_this,
         }
     }
@@ -403,15 +404,10 @@ pub(crate) fn wait_until_or_show(what: &str, mut is_so: impl FnMut() -> bool, ev
     }
 }
 
-/// Whether everything is to be tried that there is time for: `CSALOCK_TESTS=all`. Else what takes minutes is tried in part.
-pub(crate) fn is_thorough() -> bool {
-    std::env::var_os("CSALOCK_TESTS").is_some_and(|which| which == "all")
-}
-
 /// The steps, from the first on, at which a command is killed: others in each run, and each of them where there is time, as
 /// in `syscalls.rs`.
 pub(crate) fn steps() -> impl Iterator<Item = usize> {
-    let (first, every) = if is_thorough() { (1, 1) } else { (1 + std::process::id() as usize % 3, 3) };
+    let (first, every) = if extent() > Extent::Quick { (1, 1) } else { (1 + std::process::id() as usize % 3, 3) };
     (first..).step_by(every)
 }
 

@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::{Outside, SECRET, bounded, bounded_beside, plant};
+use crate::extent::choose;
 use crate::sandbox::{Done, Kind, Sandbox, wait_until};
 
-/// So many commands run meanwhile; see the top of `strangers.rs`.
+/// Returns the number of commands that run meanwhile.
 fn commands() -> usize {
-    std::env::var("CSALOCK_SWAPS").ok().and_then(|many| many.parse().ok()).unwrap_or(40)
+    choose(40, 400, 10_000)
 }
 
 /// Exchanges two paths until `work` is through.

@@ -6,11 +6,12 @@ use std::path::Path;
 use csalock::lock::{Handle, Mode, ProcessId};
 
 use super::bounded;
+use crate::extent::choose;
 use crate::sandbox::{Kind, Sandbox};
 
-/// How many entries; see the top of `strangers.rs`.
+/// Returns the number of entries.
 fn many() -> usize {
-    std::env::var("CSALOCK_MANY").ok().and_then(|many| many.parse().ok()).unwrap_or(2_000)
+    choose(2_000, 20_000, 1_000_000)
 }
 
 fn fill(place: &Path, name: impl Fn(usize) -> String) {

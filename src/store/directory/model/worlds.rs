@@ -1,27 +1,24 @@
 //! The worlds in which the directory store is explored, and those with deliberate errors.
 
 #![allow(clippy::print_stderr, reason = "the number of states")]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "how much is explored is said in the environment, how long it took is shown"
-)]
+#![allow(clippy::disallowed_methods, reason = "the time that an exploration takes is printed")]
 
 use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
+use self::extent::is_complete;
 use super::file_system::Wrong;
 use super::world::Script::{self, Sweeps, Takes, TakesAndChanges};
 use super::world::{Faults, ONE_HOLDER, World};
 
+#[path = "../../../../tests/extent/mod.rs"]
+mod extent;
+
 const NOTHING: Faults = Faults { crashes: 0, lost_replies: 0, stale_looks: 0 };
 
-fn is_full() -> bool {
-    std::env::var_os("CSALOCK_MODEL").is_some_and(|value| value == "full")
-}
-
 fn explore(what: &str, is_nfs: bool, clients: &[Script], in_ci: Faults, in_full: Faults) {
-    let faults = if is_full() { in_full } else { in_ci };
+    let faults = if is_complete() { in_full } else { in_ci };
     let world = World { is_nfs, clients: clients.to_vec(), faults, wrong: None };
     let started = Instant::now();
     let done = world.clone().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_dfs().join();
@@ -86,7 +83,7 @@ fn replies_are_lost_while_a_record_is_changed() {
     let clients = [TakesAndChanges(1), TakesAndChanges(1)];
     let lost = Faults { lost_replies: 1, ..NOTHING };
     explore("NFS, changes", true, &clients, lost, Faults { lost_replies: 1, stale_looks: 1, ..NOTHING });
-    if is_full() {
+    if is_complete() {
         let faults = Faults { crashes: 1, ..lost };
         explore("NFS, changes, one dies", true, &clients, faults, faults);
     }
