@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_a_fuzzer_found_is_stood() {
+    fn every_property_holds_for_the_corpus() {
         for (name, property) in super::ALL {
             let files = corpus(name);
             assert!(!files.is_empty(), "{name} has no corpus");

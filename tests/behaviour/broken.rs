@@ -52,7 +52,7 @@ on_every_store_of_files! {
         every_command_refuses(sandbox, &sandbox.store_at("files/file/store"), &[69], &sandbox.path("files/file"));
     }
 
-    fn what_is_no_store_is_left_alone(sandbox: &Sandbox) {
+    fn a_foreign_directory_is_left_alone(sandbox: &Sandbox) {
         let place = sandbox.path("files/thing");
         if sandbox.is_directory() {
             sandbox.file("files/thing", "somebody's data");
@@ -62,7 +62,7 @@ on_every_store_of_files! {
         every_command_refuses(sandbox, &sandbox.store_at("files/thing"), &[65, 69, 73], &place);
     }
 
-    fn a_file_or_directory_of_somebody_else_is_no_store(sandbox: &Sandbox) {
+    fn a_file_or_directory_of_another_program_is_not_a_store(sandbox: &Sandbox) {
         if sandbox.is_directory() {
             // Who mistypes a path leaves nothing there; what a new disk has in it, or a store, is in nobody's way.
             for (place, thing) in [("files/one", "thing"), ("files/other", "inner/thing")] {
@@ -84,14 +84,14 @@ on_every_store_of_files! {
         assert_eq!(sandbox.listing("files/thing"), before);
     }
 
-    fn a_url_that_is_none_is_a_usage_error(sandbox: &Sandbox) {
+    fn an_invalid_url_is_a_usage_error(sandbox: &Sandbox) {
         for url in ["dir:", "sqlite:", "mysql:x", "x", "", ":x"] {
             let done = sandbox.csalock(["lock", "--store", url, "x"]).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{url:?} {done:?}");
         }
     }
 
-    fn without_permission_it_is_77(sandbox: &Sandbox) {
+    fn missing_permission_is_77(sandbox: &Sandbox) {
         if !is_root("another user") {
             return;
         }
@@ -158,7 +158,7 @@ on_every_store_of_files! {
         refused(sandbox, &done, &[73], &sandbox.path("files/mount/other"));
     }
 
-    fn a_limit_on_the_size_of_files_is_told(sandbox: &Sandbox) {
+    fn a_limit_on_the_size_of_files_is_reported(sandbox: &Sandbox) {
         for words in ["run x touch ran", "run -F x touch ran", "lock x"] {
             let done = sandbox.script("bash", &format!("(ulimit -f 0; csalock {words}; echo $?) 2>&1 | cat")).capture();
             assert!(done.stdout.ends_with("\n74\n") && done.stdout.starts_with("csalock: "), "{words}: {done:?}");
@@ -168,7 +168,7 @@ on_every_store_of_files! {
         sandbox.csalock(["run", "x", "bash", "-c", "ulimit -f 0; trap - XFSZ; echo big > big; :"]).status(153).run();
     }
 
-    fn a_current_directory_that_was_removed_is_none(sandbox: &Sandbox) {
+    fn a_removed_current_directory_is_an_error(sandbox: &Sandbox) {
         let script = "mkdir gone; cd gone; rmdir ../gone; csalock run ./x touch /tmp/csalock-test-ran; echo $?; \
                       csalock run --store dir:rel x true; echo $?; csalock run bare echo fine";
         let said = "csalock: ./x is in the current directory, which was removed; cd to one that exists\n\
@@ -208,7 +208,7 @@ on_every_store_of_files! {
         assert_eq!(call(&["status", "-1"]).line(), "");
     }
 
-    fn a_store_without_inodes_says_what_it_lacks(sandbox: &Sandbox) {
+    fn a_store_without_inodes_is_explained(sandbox: &Sandbox) {
         if !is_root("a mount") {
             return;
         }
@@ -237,7 +237,7 @@ on_every_store_of_files! {
 }
 
 on_every_kind_of_store! {
-    fn a_waiter_outlasts_a_store_that_takes_nothing_for_a_while(sandbox: &Sandbox) {
+    fn a_waiter_outlasts_a_store_that_rejects_writes_for_a_while(sandbox: &Sandbox) {
         if !sandbox.is_of_files() || !is_root("a mount") {
             return;
         }
@@ -277,7 +277,7 @@ on_every_kind_of_store! {
 }
 
 #[test]
-fn a_stranger_where_a_record_belongs_is_named_and_left_alone() {
+fn a_foreign_file_in_place_of_a_record_is_named_and_left_alone() {
     let sandbox = crate::sandbox::Sandbox::new(crate::sandbox::Kind::Directory);
     sandbox.csalock(["run", "other", "true"]).run();
     std::fs::create_dir(sandbox.path("store/x")).unwrap();

@@ -35,7 +35,7 @@ on_every_store_of_files! {
         assert_eq!(bells(sandbox), 0);
     }
 
-    fn the_bell_of_a_waiter_that_is_killed_goes_with_it(sandbox: &Sandbox) {
+    fn the_notification_channel_of_a_killed_waiter_is_removed(sandbox: &Sandbox) {
         if !is_root("a network namespace") {
             return;
         }
@@ -61,7 +61,7 @@ on_every_store_of_files! {
         assert_eq!(rest.collect::<Vec<_>>(), Vec::<String>::new());
     }
 
-    fn gc_removes_a_bell_that_no_waiter_hears(sandbox: &Sandbox) {
+    fn gc_removes_a_notification_without_a_subscriber(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let Some(mut waiter) = waiter(sandbox) else { return };
         wait_until("it can be rung", || bells(sandbox) == 1);

@@ -52,7 +52,7 @@ on_every_store! {
         }
     }
 
-    fn two_scripts_that_want_each_others_lock(sandbox: &Sandbox) {
+    fn two_scripts_want_the_lock_of_each_other(sandbox: &Sandbox) {
         for (hold, want) in [(LOCK, LOCK), (LOCK, RUN)] {
             let said = one_gives_up(sandbox, &["a", "b"], hold, want);
             let line = said.lines().find(|line| line.contains("never end")).unwrap();
@@ -73,7 +73,7 @@ on_every_store! {
         }
     }
 
-    fn an_unreadable_record_that_a_note_leads_to_hides_no_circle(sandbox: &Sandbox) {
+    fn an_unreadable_record_that_a_note_leads_to_hides_no_cycle(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
         let mut first = sandbox.script("dash", "csalock lock a; csalock lock -w 600 bad; read go; csalock lock b; :").spawn();
         first.lines(1);
@@ -101,26 +101,26 @@ on_every_store! {
         }
     }
 
-    fn chains_of_three_and_five(sandbox: &Sandbox) {
+    fn cycles_of_three_and_five(sandbox: &Sandbox) {
         one_gives_up(sandbox, &["a", "b", "c"], LOCK, LOCK);
         one_gives_up(sandbox, &["a", "b", "c", "d", "e"], LOCK, LOCK);
         one_gives_up(sandbox, &["a", "b", "c", "d", "e"], LOCK, RUN);
     }
 
-    fn through_substitutions_and_locks_within_locks(sandbox: &Sandbox) {
+    fn a_cycle_through_substitutions_and_nested_locks(sandbox: &Sandbox) {
         one_gives_up(sandbox, &["a", "b"], "h=$(csalock lock $1)", "h=$(csalock lock $1)");
         // What is run within waits for what is wanted in the innermost.
         one_gives_up(sandbox, &["a", "b", "c"], LOCK, "csalock run inner-$1 csalock run $1 true");
     }
 
-    fn among_shared_holders_and_places(sandbox: &Sandbox) {
+    fn a_cycle_among_shared_holders_and_slots(sandbox: &Sandbox) {
         one_gives_up(sandbox, &["a", "b"], "csalock lock -s $1 > /dev/null", LOCK);
         one_gives_up(sandbox, &["a", "b"], LOCK, "csalock lock -s $1 > /dev/null");
         one_gives_up(sandbox, &["a", "b"], "csalock lock -j 1 $1 > /dev/null", "csalock lock -j 1 $1 > /dev/null");
         one_gives_up(sandbox, &["a", "b"], "csalock lock $1 $1-too > /dev/null", "csalock lock $1 $1-too > /dev/null");
     }
 
-    fn among_others_who_wait_for_the_same(sandbox: &Sandbox) {
+    fn a_cycle_among_other_waiters_for_the_same_lock(sandbox: &Sandbox) {
         // All of them are called by this very process, for whom more wait for both than there are notes of.
         let script = "echo holds; read line; exec csalock run -w 30s $0 true";
         let hold = |share: &[&str], name: &str, next: &str| {
@@ -141,7 +141,7 @@ on_every_store! {
         }
     }
 
-    fn a_script_may_have_become_the_one_who_waits(sandbox: &Sandbox) {
+    fn a_script_may_have_become_the_waiter(sandbox: &Sandbox) {
         for want in ["exec csalock run -w 30s $1 true", "exec csalock run -F -w 30s $1 true"] {
             let (mut codes, said) = circle(sandbox, &["a", "b"], LOCK, want);
             codes.sort_unstable();
@@ -166,12 +166,12 @@ on_every_store! {
         }
     }
 
-    fn who_would_not_wait_is_told_that_his_callers_lock_is_busy(sandbox: &Sandbox) {
+    fn a_caller_that_does_not_wait_is_told_that_its_callers_lock_is_busy(sandbox: &Sandbox) {
         sandbox.file("files/child", "csalock lock -nq x; echo $?; csalock lock -q -w 20s x; echo $?");
         sandbox.script("dash", "csalock lock x > /dev/null; dash ./child").stdout("75\n84\n").run();
     }
 
-    fn what_a_script_has_others_do_meanwhile_is_no_wait_of_its_own(sandbox: &Sandbox) {
+    fn a_background_job_of_a_script_is_not_a_wait_of_the_script(sandbox: &Sandbox) {
         sandbox.file("files/child", "csalock run -q -w 30s $1 true; echo $? >> codes");
         let jobs = ["dash ./child x", "setsid dash ./child x", "{ dash ./child x; } | cat", "dash ./child x | cat"];
         for (at, job) in jobs.into_iter().enumerate() {
@@ -184,7 +184,7 @@ on_every_store! {
         }
     }
 
-    fn a_job_in_the_background_that_hears_the_interrupt_is_none_that_is_waited_for(sandbox: &Sandbox) {
+    fn a_background_job_that_is_interrupted_is_not_waited_for(sandbox: &Sandbox) {
         for shell in SHELLS {
             for job in [
                 "timeout 60 csalock run -w 30s x true &",
@@ -237,7 +237,7 @@ on_every_store! {
         assert_eq!(code == 0, codes.contains("last 84"), "{code}: {codes}");
     }
 
-    fn a_place_that_may_become_free_is_worth_waiting_for(sandbox: &Sandbox) {
+    fn a_slot_that_may_become_free_is_waited_for(sandbox: &Sandbox) {
         // Of the two who are in the way one waits for us, but the other one does not.
         let mut free = sandbox.csalock(["run", "-j", "2", "b", "cat"]).spawn();
         wait_until("it holds", || sandbox.holders("b").len() == 1);
@@ -259,7 +259,7 @@ on_every_store! {
         assert_eq!(second.wait().code, Some(0));
     }
 
-    fn what_one_holds_oneself_is_refused_at_once(sandbox: &Sandbox) {
+    fn the_callers_own_lock_is_refused_at_once(sandbox: &Sandbox) {
         for script in [
             "csalock lock x > /dev/null; csalock lock -w 20s x",
             "csalock lock x > /dev/null; csalock run -w 20s x true",
@@ -282,7 +282,7 @@ on_every_store! {
         }
     }
 
-    fn what_goes_on_meanwhile_is_no_circle(sandbox: &Sandbox) {
+    fn a_background_process_is_not_part_of_a_cycle(sandbox: &Sandbox) {
         // The script itself does not wait for what it started in the background.
         let script = "csalock lock x > /dev/null; csalock run x touch done & \
                       while [ \"$(csalock status --json x | grep -c '\"waiters\":\\[{')\" = 0 ]; do :; done; \
@@ -315,7 +315,7 @@ on_every_store! {
         sandbox.script("dash", "csalock lock -s x > /dev/null; csalock run -s x true; csalock lock -j 2 y > /dev/null; csalock run -j 2 y true").run();
     }
 
-    fn somebody_behind_a_circle_is_not_its_victim(sandbox: &Sandbox) {
+    fn a_waiter_behind_a_cycle_is_not_its_victim(sandbox: &Sandbox) {
         let script = "csalock lock $0 > /dev/null; echo holds; read line; csalock lock -w 20s $1 > /dev/null; code=$?; read line; exit $code";
         let mut jobs = [["a", "b"], ["b", "a"], ["c", "a"]].map(|names| {
             let mut job = sandbox.call("dash", [&["-c", script], &names[..]].concat()).spawn();
@@ -337,7 +337,7 @@ on_every_store! {
         assert_eq!(codes, [0, 84, 0]);
     }
 
-    fn no_alarm_where_there_is_no_circle(sandbox: &Sandbox) {
+    fn ordered_locks_raise_no_deadlock_alarm(sandbox: &Sandbox) {
         // Everybody takes its names in one order, so nobody ever waits in a circle.
         let seconds = crate::extent::choose(5, 60, 600);
         let script = "seed=$0; roll() { seed=$(( (seed * 1103515245 + 12345) % 2147483648 )); r=$(( seed / 65536 % $1 )); }

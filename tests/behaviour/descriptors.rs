@@ -19,7 +19,7 @@ fn same_with_and_without_us(sandbox: &Sandbox, script: &str) -> String {
 const OPEN: &str = "dash -c 'ls /proc/$$/fd > open; :'";
 
 on_every_store! {
-    fn no_descriptor_of_ours_reaches_the_command(sandbox: &Sandbox) {
+    fn no_descriptor_of_csalock_reaches_the_command(sandbox: &Sandbox) {
         same_with_and_without_us(sandbox, &format!("$WRAP {OPEN}; cat open"));
     }
 
@@ -34,7 +34,7 @@ on_every_store! {
         }
     }
 
-    fn each_descriptor_is_the_file_that_it_was(sandbox: &Sandbox) {
+    fn each_descriptor_refers_to_the_same_file(sandbox: &Sandbox) {
         let look = "dash -c 'readlink /proc/$$/fd/0 /proc/$$/fd/1 /proc/$$/fd/2 > links; :'";
         let links = same_with_and_without_us(sandbox, &format!("$WRAP {look} < /etc/passwd > out 2>> err; cat links"));
         assert_eq!(links.lines().next(), Some("/etc/passwd"));

@@ -186,7 +186,7 @@ fn begin(sandbox: &Sandbox, network: Option<&Network>, at: usize) -> Job {
 }
 
 #[test]
-fn a_storm_over_three_hosts_lets_nobody_in_twice() {
+fn a_storm_over_three_hosts_never_admits_two_holders() {
     let network = Network::new(3);
     let place = |network: &Network, host| Place { address: network.address(host), enter: network.on(host) };
     let setup = Setup {

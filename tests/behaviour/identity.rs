@@ -80,7 +80,7 @@ on_every_kind_of_store! {
         });
     }
 
-    fn a_zombie_is_dead_whatever_its_parent_is_called(sandbox: &Sandbox) {
+    fn a_zombie_is_dead_under_any_parent(sandbox: &Sandbox) {
         std::fs::copy("/bin/cat", sandbox.path("files/csalock-nightly")).unwrap();
         // Once the shell has become another program it waits for nobody.
         let dies = "until grep -q nightly /proc/$PPID/comm; do :; done; csalock lock x > /dev/null; kill -9 $$";
@@ -193,7 +193,7 @@ on_every_kind_of_store! {
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "csalock", "run", "x", "echo", "ran"]).stdout("ran\n").run();
     }
 
-    fn the_first_process_of_a_container_reaps_what_it_adopts(sandbox: &Sandbox) {
+    fn the_first_process_of_a_container_reaps_adopted_processes(sandbox: &Sandbox) {
         if !is_root("a pid namespace") || !has("setsid") {
             return;
         }
@@ -206,7 +206,7 @@ on_every_kind_of_store! {
         sandbox.call("unshare", command).run();
     }
 
-    fn the_first_process_of_a_container_does_not_own_what_orphans_take(sandbox: &Sandbox) {
+    fn the_first_process_of_a_container_does_not_own_the_locks_of_orphans(sandbox: &Sandbox) {
         if !is_root("a pid namespace") || !has("python3") {
             return;
         }
@@ -222,7 +222,7 @@ on_every_kind_of_store! {
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout(said).run();
     }
 
-    fn whoever_adopts_orphans_does_not_own_what_they_take(sandbox: &Sandbox) {
+    fn a_process_that_adopts_orphans_does_not_own_their_locks(sandbox: &Sandbox) {
         if !has("python3") {
             return;
         }

@@ -26,7 +26,7 @@ fn weight(sandbox: &Sandbox) -> Vec<String> {
 }
 
 on_every_store! {
-    fn ten_thousand_take_and_give_backs_leave_the_store_as_it_was(sandbox: &Sandbox) {
+    fn ten_thousand_acquisitions_leave_the_store_as_it_was(sandbox: &Sandbox) {
         sandbox.csalock(["run", "x", "true"]).run();
         sandbox.csalock(["run", "y", "true"]).run();
         let before = weight(sandbox);

@@ -93,7 +93,7 @@ on_every_kind_of_store! {
         }
     }
 
-    fn a_release_is_remembered_until_a_stopped_wrapper_goes_on(sandbox: &Sandbox) {
+    fn a_release_is_remembered_until_a_stopped_supervisor_goes_on(sandbox: &Sandbox) {
         for (script, ends) in [("csalock unlock x", false), ("exit 3", true)] {
             let script = format!("echo; while [ ! -e go ]; do sleep 0.01; done; {script}; touch done");
             let mut job = running(sandbox, &[], &script);
@@ -114,7 +114,7 @@ on_every_kind_of_store! {
         }
     }
 
-    fn a_release_is_forgotten_with_its_wrapper(sandbox: &Sandbox) {
+    fn a_release_is_forgotten_with_its_supervisor(sandbox: &Sandbox) {
         let mut job = running(sandbox, &[], "echo; while [ ! -e go ]; do sleep 0.01; done; csalock unlock x; touch done");
         job.send(Signal::SIGSTOP);
         sandbox.file("files/go", "");
@@ -124,7 +124,7 @@ on_every_kind_of_store! {
         assert!(sandbox.record("x").is_none(), "{:?}", sandbox.record("x"));
     }
 
-    fn without_a_wrapper_a_command_that_releases_its_lock_goes_on(sandbox: &Sandbox) {
+    fn a_command_without_a_supervisor_releases_its_lock_and_goes_on(sandbox: &Sandbox) {
         let job = running(sandbox, &["-F"], "csalock unlock x");
         wait_until("the record need not keep it", || sandbox.record("x").is_none());
         others(sandbox);

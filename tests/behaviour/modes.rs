@@ -40,7 +40,7 @@ on_every_store! {
         assert!(done.stdout.starts_with("b none none "), "{done:?}");
     }
 
-    fn readers_hold_it_together_and_a_writer_alone(sandbox: &Sandbox) {
+    fn readers_hold_a_lock_together_and_a_writer_alone(sandbox: &Sandbox) {
         let (mut first, mut second) = (holding(sandbox, &["-s"]), holding(sandbox, &["--shared"]));
         assert_eq!(sandbox.holders("x").len(), 2);
         assert_eq!(sandbox.sight("x")["mode"], "shared");
@@ -78,7 +78,7 @@ on_every_store! {
         }
     }
 
-    fn a_writer_that_gives_up_lets_the_readers_behind_it_in(sandbox: &Sandbox) {
+    fn a_writer_that_gives_up_admits_the_readers_behind_it(sandbox: &Sandbox) {
         let mut reader = holding(sandbox, &["-s"]);
         let mut writer = waiting(sandbox, &[], 0);
         let mut late = waiting(sandbox, &["-s"], 1);
@@ -92,7 +92,7 @@ on_every_store! {
         reader.release();
     }
 
-    fn so_many_hold_it_as_it_has_slots(sandbox: &Sandbox) {
+    fn a_lock_has_as_many_holders_as_slots(sandbox: &Sandbox) {
         let mut jobs: Vec<Job> = (0..3).map(|_| holding(sandbox, &["-j", "3"])).collect();
         let told: Vec<String> = jobs.iter().map(Job::printed).collect();
         assert_eq!(told, ["in 0\n", "in 1\n", "in 2\n"]);
@@ -109,7 +109,7 @@ on_every_store! {
         jobs.iter_mut().for_each(Job::release);
     }
 
-    fn other_slots_than_it_has_are_a_usage_error_while_anybody_relies_on_them(sandbox: &Sandbox) {
+    fn another_number_of_slots_is_a_usage_error_while_the_lock_is_in_use(sandbox: &Sandbox) {
         let mut job = holding(sandbox, &["-j", "3"]);
         let text = "csalock: lock x has 3 slots, by the word of its holders and waiters; use -j 3\n";
         for words in [&["run", "-j", "2", "x", "true"][..], &["run", "-n", "-j", "4", "x", "true"], &["lock", "-j", "4", "x"]] {

@@ -146,7 +146,7 @@ fn a_command_is_ended_before_its_lease_when_the_only_server_is_killed() {
 }
 
 #[test]
-fn a_command_that_is_only_to_be_warned_goes_on_and_85_says_so_afterwards() {
+fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     let holder = holder(&sandbox, &["--on-lost", "warn"]);
@@ -181,7 +181,7 @@ fn send(pid: i32, signal: Signal) {
 }
 
 #[test]
-fn a_command_that_is_only_to_be_warned_ends_with_85_also_if_the_server_stays_away() {
+fn a_command_that_is_only_warned_ends_with_85_even_if_the_server_stays_away() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
     let holder = holder(&sandbox, &["--on-lost", "warn"]);
@@ -222,7 +222,7 @@ fn waiter_on_a_machine(network: &Network, sandbox: &Sandbox) -> Job {
 }
 
 #[test]
-fn on_a_host_that_is_cut_off_the_command_ends_before_the_next_one_begins_elsewhere() {
+fn a_command_on_a_partitioned_host_ends_before_the_next_begins_elsewhere() {
     let Some((network, cluster)) = three_hosts() else { return };
     let sandbox = Sandbox::at(&cluster);
     let words = ["run", "x", "dash", "-c", &noting("alive")];
@@ -244,7 +244,7 @@ fn on_a_host_that_is_cut_off_the_command_ends_before_the_next_one_begins_elsewhe
 }
 
 #[test]
-fn a_script_on_a_host_that_is_cut_off_loses_its_lock_and_is_told_so() {
+fn a_script_on_a_partitioned_host_loses_its_lock_and_is_told() {
     let Some((network, cluster)) = three_hosts() else { return };
     let sandbox = Sandbox::at(&cluster);
     // It takes the lock, and then does what it is told, in a line each.
@@ -301,17 +301,17 @@ fn a_follower(cluster: &Cluster) -> usize {
 }
 
 #[test]
-fn nothing_is_lost_when_one_of_three_servers_is_killed() {
+fn a_cluster_loses_nothing_when_one_of_three_servers_is_killed() {
     nothing_is_lost_when(|cluster| cluster.kill(a_follower(cluster)));
 }
 
 #[test]
-fn nothing_is_lost_when_the_leader_of_three_servers_is_killed() {
+fn a_cluster_loses_nothing_when_the_leader_is_killed() {
     nothing_is_lost_when(|cluster| cluster.kill(cluster.leader()));
 }
 
 #[test]
-fn nothing_is_lost_when_the_leader_of_three_servers_stands_still() {
+fn a_cluster_loses_nothing_when_the_leader_hangs() {
     nothing_is_lost_when(|cluster| cluster.stop(cluster.leader(), true));
 }
 
@@ -321,7 +321,7 @@ fn stop_majority(cluster: &Cluster, stands: bool) {
 }
 
 #[test]
-fn without_a_majority_for_less_than_the_lease_nothing_is_lost() {
+fn a_short_loss_of_the_majority_loses_nothing() {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
     let words = ["run", "x", "dash", "-c", &noting("alive")];
@@ -344,7 +344,7 @@ fn without_a_majority_for_less_than_the_lease_nothing_is_lost() {
 }
 
 #[test]
-fn without_a_majority_for_longer_than_the_lease_the_command_is_ended_and_the_next_gets_in_after_it() {
+fn a_long_loss_of_the_majority_ends_the_command_before_the_next_begins() {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
     let holder = holder(&sandbox, &[]);
@@ -405,7 +405,7 @@ fn everything_ends_in_time(call: &dyn Fn(&[&str]) -> Job) {
 }
 
 #[test]
-fn at_a_server_that_stands_still_everything_ends_in_time() {
+fn every_command_ends_in_time_if_the_server_hangs() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
     cluster.stop(0, true);
@@ -413,7 +413,7 @@ fn at_a_server_that_stands_still_everything_ends_in_time() {
 }
 
 #[test]
-fn at_three_servers_of_which_no_majority_is_left_everything_ends_in_time() {
+fn every_command_ends_in_time_if_no_majority_of_three_servers_is_left() {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
     stop_majority(&cluster, true);
@@ -421,14 +421,14 @@ fn at_three_servers_of_which_no_majority_is_left_everything_ends_in_time() {
 }
 
 #[test]
-fn at_a_server_that_takes_no_connections_everything_ends_in_time() {
+fn every_command_ends_in_time_if_the_server_accepts_no_connections() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let sandbox = Sandbox::at_servers(&[silent.local_addr().unwrap().to_string()]);
     everything_ends_in_time(&|words| csalock(&sandbox, words).spawn());
 }
 
 #[test]
-fn at_an_address_from_which_nothing_comes_back_everything_ends_in_time() {
+fn every_command_ends_in_time_if_the_address_never_replies() {
     let Some(network) = Network::new(1) else { return };
     let sandbox = Sandbox::at_servers(&[format!("{}:2379", network.abyss(0))]);
     everything_ends_in_time(&|words| sandbox.csalock_by(&network.on(0), words).spawn());
@@ -443,7 +443,7 @@ fn busy_and_out_of_reach(ask: impl FnOnce(&Sandbox, &dyn Fn())) {
 }
 
 #[test]
-fn a_wait_ends_in_time_also_if_the_server_stands_still_meanwhile() {
+fn a_wait_ends_in_time_even_if_the_server_hangs_meanwhile() {
     busy_and_out_of_reach(|sandbox, stop| {
         let begun = Instant::now();
         let waiters: [&[&str]; 3] =
@@ -463,7 +463,7 @@ fn a_wait_ends_in_time_also_if_the_server_stands_still_meanwhile() {
 }
 
 #[test]
-fn a_waiter_that_is_interrupted_ends_soon_also_if_the_server_stands_still() {
+fn an_interrupted_waiter_ends_soon_even_if_the_server_hangs() {
     busy_and_out_of_reach(|sandbox, stop| {
         let waiters: [&[&str]; 2] = [&["lock", "-w", "inf", "x"], &["run", "-w", "inf", "x", "true"]];
         let waiters = waiters.map(|words| csalock(sandbox, words).spawn());
@@ -484,7 +484,7 @@ fn a_waiter_that_is_interrupted_ends_soon_also_if_the_server_stands_still() {
 }
 
 #[test]
-fn who_reads_of_a_lease_that_lasts_that_it_is_over_does_not_get_the_lock() {
+fn a_caller_that_misreads_a_live_lease_does_not_get_the_lock() {
     let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     // Reads of leases show them as they were before the lock was taken.
@@ -515,7 +515,7 @@ fn who_reads_of_a_lease_that_lasts_that_it_is_over_does_not_get_the_lock() {
 }
 
 #[test]
-fn who_waits_as_long_as_it_takes_outlasts_an_outage() {
+fn a_wait_without_a_deadline_outlasts_an_outage() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
     let mut script = sandbox.script("dash", "csalock lock x; cat; csalock unlock x; echo $?").spawn();
@@ -550,7 +550,7 @@ fn waiting<'a>(sandbox: &'a Sandbox, words: &[&'a str], time: &'a str) -> Job {
 }
 
 #[test]
-fn callers_who_wait_for_a_lock_wait_for_servers_that_are_restarted() {
+fn callers_that_wait_for_a_lock_wait_for_restarted_servers() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
     cluster.kill(0);
@@ -574,7 +574,7 @@ fn callers_who_wait_for_a_lock_wait_for_servers_that_are_restarted() {
 }
 
 #[test]
-fn where_nothing_listens_a_wait_ends_in_time_with_the_reason_and_everything_else_at_once() {
+fn a_wait_without_a_server_ends_in_time_and_other_commands_at_once() {
     let server = format!("127.0.0.1:{}", crate::etcd::free_port());
     let sandbox = Sandbox::at_servers(std::slice::from_ref(&server));
     let reason = format!("etcd cannot be reached: {server}: nothing listens there (connection refused)");
@@ -617,7 +617,7 @@ fn a_wait_where_nothing_listens_is_interrupted_soon() {
 }
 
 #[test]
-fn a_wait_for_a_server_that_no_waiting_brings_ends_at_once() {
+fn a_wait_for_a_misconfigured_server_ends_at_once() {
     let Some(cluster) = crate::etcd::shared() else { return };
     let servers = [("etcd", "no-such-host.invalid:2379".to_string()), ("etcds", cluster.endpoints()[0].clone())];
     for (scheme, server) in servers {
@@ -631,7 +631,7 @@ fn a_wait_for_a_server_that_no_waiting_brings_ends_at_once() {
 }
 
 #[test]
-fn who_hears_that_he_holds_when_his_lease_is_over_does_not_hold() {
+fn a_caller_that_learns_of_its_grant_after_the_lease_does_not_hold() {
     let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     for words in ["lock x", "run x echo ran"] {

@@ -468,22 +468,22 @@ fn every_cut(place: Where) {
 }
 
 #[test]
-fn a_directory_keeps_what_it_acknowledged() {
+fn a_directory_keeps_acknowledged_writes() {
     every_cut(Where::Directory);
 }
 
 #[test]
-fn a_directory_beside_files_keeps_what_it_acknowledged() {
+fn a_directory_beside_files_keeps_acknowledged_writes() {
     every_cut(Where::Beside);
 }
 
 #[test]
-fn a_database_keeps_what_it_acknowledged() {
+fn a_database_keeps_acknowledged_writes() {
     every_cut(Where::Sqlite);
 }
 
 #[test]
-fn the_program_itself_takes_no_lock_of_another_boot_for_held() {
+fn the_program_treats_locks_of_another_boot_as_free() {
     if !is_root("a mount namespace") {
         return;
     }

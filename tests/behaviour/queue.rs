@@ -45,7 +45,7 @@ fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&m
 }
 
 on_every_store! {
-    fn waiters_are_served_in_order_of_arrival(sandbox: &Sandbox) {
+    fn the_queue_is_granted_in_order_of_arrival(sandbox: &Sandbox) {
         for round in 0..sandbox.many(20) {
             let mut holder = sandbox.holder("x");
             let waiters: Vec<Job> = (0..5).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
@@ -75,7 +75,7 @@ on_every_store! {
         assert_eq!(sandbox.read("files/order"), "0\n1\n2\n3\n4\n");
     }
 
-    fn nobody_overtakes_a_queue(sandbox: &Sandbox) {
+    fn no_caller_overtakes_a_queue(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo ran; cat");
         let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
@@ -86,7 +86,7 @@ on_every_store! {
         assert_eq!(waiter.wait().code, Some(0));
     }
 
-    fn after_kill_9_of_the_first_of_three_waiters_the_second_is_next(sandbox: &Sandbox) {
+    fn the_second_of_three_waiters_is_next_after_the_first_is_killed(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiters: Vec<Job> = (1..=3).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
         waiters[0].kill();
@@ -97,7 +97,7 @@ on_every_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn after_kill_9_of_the_first_of_three_shells_the_second_is_next(sandbox: &Sandbox) {
+    fn the_second_of_three_shells_is_next_after_the_first_is_killed(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiters = Vec::new();
         for number in 1..=3 {
@@ -114,7 +114,7 @@ on_every_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn who_gave_up_leaves_nothing(sandbox: &Sandbox) {
+    fn a_waiter_that_gave_up_leaves_nothing(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let before = sandbox.sight("x");
         for words in [["run", "-w", "30ms", "x", "touch"], ["run", "-F", "-w30ms", "x", "touch"], ["lock", "-w", "30ms", "--", "x"]] {
@@ -128,7 +128,7 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists());
     }
 
-    fn who_gives_up_does_not_stand_in_the_way_of_those_behind(sandbox: &Sandbox) {
+    fn a_waiter_that_gives_up_does_not_block_later_waiters(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let first = sandbox.csalock(["run", "-w", "3s", "x", "touch", "ran"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
@@ -139,19 +139,19 @@ on_every_store! {
         assert_eq!(second.wait().stdout, "ran\n");
     }
 
-    fn after_kill_9_of_a_command_that_took_our_place_the_next_runs_at_once(sandbox: &Sandbox) {
+    fn the_waiter_after_a_killed_exec_command_runs_at_once(sandbox: &Sandbox) {
         next_runs_at_once(sandbox, || sandbox.csalock(["run", "-F", "x", "cat"]).spawn(), Job::kill);
     }
 
-    fn after_kill_9_of_a_script_the_next_runs_at_once(sandbox: &Sandbox) {
+    fn the_waiter_after_a_killed_script_runs_at_once(sandbox: &Sandbox) {
         next_runs_at_once(sandbox, || sandbox.script("dash", "csalock lock -q x; cat; :").spawn(), Job::kill);
     }
 
-    fn after_kill_9_of_wrapper_and_command_the_next_runs_at_once(sandbox: &Sandbox) {
+    fn the_waiter_after_a_killed_supervisor_and_command_runs_at_once(sandbox: &Sandbox) {
         next_runs_at_once(sandbox, || sandbox.csalock(["run", "-q", "x", "cat"]).spawn(), |job| kill_both(sandbox, job));
     }
 
-    fn after_kill_9_of_wrapper_and_command_the_next_is_told_from_whom(sandbox: &Sandbox) {
+    fn the_waiter_after_a_killed_supervisor_and_command_is_told_their_pid(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo ran");
         kill_both(sandbox, &mut holder);
@@ -175,7 +175,7 @@ on_every_store! {
         assert_eq!(sandbox.read("files/order"), "first\nsecond\n");
     }
 
-    fn a_waiter_that_was_granted_the_lock_and_dies_before_it_knows_does_not_keep_it(sandbox: &Sandbox) {
+    fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut shell = sandbox.script("dash", "csalock lock -w inf x; cat; :").spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);

@@ -96,7 +96,7 @@ on_every_store! {
         }
     }
 
-    fn force_removes_whatever_is_in_a_records_place(sandbox: &Sandbox) {
+    fn force_removes_any_object_in_the_place_of_a_record(sandbox: &Sandbox) {
         if !sandbox.is_directory() {
             return;
         }

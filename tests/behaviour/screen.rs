@@ -14,7 +14,7 @@ const TOLD: &str =
     "csalock: waiting for lock x: pid PID on HOST (user USER) since TIME (AGE ago), while it lives: cat\n";
 
 on_every_store! {
-    fn a_wait_is_told_once_and_then_drawn_in_one_row(sandbox: &Sandbox) {
+    fn a_wait_is_reported_once_and_then_drawn_in_one_row(sandbox: &Sandbox) {
         for words in ["run -w 50s x echo ran", "run -F -w 50s x echo ran", "lock -w 50s x > /dev/null; echo ran; csalock unlock x"] {
             let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
             let mut holder = sandbox.holder("x");
@@ -60,7 +60,7 @@ on_every_store! {
         assert!(!text.contains("waited") && text.trim_end().ends_with("cat"), "{text}");
     }
 
-    fn nothing_is_left_of_it_when_the_wait_is_refused_or_interrupted(sandbox: &Sandbox) {
+    fn the_row_leaves_no_trace_when_the_wait_is_refused_or_interrupted(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         for words in ["run x true", "run -F x true", "lock x"] {
             let Some(screen) = Screen::new(sandbox, 250, 24) else { return };
@@ -91,7 +91,7 @@ on_every_store! {
         }
     }
 
-    fn it_is_gone_while_the_wait_is_stopped(sandbox: &Sandbox) {
+    fn the_row_is_gone_while_the_wait_is_stopped(sandbox: &Sandbox) {
         for words in ["run -F -w inf x echo ran", "lock -w inf x"] {
             let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
             let mut holder = sandbox.holder("x");
@@ -125,7 +125,7 @@ on_every_store! {
         wait_until("it runs", || sandbox.path("files/ran").exists());
     }
 
-    fn nothing_is_drawn_for_those_who_are_not_to_see_it(sandbox: &Sandbox) {
+    fn no_row_is_drawn_without_a_terminal_or_with_quiet(sandbox: &Sandbox) {
         if !has("script") {
             return;
         }
@@ -152,7 +152,7 @@ on_every_store! {
         }
     }
 
-    fn a_terminal_that_takes_nothing_holds_up_nobody(sandbox: &Sandbox) {
+    fn a_terminal_that_accepts_no_output_blocks_no_caller(sandbox: &Sandbox) {
         let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
         let mut holder = sandbox.holder("x");
         screen.line("csalock run -w inf x touch ran");
@@ -162,7 +162,7 @@ on_every_store! {
         wait_until("it runs", || sandbox.path("files/ran").exists());
     }
 
-    fn watching_shows_who_holds_and_who_waits_as_it_changes(sandbox: &Sandbox) {
+    fn watching_shows_changes_of_holders_and_waiters(sandbox: &Sandbox) {
         let Some(screen) = Screen::new(sandbox, 100, 12) else { return };
         screen.line("csalock status --watch --interval 50ms");
         let header = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
@@ -257,7 +257,7 @@ on_every_store! {
         screen.shows("... and 9 more");
     }
 
-    fn what_cannot_be_watched_is_refused(sandbox: &Sandbox) {
+    fn a_watch_that_is_not_possible_is_refused(sandbox: &Sandbox) {
         let refusal = "csalock: --watch draws on a terminal, and stdout is none that can be drawn on; say: while sleep 1; do \
                        csalock status; done\n";
         for words in [&["status", "-W"][..], &["status", "--watch", "x"], &["list", "-W", "--interval", "2.5"]] {

@@ -9,7 +9,7 @@ const HANG: &str = "strace -qq -f -p $PPID -e trace=unlinkat -e inject=unlinkat:
                     exit 3";
 
 #[test]
-fn does_not_keep_csalock_from_ending_with_the_status_of_the_command() {
+fn a_silent_store_does_not_hide_the_status_of_the_command() {
     if !has("strace") || !is_root("to trace its parent") {
         return;
     }
@@ -33,7 +33,7 @@ const DIE: &str = "csalock lock -q x
                    while grep -q 'TracerPid:.0$' /proc/$keeper/status; do sleep 0.02; done";
 
 #[test]
-fn who_cannot_give_back_for_a_dead_owner_does_not_renew_either() {
+fn a_keeper_that_cannot_release_for_a_dead_owner_does_not_renew() {
     if !has("strace") || !is_root("to trace, and for a pid namespace") {
         return;
     }
@@ -56,7 +56,7 @@ const SLOW: &str = "strace -qq -f -p $PPID -e trace=%file,getdents64 \
                     exit 3";
 
 #[test]
-fn a_slow_store_is_given_the_lock_back_however_long_all_of_it_takes() {
+fn a_lock_in_a_slow_store_is_released_after_any_delay() {
     if !has("strace") || !is_root("to trace its parent") {
         return;
     }

@@ -138,7 +138,7 @@ on_every_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn many_at_once_who_wait_for_each_other(sandbox: &Sandbox) {
+    fn many_waiters_at_once_leave_the_store_as_it_was(sandbox: &Sandbox) {
         let job = used(sandbox);
         let (before, held) = (makeup(sandbox), neighbour(sandbox));
         let rounds = sandbox.many(RUNS) / SHELLS;
@@ -160,7 +160,7 @@ on_every_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn those_who_gave_up_and_those_who_were_killed(sandbox: &Sandbox) {
+    fn waiters_that_gave_up_and_waiters_that_were_killed(sandbox: &Sandbox) {
         let job = used(sandbox);
         let before = makeup(sandbox);
         for _ in 0..sandbox.many(20) {
@@ -178,7 +178,7 @@ on_every_store! {
 }
 
 #[test]
-fn what_stands_beside_a_file_goes_away_with_the_last_lock() {
+fn the_store_beside_a_file_is_removed_with_the_last_lock() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     sandbox.file("files/data", "");
     let before = paths(&sandbox.path(""));

@@ -35,7 +35,7 @@ const SAMPLE: usize = 3;
 const MOST_TIMES: usize = 3;
 
 #[test]
-fn of_a_directory() {
+fn every_system_call_on_a_directory() {
     every_call(Place::Directory);
 }
 
@@ -45,12 +45,12 @@ fn beside_files() {
 }
 
 #[test]
-fn of_a_shared_directory() {
+fn every_system_call_on_a_shared_directory() {
     every_call(Place::Shared);
 }
 
 #[test]
-fn of_sqlite() {
+fn every_system_call_on_sqlite() {
     every_call(Place::Sqlite);
 }
 

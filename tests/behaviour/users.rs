@@ -171,13 +171,13 @@ fn a_groups_store_is_its_members() {
 }
 
 #[test]
-fn a_store_with_the_sticky_bit_is_used_like_one_without() {
+fn a_store_with_the_sticky_bit_works_like_other_stores() {
     directory_of_mode((0, GROUP, 0o3770), Anne, [ALL, ALL, NONE, ALL]);
     directory_of_mode((0, 0, 0o1777), Anne, [ALL, ALL, ALL, ALL]);
 }
 
 #[test]
-fn a_store_in_which_everybody_may_remove_everything_is_refused() {
+fn a_store_in_which_every_user_may_remove_every_file_is_refused() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -196,7 +196,7 @@ fn a_store_in_which_everybody_may_remove_everything_is_refused() {
 }
 
 #[test]
-fn the_locks_beside_a_file_are_theirs_who_may_write_in_its_directory() {
+fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -234,7 +234,7 @@ fn the_locks_beside_a_file_are_theirs_who_may_write_in_its_directory() {
 }
 
 #[test]
-fn a_database_is_theirs_who_may_write_the_file_and_its_directory() {
+fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -259,7 +259,7 @@ fn a_database_is_theirs_who_may_write_the_file_and_its_directory() {
 }
 
 #[test]
-fn a_value_is_read_by_those_whom_its_mode_allows() {
+fn a_value_is_read_by_the_users_that_its_mode_allows() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -281,7 +281,7 @@ fn a_value_is_read_by_those_whom_its_mode_allows() {
 }
 
 #[test]
-fn who_waits_is_served_in_order_whoever_he_is() {
+fn waiters_of_all_users_are_granted_in_order() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -317,7 +317,7 @@ fn who_waits_is_served_in_order_whoever_he_is() {
 }
 
 #[test]
-fn what_a_dead_user_held_the_next_one_takes_over() {
+fn a_lock_of_a_dead_user_is_taken_over_by_the_next() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -343,7 +343,7 @@ fn what_a_dead_user_held_the_next_one_takes_over() {
 }
 
 #[test]
-fn what_users_did_is_in_one_history() {
+fn all_users_share_one_history() {
     if !is_root("users") || !has("setpriv") {
         return;
     }

@@ -37,7 +37,7 @@ fn have(program: &str) -> bool {
 }
 
 #[test]
-fn what_is_checked_in_is_what_the_command_line_says() {
+fn the_man_pages_agree_with_the_command_line() {
     let bless = std::env::var_os("CSALOCK_BLESS").is_some();
     let mut drifted = Vec::new();
     for (path, text) in man::pages().into_iter().chain(completions::scripts()) {
@@ -54,7 +54,7 @@ fn what_is_checked_in_is_what_the_command_line_says() {
 }
 
 #[test]
-fn nothing_else_is_checked_in() {
+fn no_other_generated_file_is_checked_in() {
     for (folder, written) in [("man", man::pages()), ("completions", completions::scripts())] {
         for entry in fs::read_dir(in_project(folder)).unwrap().map(Result::unwrap) {
             let path = format!("{folder}/{}", entry.file_name().to_string_lossy());

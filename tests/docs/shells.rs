@@ -154,7 +154,7 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
 }
 
 #[test]
-fn bash_offers_what_can_be_typed() {
+fn bash_offers_valid_completions() {
     let desk = Desk::new();
     let code = r#"
         source "$COMPLETIONS/csalock.bash"
@@ -176,7 +176,7 @@ fn bash_offers_what_can_be_typed() {
 }
 
 #[test]
-fn bash_inserts_names_that_can_be_used() {
+fn bash_inserts_usable_names() {
     let desk = Desk::new();
     if !have("script") {
         return;
@@ -197,7 +197,7 @@ fn bash_inserts_names_that_can_be_used() {
 }
 
 #[test]
-fn zsh_offers_what_can_be_typed_and_inserts_names_that_can_be_used() {
+fn zsh_offers_valid_completions_and_inserts_usable_names() {
     let desk = Desk::new();
     if !have("zsh") || !have("script") {
         return;
@@ -231,7 +231,7 @@ fn zsh_offers_what_can_be_typed_and_inserts_names_that_can_be_used() {
 }
 
 #[test]
-fn fish_offers_what_can_be_typed() {
+fn fish_offers_valid_completions() {
     let desk = Desk::new();
     if !have("fish") {
         return;

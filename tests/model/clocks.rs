@@ -224,7 +224,7 @@ fn a_clock_that_is_set_ends_no_lease_early_and_keeps_none() {
 }
 
 #[test]
-fn what_is_wrong_with_clocks_is_found() {
+fn wrong_clocks_are_found() {
     let planted = [
         (Planted::StoreBelieved, NEVER_EARLY),
         (Planted::StoreBelieved, NEVER_STUCK),

@@ -337,16 +337,16 @@ fn a_lease_without_its_key_is_seen() {
 }
 
 #[test]
-fn two_hold_where_a_transaction_compares_nothing() {
+fn two_callers_hold_if_a_transaction_compares_nothing() {
     is_seen(Planted::NothingCompared, ONE_HOLDER);
 }
 
 #[test]
-fn two_hold_where_a_stale_read_alone_says_that_a_lease_is_over() {
+fn two_callers_hold_if_a_stale_read_alone_proves_an_expired_lease() {
     is_seen(Planted::LeaseNotCompared, ONE_HOLDER);
 }
 
 #[test]
-fn nobody_hears_of_what_came_before_a_watch_that_begins_too_late() {
+fn a_watch_that_begins_too_late_misses_earlier_changes() {
     is_seen(Planted::WatchBeginsLate, HEARD);
 }

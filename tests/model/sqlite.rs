@@ -207,7 +207,7 @@ fn is_seen(planted: Planted, promises: &[&str]) {
 }
 
 #[test]
-fn two_hold_where_a_transaction_does_not_lock_when_it_begins() {
+fn two_callers_hold_if_a_transaction_does_not_lock_when_it_begins() {
     is_seen(Planted::BeginDeferred, &[ONE_HOLDER, WHOLE]);
 }
 

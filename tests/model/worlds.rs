@@ -19,7 +19,7 @@ fn explore(what: &str, names: usize, actors: &[Script], in_ci: Faults, in_full: 
 }
 
 #[test]
-fn three_want_one_name_and_any_of_them_may_die() {
+fn three_callers_want_one_name_and_any_may_die() {
     explore(
         "three want one name",
         1,
@@ -30,7 +30,7 @@ fn three_want_one_name_and_any_of_them_may_die() {
 }
 
 #[test]
-fn replies_are_lost_and_what_the_dead_have_sent_arrives() {
+fn replies_are_lost_and_requests_of_dead_processes_arrive() {
     explore(
         "lost replies, late arrivals",
         1,
@@ -41,7 +41,7 @@ fn replies_are_lost_and_what_the_dead_have_sent_arrives() {
 }
 
 #[test]
-fn what_was_given_back_is_taken_again() {
+fn a_released_lock_is_acquired_again() {
     let twice =
         || Script::job(&[Task::Take(0, EXCLUSIVE), Task::GiveBack(0), Task::Take(0, EXCLUSIVE), Task::GiveBack(0)]);
     explore(
@@ -66,7 +66,7 @@ fn readers_and_a_writer() {
 }
 
 #[test]
-fn three_want_one_of_two_slots() {
+fn three_callers_want_one_of_two_slots() {
     let slot = || shares(0, Mode::Slot);
     explore(
         "slots",
@@ -78,7 +78,7 @@ fn three_want_one_of_two_slots() {
 }
 
 #[test]
-fn two_names_in_opposite_orders_and_somebody_who_wants_one() {
+fn two_names_in_opposite_orders_and_a_caller_that_wants_one() {
     let both = |first, second| {
         let (take, give) = ([Task::Take(first, EXCLUSIVE), Task::Take(second, EXCLUSIVE)], Task::GiveBack);
         Script::job(&[take[0], take[1], give(second), give(first)])
@@ -100,7 +100,7 @@ fn two_names_in_opposite_orders_and_somebody_who_wants_one() {
 }
 
 #[test]
-fn shells_whose_locks_are_taken_for_them() {
+fn shells_acquire_through_a_child_process() {
     let shell = || takes(0).for_shell();
     explore(
         "shells",
@@ -144,7 +144,7 @@ fn hosts_that_cannot_see_each_others_processes() {
 }
 
 #[test]
-fn a_server_that_was_slow_does_what_another_has_done_already() {
+fn a_slow_server_repeats_the_work_of_another() {
     let renewing = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host).staying();
     explore(
         "late copies",
@@ -156,7 +156,7 @@ fn a_server_that_was_slow_does_what_another_has_done_already() {
 }
 
 #[test]
-fn a_keeper_renews_for_an_owner_who_dies_or_gives_back() {
+fn a_keeper_renews_for_an_owner_that_dies_or_releases() {
     let holder = takes(0).lasting(Lasts::Renewing).for_shell();
     let keeper = Script::job(&[Task::Keep { of: 0, name: 0, renewals: 1 }]);
     let other = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host);
@@ -193,7 +193,7 @@ fn leases_that_end_while_their_holders_live() {
 }
 
 #[test]
-fn two_break_at_once_what_somebody_holds_and_somebody_waits_for() {
+fn two_callers_break_a_held_lock_with_a_waiter_at_once() {
     let breaker = || Script::job(&[Task::Break(0)]);
     explore(
         "two breakers",
@@ -205,7 +205,7 @@ fn two_break_at_once_what_somebody_holds_and_somebody_waits_for() {
 }
 
 #[test]
-fn two_collect_at_once_what_the_dead_left() {
+fn two_collectors_remove_a_dead_grant_at_once() {
     let collector = || Script::job(&[Task::Collect(0)]);
     explore(
         "two collectors",
@@ -217,7 +217,7 @@ fn two_collect_at_once_what_the_dead_left() {
 }
 
 #[test]
-fn some_give_up_waiting_and_some_do_not_wait_at_all() {
+fn callers_give_up_and_callers_do_not_wait_at_all() {
     let tries = Script::job(&[Task::Try(0, EXCLUSIVE), Task::GiveBack(0)]);
     explore(
         "giving up",
@@ -229,7 +229,7 @@ fn some_give_up_waiting_and_some_do_not_wait_at_all() {
 }
 
 #[test]
-fn somebody_refuses_what_was_not_given_back() {
+fn a_caller_refuses_a_stale_lock() {
     explore(
         "refusing what is stale",
         1,
@@ -240,7 +240,7 @@ fn somebody_refuses_what_was_not_given_back() {
 }
 
 #[test]
-fn who_waits_is_woken_without_ever_looking_for_himself() {
+fn a_waiter_is_woken_without_polling() {
     let (takes, shares) = (|| takes(0).staying(), |share| shares(0, share).staying());
     let shell = || takes().for_shell();
     let leased = || takes().lasting(Lasts::AtMost);

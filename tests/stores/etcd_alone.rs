@@ -84,7 +84,7 @@ fn a_lease_is_over_exactly_when_its_key_is_gone() {
 }
 
 #[test]
-fn a_lease_lasts_as_long_as_it_was_lent_for_and_ends_soon_after() {
+fn a_lease_lasts_its_duration_and_ends_soon_after() {
     let Some(rig) = Rig::etcd() else { return };
     let begun = Instant::now();
     let lease = rig.store.grant_lease(SECOND / 2).unwrap();
@@ -208,7 +208,7 @@ fn several_changes_are_one() {
 }
 
 #[test]
-fn a_bell_wakes_who_hears_it_also_if_it_rang_before() {
+fn a_notification_wakes_its_subscriber_even_if_it_came_earlier() {
     let Some(rig) = Rig::etcd() else { return };
     let ringer = rig.again();
     let lease = rig.store.grant_lease(60 * SECOND).unwrap();
@@ -253,7 +253,7 @@ fn history_stays_within_its_limits() {
 }
 
 #[test]
-fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any() {
+fn lines_of_history_beyond_one_page_are_removed_by_the_limits_alone() {
     const LINES: u64 = 10_300;
     const LENGTH: u64 = 100;
     let Some(cluster) = etcd::shared() else { return };
@@ -298,7 +298,7 @@ fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any(
 }
 
 #[test]
-fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
+fn a_value_with_fewer_readers_than_the_store_is_refused() {
     let Some(rig) = Rig::etcd() else { return };
     let swap =
         |mode| rig.store.commit_with(b"x", None, Some(b"body"), WriteOptions { mode, ..WriteOptions::default() });
@@ -309,7 +309,7 @@ fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_with_words() {
+fn an_oversized_record_is_refused_with_an_explanation() {
     let Some(rig) = Rig::etcd() else { return };
     let error = rig.store.commit(b"x", None, Some(&vec![b'x'; 3 << 20])).unwrap_err();
     assert!(error.kind() == ErrorKind::InputOutput && error.to_string().contains("large"), "{error}");
@@ -317,7 +317,7 @@ fn what_is_too_large_is_refused_with_words() {
 }
 
 #[test]
-fn nothing_listening_is_said_at_once() {
+fn a_port_without_a_listener_is_reported_at_once() {
     let servers = [etcd::free_port(), etcd::free_port()].map(|port| format!("127.0.0.1:{port}"));
     let store = open(&format!("etcd://{}/p", servers.join(",")));
     assert_fails(&store, ErrorKind::Unavailable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
@@ -327,13 +327,13 @@ fn nothing_listening_is_said_at_once() {
 }
 
 #[test]
-fn a_name_that_leads_nowhere_is_said_soon() {
+fn a_host_name_without_an_address_is_reported_soon() {
     let store = open("etcd://no-such-host.invalid:2379/p");
     assert_fails(&store, ErrorKind::Unavailable, BOUNDED, &["no-such-host.invalid:2379", "name"]);
 }
 
 #[test]
-fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
+fn a_silent_server_ends_the_wait_at_the_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
     bound_soon(&store);
@@ -344,7 +344,7 @@ fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
 }
 
 #[test]
-fn who_asked_in_vain_is_not_held_up_as_long_by_each_question_that_follows() {
+fn a_call_after_a_timeout_fails_sooner() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
     let [first, second] = [(); 2].map(|()| {
@@ -356,7 +356,7 @@ fn who_asked_in_vain_is_not_held_up_as_long_by_each_question_that_follows() {
 }
 
 #[test]
-fn a_server_that_never_answers_does_not_hide_the_others() {
+fn a_silent_server_does_not_hide_the_others() {
     let Some(cluster) = etcd::shared() else { return };
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let dead = format!("127.0.0.1:{}", etcd::free_port());
@@ -371,7 +371,7 @@ fn a_server_that_never_answers_does_not_hide_the_others() {
 }
 
 #[test]
-fn a_gateway_that_is_off_says_so() {
+fn a_disabled_gateway_is_reported() {
     let setup = Setup { arguments: vec!["--enable-grpc-gateway=false"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     assert_fails(
@@ -383,7 +383,7 @@ fn a_gateway_that_is_off_says_so() {
 }
 
 #[test]
-fn what_answers_and_is_no_etcd_says_so() {
+fn a_server_that_is_not_etcd_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -397,7 +397,7 @@ fn what_answers_and_is_no_etcd_says_so() {
 }
 
 #[test]
-fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
+fn reads_and_writes_need_a_majority() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
     let version = stored(store.commit(b"x", None, Some(b"one")).unwrap());
@@ -424,7 +424,7 @@ fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
 }
 
 #[test]
-fn a_leader_that_stands_still_is_passed_by() {
+fn a_hung_leader_is_bypassed() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
     let mut version = stored(store.commit(b"x", None, Some(b"0")).unwrap());
@@ -472,7 +472,7 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
 }
 
 #[test]
-fn a_birth_that_was_undone_does_not_happen_again_when_a_server_wakes_up() {
+fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
     let Some(cluster) = etcd::shared() else { return };
     // The last transaction, as it was sent.
     let last: Arc<Mutex<Vec<u8>>> = Arc::default();
@@ -499,7 +499,7 @@ fn a_birth_that_was_undone_does_not_happen_again_when_a_server_wakes_up() {
 }
 
 #[test]
-fn what_is_found_when_a_cluster_is_examined() {
+fn doctor_examines_a_cluster() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let worst = |findings: &[Finding], topic: &str| {
         findings.iter().filter(|finding| finding.topic == topic).map(|finding| finding.verdict).max()
@@ -535,7 +535,7 @@ fn with_ca(cluster: &Cluster) -> Access {
 }
 
 #[test]
-fn tls_with_the_right_authority_works_and_with_another_says_so() {
+fn tls_works_with_the_right_authority_and_explains_a_wrong_one() {
     let Some(cluster) = Cluster::start(Setup { tls: true, ..Setup::default() }) else { return };
     let store = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
     let version = stored(store.commit(b"x", None, Some(&[b'x'; 100_000])).unwrap());
@@ -575,7 +575,7 @@ fn tls_with_the_right_authority_works_and_with_another_says_so() {
 }
 
 #[test]
-fn a_server_that_wants_a_certificate_gets_one_or_says_so() {
+fn a_server_that_requires_a_certificate_gets_one_or_is_reported() {
     let setup = Setup { tls: true, client_certificates: true, ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let without = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
@@ -658,7 +658,7 @@ fn logging_in() {
 }
 
 #[test]
-fn passwords_in_files_and_where_nobody_asks_for_one() {
+fn passwords_come_from_files_and_may_be_superfluous() {
     let Some(cluster) = etcd::shared() else { return };
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("password");
@@ -676,7 +676,7 @@ fn passwords_in_files_and_where_nobody_asks_for_one() {
 }
 
 #[test]
-fn a_full_cluster_says_so() {
+fn a_full_cluster_is_reported() {
     let setup = Setup { arguments: vec!["--quota-backend-bytes", "200000"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let store = open(&cluster.url("p"));

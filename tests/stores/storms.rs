@@ -32,7 +32,7 @@ pub(crate) fn steps_of_many_processes_on_one_record_are_all_kept(rig: &Rig) {
     assert_grown_and_never_given_twice(&logs, PROCESSES);
 }
 
-pub(crate) fn tokens_of_many_processes_that_also_remove_are_never_given_twice(rig: &Rig) {
+pub(crate) fn tokens_are_never_issued_twice_even_with_removals(rig: &Rig) {
     let logs = storm(rig, "take");
     assert_eq!(rig.bodies(), [b""; 0]);
     assert_grown_and_never_given_twice(&logs, PROCESSES * STEPS);

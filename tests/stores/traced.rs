@@ -30,12 +30,12 @@ const DRAFT: [&str; 4] = [
     "chmod store/.work/.new.ID/embryo.0.ID 0644",
 ];
 
-pub(crate) fn what_dies_with_the_boot_is_not_synced(rig: &Rig) {
+pub(crate) fn volatile_records_are_not_synced(rig: &Rig) {
     let Some(steps) = trace(rig, "x.put.boot x.put.boot x.remove.boot y.put.boot y.remove.boot") else { return };
     assert!(!steps.iter().flatten().any(|call| call.starts_with("sync")), "{steps:#?}");
 }
 
-pub(crate) fn what_has_to_be_whole_is_synced_before_it_is_pointed_to(rig: &Rig) {
+pub(crate) fn an_atomic_record_is_synced_before_its_pointer(rig: &Rig) {
     let Some(steps) = trace(rig, "x.put.boot x.remove.boot y.put.whole y.put.whole y.remove.whole") else { return };
     let born = [
         "sync store/.work/.new.ID/embryo.0.ID",
@@ -53,7 +53,7 @@ pub(crate) fn what_has_to_be_whole_is_synced_before_it_is_pointed_to(rig: &Rig) 
     assert!(!steps[4].iter().any(|call| call.starts_with("sync")), "{steps:#?}");
 }
 
-pub(crate) fn what_lasts_is_synced_from_the_inside_outward(rig: &Rig) {
+pub(crate) fn a_durable_record_is_synced_from_the_inside_outward(rig: &Rig) {
     let all = "x.put.lasting x.put.lasting x.put.lasting x.remove.lasting y.put.lasting y.remove.lasting z.put.boot \
                z.put.boot z.remove.lasting";
     let Some(steps) = trace(rig, all) else { return };
@@ -110,7 +110,7 @@ pub(crate) fn what_lasts_is_synced_from_the_inside_outward(rig: &Rig) {
     assert_eq!(steps[8], buried);
 }
 
-pub(crate) fn what_lasts_beside_files_is_synced_with_its_directory(rig: &Rig) {
+pub(crate) fn a_durable_record_beside_files_is_synced_with_its_directory(rig: &Rig) {
     let Some(steps) = trace(rig, "x.put.lasting x.remove.lasting") else { return };
     let syncs =
         |step: usize| -> Vec<&str> { steps[step].iter().filter_map(|call| call.strip_prefix("sync ")).collect() };

@@ -80,7 +80,7 @@ impl Register {
 /// What runs under the lock: adds one to the number, slowly.
 #[test]
 #[ignore = "the writers run it"]
-fn adds_one() {
+fn add_one_as_a_client() {
     let Ok(token) = std::env::var("CSALOCK_TOKEN") else { return };
     let (token, register) = (token.parse().unwrap(), Register::new(Path::new(".")));
     let Some(number) = register.read(token) else { return };
@@ -95,7 +95,7 @@ fn writer(sandbox: &Sandbox) -> Child {
     let this = std::env::current_exe().unwrap().display().to_string();
     let mut command = Command::new("setsid");
     command.arg(CSALOCK).args(["run", "-q", "-w", "60s", "--ttl", sandbox.lease("300ms"), "--on-lost", "warn", "x"]);
-    command.args(["--", &this, "fenced::adds_one", "--exact", "--ignored", "--test-threads=1"]);
+    command.args(["--", &this, "fenced::add_one_as_a_client", "--exact", "--ignored", "--test-threads=1"]);
     command
         .env_clear()
         .envs(crate::supervised::mark())
@@ -153,27 +153,27 @@ fn nothing_is_lost(kind: Kind) {
 }
 
 #[test]
-fn with_tokens_nothing_is_lost_on_a_directory() {
+fn tokens_prevent_lost_writes_on_a_directory() {
     nothing_is_lost(Kind::Directory);
 }
 
 #[test]
-fn with_tokens_nothing_is_lost_on_sqlite() {
+fn tokens_prevent_lost_writes_on_sqlite() {
     nothing_is_lost(Kind::Sqlite);
 }
 
 #[test]
-fn with_tokens_nothing_is_lost_on_a_shared_directory() {
+fn tokens_prevent_lost_writes_on_a_shared_directory() {
     nothing_is_lost(Kind::Shared);
 }
 
 #[test]
-fn with_tokens_nothing_is_lost_on_etcd() {
+fn tokens_prevent_lost_writes_on_etcd() {
     nothing_is_lost(Kind::Etcd);
 }
 
 #[test]
-fn without_tokens_a_late_write_is_lost_and_seen_to_be() {
+fn a_late_write_without_tokens_is_lost_and_detected() {
     for fences in [true, false] {
         let place = tempfile::tempdir().unwrap();
         let register = Register { fences, ..Register::new(place.path()) };

@@ -33,7 +33,7 @@ fn seen(entries: &[Entry]) -> String {
 }
 
 #[test]
-fn two_who_do_not_fit_are_seen() {
+fn two_incompatible_holders_are_seen() {
     for (one, other, fit) in
         [('x', 'x', false), ('x', 's', false), ('s', 'x', false), ('s', 'j', false), ('s', 's', true), ('j', 'j', true)]
     {
@@ -45,7 +45,7 @@ fn two_who_do_not_fit_are_seen() {
 }
 
 #[test]
-fn who_went_out_or_died_or_has_no_time_left_or_was_broken_is_not_in() {
+fn a_holder_that_left_or_died_or_expired_or_was_broken_is_not_inside() {
     let (_place, witness) = witness();
     let one = |change: &dyn Fn(&mut Entry)| {
         let mut entry = entry("one", 'x');
@@ -128,7 +128,7 @@ fn a_name_that_two_ids_have_is_seen() {
 }
 
 #[test]
-fn a_lost_update_and_one_that_nobody_made_are_seen() {
+fn a_lost_update_and_an_invented_update_are_seen() {
     let wrong = |acknowledged: &[u64], unknown, found| {
         Count { acknowledged: acknowledged.to_vec(), unknown }.judge("n", found).len()
     };
@@ -174,7 +174,7 @@ fn an_exit_code_that_a_command_does_not_have_is_seen() {
 }
 
 #[test]
-fn one_who_goes_in_without_the_lock_is_seen_in_a_storm() {
+fn a_process_that_enters_without_the_lock_is_seen_in_a_storm() {
     let ground = Ground::new(Kind::Directory, false).unwrap();
     let schedule = Schedule { cheats: true, ..Schedule::new(1) };
     let goes_on = || ground.witness.broken().is_empty();

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_finds_what_all_orders_together_find() {
+    fn the_search_agrees_with_the_enumeration_of_all_orders() {
         let mut right = 0;
         for seed in 0..2000 {
             let rng = &mut Rng::with_seed(seed);

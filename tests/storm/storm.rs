@@ -37,23 +37,23 @@ pub(crate) struct Verdict {
 }
 
 #[test]
-fn on_a_directory_nobody_is_in_twice_and_nothing_is_lost() {
+fn a_storm_on_a_directory_never_admits_two_holders_and_loses_nothing() {
     on(Kind::Directory);
 }
 
 #[test]
-fn on_sqlite_nobody_is_in_twice_and_nothing_is_lost() {
+fn a_storm_on_sqlite_never_admits_two_holders_and_loses_nothing() {
     on(Kind::Sqlite);
 }
 
 #[test]
-fn on_etcd_nobody_is_in_twice_and_nothing_is_lost() {
+fn a_storm_on_etcd_never_admits_two_holders_and_loses_nothing() {
     on(Kind::Etcd);
 }
 
 /// The directory of several hosts is slower, and much the same; so it is for long storms.
 #[test]
-fn on_a_shared_directory_nobody_is_in_twice_and_nothing_is_lost() {
+fn a_storm_on_a_shared_directory_never_admits_two_holders_and_loses_nothing() {
     if extent::extent() > Extent::Quick {
         on(Kind::Shared);
     }

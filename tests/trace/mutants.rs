@@ -262,7 +262,7 @@ fn nothing_is_found(report: &Report) {
 }
 
 #[test]
-fn nothing_is_found_where_nothing_is_wrong() {
+fn the_checker_accepts_a_correct_trace() {
     let stage = Stage::new(Wrong::Nothing);
     stage.take_and_release(0);
     let leased = stage.take(0, Lifetime::Ttl(1000));
@@ -283,7 +283,7 @@ fn nothing_is_found_where_nothing_is_wrong() {
 }
 
 #[test]
-fn what_a_store_does_wrong_is_found() {
+fn faults_of_stores_are_found() {
     let mut missed = Vec::new();
     for (wrong, why) in [
         (Wrong::NothingCompared, "no commit removes"),
@@ -328,7 +328,7 @@ fn a_lease_that_a_store_ends_early_is_found() {
 }
 
 #[test]
-fn a_host_that_takes_the_living_for_dead_is_found() {
+fn a_host_that_declares_a_live_process_dead_is_found() {
     let stage = Stage::new(Wrong::Nothing);
     stage.take(0, Lifetime::WhileOwnerLives);
     stage.hosts[1].set_liveness(1, Liveness::Dead);
@@ -448,7 +448,7 @@ fn release_ask(stage: &Stage, held: &AcquireRequest) -> Request {
 }
 
 #[test]
-fn what_an_engine_does_wrong_is_found() {
+fn faults_of_engines_are_found() {
     let twice = |record: &mut Record| {
         let more = Grant { token: None, slot: 1, ..record.holders[0].clone() };
         record.holders.push(more);

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cut_off_ends_its_colour() {
+    fn a_clipped_line_ends_its_colour() {
         assert_eq!(clip("\x1b[1mheld\x1b[0m by", 7), "\x1b[1mheld\x1b[0m by");
         assert_eq!(clip("\x1b[1mheld\x1b[0m by", 2), "\x1b[1mhe\x1b[0m");
         assert_eq!(clip("日本語", 5), "日本");

@@ -72,13 +72,13 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_as_long_as_it_says() {
+    fn a_reply_has_its_declared_length() {
         ends("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}\n");
         ends("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
     }
 
     #[test]
-    fn what_etcd_refuses_comes_in_pieces() {
+    fn a_chunked_refusal_of_etcd_is_read() {
         // This is the answer of etcd 3.4 to the revocation of an expired lease.
         let head = "HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nTrailer: Grpc-Trailer-Content-Type\r\n\
                     Transfer-Encoding: chunked\r\n\r\n";
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_say_where_he_ends_is_not_waited_for() {
+    fn a_reply_without_a_length_is_not_waited_for() {
         let too_much = MOST_UNWANTED + 1;
         for strange in [
             "HTTP/1.1 200 OK\r\n\r\n".to_string(),

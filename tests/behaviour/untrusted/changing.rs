@@ -65,7 +65,7 @@ fn is_no_lock(sandbox: &Sandbox, done: &Done, codes: &[i32]) {
 }
 
 #[test]
-fn a_record_that_is_exchanged_for_a_link_is_never_somebody_elses() {
+fn a_record_that_is_exchanged_for_a_link_never_leads_to_another_lock() {
     let sandbox = Sandbox::new(Kind::Directory);
     let mut outside = Outside::new(&sandbox);
     let bait = bait(&sandbox);

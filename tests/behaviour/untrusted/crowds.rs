@@ -23,7 +23,7 @@ fn store(sandbox: &Sandbox) {
 }
 
 #[test]
-fn strangers_in_the_store_are_in_nobodys_way() {
+fn foreign_files_in_the_store_block_no_caller() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     fill(&sandbox.store_path(), |number| format!("stranger-{number}"));
@@ -35,7 +35,7 @@ fn strangers_in_the_store_are_in_nobodys_way() {
 }
 
 #[test]
-fn strangers_in_the_working_directory_are_in_nobodys_way() {
+fn foreign_files_in_the_working_directory_block_no_caller() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     sandbox.csalock(["run", "x", "true"]).run();
@@ -80,7 +80,7 @@ fn drafts_without_end_in_a_records_directory_are_cleared_away() {
 }
 
 #[test]
-fn a_record_of_thousands_is_shown_and_waited_for_in_a_moment() {
+fn a_record_of_thousands_is_shown_and_queued_at_once() {
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
     let parties = 2000;
@@ -108,7 +108,7 @@ fn a_record_of_thousands_is_shown_and_waited_for_in_a_moment() {
 }
 
 #[test]
-fn pages_that_are_not_there_keep_nobody_waiting() {
+fn missing_pages_block_no_waiter() {
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
     sandbox.edit("x", |record| record.pages = Some(csalock::lock::Pages { first: 7, last: 206 }));

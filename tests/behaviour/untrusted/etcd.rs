@@ -191,7 +191,7 @@ fn try_on(sandbox: &Sandbox, liar: &Liar, words: &[&str]) -> Done {
 
 /// All at once, for some take all the time that a call may take.
 #[test]
-fn whatever_answers_where_an_etcd_should_be_grants_nothing_and_is_named() {
+fn a_foreign_server_grants_nothing_and_is_named() {
     let all = liars();
     thread::scope(|scope| {
         for (what, liar) in &all {
@@ -223,7 +223,7 @@ fn whatever_answers_where_an_etcd_should_be_grants_nothing_and_is_named() {
 }
 
 #[test]
-fn nobody_is_sent_elsewhere() {
+fn the_client_follows_no_redirect() {
     let elsewhere = Liar::saying(ok(r#"{"header":{"revision":"5"},"succeeded":true}"#));
     for status in ["301 Moved", "302 Found", "303 See", "307 There", "308 There"] {
         let there = format!("http://{}/v3/kv/range", elsewhere.address);
@@ -238,7 +238,7 @@ fn nobody_is_sent_elsewhere() {
 
 /// It reads as an etcd would, and lies about the one step that counts.
 #[test]
-fn a_swap_that_did_not_happen_is_no_lock() {
+fn a_failed_commit_is_not_a_lock() {
     for lie in [
         r#"{"succeeded":true}"#,
         r#"{"header":{"revision":"0"},"succeeded":true}"#,
@@ -256,7 +256,7 @@ fn a_swap_that_did_not_happen_is_no_lock() {
 
 /// Lists that repeat themselves, or go on after nothing.
 #[test]
-fn a_list_without_an_end_comes_to_one() {
+fn an_endless_list_is_cut_off() {
     let pair = |key: &str| format!(r#"{{"key":"{key}","value":"AAAA","mod_revision":"5"}}"#);
     for kvs in [String::new(), pair(KEY_OF_X), pair("AAAA"), format!("{0},{0}", pair(KEY_OF_X))] {
         let liar = Liar::saying(ok(&format!("{HEADER},\"kvs\":[{kvs}],\"more\":true}}")));
@@ -271,7 +271,7 @@ fn a_list_without_an_end_comes_to_one() {
 
 /// Answers that nobody waits for, and watches.
 #[test]
-fn what_is_not_waited_for_is_bounded_as_well() {
+fn a_call_without_a_wait_is_bounded_too() {
     for flood in ["HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n", "HTTP/1.1 200 OK\r\nX: "] {
         let liar = Liar::new(move |path, stream| match path {
             "/v3/kv/range" => stream.write_all(&ok(&format!("{HEADER}}}"))),

@@ -103,7 +103,7 @@ on_every_store! {
         }
     }
 
-    fn an_unreadable_record_is_told_of_without_harm(sandbox: &Sandbox) {
+    fn an_unreadable_record_is_reported_without_harm(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", POISON]).stdout("HANDLE\n").run();
         for body in [bytes(), [b"csalock ", &bytes()[..]].concat(), [b"csalock 1\n", &bytes()[..], b"\nsum 0000000000000000\n"].concat()] {
             sandbox.overwrite(POISON, &body);
@@ -116,7 +116,7 @@ on_every_store! {
 }
 
 on_every_store_of_files! {
-    fn a_poisoned_place_is_told_of_without_harm(sandbox: &Sandbox) {
+    fn a_poisoned_place_is_reported_without_harm(sandbox: &Sandbox) {
         let place = sandbox.store_at(format!("files/{POISON}"));
         for words in [&["run", "-n", "x", "true"][..], &["status"], &["history"], &["doctor"], &["doctor", "--json"], &["lock", "--forever", "x"], &["run", "-n", "x", "true"]] {
             is_clean(&format!("{words:?}"), &ends(sandbox.csalock(words).env("CSALOCK_STORE", &place), words));
@@ -143,7 +143,7 @@ on_every_store_of_files! {
 }
 
 #[test]
-fn a_poisoned_file_or_directory_is_told_of_without_harm() {
+fn a_poisoned_file_or_directory_is_reported_without_harm() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let path = format!("./{POISON}");
     let call = |words: &[&str]| ends(sandbox.csalock(words).without("CSALOCK_STORE"), words);
@@ -165,7 +165,7 @@ fn a_poisoned_file_or_directory_is_told_of_without_harm() {
 }
 
 #[test]
-fn what_is_said_wrongly_is_repeated_without_harm() {
+fn an_invalid_argument_is_repeated_without_harm() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     for words in [
         &[POISON][..],

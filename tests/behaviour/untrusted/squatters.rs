@@ -10,7 +10,7 @@ use crate::sandbox::{Kind, Sandbox, wait_until};
 const RINGS: usize = 20_000;
 
 #[test]
-fn who_is_rung_on_and_on_gets_no_lock_by_that_and_does_not_miss_his() {
+fn a_flood_of_notifications_grants_no_lock_and_hides_no_grant() {
     let sandbox = Sandbox::new(Kind::Directory);
     let mut holder = sandbox.holder("x");
     let mut waiter = sandbox.waiter("x", "echo in");

@@ -17,7 +17,7 @@ fn shared() -> Option<(Sandbox, String)> {
 }
 
 #[test]
-fn what_is_to_be_seen_of_a_lock_does_not_open_it() {
+fn the_visible_part_of_a_lock_does_not_open_it() {
     let Some((sandbox, store)) = shared() else { return };
     let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
     let seen = Carl.csalock(&sandbox, &store, &["status", "--json", "x"]).capture().line();
@@ -36,7 +36,7 @@ fn what_is_to_be_seen_of_a_lock_does_not_open_it() {
 }
 
 #[test]
-fn who_breaks_a_lock_is_named_and_its_holder_is_told() {
+fn a_break_names_its_caller_and_is_reported_to_the_holder() {
     let Some((sandbox, store)) = shared() else { return };
     let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
     assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--force", "x"]), 0);
@@ -47,7 +47,7 @@ fn who_breaks_a_lock_is_named_and_its_holder_is_told() {
 }
 
 #[test]
-fn who_floods_a_queue_or_a_store_ends_and_the_others_go_on() {
+fn a_flood_of_a_queue_or_a_store_ends_and_other_callers_go_on() {
     let Some((sandbox, store)) = shared() else { return };
     let mut holder = Anne.holder(&sandbox, &store, "x");
     let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run -w inf x true & done; wait";
@@ -70,7 +70,7 @@ fn who_floods_a_queue_or_a_store_ends_and_the_others_go_on() {
 }
 
 #[test]
-fn who_may_only_read_stops_neither_history_nor_gc() {
+fn a_reader_blocks_neither_history_nor_gc() {
     if !is_root("users") || !has("setpriv") || !has("bash") || !has("flock") {
         return;
     }
@@ -109,7 +109,7 @@ fn who_may_only_read_stops_neither_history_nor_gc() {
 }
 
 #[test]
-fn links_that_somebody_plants_lead_nobody_out_of_the_store() {
+fn planted_links_never_lead_out_of_the_store() {
     let Some((sandbox, store)) = shared() else { return };
     let outside = place(&sandbox, "outside", (0, 0, 0o700));
     std::fs::write(outside.join("file"), "roots").unwrap();
@@ -134,7 +134,7 @@ fn links_that_somebody_plants_lead_nobody_out_of_the_store() {
 }
 
 #[test]
-fn files_that_somebody_replaces_are_no_free_lock() {
+fn replaced_files_are_not_a_free_lock() {
     let Some((sandbox, store)) = shared() else { return };
     let _holder = Anne.holder(&sandbox, &store, "x");
     let directory = sandbox.path("shared/x");

@@ -4,7 +4,7 @@ use crate::etcd::{Cluster, Setup};
 use crate::sandbox::Sandbox;
 
 #[test]
-fn in_etcd_a_reader_may_see_and_not_take() {
+fn a_reader_in_etcd_may_see_but_not_acquire() {
     let Some(cluster) = Cluster::start(Setup { root: Some("geheim"), ..Setup::default() }) else { return };
     let sandbox = Sandbox::at(&cluster);
     cluster.add_user("writer", "wort", "p/");

@@ -11,7 +11,7 @@ fn bert_sees_nobody<'a>(sandbox: &'a Sandbox, store: &str, hiding: &str, argumen
 }
 
 #[test]
-fn who_cannot_be_seen_is_not_taken_for_dead() {
+fn an_unknown_process_does_not_count_as_dead() {
     if !is_root("users") || !has("setpriv") || !has("unshare") {
         return;
     }

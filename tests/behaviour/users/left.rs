@@ -9,7 +9,7 @@ use crate::sandbox::{Kind, Sandbox, an_hour_later, has, is_root, wait_until};
 const SOMETHING: &str = "0123456789abcdef01234567";
 
 #[test]
-fn what_root_leaves_in_a_users_store_is_the_users() {
+fn files_of_root_in_the_store_of_a_user_belong_to_the_user() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -29,7 +29,7 @@ fn what_root_leaves_in_a_users_store_is_the_users() {
 }
 
 #[test]
-fn root_gives_nothing_away_that_it_did_not_make() {
+fn root_changes_no_ownership_of_foreign_files() {
     if !is_root("users") || !has("setpriv") || !has("strace") {
         return;
     }
@@ -62,7 +62,7 @@ fn root_gives_nothing_away_that_it_did_not_make() {
 }
 
 #[test]
-fn a_directory_that_only_a_dead_user_may_remove_keeps_nobody_from_its_name() {
+fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -109,7 +109,7 @@ fn a_directory_that_only_a_dead_user_may_remove_keeps_nobody_from_its_name() {
 }
 
 #[test]
-fn where_hosts_share_the_store_such_a_directory_keeps_nobody_from_its_name_for_long() {
+fn a_directory_of_a_dead_user_blocks_a_shared_store_for_a_short_time_only() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -134,7 +134,7 @@ fn where_hosts_share_the_store_such_a_directory_keeps_nobody_from_its_name_for_l
 }
 
 #[test]
-fn many_users_are_born_into_one_sticky_store_at_once() {
+fn many_users_create_records_in_one_sticky_store_at_once() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -204,7 +204,7 @@ fn unborn(place: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn who_comes_while_a_directory_is_made_is_not_refused() {
+fn a_caller_is_not_refused_while_another_creates_the_directory() {
     if !is_root("users") || !has("setpriv") || !has("strace") {
         return;
     }

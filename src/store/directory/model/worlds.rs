@@ -46,12 +46,12 @@ fn story(path: stateright::Path<super::world::State, super::world::Action>) -> S
 }
 
 #[test]
-fn two_take_what_is_free_and_give_it_back() {
+fn two_callers_acquire_a_free_lock_and_release_it() {
     explore("two", false, &[Takes(1), Takes(1)], Faults { crashes: 1, ..NOTHING }, Faults { crashes: 2, ..NOTHING });
 }
 
 #[test]
-fn a_name_is_taken_again_and_again() {
+fn a_name_is_acquired_repeatedly() {
     explore("again", false, &[Takes(2), Takes(2)], NOTHING, Faults { crashes: 1, ..NOTHING });
 }
 
@@ -62,12 +62,12 @@ fn a_record_is_changed_and_removed() {
 }
 
 #[test]
-fn three_take_what_is_free() {
+fn three_callers_acquire_a_free_lock() {
     explore("three", false, &[Takes(1), Takes(1), Takes(1)], NOTHING, Faults { crashes: 1, ..NOTHING });
 }
 
 #[test]
-fn somebody_sweeps_while_others_are_at_work() {
+fn a_sweeper_runs_while_others_are_at_work() {
     let one_dies = Faults { crashes: 1, ..NOTHING };
     explore("sweeping", false, &[TakesAndChanges(1), Sweeps], one_dies, one_dies);
 }
@@ -97,11 +97,11 @@ fn two_hold_where(wrong: Wrong, clients: &[Script]) {
 }
 
 #[test]
-fn two_hold_where_a_directory_that_is_not_empty_may_be_replaced() {
+fn two_callers_hold_if_a_full_directory_may_be_replaced() {
     two_hold_where(Wrong::ReplacesFullDirectory, &[Takes(1), Takes(1)]);
 }
 
 #[test]
-fn two_hold_where_two_may_win_one_rename() {
+fn two_callers_hold_if_two_may_win_one_rename() {
     two_hold_where(Wrong::TwoWinRename, &[Takes(2), Takes(2)]);
 }
