@@ -1,4 +1,4 @@
-//! Waits that would never end: one of those in the circle is told so at once, by name, and the others go on.
+//! Waits that would never end: one of those in the cycle is told so at once, by name, and the others go on.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::sandbox::{Job, SHELLS, Sandbox, proc, wait_until};
 
 /// Scripts that each hold one lock and then want the next one's, all at the same time. Returns the exit code of each, and
 /// what all of them said.
-fn circle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32>, String) {
+fn cycle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32>, String) {
     let script =
         format!("hold() {{ {hold}; }}; want() {{ {want}; }}; hold $0 || exit 1; echo holds; read line; want $1");
     let next = |at: usize| names[(at + 1) % names.len()];
@@ -25,10 +25,10 @@ fn circle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32
 const LOCK: &str = "csalock lock $1 > /dev/null";
 const RUN: &str = "csalock run $1 true";
 
-/// A circle breaks at one place, so one gets 84 and all others the lock that they wanted.
+/// A cycle breaks at one place, so one gets 84 and all others the lock that they wanted.
 fn one_gives_up(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> String {
     let begun = Instant::now();
-    let (mut codes, said) = circle(sandbox, names, hold, want);
+    let (mut codes, said) = cycle(sandbox, names, hold, want);
     codes.sort_unstable();
     let mut wanted = vec![0; names.len()];
     *wanted.last_mut().unwrap() = 84;
@@ -143,7 +143,7 @@ on_every_store! {
 
     fn a_script_may_have_become_the_waiter(sandbox: &Sandbox) {
         for want in ["exec csalock run -w 30s $1 true", "exec csalock run -F -w 30s $1 true"] {
-            let (mut codes, said) = circle(sandbox, &["a", "b"], LOCK, want);
+            let (mut codes, said) = cycle(sandbox, &["a", "b"], LOCK, want);
             codes.sort_unstable();
             assert_eq!(codes, [0, 84], "{said}");
             let itself = format!("csalock lock -q $0 > /dev/null; {}", want.replace("$1", "-q $0"));
@@ -158,7 +158,7 @@ on_every_store! {
             for ignored in ["", "trap '' INT; "] {
                 // The pipeline's exit status is another one's.
                 let own = ["a", "b"].map(|name| format!("{name}{at}{}", ignored.len()));
-                let (mut codes, said) = circle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
+                let (mut codes, said) = cycle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
                 codes.sort_unstable();
                 assert!(codes == [0, if want.contains('|') { 0 } else { 84 }], "{want}: {codes:?} {said}");
                 assert_eq!(said.matches("waiting would never end").count(), 1, "{want}: {said}");
@@ -329,7 +329,7 @@ on_every_store! {
         innocent.tell("go");
         wait_until("it waits", || sandbox.waiters("a").len() == 1);
         second.tell("go");
-        wait_until("the circle is gone", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 2);
+        wait_until("the cycle is gone", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 2);
         for job in &mut jobs {
             job.tell("end");
         }
@@ -338,7 +338,7 @@ on_every_store! {
     }
 
     fn ordered_locks_raise_no_deadlock_alarm(sandbox: &Sandbox) {
-        // Everybody takes its names in one order, so nobody ever waits in a circle.
+        // Everybody takes its names in one order, so nobody ever waits in a cycle.
         let seconds = crate::extent::choose(5, 60, 600);
         let script = "seed=$0; roll() { seed=$(( (seed * 1103515245 + 12345) % 2147483648 )); r=$(( seed / 65536 % $1 )); }
             while [ ! -e done ]; do

@@ -15,7 +15,7 @@ use crate::etcd;
 use crate::etcd::between::{Between, Fate, Where};
 use crate::extent::is_complete;
 use crate::sandbox::wait_until;
-use crate::syscalls::fixture::{Place, Stage};
+use crate::syscalls::fixture::{Fixture, Place};
 use crate::syscalls::invariants::{self, Mishap};
 use crate::syscalls::scenarios;
 use crate::syscalls::scenarios::Scenario;
@@ -172,8 +172,8 @@ fn play(
     undisturbed: &str,
     stores: &mut Vec<String>,
 ) -> (Traced, Result<(), String>) {
-    let mut stage = Stage::set(Place::Etcd, scenario.before);
-    let prefix = stage.sandbox.store().splitn(4, '/').last().unwrap().to_string();
+    let mut fixture = Fixture::set(Place::Etcd, scenario.before);
+    let prefix = fixture.sandbox.store().splitn(4, '/').last().unwrap().to_string();
     let weight = Vec::new();
     let pids = cutter.set(cut);
     let mut words = scenario.words.to_vec();
@@ -182,7 +182,7 @@ fn play(
         words.splice(1..1, ["-w", "3s"]);
     }
     let run = trace_with(
-        stage.call(&words).env("CSALOCK_STORE", format!("etcd://{}/{prefix}", cutter.between.address)).into_command(),
+        fixture.call(&words).env("CSALOCK_STORE", format!("etcd://{}/{prefix}", cutter.between.address)).into_command(),
         None,
         pids,
     );
@@ -203,7 +203,7 @@ fn play(
     };
     let begun = Instant::now();
     let undisturbed = cut.is_some().then_some(undisturbed);
-    let verdict = invariants::check(&mut stage, scenario, mishap, &run, &weight, undisturbed);
+    let verdict = invariants::check(&mut fixture, scenario, mishap, &run, &weight, undisturbed);
     let took = begun.elapsed();
     let verdict = match verdict {
         Ok(()) if took > Duration::from_secs(60) => Err(format!("its aftermath took {took:?}")),

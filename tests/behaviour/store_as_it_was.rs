@@ -78,7 +78,7 @@ fn neighbour(sandbox: &Sandbox) -> Record {
     record
 }
 
-fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
+fn acquire_and_release(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
     let job = used(sandbox);
     let (before, held) = (makeup(sandbox), neighbour(sandbox));
     let locks = Locks::open(&sandbox.store()).unwrap();
@@ -104,15 +104,15 @@ fn token_of_run(sandbox: &Sandbox, options: &[&str], name: &str) -> u64 {
 
 on_every_store! {
     fn ten_thousand_times_the_same_name(sandbox: &Sandbox) {
-        take_and_give_back(sandbox, |_| "x".to_string());
+        acquire_and_release(sandbox, |_| "x".to_string());
     }
 
     fn ten_thousand_names_once_each(sandbox: &Sandbox) {
-        take_and_give_back(sandbox, |round| format!("name {round}"));
+        acquire_and_release(sandbox, |round| format!("name {round}"));
     }
 
     fn a_hundred_names_a_hundred_times_each(sandbox: &Sandbox) {
-        take_and_give_back(sandbox, |round| format!("name {}", round % 100));
+        acquire_and_release(sandbox, |round| format!("name {}", round % 100));
     }
 
     fn three_hundred_runs(sandbox: &Sandbox) {

@@ -20,7 +20,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use self::fixture::{Place, Stage};
+use self::fixture::{Fixture, Place};
 use self::invariants::Mishap;
 use self::scenarios::{ALL, Scenario};
 use self::tracer::{Fault, Made, Point, Traced, trace};
@@ -85,7 +85,7 @@ pub(crate) fn scenarios() -> impl Iterator<Item = &'static Scenario> {
 }
 
 fn every_call_of(place: Place, scenario: &Scenario, known: &mut HashSet<String>) -> (usize, Vec<String>) {
-    let weight = Stage::set(place, &[]);
+    let weight = Fixture::set(place, &[]);
     let _ = weight.call(&["run", "-n", "X", "--also", "Y", "true"]).capture();
     weight.call(&["gc"]).capture();
     let weight = weight.weight();
@@ -116,14 +116,14 @@ fn play(
     weight: &[String],
     undisturbed: Option<&str>,
 ) -> (Traced, Result<(), String>) {
-    let mut stage = Stage::set(place, scenario.before);
-    let run = trace(stage.call(scenario.words).into_command(), point);
+    let mut fixture = Fixture::set(place, scenario.before);
+    let run = trace(fixture.call(scenario.words).into_command(), point);
     let mishap = match point.filter(|_| run.met.is_some()).map(|point| point.fault) {
         None => Mishap::None,
         Some(Fault::Killed | Fault::AllKilled) => Mishap::Killed,
         Some(_) => Mishap::Failed,
     };
-    let verdict = invariants::check(&mut stage, scenario, mishap, &run, weight, undisturbed);
+    let verdict = invariants::check(&mut fixture, scenario, mishap, &run, weight, undisturbed);
     (run, verdict)
 }
 

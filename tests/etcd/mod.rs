@@ -322,11 +322,11 @@ impl Cluster {
 
     /// Adds a user with this role, who may read and write what begins like this.
     pub(crate) fn add_user(&self, user: &str, password: &str, prefix: &str) {
-        self.add_user_who_may(user, password, "readwrite", prefix);
+        self.add_user_with_permission(user, password, "readwrite", prefix);
     }
 
     /// Adds a user with a role of the same name: `read`, `write` or `readwrite`.
-    pub(crate) fn add_user_who_may(&self, user: &str, password: &str, what: &str, prefix: &str) {
+    pub(crate) fn add_user_with_permission(&self, user: &str, password: &str, what: &str, prefix: &str) {
         self.insist(&["role", "add", user]);
         self.insist(&["role", "grant-permission", user, "--prefix=true", what, prefix]);
         self.insist(&["user", "add", &format!("{user}:{password}")]);
@@ -357,7 +357,7 @@ fn make_certificates(place: &Path) {
     let script = r#"
         set -e
         key() { openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"; }
-        for ca in ca stranger; do
+        for ca in ca unknown_authority; do
             key $ca
             openssl req -x509 -new -key $ca.key -days 2 -subj "/O=csalock $ca" -out $ca.pem
         done

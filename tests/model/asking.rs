@@ -80,7 +80,7 @@ fn follow(
             });
         }
         Transition::Wait { processes, leases, .. } => {
-            if let Some(victim) = victim_of_circle(world, state, at, task) {
+            if let Some(victim) = victim_of_cycle(world, state, at, task) {
                 state.actors[victim].rung |= victim != at;
                 state.actors[at].leaves |= victim == at;
                 if victim == at {
@@ -151,8 +151,8 @@ fn answer(outcome: &Response) -> Answer {
     }
 }
 
-/// Who has to give up, if this wait is part of a circle.
-fn victim_of_circle(world: &World, state: &State, at: usize, task: Task) -> Option<usize> {
+/// Who has to give up, if this wait is part of a cycle.
+fn victim_of_cycle(world: &World, state: &State, at: usize, task: Task) -> Option<usize> {
     if !state.actors[at].holds.iter().any(|hold| hold.is == super::actor::Holding::Told) {
         return None;
     }
@@ -321,6 +321,6 @@ impl World {
         let record = state.names[task.name()].now.record(&name(task.name()));
         let Some(ask) = self.ask(&mut state, at, task) else { return false };
         let step = decide_now(self, &state, self.actors[at].host, |facts| decide(&record, &ask, facts));
-        matches!(step, Transition::Wait { .. }) && victim_of_circle(self, &state, at, task).is_none()
+        matches!(step, Transition::Wait { .. }) && victim_of_cycle(self, &state, at, task).is_none()
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn all() -> Vec<Property<World>> {
         Property::always(SERVED, |_, state: &State| state.broken != Some(SERVED)),
         Property::always(HANDLES, have_handles),
         Property::always(NOT_STUCK, |world, state| !is_over(world, state) || is_free_for_all(world, state)),
-        Property::always(WOKEN, |world, state| !everybody_waits(world, state)),
+        Property::always(WOKEN, |world, state| !all_actors_wait(world, state)),
     ]
 }
 
@@ -193,7 +193,7 @@ fn is_free_for_all(world: &World, state: &State) -> bool {
 }
 
 /// Whether all who have not ended wait, and nothing will ever let them look; or they would look in vain.
-fn everybody_waits(world: &World, state: &State) -> bool {
+fn all_actors_wait(world: &World, state: &State) -> bool {
     let waits = |at: usize| matches!(state.actors[at].phase, Phase::Waiting { .. });
     let idle = |at: usize| state.actors[at].phase == Phase::Ended || !world.can_go_on(state, at);
     let all = 0..world.actors.len();

@@ -1,4 +1,4 @@
-//! What is true of the etcd store alone: its leases, its bells, and what it says when a cluster is not to be had.
+//! What is true of the etcd store alone: its leases, its channels, and what it says when a cluster is not to be had.
 
 use std::io::{Read, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -548,9 +548,9 @@ fn tls_works_with_the_right_authority_and_explains_a_wrong_one() {
     store.flush();
     poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(5000u16)).unwrap();
     assert!(hearing.is_notified() && store.lease_expired(&lease).unwrap());
-    let stranger = Access { cacert: Some(cluster.path("stranger.pem")), ..Access::default() };
+    let unknown_authority = Access { cacert: Some(cluster.path("unknown_authority.pem")), ..Access::default() };
     let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
-    assert_fails(&open_as(&cluster.url("p"), &stranger).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
+    assert_fails(&open_as(&cluster.url("p"), &unknown_authority).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
     // Plain to one that speaks TLS, and the other way round.
     let plain = cluster.url("p").replace("etcds:", "etcd:");
     let begun = Instant::now();

@@ -92,7 +92,7 @@ mod stores_that_others_change_meanwhile {
     }
 }
 
-mod stores_that_keep_what_they_are_told_to {
+mod durable_stores {
     keep! { kept on memory, directory, beside, sqlite, etcd: {
         swaps_of_every_durability_do_the_same
     } }

@@ -315,14 +315,14 @@ pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
 }
 
 pub(crate) fn many_acquisitions_leave_no_leftovers(rig: &Rig) {
-    let take_and_give_back = |number: u32| {
+    let acquire_and_release = |number: u32| {
         let name = format!("lock {}", number % 7);
         let version = rig.put(name.as_bytes(), None, &[b'x'; 600]);
         rig.remove(name.as_bytes(), &version);
     };
-    (0..7).for_each(take_and_give_back);
+    (0..7).for_each(acquire_and_release);
     let before = rig.footprint();
-    (0..rig.many()).for_each(take_and_give_back);
+    (0..rig.many()).for_each(acquire_and_release);
     assert_eq!(rig.footprint(), before);
     assert_eq!(rig.bodies(), [b""; 0]);
 }

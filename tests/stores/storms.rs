@@ -156,7 +156,7 @@ fn worker() {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     match &part[..] {
         "count" => (1..=STEPS).for_each(|step| worker.count(step)),
-        "take" => (1..=STEPS).for_each(|step| worker.take_and_give_back(step)),
+        "take" => (1..=STEPS).for_each(|step| worker.acquire_and_release(step)),
         "toil" => worker.toil(),
         part => panic!("there is no part {part}"),
     }
@@ -219,7 +219,7 @@ impl Worker<'_> {
 
     /// The record is born, changed once and removed. Who meets somebody else's second version removes that, as one who
     /// finds an abandoned lock does.
-    fn take_and_give_back(&self, step: usize) {
+    fn acquire_and_release(&self, step: usize) {
         let [first, second] = ["once", "twice"].map(|times| format!("{times} {} {step}", self.who).into_bytes());
         let mut born = None;
         for _ in 0..MOST_TRIES {

@@ -84,7 +84,7 @@ fn may_end(call: &Call<'_>, kind: Kind, schedule: &Schedule) -> bool {
     }
 }
 
-/// Whether it may hold one lock while it waits for another, and so be in a circle with one who does the same the other
+/// Whether it may hold one lock while it waits for another, and so be in a cycle with one who does the same the other
 /// way round.
 fn takes_several(what: &What) -> bool {
     match what {

@@ -130,14 +130,14 @@ fn under_lock(hold: &Hold, end: End, renew: Option<u32>, wait: &str) -> String {
         let renewed = Hold { ttl: Some(ttl), stay: 5, ..hold.clone() };
         format!("now; c renew -q --ttl {ttl}ms {names} && {}", stay_again(&renewed))
     });
-    let give_back = match end {
+    let release = match end {
         End::AsOwner => format!("c unlock -q {names}"),
         End::ByHandle => format!("handle=$(of handle) && c unlock -q --handle $handle {names}"),
         End::All => "c unlock -q --all".to_string(),
         End::Dies => ":".to_string(),
     };
     format!(
-        "now; held=$(c lock -q --json{}{wait} {names}) || exit 0\n{}\n{}\n{give_back}",
+        "now; held=$(c lock -q --json{}{wait} {names}) || exit 0\n{}\n{}\n{release}",
         taking(&hold),
         stay(&hold),
         again.unwrap_or_default(),

@@ -118,8 +118,8 @@ pub(crate) fn storm(
     let (codes, ends) = codes::judge(&said, ground.kind(), schedule);
     wrong.extend(codes);
     wrong.extend(ground.read("said").lines().filter(|line| line.contains("panicked")).map(str::to_string));
-    wrong.extend(everybody_ends(ground));
-    wrong.extend(what_was_counted(ground, schedule, &said));
+    wrong.extend(all_processes_end(ground));
+    wrong.extend(judge_counts(ground, schedule, &said));
     wrong.extend(claims_are_whole(ground, processes));
     let (out_of_order, calls) = figures.history.judge();
     wrong.extend(out_of_order);
@@ -162,7 +162,7 @@ fn last(ground: &Ground, events: &str) -> String {
 }
 
 /// Keepers too, and guardians.
-fn everybody_ends(ground: &Ground) -> Option<String> {
+fn all_processes_end(ground: &Ground) -> Option<String> {
     let begun = Instant::now();
     loop {
         let left = fault_points::users_of(&ground.place);
@@ -176,7 +176,7 @@ fn everybody_ends(ground: &Ground) -> Option<String> {
     }
 }
 
-fn what_was_counted(ground: &Ground, schedule: &Schedule, said: &str) -> Vec<String> {
+fn judge_counts(ground: &Ground, schedule: &Schedule, said: &str) -> Vec<String> {
     let numbers = |file: &str| -> Vec<u64> { ground.read(file).lines().map(|line| line.parse().unwrap()).collect() };
     let calls = |verb: &'static str, name: &'static str| {
         said.lines().filter_map(Call::parse).filter(move |call| call.verb() == verb && call.has(name))

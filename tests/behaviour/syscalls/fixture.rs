@@ -52,8 +52,8 @@ pub(crate) enum Before {
     Claimed(&'static str, &'static str),
 }
 
-/// A stage that is set.
-pub(crate) struct Stage {
+/// A fixture that is set.
+pub(crate) struct Fixture {
     pub(crate) sandbox: Sandbox,
     pub(crate) place: Place,
     pub(crate) engine: Arc<Engine>,
@@ -70,8 +70,8 @@ struct Others {
     dead: ProcessId,
 }
 
-impl Stage {
-    pub(crate) fn set(place: Place, before: &[Before]) -> Stage {
+impl Fixture {
+    pub(crate) fn set(place: Place, before: &[Before]) -> Fixture {
         let sandbox = Sandbox::new(match place {
             Place::Directory | Place::Beside => Kind::Directory,
             Place::Shared => Kind::Shared,
@@ -80,17 +80,24 @@ impl Stage {
         });
         let host = Arc::new(Unix::new());
         let engine = Arc::new(Engine::new(open(&sandbox, place), host).tracing(sandbox.path(&TRACE[1..])));
-        let mut stage =
-            Stage { sandbox, place, engine, held: Vec::new(), mine: Vec::new(), waiters: Vec::new(), releasing: None };
+        let mut fixture = Fixture {
+            sandbox,
+            place,
+            engine,
+            held: Vec::new(),
+            mine: Vec::new(),
+            waiters: Vec::new(),
+            releasing: None,
+        };
         if !before.contains(&Before::NoStore) {
-            stage.take_and_give_back();
+            fixture.acquire_and_release();
         }
-        before.iter().for_each(|before| stage.prepare(*before));
-        stage
+        before.iter().for_each(|before| fixture.prepare(*before));
+        fixture
     }
 
     /// So that the store is there, and what rests in it.
-    fn take_and_give_back(&self) {
+    fn acquire_and_release(&self) {
         for name in ["y", "x"] {
             let handle = self.take(name, self.engine.host().this_process().unwrap());
             self.release(name, handle.proof()).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use csalock::lock::{Handle, HandleHash};
 
 use super::calls;
-use super::fixture::{Before, Place, Stage};
+use super::fixture::{Before, Fixture, Place};
 use super::scenarios::{About, Scenario};
 use super::tracer::Traced;
 use crate::checker;
@@ -35,14 +35,14 @@ type Verdict = Result<(), String>;
 /// Ends everything that is still held, and looks whether all was well. `weight` is what the store weighs with nothing in
 /// it, `undisturbed` what the command prints if nothing happens.
 pub(crate) fn check(
-    stage: &mut Stage,
+    fixture: &mut Fixture,
     scenario: &Scenario,
     mishap: Mishap,
     run: &Traced,
     weight: &[String],
     undisturbed: Option<&str>,
 ) -> Verdict {
-    stage.settle();
+    fixture.settle();
     answer(scenario, mishap, run, undisturbed)?;
     if scenario.words[0] == "run" {
         // Its command may outlive its guardian, and holds as long.
@@ -50,20 +50,20 @@ pub(crate) fn check(
     }
     if mishap == Mishap::Killed {
         // What was half-way to being stored is stored by whoever comes by.
-        stage.call(&["gc"]).capture();
+        fixture.call(&["gc"]).capture();
     }
     let succeeded = run.status.code() == Some(0);
     let given = handles(&run.stdout);
-    holders(stage, scenario, succeeded, &given)?;
-    values(stage, scenario, succeeded)?;
-    claims(stage, scenario, succeeded)?;
-    give_back(stage, scenario, succeeded, &given)?;
-    waiters(stage)?;
-    forget_value(stage)?;
-    next(stage)?;
-    tidy(stage, weight)?;
+    holders(fixture, scenario, succeeded, &given)?;
+    values(fixture, scenario, succeeded)?;
+    claims(fixture, scenario, succeeded)?;
+    release_all(fixture, scenario, succeeded, &given)?;
+    waiters(fixture)?;
+    forget_value(fixture)?;
+    next(fixture)?;
+    tidy(fixture, weight)?;
     gone(run)?;
-    traced(stage)
+    traced(fixture)
 }
 
 /// A clear answer: the true one, or that it could not be found out and why.
@@ -113,21 +113,21 @@ fn handles(stdout: &str) -> Vec<Handle> {
     words.filter_map(Handle::parse).collect()
 }
 
-fn names(stage: &Stage, scenario: &Scenario) -> Vec<&'static str> {
-    let _ = stage;
+fn names(fixture: &Fixture, scenario: &Scenario) -> Vec<&'static str> {
+    let _ = fixture;
     let has_y = scenario.words.contains(&"Y") || format!("{:?}", scenario.before).contains("\"y\"");
     if has_y { vec!["x", "y"] } else { vec!["x"] }
 }
 
 /// Who holds was told so, and who was told so holds.
-fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
+fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
     let proofs = |held: &[(&str, Handle)], name: &str| -> Vec<HandleHash> {
         held.iter().filter(|(of, _)| *of == name).map(|(_, handle)| handle.proof()).collect()
     };
     let ends = matches!(scenario.about, About::Ending | About::Writing { gives_back: true });
     let takes = scenario.about == About::Taking;
-    for name in names(stage, scenario) {
-        let sight = stage.sight(name).map_err(|error| format!("{name}: {error}"))?;
+    for name in names(fixture, scenario) {
+        let sight = fixture.sight(name).map_err(|error| format!("{name}: {error}"))?;
         let standing: Vec<_> = sight
             .record
             .holders
@@ -139,7 +139,7 @@ fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]
         if standing.len() > 1 {
             return Err(format!("{name} has two holders: {standing:?}"));
         }
-        let before = [proofs(&stage.held, name), proofs(&stage.mine, name)].concat();
+        let before = [proofs(&fixture.held, name), proofs(&fixture.mine, name)].concat();
         let to_be_held = if takes && succeeded && scenario.words.contains(&name.to_uppercase().as_str()) {
             given.iter().map(Handle::proof).collect()
         } else if ends {
@@ -151,7 +151,7 @@ fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]
             return Err(format!("{name} was lost: {:?}", sight.record));
         }
         for grant in standing {
-            let is_waiters = stage.waiters.iter().any(|(of, job)| {
+            let is_waiters = fixture.waiters.iter().any(|(of, job)| {
                 *of == name
                     && (grant.owner.processes.iter().any(|owner| owner.pid == job.pid())
                         || grant.owner.command == b"true")
@@ -171,8 +171,8 @@ fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]
     Ok(())
 }
 
-fn values(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
-    let found = stage.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?;
+fn values(fixture: &Fixture, scenario: &Scenario, succeeded: bool) -> Verdict {
+    let found = fixture.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?;
     let text = found.map(|(_, bytes)| String::from_utf8_lossy(&bytes).into_owned());
     let old = match () {
         () if scenario.before.contains(&Before::Value("x")) => Some("old".to_string()),
@@ -191,20 +191,20 @@ fn values(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
 }
 
 /// Removes the value, by somebody who has never held the lock: else it might be said that he lost it.
-fn forget_value(stage: &Stage) -> Verdict {
-    if stage.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?.is_none() {
+fn forget_value(fixture: &Fixture) -> Verdict {
+    if fixture.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?.is_none() {
         return Ok(());
     }
-    let wait = if stage.place == Place::Etcd { "-w 10s" } else { "-n" };
-    let script = format!("{CSALOCK} del {wait} {}; exit $?", stage.typed("x"));
-    let call = stage.sandbox.script("dash", &script).env("CSALOCK_TRACE", stage.trace());
-    let done = if stage.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
+    let wait = if fixture.place == Place::Etcd { "-w 10s" } else { "-n" };
+    let script = format!("{CSALOCK} del {wait} {}; exit $?", fixture.typed("x"));
+    let call = fixture.sandbox.script("dash", &script).env("CSALOCK_TRACE", fixture.trace());
+    let done = if fixture.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
     if done.code == Some(0) { Ok(()) } else { Err(format!("del: {done:?}")) }
 }
 
-fn claims(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
+fn claims(fixture: &Fixture, scenario: &Scenario, succeeded: bool) -> Verdict {
     let claimed = |name: &str| -> Result<Option<String>, String> {
-        let found = stage.engine.claim_of(name.as_bytes()).map_err(|error| format!("claim of {name}: {error}"))?;
+        let found = fixture.engine.claim_of(name.as_bytes()).map_err(|error| format!("claim of {name}: {error}"))?;
         Ok(found.and_then(|grant| grant.claim).map(|id| String::from_utf8_lossy(&id).into_owned()))
     };
     let found = (claimed("x")?, claimed("y")?);
@@ -227,20 +227,20 @@ fn claims(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
     }
     for (name, id) in [("X", found.0), ("Y", found.1)] {
         if let Some(id) = id {
-            quiet(stage, &["unclaim", "--id", &id, name])?;
+            quiet(fixture, &["unclaim", "--id", &id, name])?;
         }
     }
     Ok(())
 }
 
-fn give_back(stage: &mut Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
-    for (name, handle) in stage.held.iter().chain(&stage.mine) {
+fn release_all(fixture: &mut Fixture, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
+    for (name, handle) in fixture.held.iter().chain(&fixture.mine) {
         // Whoever ended it need not know.
-        let _ = stage.release(name, handle.proof());
+        let _ = fixture.release(name, handle.proof());
     }
-    for name in names(stage, scenario) {
+    for name in names(fixture, scenario) {
         for handle in given {
-            let released = stage.release(name, handle.proof());
+            let released = fixture.release(name, handle.proof());
             if succeeded && scenario.about == About::Taking && scenario.words.contains(&name.to_uppercase().as_str()) {
                 released?;
             }
@@ -250,14 +250,14 @@ fn give_back(stage: &mut Stage, scenario: &Scenario, succeeded: bool, given: &[H
 }
 
 /// Who waited gets in now.
-fn waiters(stage: &mut Stage) -> Verdict {
-    for (name, mut job) in stage.waiters.drain(..) {
+fn waiters(fixture: &mut Fixture) -> Verdict {
+    for (name, mut job) in fixture.waiters.drain(..) {
         let begun = Instant::now();
         while !job.has_ended() && is_within(begun, BOUNDED) {
             proc::wait_for_end(job.pid(), BOUNDED / 10);
         }
         if !job.has_ended() {
-            return Err(format!("who waited for {name} waits on: {:?}", stage.engine.inspect(name.as_bytes())));
+            return Err(format!("who waited for {name} waits on: {:?}", fixture.engine.inspect(name.as_bytes())));
         }
         let done = job.wait();
         if done.code != Some(0) {
@@ -268,19 +268,19 @@ fn waiters(stage: &mut Stage) -> Verdict {
 }
 
 /// The next one gets in at once; but a server may be busy.
-fn next(stage: &Stage) -> Verdict {
-    let wait = if stage.place == Place::Etcd { &["-w", "10s"][..] } else { &["-n"] };
-    quiet(stage, &[&["run"][..], wait, &["X", "--also", "Y", "true"]].concat())
+fn next(fixture: &Fixture) -> Verdict {
+    let wait = if fixture.place == Place::Etcd { &["-w", "10s"][..] } else { &["-n"] };
+    quiet(fixture, &[&["run"][..], wait, &["X", "--also", "Y", "true"]].concat())
 }
 
-fn tidy(stage: &Stage, weight: &[String]) -> Verdict {
-    stage.age_drafts();
-    let swept = stage.call(&["gc"]).capture();
+fn tidy(fixture: &Fixture, weight: &[String]) -> Verdict {
+    fixture.age_drafts();
+    let swept = fixture.call(&["gc"]).capture();
     if swept.code != Some(0) || !swept.stderr.is_empty() {
         return Err(format!("gc: {swept:?}"));
     }
     let mut unreadable = None;
-    stage
+    fixture
         .engine
         .for_each_lock(&mut |sight| {
             unreadable = sight.err().or(unreadable.take());
@@ -290,18 +290,18 @@ fn tidy(stage: &Stage, weight: &[String]) -> Verdict {
     if let Some(error) = unreadable {
         return Err(format!("unreadable: {error}"));
     }
-    let found = stage.weight();
+    let found = fixture.weight();
     let mut found = found;
-    if stage.place == Place::Etcd {
+    if fixture.place == Place::Etcd {
         // A lease that nobody could give back.
         wait_until("it is as it was", || {
-            found = stage.weight();
+            found = fixture.weight();
             found == weight
         });
     }
     if found != weight {
         let listing =
-            if stage.place == Place::Etcd { found.clone() } else { stage.sandbox.listing(stage.store_path()) };
+            if fixture.place == Place::Etcd { found.clone() } else { fixture.sandbox.listing(fixture.store_path()) };
         return Err(format!("left behind: {found:?} instead of {weight:?}: {listing:#?}"));
     }
     Ok(())
@@ -320,18 +320,18 @@ fn gone(run: &Traced) -> Verdict {
 }
 
 /// Every version of every name is explained by a commit that the rules allow.
-fn traced(stage: &Stage) -> Verdict {
-    if !stage.trace().exists() {
+fn traced(fixture: &Fixture) -> Verdict {
+    if !fixture.trace().exists() {
         return Ok(());
     }
-    let end = checker::end_of(stage.engine.store());
-    let report = checker::check_file(&stage.trace(), Some(&end));
+    let end = checker::end_of(fixture.engine.store());
+    let report = checker::check_file(&fixture.trace(), Some(&end));
     if report.wrong.is_empty() { Ok(()) } else { Err(format!("the trace: {}", report.wrong.join("\n"))) }
 }
 
-fn quiet(stage: &Stage, words: &[&str]) -> Verdict {
+fn quiet(fixture: &Fixture, words: &[&str]) -> Verdict {
     let begun = Instant::now();
-    let done: Done = stage.call(words).capture();
+    let done: Done = fixture.call(words).capture();
     match done.code {
         Some(0) if done.stderr.lines().all(|line| line.contains("was taken over from")) => Ok(()),
         _ => Err(format!("{words:?} after {:?}: {done:?}", begun.elapsed())),

@@ -9,7 +9,7 @@ fn a_reader_in_etcd_may_see_but_not_acquire() {
     let sandbox = Sandbox::at(&cluster);
     cluster.add_user("writer", "wort", "p/");
     cluster.add_user("stranger", "wort", "q/");
-    cluster.add_user_who_may("reader", "wort", "read", "p/");
+    cluster.add_user_with_permission("reader", "wort", "read", "p/");
     let code = |user: &str, words: &[&str]| {
         let call = sandbox.csalock(words).env("CSALOCK_STORE", cluster.url("p"));
         call.env("CSALOCK_ETCD_USER", user).env("CSALOCK_ETCD_PASSWORD", "wort").capture().code.unwrap()
