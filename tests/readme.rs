@@ -34,7 +34,7 @@ impl Home {
     fn new() -> Home {
         let home = Home(tempfile::tempdir().unwrap());
         fs::create_dir(home.path().join("bin")).unwrap();
-        // What the recipes guard.
+        // The commands that the recipes guard.
         for program in ["bin/cmd", "bin/fetch-mirror"] {
             fs::write(home.path().join(program), "#!/bin/sh\n").unwrap();
             fs::set_permissions(home.path().join(program), fs::Permissions::from_mode(0o755)).unwrap();

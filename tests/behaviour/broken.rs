@@ -55,7 +55,7 @@ on_every_store_of_files! {
     fn a_foreign_directory_is_left_alone(sandbox: &Sandbox) {
         let place = sandbox.path("files/thing");
         if sandbox.is_directory() {
-            sandbox.file("files/thing", "somebody's data");
+            sandbox.file("files/thing", "another program's data");
         } else {
             std::fs::create_dir(&place).unwrap();
         }
@@ -64,10 +64,10 @@ on_every_store_of_files! {
 
     fn a_file_or_directory_of_another_program_is_not_a_store(sandbox: &Sandbox) {
         if sandbox.is_directory() {
-            // Who mistypes a path leaves nothing there; what a new disk has in it, or a store, is in nobody's way.
+            // A mistyped path leaves no files there. The usual content of a new disk, or a store, is accepted.
             for (place, thing) in [("files/one", "thing"), ("files/other", "inner/thing")] {
                 std::fs::create_dir_all(sandbox.path(place).join(thing).parent().unwrap()).unwrap();
-                sandbox.file(&format!("{place}/{thing}"), "somebody's data");
+                sandbox.file(&format!("{place}/{thing}"), "another program's data");
                 every_command_refuses(sandbox, &sandbox.store_at(place), &[65], &sandbox.path(place));
             }
             std::fs::create_dir_all(sandbox.path("files/disk/lost+found")).unwrap();
@@ -76,7 +76,7 @@ on_every_store_of_files! {
             sandbox.csalock(["run", "--store", &sandbox.store_at("files/disk"), "x", "true"]).run();
             return;
         }
-        let place = sandbox.file("files/thing", "somebody's data, and a lot of it, that is no database".repeat(100));
+        let place = sandbox.file("files/thing", "another program's data, and a lot of it, not a database".repeat(100));
         every_command_refuses(sandbox, &sandbox.store_at("files/thing"), &[65, 69, 73], &place);
         let before = sandbox.listing("files/thing");
         sandbox.csalock(["unlock", "--force", "x"]).env("CSALOCK_STORE", sandbox.store_at("files/thing")).capture();
@@ -138,7 +138,7 @@ on_every_store_of_files! {
         let mount = Mount::new(sandbox, "size=4m");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
-        // Somebody else's, for whoever holds it himself is told so at once.
+        // Another process is the holder, because the holder itself is refused at once.
         let other = sandbox.call("cat", [""; 0]).spawn();
         let handle = call(&["lock", "--forever", "--pid", &other.pid().to_string(), "held"]).line();
         mount.again(sandbox, "ro");
@@ -183,7 +183,7 @@ on_every_store_of_files! {
         let _mount = Mount::new(sandbox, "size=256k");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
-        // Somebody else's, for whoever holds it himself is told so at once.
+        // Another process is the holder, because the holder itself is refused at once.
         let other = sandbox.call("cat", [""; 0]).spawn();
         let handle = call(&["lock", "--forever", "--pid", &other.pid().to_string(), "held"]).line();
         let filler = sandbox.path("files/mount/filler");

@@ -21,7 +21,7 @@ fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
     let calls = match sandbox.kind() {
         Kind::Directory | Kind::Shared => &["renameat", "fsync", "unlinkat"][..],
         Kind::Sqlite => &["unlink", "fdatasync", "fsync"],
-        // What was sent before was answered.
+        // The request that was sent before has been answered.
         Kind::Etcd => &["sendto", "write"],
     };
     let (mut all, mut none) = (0, 0);
@@ -36,7 +36,7 @@ fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
             let has = ids(sandbox, &["a", "b", "c"]);
             assert!(has.iter().all(|id| *id == has[0]), "{command} killed at {call} {step}: {has:?}");
             *(if has[0].is_some() { &mut all } else { &mut none }) += 1;
-            // The next one is in nobody's way, and sees the same.
+            // The next caller is not blocked, and sees the same.
             let next = sandbox.csalock(["claim", "-q", "-w", "0", "--id", "next", "c", "b", "a"]).capture();
             assert_eq!(next.code, Some(if has[0].is_some() { 83 } else { 0 }), "{command} killed at {call} {step}");
             let id = if has[0].is_some() { "me" } else { "next" };
@@ -90,7 +90,7 @@ on_every_store! {
         sandbox.csalock(["claim", "--id", "1", "b", "a"]).stdout("1\n").run();
         sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
         sandbox.csalock(["claim", "--id", "2", "c"]).stdout("2\n").run();
-        // What it has is left alone when it does not get what it wants.
+        // Its earlier claims stay when it does not get the new ones.
         sandbox.csalock(["claim", "-q", "--id", "1", "a", "c", "d"]).status(83).run();
         assert_eq!(ids(sandbox, &["a", "b", "c", "d"]), [Some("1".into()), Some("1".into()), Some("2".into()), None]);
         sandbox.csalock(["claim", "--id", "1", "a", "d"]).stdout("1\n").run();
@@ -131,7 +131,7 @@ on_every_store! {
         let codes: Vec<Option<i32>> = jobs.into_iter().map(|job| job.wait().code).collect();
         assert_eq!(codes.iter().filter(|code| **code == Some(0)).count(), 1, "{codes:?}");
         assert_eq!(codes.iter().filter(|code| **code == Some(83)).count(), crowd - 1, "{codes:?}");
-        assert!(is_within(begun, std::time::Duration::from_secs(40)), "nobody waits for the timeout");
+        assert!(is_within(begun, std::time::Duration::from_secs(40)), "the wait ends before the timeout");
         assert!(sandbox.waiters("a").is_empty());
     }
 

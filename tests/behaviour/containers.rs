@@ -1,4 +1,4 @@
-//! Containers of one host: processes that share a store, and neither network nor pids.
+//! Containers of one host: processes that share a store, but no network and no pids.
 
 use crate::sandbox::{Call, Job, Sandbox, an_hour_later, is_root, proc, wait_until};
 
@@ -26,7 +26,7 @@ on_every_store_of_files! {
     fn each_waiter_is_woken_when_it_is_granted_the_lock(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let Some(waiters) = (0..5).map(|_| waiter(sandbox)).collect::<Option<Vec<Job>>>() else { return };
-        wait_until("all can be rung", || channels(sandbox) == waiters.len());
+        wait_until("all waiters have channels", || channels(sandbox) == waiters.len());
         holder.release();
         for mut waiter in waiters {
             wait_until("it was woken", || waiter.has_ended());
@@ -49,7 +49,7 @@ on_every_store_of_files! {
             let holder = call(&[], &["run", name, "cat"]).spawn();
             wait_until("it is held", || call(&[], &["status", name]).capture().code == Some(0));
             let mut waiter = call(&alone, &["run", name, "true"]).spawn();
-            wait_until("it can be rung", || channels(sandbox) == 1);
+            wait_until("the waiter has a channel", || channels(sandbox) == 1);
             // Its child, which waits, dies with it.
             let children = proc::children(waiter.pid());
             waiter.kill();
@@ -64,7 +64,7 @@ on_every_store_of_files! {
     fn gc_removes_a_notification_without_a_subscriber(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let Some(mut waiter) = waiter(sandbox) else { return };
-        wait_until("it can be rung", || channels(sandbox) == 1);
+        wait_until("the waiter has a channel", || channels(sandbox) == 1);
         let Some(later) = an_hour_later() else { return };
         sandbox.script("dash", "set -- $(find .. -name '.bell.*'); mkfifo ${1%/*}/.bell.old").run();
         let gc = later.iter().fold(sandbox.csalock(["gc", "-v"]), |gc, (name, value)| gc.env(name, value));

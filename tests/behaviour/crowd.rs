@@ -1,4 +1,4 @@
-//! More waiters than a record takes: the end of the queue is on pages of its own, and nobody notices.
+//! More waiters than a record takes: the end of the queue is on pages of its own, which callers do not notice.
 
 use nix::sys::signal::Signal;
 
@@ -46,7 +46,7 @@ on_every_store! {
                 _ => {}
             }
         }
-        // Who has no time to say that he goes stands there, known for dead, until it would be his turn.
+        // A waiter without time to leave stays in the queue, known to be dead, until its turn.
         let is_there = |waiter: &&serde_json::Value| waiter["alive"] != "no";
         let there = || sandbox.sight("x")["waiters"].as_array().unwrap().iter().filter(is_there).count();
         wait_until("both kinds are gone", || there() == CROWD / 3);
@@ -109,7 +109,7 @@ on_every_store! {
         for waiter in last {
             assert_eq!(waiter.wait().code, Some(0));
         }
-        assert!(is_within(begun, std::time::Duration::from_secs(5)), "nobody waits for his next look: {:?}", begun.elapsed());
+        assert!(is_within(begun, std::time::Duration::from_secs(5)), "no waiter needs its next poll: {:?}", begun.elapsed());
         assert_eq!(order(sandbox), [48, 49]);
     }
 
@@ -202,7 +202,7 @@ on_every_store! {
         crowd.tell("go");
         assert_eq!(crowd.wait().stdout, format!("in\n{}", "84\n".repeat(8)));
         assert_eq!(other.wait().code, Some(0));
-        assert!(is_within(begun, std::time::Duration::from_secs(20)), "nobody waits for the timeout");
+        assert!(is_within(begun, std::time::Duration::from_secs(20)), "the wait ends before the timeout");
         assert!(sandbox.is_tidy());
     }
 

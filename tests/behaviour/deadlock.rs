@@ -33,7 +33,7 @@ fn one_gives_up(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> St
     let mut wanted = vec![0; names.len()];
     *wanted.last_mut().unwrap() = 84;
     assert_eq!(codes, wanted, "{said}");
-    assert!(is_within(begun, Duration::from_secs(20)), "nobody waits for the timeout");
+    assert!(is_within(begun, Duration::from_secs(20)), "the wait ends before the timeout");
     assert_eq!(said.matches("waiting would never end").count(), 1, "{said}");
     for name in names {
         assert!(said.contains(&format!("lock {name} is held by pid ")), "{name} is named: {said}");
@@ -109,7 +109,7 @@ on_every_store! {
 
     fn a_cycle_through_substitutions_and_nested_locks(sandbox: &Sandbox) {
         one_gives_up(sandbox, &["a", "b"], "h=$(csalock lock $1)", "h=$(csalock lock $1)");
-        // What is run within waits for what is wanted in the innermost.
+        // A command within waits for the innermost wanted lock.
         one_gives_up(sandbox, &["a", "b", "c"], LOCK, "csalock run inner-$1 csalock run $1 true");
     }
 
@@ -121,7 +121,7 @@ on_every_store! {
     }
 
     fn a_cycle_among_other_waiters_for_the_same_lock(sandbox: &Sandbox) {
-        // All of them are called by this very process, for whom more wait for both than there are notes of.
+        // This very process calls all of them, so more of its callers wait for both than notes exist.
         let script = "echo holds; read line; exec csalock run -w 30s $0 true";
         let hold = |share: &[&str], name: &str, next: &str| {
             let mut job = sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).spawn();
@@ -218,7 +218,7 @@ on_every_store! {
     }
 
     fn workers_of_one_script_are_told_apart(sandbox: &Sandbox) {
-        // Six of them want what somebody else holds; one of these holds what that one wants.
+        // Six of them want the lock of another holder; one of these holds the lock that this one wants.
         let mut other = sandbox.call("dash", ["-c", "csalock lock y > /dev/null; echo holds; read line; csalock lock -w 30s x > /dev/null"]).spawn();
         other.lines(1);
         let holds = "csalock lock x > /dev/null; : > holds; while [ ! -e go ]; do sleep 0.01; done";
@@ -297,7 +297,7 @@ on_every_store! {
                 assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{start} {script} {}", done.stderr);
             }
         }
-        // Nor for a subshell in the background, which waits for somebody who waits for the script.
+        // A subshell in the background that waits for a waiter of the script is not a cycle either.
         let script = "csalock lock a > /dev/null; ( csalock lock -w 20s b > /dev/null; echo $? > subshell ) & \
                       while [ ! -e go ]; do sleep 0.01; done; csalock unlock a; wait; cat subshell";
         let mut other = sandbox.script("dash", "csalock lock b > /dev/null; echo holds; read line; csalock lock -w 20s a").spawn();
@@ -338,7 +338,7 @@ on_every_store! {
     }
 
     fn ordered_locks_raise_no_deadlock_alarm(sandbox: &Sandbox) {
-        // Everybody takes its names in one order, so nobody ever waits in a cycle.
+        // Every script acquires its names in one order, so no cycle can arise.
         let seconds = crate::extent::choose(5, 60, 600);
         let script = "seed=$0; roll() { seed=$(( (seed * 1103515245 + 12345) % 2147483648 )); r=$(( seed / 65536 % $1 )); }
             while [ ! -e done ]; do

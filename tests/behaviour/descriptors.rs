@@ -1,4 +1,4 @@
-//! What a command under a lock inherits: descriptors, dispositions and masks, as if we were not there.
+//! The state that a command under a lock inherits: descriptors, dispositions and masks, as without csalock.
 
 use crate::sandbox::Sandbox;
 
@@ -66,7 +66,7 @@ on_every_store! {
     }
 
     fn session_group_directory_and_umask_are_the_callers(sandbox: &Sandbox) {
-        // Who leads the session may be outside of our pid namespace: then all that ps(1) has for it is 0.
+        // The leader of the session may be outside of this pid namespace; then ps(1) shows 0 for it.
         let script = "umask 027; cd /usr; theirs=\"ps -o sid=,pgid= -p\"; export theirs callers=\"$($theirs $$)\"; \
                       $WRAP dash -c 'pwd; umask; [ \"$($theirs $$)\" = \"$callers\" ] && echo same'";
         let said = same_with_and_without_us(sandbox, script);

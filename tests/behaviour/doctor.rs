@@ -9,7 +9,7 @@ use crate::sandbox::{Done, Kind, Mount, Sandbox, is_root, wait_until};
 
 const NOBODY: u32 = 65534;
 
-/// What it finds in the store at this place: the exit code, and `VERDICT TOPIC: FOUND` for each finding.
+/// Returns the findings for the store at this place: the exit code, and `VERDICT TOPIC: FOUND` for each finding.
 fn examined(done: &Done, sandbox: &Sandbox) -> (i32, Vec<String>) {
     assert_eq!(done.stderr, "", "{done:?}");
     let document: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
@@ -25,7 +25,7 @@ fn examined(done: &Done, sandbox: &Sandbox) -> (i32, Vec<String>) {
     let line = |found: &Value| {
         let (topic, found_text) = (text(&found["topic"]), text(&found["found"]));
         let shown = match topic.as_str() {
-            // What is mounted where, and how full it is, is this machine's business.
+            // The mounts and their free space depend on this machine.
             "mount" | "space" | "server" | "reading" if found["verdict"] == "good" => "...".to_string(),
             "access" => sandbox.plain(&found_text),
             _ => numbers(&sandbox.plain(&found_text)),
@@ -73,7 +73,7 @@ fn content(place: &Path) -> Vec<String> {
     lines
 }
 
-/// What the first findings of a server are that is alone, and lets in everybody on its host.
+/// The first findings for a single server that admits every user of its host.
 const SERVER: [&str; 5] = [
     "good server: ...",
     "good reading: ...",
@@ -82,7 +82,7 @@ const SERVER: [&str; 5] = [
     "good transport: plain, within this host",
 ];
 
-/// What the last findings of every store are.
+/// The last findings for every store.
 fn the_same_everywhere(sandbox: &Sandbox, records: &str) -> Vec<String> {
     let hosts = match sandbox.is_shared() {
         false => "good hosts: this host alone: the end of an owner is seen at once, and waiters are woken",
@@ -225,7 +225,7 @@ on_every_store_of_files! {
         assert!(lines.iter().all(|line| line.len() <= 80 || line.contains(&place)), "{lines:#?}");
         let doubts = match sandbox.kind() {
             Kind::Directory | Kind::Shared => 0,
-            // Everybody may read it.
+            // Every user may read it.
             Kind::Sqlite => 1,
             Kind::Etcd => 2,
         };
@@ -262,9 +262,9 @@ on_every_store_of_files! {
     fn a_foreign_object_is_bad_as_a_store_and_left_alone(sandbox: &Sandbox) {
         let place = sandbox.path("files/thing");
         if sandbox.is_directory() {
-            sandbox.file("files/thing", "somebody's data");
+            sandbox.file("files/thing", "another program's data");
         } else {
-            sandbox.file("files/thing", "somebody's data, and a lot of it, that is no database".repeat(100));
+            sandbox.file("files/thing", "another program's data, and a lot of it, not a database".repeat(100));
         }
         let before = sandbox.listing(&place);
         let (code, findings) = doctor(sandbox, &["--store", &sandbox.store_at("files/thing")]);

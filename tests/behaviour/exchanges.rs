@@ -1,8 +1,8 @@
-//! Every exchange with etcd cut: before the request is there, after it has arrived, in the middle of the reply; once, or
-//! from then on for ever; and the process killed at each of these. What must be true afterwards is what must be true
-//! after every system call, and no lease is left when the longest of them is over.
+//! Every exchange with etcd is cut: before the request arrives, after it has arrived, or in the middle of the reply;
+//! once or permanently; and the process is killed at each of these points. The invariants are those after every system
+//! call. No lease is left when the longest of them has expired.
 //!
-//! `CSALOCK_TESTS` says how many of them, as in `syscalls.rs`: `hours` has about 2,500 cuts.
+//! `CSALOCK_TESTS` selects how many of them, as in `syscalls.rs`: `hours` has about 2,500 cuts.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -24,7 +24,7 @@ use crate::syscalls::tracer::{Pids, Traced, trace_with};
 /// A sample has so many cuts of each scenario.
 const SAMPLE: usize = 2;
 
-/// What is cut.
+/// The extent of a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
     /// This exchange, and none that comes after it.
@@ -43,7 +43,7 @@ struct Cut {
     what: What,
 }
 
-/// Who cuts what goes between the program and the server.
+/// A proxy that cuts the traffic between the program and the server.
 struct Cutter {
     between: Between,
     state: Arc<Mutex<State>>,
@@ -51,7 +51,7 @@ struct Cutter {
 
 #[derive(Default)]
 struct State {
-    /// What was asked: the path of each request.
+    /// The path of each request.
     asked: Vec<String>,
     cut: Option<Cut>,
     met: bool,
@@ -85,7 +85,7 @@ impl Cutter {
 }
 
 impl State {
-    /// What is to happen in this exchange.
+    /// Returns the action in this exchange.
     fn meet(&mut self, path: &str) -> Option<Cut> {
         let number = self.asked.len();
         self.asked.push(path.to_string());
@@ -116,7 +116,7 @@ fn every_exchange_may_be_cut() {
         }
         let mut cuts = cuts(scenario, &cutter.asked(), &mut known);
         if !is_complete() {
-            // Who waits for a server that is gone takes his time.
+            // A call that waits for a missing server takes long.
             cuts.retain(|cut| cut.what != What::FromNowOn);
             let (every, first) = (cuts.len().div_ceil(SAMPLE).max(1), std::process::id() as usize / 3);
             cuts = cuts.into_iter().skip(first % every).step_by(every).collect();
@@ -136,7 +136,7 @@ fn every_exchange_may_be_cut() {
     }
     println!("{tried} cuts in {:?}, {} failed", begun.elapsed(), failures.len());
     assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n\n"));
-    // A lease that nobody could give back takes its time.
+    // A lease that could not be released must expire.
     for store in stores.into_iter().filter(|_| is_complete()) {
         let is_lent = || cluster.ctl(&["get", "--prefix", &store, "-w", "json"]).contains("\"lease\"");
         wait_until("the last lease is over", || !is_lent());
@@ -153,7 +153,7 @@ fn cuts(scenario: &Scenario, asked: &[String], known: &mut HashSet<String>) -> V
                 if what != What::Once && at == Where::InTheReply {
                     continue;
                 }
-                // Who reaches nobody any more waits for it for seconds.
+                // A caller without a server waits for it for seconds.
                 let key = format!("{} {:?} {}", scenario.words[0], at, asked[exchange]);
                 if what == What::FromNowOn && !known.insert(key) {
                     continue;
@@ -186,11 +186,11 @@ fn play(
         None,
         pids,
     );
-    // Nobody waits for an hour.
+    // The leases of these scenarios last an hour, so no test waits for them.
     if !scenario.words.contains(&"--ttl") {
         stores.push(prefix);
     }
-    // Whoever is left in the background finds the server again.
+    // A process in the background finds the server again.
     let cut = cut.filter(|_| {
         let mut state = cutter.state.lock().unwrap();
         state.cut = None;

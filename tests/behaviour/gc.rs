@@ -46,7 +46,7 @@ on_every_kind_of_store! {
         wait_until("it is stopped", || matches!(proc::stat(waits), Some(('T', _))));
         holder.kill();
         if !sandbox.is_shared() {
-            // Else it may be handed over by whoever says that the owner died.
+            // Otherwise another caller may record the death of the owner and grant the lock.
             assert_eq!(sandbox.state("x"), "abandoned");
         }
         assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(0));

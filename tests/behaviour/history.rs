@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Kind, Sandbox, wait_until};
 
-/// What `history --json` says.
+/// Returns the output of `history --json`.
 #[track_caller]
 fn past(sandbox: &Sandbox, words: &[&str]) -> Vec<Value> {
     let text = sandbox.csalock(["history", "--json"].iter().chain(words)).capture().line();
@@ -23,7 +23,7 @@ fn ends(grants: &[Value]) -> Vec<String> {
     grants.iter().map(|past| ["name", "ended", "command"].map(|key| word(&past[key])).join(" ")).collect()
 }
 
-/// What is written of the history, in bytes.
+/// Returns the size of the history in bytes.
 fn weight(sandbox: &Sandbox) -> u64 {
     sandbox.history_paths().iter().filter_map(|path| fs::metadata(path).ok()).map(|found| found.len()).sum()
 }
@@ -416,7 +416,7 @@ fn a_history_created_by_root_is_writable_for_its_user() {
         fs::remove_file(sandbox.path(below)).unwrap();
         run(0);
         if sandbox.is_directory() {
-            // What else root made in there is root's.
+            // The other files that root created there belong to root.
             sandbox.csalock(["run", "y", "true"]).env("CSALOCK_STORE", &store).user(1234).run();
         } else {
             run(1234);

@@ -31,7 +31,7 @@ fn is_not_dead_for_sure(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
     let job = held(sandbox, if sandbox.is_shared() { &["--forever"] } else { &[] });
     sandbox.edit("x", change);
     if sandbox.is_shared() {
-        // Whoever renewed a lease would say that the owner died. This one nobody renews.
+        // A keeper would record the death of the owner. This lease has no keeper.
         sandbox.edit_in("x", |store, record| {
             record.holders[0].lifetime = Lifetime::ExpiresAt(store.grant_lease(Duration::from_secs(3600)).unwrap());
         });
@@ -82,7 +82,7 @@ on_every_kind_of_store! {
 
     fn a_zombie_is_dead_under_any_parent(sandbox: &Sandbox) {
         std::fs::copy("/bin/cat", sandbox.path("files/csalock-nightly")).unwrap();
-        // Once the shell has become another program it waits for nobody.
+        // After the exec of another program the shell waits for no process.
         let dies = "until grep -q nightly /proc/$PPID/comm; do :; done; csalock lock x > /dev/null; kill -9 $$";
         let mut job = sandbox.script("dash", &format!("dash -c '{dies}' & echo $!; exec ./csalock-nightly")).spawn();
         let owner: i32 = job.lines(1)[0].parse().unwrap();
@@ -172,7 +172,7 @@ on_every_kind_of_store! {
             return;
         }
         let mut holder = sandbox.holder("x");
-        // From another network nobody would reach a server on this host's loopback.
+        // Another network namespace cannot reach a server on the loopback of this host.
         let network = if sandbox.is_of_files() { &["-n"][..] } else { &[] };
         let run = ["--mount-proc", "csalock", "run", "-w", "inf", "x", "sh", "-c", "echo ran; cat"];
         let other = sandbox.call("unshare", [&["-p", "-f"], network, &run].concat()).spawn();
@@ -241,7 +241,7 @@ on_every_kind_of_store! {
                     PID, or keep the lock until it is released with --forever\n";
         sandbox.call("python3", ["adopt.py"]).stdout("64\n").stderr(said).run();
         sandbox.csalock(["status", "-1"]).run();
-        // Who began a session of his own is no orphan for that.
+        // A process with a session of its own is not an orphan for that reason.
         sandbox.script("dash", "setsid csalock lock x > handle; csalock unlock x").run();
     }
 }

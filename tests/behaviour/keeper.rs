@@ -1,4 +1,4 @@
-//! Where other hosts may share a store: whoever lives renews a lease in the background, and nobody need know.
+//! On stores that other hosts may share, the keeper of a live owner renews a lease in the background, unnoticed.
 
 use crate::sandbox::wait_until;
 

@@ -1,4 +1,4 @@
-//! Locks that end by time, on a clock that nobody can set.
+//! Locks that end by time, on a clock that cannot be set.
 
 use std::time::Instant;
 
@@ -166,7 +166,7 @@ on_every_kind_of_store! {
             let job = sandbox.csalock([&["run", "-q"], options, &["x", "-c", script]].concat()).spawn();
             wait_until("it runs", || sandbox.path("files/runs").exists());
             job.send(Signal::SIGSTOP);
-            // As soon as somebody else is let in nothing is left of it.
+            // The remainder is removed as soon as another caller is admitted.
             let next = format!("ps -o stat= -o comm= --ppid {} | grep -v -e Z -e csalock-keeper; :", job.pid());
             sandbox.csalock(["run", "-q", "-w", "20s", "x", "sh", "-c", &next]).stdout("").run();
             job.send(Signal::SIGCONT);
@@ -229,7 +229,7 @@ on_every_kind_of_store! {
     }
 
     fn a_supervisor_that_was_stopped_reports_the_actions_of_its_keeper(sandbox: &Sandbox) {
-        // Else a command that never had a time limit has nobody but its wrapper to end it.
+        // Otherwise only its supervisor could end a command without a time limit.
         if !sandbox.is_shared() {
             return;
         }

@@ -8,8 +8,8 @@ use csalock::lock::{Owner, Request, Response};
 
 use crate::sandbox::Sandbox;
 
-/// What a store weighs: how many files and directories of which mode and size. Which record rests in a directory store, and
-/// which token is the highest, stands in names, and is of no account. The history, which is bounded elsewhere, may grow.
+/// Returns the weight of a store: the number of files and directories by mode and size. Names differ in the parked
+/// record and the highest token, so they do not count. The history may grow; other tests bound it.
 fn weight(sandbox: &Sandbox) -> Vec<String> {
     let kind = |line: &String| line.split(' ').skip(1).take(2).collect::<Vec<_>>().join(" ");
     let sized = |line: &String| if line.contains("/end.") { "a tombstone".to_string() } else { kind(line) };

@@ -1,4 +1,4 @@
-//! What Rust programs get: `Locks`, `LockRequest` and `Guard`.
+//! The API for Rust programs: `Locks`, `LockRequest` and `Guard`.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;

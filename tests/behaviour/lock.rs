@@ -1,4 +1,4 @@
-//! `csalock lock`: what it prints, and to whom it says no.
+//! `csalock lock`: its output, and its refusals.
 
 use crate::sandbox::{Sandbox, wait_until};
 
@@ -144,7 +144,7 @@ on_every_kind_of_store! {
     }
 
     fn a_reader_that_does_not_read_the_output_blocks_no_caller(sandbox: &Sandbox) {
-        // A pipe that is full, and that nobody empties.
+        // A full pipe without a reader.
         let full = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null;";
         let nobody = "cannot write to stdout: no process reads it\n";
         let script = format!("{full} csalock lock -w 1s x >&7");
@@ -153,7 +153,7 @@ on_every_kind_of_store! {
         let script = format!("rm full; {full} csalock claim -w 1s x >&7");
         sandbox.script("dash", &script).status(74).stderr(format!("csalock: nothing was claimed: {nobody}")).run();
         assert_eq!(sandbox.state("x"), "free");
-        // What is said of the one before is said to nobody then.
+        // The message about the last holder has no reader then.
         sandbox.script("dash", "csalock lock x > /dev/null; :").run();
         sandbox.await_abandoned("x");
         sandbox.script("dash", &format!("rm full; {full} csalock run -w 1s x echo ran 2>&7")).stdout("ran\n").run();

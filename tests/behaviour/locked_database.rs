@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Done, Job, Kind, PATIENCE, Sandbox, wait_until};
 
-/// What keeps everybody out, what keeps everybody from writing, and what a mere reader does.
+/// A lock that blocks every access, a lock that blocks writers, and the lock of a reader.
 const WRITER: &str = "BEGIN EXCLUSIVE";
 const RESERVED: &str = "BEGIN IMMEDIATE";
 const READER: &str = "BEGIN; SELECT count(*) FROM records_1";

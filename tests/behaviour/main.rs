@@ -1,5 +1,5 @@
-//! What the program does, seen from outside: arguments, input and environment in; stdout, stderr and exit code out.
-//! Every behaviour is tried on every store.
+//! The behaviour of the program, seen from outside: arguments, input and environment in; stdout, stderr and exit code
+//! out. Every behaviour is tested on every store.
 
 #![allow(clippy::disallowed_methods, reason = "a test is a process of its own, with clocks and children")]
 #![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]

@@ -1,9 +1,9 @@
-//! Alone, together with others, or one of so many: one queue, and nobody passes who does not fit.
+//! Exclusive, shared and slots: one queue, and no waiter passes another one unless it fits.
 
 use crate::referee;
 use crate::sandbox::{Job, Sandbox, wait_until};
 
-/// Somebody who holds it like that until told to end.
+/// A holder in this mode until it is told to end.
 fn holder(sandbox: &Sandbox, mode: &[&str]) -> Job {
     let words = [&["run"], mode, &["x", "sh", "-c", "echo in $CSALOCK_SLOT; read line; :"]].concat();
     sandbox.csalock(words).spawn()
@@ -34,7 +34,7 @@ on_every_store! {
         let done = sandbox.csalock(["run", "-j", "4", "a", "sh", "-c", &outer]).capture();
         let lines: Vec<Vec<&str>> = done.stdout.lines().map(|line| line.split(' ').collect()).collect();
         assert_eq!((lines[0].as_slice(), &lines[1][..2], lines[1].len()), (&["a", "0"][..], &["b", "none"][..], 4), "{done:?}");
-        // What is left in the environment without a handle tells of no lock.
+        // Variables without a handle in the environment do not stand for a lock.
         let call = sandbox.csalock(["run", "b", "sh", "-c", inner]).env("CSALOCK_SLOT", "7");
         let done = call.env("CSALOCK_OUTER", "0".repeat(64)).capture();
         assert!(done.stdout.starts_with("b none none "), "{done:?}");

@@ -86,7 +86,7 @@ on_every_store! {
         held(&["unlock", "job", "--force", "other"], 0);
         held(&["status", "job", "other"], 81);
         sandbox.csalock(["run", "-n", "job", "true"]).run();
-        // Who means it says so.
+        // A caller that wants this store names it.
         let script = "csalock lock -- job --ttl > /dev/null; csalock status -1 -- --ttl; csalock lock -n -- --ttl";
         let done = sandbox.script("dash", script).capture();
         assert_eq!((done.code, done.stdout.as_str()), (Some(84), "--ttl\n"), "{done:?}");
@@ -220,7 +220,7 @@ on_every_store! {
             let words = ["run", "--store", &sandbox.store(), "nightly", "dash", "-c", script];
             sandbox.csalock(words).without("CSALOCK_STORE").stdout("75\n").run();
         }
-        // So it is where somebody says so, also if it is the same one.
+        // The same holds for a store that the caller names, even if it is the same one.
         let chosen = format!("export CSALOCK_STORE=\"{}\"; {try_it}; csalock run nightly sh -c '{try_it}'", sandbox.store());
         let outside = sandbox.script("dash", &chosen).capture().stdout;
         let words = ["run", "--store", &sandbox.store(), "other", "dash", "-c", &chosen];
@@ -235,7 +235,7 @@ on_every_store! {
     }
 
     fn a_store_is_chosen_under_any_name(sandbox: &Sandbox) {
-        // What looks like a file's own store, or a little like what a command is given.
+        // Paths that resemble the store of a file, or the store that a command inherits.
         let here = sandbox.path("files").display().to_string();
         for store in [format!("dir:{here}/.csalock"), format!("dir:{here}/./locks"), "dir:././locks".into(), "./here/./locks".into()] {
             let script = format!("mkdir -p here; export CSALOCK_STORE='{store}'; csalock lock job ./file > /dev/null; \

@@ -14,7 +14,7 @@ const BUSY: &str = "csalock: lock SANDBOX/files/f is busy: its file is locked wi
 const SIGNALS: [Signal; 6] =
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// How many hold flock(2) on it, and how many wait for that. What changes while it is looked at may be missing.
+/// Returns the number of holders of flock(2) on it, and of its waiters. Locks that change meanwhile may be missing.
 fn flocks(sandbox: &Sandbox, file: &str) -> (usize, usize) {
     let inode = std::fs::metadata(sandbox.path("files").join(file)).map_or(0, |found| found.ino());
     let locks = std::fs::read_to_string("/proc/locks").unwrap();
@@ -177,7 +177,7 @@ on_every_store! {
                 let found = (done.seen_by_shell(), done.stdout.as_str(), done.stderr.as_str());
                 assert_eq!(found, (128 + signal as i32, "", ""), "{signal}");
                 assert_eq!(sandbox.state("./f"), "free", "{signal}");
-                wait_until("nobody waits for the file", || flocks(sandbox, "f") == (1, 0));
+                wait_until("no process waits for the file", || flocks(sandbox, "f") == (1, 0));
             }
         }
         assert!(!sandbox.path("files/ran").exists());
@@ -205,7 +205,7 @@ on_every_store! {
             let pid = if whom == "command" { sandbox.holders("./f")[0] } else { job.pid() };
             kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
             wait_until("it has ended", || job.has_ended());
-            wait_until("nobody waits", || flocks(sandbox, "f") == (1, 0));
+            wait_until("no process waits", || flocks(sandbox, "f") == (1, 0));
             wait_until("the lock is free", || sandbox.state("./f") != "held");
         }
         old.release();

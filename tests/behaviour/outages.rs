@@ -1,6 +1,6 @@
-//! Stores that cannot be reached for a while: a server that is gone or stands still, a cut network, a majority that is
-//! lost. Whoever holds by a lease that he cannot renew stops before it is over; whoever comes next gets in after that;
-//! and nobody waits for the store longer than he said.
+//! Stores that are unreachable for a while: a server that is gone or hangs, a cut network, a lost majority. A holder
+//! whose lease cannot be renewed stops before the lease is over. The next holder gets in after that, and no caller
+//! waits for the store beyond its timeout.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ const SECOND: Duration = Duration::from_secs(1);
 const LEASE: &str = "5s";
 const LEASE_SECONDS: f64 = 5.0;
 
-/// What a machine that has other things to do needs to start a program and to see its end, at most.
+/// The longest time in which a busy machine starts a program and sees its end.
 const BUSY: Duration = Duration::from_secs(3);
 
 /// Notes CLOCK_BOOTTIME, in seconds, in a file.
 const STAMP: &str = "stamp() { read up rest < /proc/uptime; echo $up > $1.new; mv $1.new $1; }; ";
 
-/// What a command says when it was ended for its lease.
+/// The message of a command that was ended because of its lease.
 const ENDED: &str = "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see \
                      `csalock doctor`\n";
 
@@ -49,7 +49,7 @@ fn noting(file: &str) -> String {
     format!("{STAMP}trap '' TERM; while [ ! -e over ]; do stamp {file}; sleep 0.02; done")
 }
 
-/// What a script noted.
+/// Returns the notes of a script.
 #[track_caller]
 fn noted(sandbox: &Sandbox, file: &str) -> f64 {
     let text = sandbox.read(&format!("files/{file}"));
@@ -64,14 +64,14 @@ fn uptime() -> f64 {
     std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Somebody who holds lock x, and notes in `alive` that he does.
+/// A holder of lock x that notes its progress in `alive`.
 fn holder(sandbox: &Sandbox, options: &[&str]) -> Job {
     let job = csalock(sandbox, &[&["run"], options, &["x", "dash", "-c", &noting("alive")]].concat()).spawn();
     wait_until("the holder holds", || has_noted(sandbox, "alive"));
     job
 }
 
-/// Somebody who waits for lock x as long as it takes, and notes in `next` when he got it.
+/// A waiter for lock x without a timeout that notes in `next` when it acquired.
 fn waiter(sandbox: &Sandbox) -> Job {
     waiter_by(sandbox, &[])
 }
@@ -84,8 +84,8 @@ fn waiter_by(sandbox: &Sandbox, before: &[String]) -> Job {
     job
 }
 
-/// What a command line begins with that is to see no other process, as on another host. Who sees an owner alive takes
-/// nothing from him. `None`: only root can.
+/// The words before a command line that hide all other processes, as on another host. A caller that sees a live owner
+/// does not evict it. `None`: only root can hide them.
 fn as_on_another_host() -> Option<Vec<String>> {
     let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
     is_root("another pid namespace").then(|| alone.map(str::to_string).to_vec())
@@ -99,7 +99,7 @@ fn await_end(mut job: Job) -> crate::sandbox::Done {
 }
 
 fn renewed_until(sandbox: &Sandbox) -> String {
-    sandbox.sight("x")["holders"][0]["renewed_until"].as_str().unwrap_or("nobody renews").to_string()
+    sandbox.sight("x")["holders"][0]["renewed_until"].as_str().unwrap_or("not renewed").to_string()
 }
 
 /// Waits until the lease of lock x has been renewed so often.
@@ -108,7 +108,7 @@ fn await_renewals(sandbox: &Sandbox, times: usize) {
     for _ in 0..times {
         let before = renewed_until(sandbox);
         wait_until("the lease is renewed", || renewed_until(sandbox) != before);
-        assert_ne!(renewed_until(sandbox), "nobody renews");
+        assert_ne!(renewed_until(sandbox), "not renewed");
     }
 }
 
@@ -154,7 +154,7 @@ fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     cluster.kill(0);
     let gone = uptime();
     wait_until("the lease is over", || uptime() > gone + LEASE_SECONDS);
-    // What etcd remembers of a lease begins anew with the server, and nobody renews it while everybody stands still.
+    // The server restarts every lease from its beginning, and no keeper renews while all processes are stopped.
     holder.send(Signal::SIGSTOP);
     let keepers = crate::sandbox::proc::children(holder.pid());
     let keepers: Vec<i32> = keepers.into_iter().filter(|pid| comm(*pid) == "csalock-keeper").collect();
@@ -206,14 +206,14 @@ fn three_hosts() -> Option<(Network, Cluster)> {
     Some((network, cluster))
 }
 
-/// What `status --json` says of lock x on a host.
+/// Returns the JSON status of lock x on a host.
 fn sight_on(network: &Network, sandbox: &Sandbox, host: usize) -> serde_json::Value {
     let done = sandbox.csalock_by(&network.on(host), &["status", "--json", "x"]).capture();
     assert!(matches!(done.code, Some(0 | 81)), "{done:?}");
     serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0].clone()
 }
 
-/// Somebody on host 1 who waits for lock x as long as it takes.
+/// A waiter for lock x on host 1, without a timeout.
 fn waiter_on_a_machine(network: &Network, sandbox: &Sandbox) -> Job {
     let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next; echo $CSALOCK_TOKEN; cat; :")];
     let waiter = sandbox.csalock_by(&network.on_a_machine(1), &words).env("CSALOCK_LEASE", LEASE).spawn();
@@ -233,7 +233,7 @@ fn a_command_on_a_partitioned_host_ends_before_the_next_begins_elsewhere() {
     network.cut(0, true);
     let token: u64 = waiter.lines(1)[0].parse().unwrap();
     let (last_alive, next) = (noted(&sandbox, "alive"), noted(&sandbox, "next"));
-    assert!(last_alive <= next, "both at once: {last_alive} {next}");
+    assert!(last_alive <= next, "two holders at once: {last_alive} {next}");
     assert!(last_alive > cut, "it lived on after the cut");
     assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
     let done = await_end(holder);
@@ -272,7 +272,7 @@ fn a_script_on_a_partitioned_host_loses_its_lock_and_is_told() {
     println!("cut: the next began after {:.2} s", next - cut);
 }
 
-/// Something happens to a cluster of three. The holder holds on, and who waits gets in when he is done.
+/// A fault hits a cluster of three. The holder keeps the lock, and the waiter gets in afterwards.
 fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
@@ -434,7 +434,7 @@ fn every_command_ends_in_time_if_the_address_never_replies() {
     everything_ends_in_time(&|words| sandbox.csalock_by(&network.on(0), words).spawn());
 }
 
-/// A lock that somebody holds for good, on a server that then stands still.
+/// A lock that is held permanently, on a server that then hangs.
 fn busy_and_out_of_reach(ask: impl FnOnce(&Sandbox, &dyn Fn())) {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);

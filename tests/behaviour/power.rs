@@ -27,7 +27,7 @@ use crate::sandbox::{Kind, Sandbox, has, is_root};
 mod disk;
 mod trace;
 
-/// What a step of the script does to names, once it is acknowledged.
+/// The effect of a step of the script on names, once it is acknowledged.
 #[derive(Clone, Copy)]
 enum Effect {
     Value(&'static str, Option<&'static str>),
@@ -66,7 +66,7 @@ const STEPS: [(&str, Effect); 23] = [
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// What was acknowledged.
+/// The acknowledged state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Known {
     values: BTreeMap<&'static str, Vec<u8>>,
@@ -225,7 +225,7 @@ impl Host for Rebooted {
     fn liveness(&self, home: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
         let real = self.unix.domain().unwrap();
         let mine = home.boot == "the-next-boot";
-        // What lived in the boot before, the real host would find alive; it lives in another one as far as we know.
+        // The real host would find processes of the last boot alive; they are in another boot here.
         let seen = if mine {
             PidDomain { boot: real.boot, ..home.clone() }
         } else {
@@ -275,7 +275,7 @@ impl Host for Rebooted {
     }
 }
 
-/// What was said before a cut: steps done, and numbers that names have come to.
+/// The output before a cut: finished steps, and the numbers of names.
 #[derive(Debug, Clone, Default)]
 struct Said {
     done: usize,
@@ -457,7 +457,7 @@ fn every_cut(place: Where) {
     println!("{place:?}: {} calls, {states} states", calls.len());
     assert!(states > 100, "{states}");
 
-    // Had nothing been synced, then something would have been lost: so losses are seen.
+    // Losses are seen: without any sync, data is lost.
     let unsynced: Vec<Call> = calls.into_iter().filter(|call| !matches!(call, Call::Sync(_))).collect();
     let mut lost = false;
     each_state(&unsynced, 1, |tree, said| {

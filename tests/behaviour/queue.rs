@@ -1,4 +1,4 @@
-//! Who comes first, is served first; and who is gone, is not waited for.
+//! The first waiter is granted first, and a dead waiter is not waited for.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn kill_both(sandbox: &Sandbox, holder: &mut Job) {
     nix::sys::signal::kill(command, Signal::SIGKILL).unwrap();
 }
 
-/// Somebody holds and is killed, somebody else waits: how long until that one's command runs.
+/// A holder is killed while another process waits. Returns the time until the command of the waiter runs.
 fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&mut Job)) {
     let mut spans = Vec::new();
     let (take_overs, millis) = if sandbox.is_of_files() { TAKE_OVERS } else { TAKE_OVERS_OF_SERVERS };
@@ -105,7 +105,7 @@ on_every_store! {
             waiters.push(sandbox.script("dash", &script).spawn());
             wait_until("it waits", || sandbox.waiters("x").len() == number);
         }
-        // The shell dies; its csalock waits on for nobody.
+        // The shell dies; its csalock waits without a caller.
         waiters[0].kill();
         holder.release();
         waiters.remove(0);

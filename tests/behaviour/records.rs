@@ -39,7 +39,7 @@ fn is_refused_until_forced(sandbox: &Sandbox, body: &[u8], why: &str) {
     }
     assert_eq!(sandbox.csalock(["status"]).capture().code, Some(65));
     assert_eq!(sandbox.stored(), before);
-    // What else there is to sweep may go.
+    // Other leftovers may be swept.
     assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(65));
     assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, body);
     sandbox.csalock(["run", "other", "true"]).run();

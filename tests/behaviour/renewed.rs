@@ -1,4 +1,4 @@
-//! Stores that other hosts may share: there a lock lasts while its owner lives, by leases that somebody renews.
+//! Stores that other hosts may share: a lock lasts while its owner lives, by leases that a keeper renews.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -140,7 +140,7 @@ on_every_shared_store! {
     }
 
     fn a_keeper_is_small_and_inherits_nothing_of_the_script(sandbox: &Sandbox) {
-        // Nobody waits for it: not the substitution that reads the handle, not `wait`, not a pipe.
+        // The substitution that reads the handle, `wait` and a pipe do not wait for the keeper.
         let text = "h=$(csalock lock x); csalock lock y | cat > /dev/null; wait; echo $h; cat; :";
         let mut job = script(sandbox, text).spawn();
         job.lines(1);
@@ -148,7 +148,7 @@ on_every_shared_store! {
         await_renewals(sandbox, "x", 1);
         for keeper in keepers(sandbox) {
             assert!(private_kibibytes(keeper) <= 2048, "{} KiB", private_kibibytes(keeper));
-            assert!(children(job.pid()).iter().all(|child| *child != keeper), "it is no child of the script");
+            assert!(children(job.pid()).iter().all(|child| *child != keeper), "the keeper is not a child of the script");
             let (session, terminal) = (stat_field(keeper, 6), stat_field(keeper, 7));
             assert_eq!((session, terminal), (Some(keeper.into()), Some(0)), "its own session, no terminal");
             let of_script = open_files(job.pid());
@@ -213,7 +213,7 @@ on_every_shared_store! {
             job.send(Signal::SIGKILL);
             the_keeper(sandbox);
             job.release();
-            wait_until("everybody has ended", || !lives(command) && keepers(sandbox).is_empty());
+            wait_until("command and keeper have ended", || !lives(command) && keepers(sandbox).is_empty());
             csalock(sandbox, &["gc"]).capture();
         }
     }
@@ -257,7 +257,7 @@ on_every_shared_store! {
     fn a_command_whose_lease_is_not_renewed_is_ended_before_it_expires(sandbox: &Sandbox) {
         let (mut job, command) = running(sandbox, &["--kill-after", "100ms"]);
         send(the_keeper(sandbox), Signal::SIGSTOP);
-        // Who comes next finds no command that still runs.
+        // The next holder finds no command that still runs.
         let next = csalock(sandbox, &["run", "-q", "-w", "inf", "x", "dash", "-c", &format!("grep -q '^State:.[^ZX]' /proc/{command}/status 2> /dev/null && echo both")]);
         let done = next.capture();
         assert_eq!(done.stdout, "");
@@ -309,7 +309,7 @@ on_every_shared_store! {
     }
 }
 
-/// What a process has open.
+/// Returns the open files of a process.
 fn open_files(pid: i32) -> Vec<std::path::PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| entry.unwrap().path());
     descriptors.filter_map(|path| std::fs::read_link(path).ok()).collect()

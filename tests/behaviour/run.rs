@@ -122,7 +122,7 @@ on_every_store! {
     }
 
     fn the_command_knows_its_lock(sandbox: &Sandbox) {
-        // A dot before the path tells that store from one that somebody chose.
+        // A dot before the path distinguishes that store from a chosen store.
         let script = "echo $CSALOCK_NAME $CSALOCK_HANDLE token $CSALOCK_TOKEN ${CSALOCK_STORE%%/./*}/${CSALOCK_STORE##*/./}";
         let said = format!("x HANDLE token TOKEN {}\n", sandbox.plain(&sandbox.store()));
         sandbox.csalock(["run", "x", "-c", script]).stdout(&said).run();

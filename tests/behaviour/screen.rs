@@ -1,4 +1,4 @@
-//! What a person sees on a screen: how a wait goes, and `status --watch`; and that nothing of it is left over.
+//! The screen that a person sees: a wait, and `status --watch`; both leave no trace.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -25,7 +25,7 @@ on_every_store! {
             assert!(drawn.starts_with(" waited ") && drawn.contains("s, ") && drawn.contains("s left; "), "{text}");
             let who = format!(" by pid {} on ", sandbox.holders("x")[0]);
             assert!(drawn.contains(&who) && drawn.ends_with("): cat"), "{text}");
-            // What changes is drawn in place.
+            // Changes are drawn in place.
             before_us.kill();
             screen.shows("; 1 of 1 in the queue; held ");
             let text = screen.becomes("more time", |text| row(text).is_some_and(|row| !row.starts_with(" waited 0s")));
@@ -72,7 +72,7 @@ on_every_store! {
                         lives: cat; wait longer with -w, or see `csalock status x`\n";
             assert!(text.ends_with(&format!("x{}\n{TOLD}{busy}", &words[words.find('x').unwrap() + 1..])), "{text}");
             assert_eq!(screen.settings(), ("75".to_string(), settings.clone()));
-            // What waits in `lock` is not the process that the record names.
+            // The waiter in `lock` is not the process that the record names.
             let signals = [Some(Signal::SIGINT), Some(Signal::SIGTERM)].into_iter().filter(|_| !words.starts_with("lock"));
             for signal in std::iter::once(None).chain(signals) {
                 let status = if signal == Some(Signal::SIGTERM) { "143" } else { "130" };
@@ -118,7 +118,7 @@ on_every_store! {
         let mut holder = sandbox.holder("x");
         screen.line("stty tostop; csalock run -w inf x touch ran &");
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        // Somebody in front is drawn long enough for the other one to have drawn as well.
+        // The row of an earlier waiter is drawn long enough for the other row to be drawn too.
         screen.line("csalock run -w 1s x true");
         screen.shows("is busy");
         holder.release();
@@ -243,7 +243,7 @@ on_every_store! {
         let text = screen.shows("... and ");
         let rows: Vec<&str> = text.lines().collect();
         let first: Vec<&str> = rows.iter().map(|row| row.split_whitespace().next().unwrap()).collect();
-        // Who is waited for comes first.
+        // The holder that the caller waits for comes first.
         assert_eq!(first[1..], ["NAME", "zz", "waiting", "lock-0", "lock-1", "lock-2", "..."], "{text}");
         assert_eq!(rows[7], "... and 6 more");
         screen.resize(90, 30);
@@ -279,7 +279,7 @@ on_every_store! {
             };
             let done = on_terminal("csalock status -W", "dumb");
             assert_eq!((done.code, done.stdout.replace('\r', "").as_str()), (Some(64), refusal));
-            // What is typed wrongly is said on the screen that stays.
+            // A usage error is printed on the normal screen.
             let done = on_terminal("csalock status -W ''", "xterm");
             assert!(done.code == Some(64) && !done.stdout.contains('\x1b') && done.stdout.contains("name is not empty"), "{done:?}");
         }

@@ -2,7 +2,7 @@
 
 use crate::sandbox::{Job, Kind, Sandbox, has, is_root, steps, wait_until};
 
-/// Somebody who holds these until told to end.
+/// A holder of these names until it is told to end.
 fn holder(sandbox: &Sandbox, names: &[&str]) -> Job {
     let (first, others) = names.split_first().unwrap();
     let mut words = vec!["run", *first];
@@ -21,8 +21,8 @@ fn states(sandbox: &Sandbox, names: &[&str]) -> Vec<String> {
     names.iter().map(|name| sandbox.state(name)).collect()
 }
 
-/// Somebody who wants both, and after three rounds in which one was taken while it waited for the other keeps a; and who
-/// holds b, to do this when it is released.
+/// A caller that wants both names and keeps a after three rounds in which one was taken during the wait for the other;
+/// and the holder of b, which does this when it is released.
 fn keeping_a(sandbox: &Sandbox, words: &str, then: &str) -> (Job, Job) {
     let mut b = holding(sandbox, &["b"]);
     let both = sandbox.script("dash", &format!("csalock {words}; exit $?")).spawn();
@@ -252,7 +252,7 @@ on_every_store! {
         if !has("strace") {
             return;
         }
-        // What changes something for others, or is done now and then while that happens.
+        // An action that changes locks of others, or that runs now and then meanwhile.
         let calls = match sandbox.kind() {
             Kind::Directory | Kind::Shared => ["renameat", "unlinkat"],
             Kind::Sqlite => ["unlink", "fcntl"],
@@ -271,7 +271,7 @@ on_every_store! {
                 }).collect();
                 assert!(held.iter().all(|each| *each == held[0]), "killed at {call} {step}: {code} {held:?}");
                 *(if held[0] { &mut all } else { &mut none }) += 1;
-                // The next one is in nobody's way.
+                // The next caller is not blocked.
                 let next = sandbox.csalock(["run", "-q", "-n", "a", "--also", "b", "--also", "c", "true"]).capture();
                 assert_eq!(next.code, Some(if held[0] { 75 } else { 0 }), "killed at {call} {step}: {next:?}");
                 job.kill();

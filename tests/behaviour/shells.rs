@@ -1,4 +1,4 @@
-//! Who owns what a script locks, in every shell: the script, from wherever in it the call comes.
+//! The owner of a script's locks, in every shell: the script, from any place in it.
 
 use crate::sandbox::{SHELLS, Sandbox, has, wait_until};
 

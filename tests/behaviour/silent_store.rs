@@ -2,8 +2,8 @@
 
 use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
 
-/// Makes the guardian hang as it changes the store, as a dead NFS server would. (It can be killed then as well, but as
-/// long as strace holds it nobody sees that it has ended.)
+/// Makes the supervisor hang as it changes the store, as a dead NFS server would. (It can be killed then too, but its
+/// end is not visible while strace holds it.)
 const HANG: &str = "strace -qq -f -p $PPID -e trace=unlinkat -e inject=unlinkat:delay_enter=9s -o trace 2> strace &
                     while grep -q 'TracerPid:.0$' /proc/$PPID/status; do sleep 0.02; done
                     exit 3";
@@ -19,7 +19,9 @@ fn a_silent_store_does_not_hide_the_status_of_the_command() {
                 again, and at the latest its lease ends it\n";
     sandbox.csalock(["run", "--store", &store, "x", "sh", "-c", HANG]).status(3).stderr(said).run();
     // Its keeper lives on, and does it.
-    wait_until("it is given back", || sandbox.csalock(["status", "--store", &store, "x"]).capture().code == Some(81));
+    wait_until("the lock is released", || {
+        sandbox.csalock(["status", "--store", &store, "x"]).capture().code == Some(81)
+    });
 }
 
 /// Takes x, makes the thread of the keeper hang that is to give it back, and ends.
@@ -43,7 +45,7 @@ fn a_keeper_that_cannot_release_for_a_dead_owner_does_not_renew() {
     let taken = sandbox.script("sh", DIE).env("CSALOCK_STORE", &store).env("CSALOCK_LEASE", "3s");
     let taken = taken.env("TMPDIR", &of_its_own).capture();
     assert_eq!(taken.code, Some(0), "{taken:?}");
-    // As on another host, where nobody can see that the owner is dead.
+    // As on another host, from which the death of the owner is not visible.
     let words = ["--pid", "--fork", "--mount-proc", "csalock", "run", "-q", "-w", "9s", "x", "true"];
     let next = sandbox.call("unshare", words).env("CSALOCK_STORE", &store).env("CSALOCK_LEASE", "3s").capture();
     assert_eq!(next.code, Some(0), "{next:?}");

@@ -38,7 +38,7 @@ fn paths(place: &Path) -> BTreeSet<String> {
     found
 }
 
-/// What the store is made of: its files and directories, or the rows of its database and the pages that these fill.
+/// Returns the parts of the store: its files and directories, or the rows of its database and the pages that they fill.
 fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     match sandbox.kind() {
         Kind::Directory | Kind::Shared => return paths(&sandbox.store_path()),
@@ -71,7 +71,7 @@ fn used(sandbox: &Sandbox) -> Job {
     neighbour
 }
 
-/// What is stored of the lock that is held all the while; but not its lease, which may have been renewed meanwhile.
+/// Returns the stored state of the permanently held lock without its lease, which may have been renewed meanwhile.
 fn neighbour(sandbox: &Sandbox) -> Record {
     let mut record = sandbox.record("neighbour").unwrap();
     record.holders.iter_mut().for_each(|grant| grant.lifetime = Lifetime::WhileOwnerLives);
@@ -126,7 +126,7 @@ on_every_store! {
             let earlier = last.insert(name, token).unwrap_or(0);
             assert!(token > earlier, "round {round}: token {token} after {earlier}");
             if options == ["-F"] {
-                // Nobody gives it back: the next one, or the sweeper, finds that its holder has gone.
+                // The lock is not released: the next caller, or the sweeper, finds that its holder is dead.
                 sandbox.csalock(["gc"]).capture();
             }
         }

@@ -51,7 +51,7 @@ fn an_unknown_extent_fails_and_names_the_three() {
 
 #[test]
 fn a_run_begins_with_default_signals_and_an_interrupted_one_leaves_no_process() {
-    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGKILL] {
         let sandbox = Sandbox::new(Kind::Directory);
         let this = std::env::current_exe().unwrap();
         let words = "suite::a_run_that_starts_processes --exact --nocapture";

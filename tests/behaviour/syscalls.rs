@@ -1,14 +1,15 @@
-//! Every system call of every command, as the last one that its process makes, and as one that fails: with each error that
-//! makes sense there, or as if the reply had been lost, or with a full disk or no descriptors from there on. After each:
-//! nobody holds who was not told, whoever was told holds, waiters and the next one get in, values and claims are there
-//! wholly or not at all, the store weighs what it weighed, every answer is true or says what could not be found out.
+//! Every system call of every command, as the last call of its process, and as a call that fails: with each plausible
+//! error, as if the reply had been lost, or with a full disk or no descriptors from there on. After each of them: the
+//! holders are exactly the callers that were told so; waiters and the next caller get in; values and claims exist
+//! wholly or not at all; the store has its old weight; every output is true or says what is unknown.
 //!
-//! The calls before `main` are left out. A kill is tried after each call that others can see, since one more look before
-//! it makes no difference; and each way to fail once for each command, process, call and path.
+//! The calls before `main` are left out. A kill is tried after each call that others can see, because a later read
+//! before it makes no difference; and each way to fail is tried once for each command, process, call and path.
 //!
-//! `CSALOCK_TESTS=quick` takes a sample of the points in a third of the scenarios, others in each run; `all` a sample in
-//! every scenario; `hours` every point: about 6,900 on a directory store, 6,800 beside files, 8,700 on a shared directory
-//! and 9,500 on SQLite. Two idle cores try 25 to 40 of them in a second. `CSALOCK_SCENARIO=PART` selects scenarios.
+//! `CSALOCK_TESTS=quick` takes a sample of the points in a third of the scenarios, others in each run; `all` a sample
+//! in every scenario; `hours` every point: about 6,900 on a directory store, 6,800 beside files, 8,700 on a shared
+//! directory and 9,500 on SQLite. Two idle cores try 25 to 40 of them in a second. `CSALOCK_SCENARIO=PART` selects
+//! scenarios.
 
 pub(crate) mod calls;
 pub(crate) mod fixture;

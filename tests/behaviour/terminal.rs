@@ -12,7 +12,7 @@ const CTRL_D: &str = "\x04";
 const CTRL_Z: &str = "\x1a";
 const CTRL_BACKSLASH: &str = "\x1c";
 
-/// What bash prints when it reads the next command.
+/// The prompt of bash.
 const PROMPT: &str = "ready> ";
 
 /// A terminal on which this runs; `None`, and a word about it, where there is no script(1).
@@ -300,7 +300,7 @@ on_every_store! {
             if ended.is_err() {
                 let _ = nix::sys::signal::kill(command, nix::sys::signal::Signal::SIGKILL);
             }
-            assert!(ended.is_ok(), "nobody told the command that the terminal is gone");
+            assert!(ended.is_ok(), "the command was not told that the terminal is gone");
             wait_until("it is free", || sandbox.state("x") == "free");
         }
     }

@@ -1,8 +1,8 @@
-//! Several users and one store. What each of them may do in a store of each kind and mode is a table here; the table of
-//! `SECURITY.md` names the tests of this folder, and `tests/docs` holds that each of them stands there.
+//! Several users and one store. A table here says which actions each of them may do in a store of each kind and mode.
+//! The table of `SECURITY.md` names the tests of this folder, and `tests/docs` checks that it names each of them.
 //!
 //! The users are numbers, without entries in /etc/passwd: Anne and Bert, who share a group, Carl, who is in none, and
-//! root. Only root can try this.
+//! root. Only root can run these tests.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ mod etcd;
 mod hidden;
 mod left;
 
-/// Somebody who uses a store.
+/// A user of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Person {
     Anne,
@@ -40,7 +40,7 @@ impl Person {
         }
     }
 
-    /// What runs a program as this user. Its process becomes that program.
+    /// The words that run a program as this user. Its process becomes that program.
     fn words(self) -> Vec<String> {
         let uid = self.uid();
         let groups =
@@ -84,12 +84,12 @@ fn place(sandbox: &Sandbox, below: &str, (owner, group, mode): (u32, u32, u32)) 
     place
 }
 
-/// What is tried by everybody, while the first who may use the store holds `held` and has made all else.
+/// The actions of every user, while the first user of the store holds `held` and has created all other objects.
 const DEEDS: [(&str, &[&str]); 11] = [
     ("see", &["status", "-q", "held"]),
     ("take", &["run", "-n", "free", "true"]),
     ("take what is held", &["run", "-n", "held", "true"]),
-    ("give back", &["unlock", "held"]),
+    ("release", &["unlock", "held"]),
     ("renew", &["renew", "--ttl", "1h", "held"]),
     ("read", &["get", "shown"]),
     ("write", &["put", "shown", "value"]),
@@ -108,7 +108,7 @@ const LOOK: [i32; 11] = [0, 77, 75, 82, 82, 0, 77, 82, 77, 77, 0];
 /// May not even look.
 const NONE: [i32; 11] = [77; 11];
 
-/// What becomes of the deeds of all four in a store that this one has made his things in.
+/// Returns the results of all four users in a store with the objects of this one.
 #[track_caller]
 fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 4]) {
     let mut holder = first.holder(sandbox, store, "held");
@@ -127,7 +127,7 @@ fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 
             assert_eq!(done.code, Some(wanted), "{person:?}: {what} in {store}: {done:?}");
         }
     }
-    // Nobody has left anything behind that is closed to the first.
+    // No file is left that is closed to the first user.
     for words in [&["run", "-n", "free", "true"][..], &["put", "shown", "other"], &["del", "shown"], &["gc"]] {
         let done = first.csalock(sandbox, store, words).capture();
         assert_eq!(done.code, Some(0), "{words:?} {done:?}");
@@ -165,7 +165,7 @@ fn roots_own_store_can_be_looked_at() {
 #[test]
 fn a_groups_store_is_its_members() {
     directory_of_mode((0, GROUP, 0o2770), Anne, [ALL, ALL, NONE, ALL]);
-    // What members make is given to the group.
+    // Files of members belong to the group.
     directory_of_mode((0, GROUP, 0o770), Anne, [ALL, ALL, NONE, ALL]);
     directory_of_mode((4102, GROUP, 0o2775), Anne, [ALL, ALL, LOOK, ALL]);
 }
@@ -274,7 +274,7 @@ fn a_value_is_read_by_the_users_that_its_mode_allows() {
             assert!(done.code == Some(81) && !done.stdout.contains("secret"), "{done:?}");
         }
     }
-    // Who may write in the store may put another one in its place, but not read it.
+    // A user with write permission in the store may replace it, but not read it.
     assert_eq!(Anne.code(&sandbox, &store, &["put", "--mode", "600", "x", "secret"]), 0);
     assert_eq!(Bert.code(&sandbox, &store, &["put", "--mode", "600", "x", "mine"]), 0);
     assert_eq!(Person::ALL.map(|person| person.code(&sandbox, &store, &["get", "-q", "x"])), [77, 0, 77, 0]);
@@ -304,7 +304,7 @@ fn waiters_of_all_users_are_granted_in_order() {
             serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"].as_array().unwrap().len()
         };
         let mut jobs = Vec::new();
-        // With a second of patience each would look by himself; that they are woken is what the time shows.
+        // With a second between polls each waiter would poll by itself; the time shows that they are woken.
         for person in [Bert, Root, Anne, Carl] {
             let script = format!("echo {person:?} >> {}", order.display());
             jobs.push(person.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "-c", &script]).spawn());

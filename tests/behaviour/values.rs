@@ -1,10 +1,10 @@
-//! What a lock guards: read, written and deleted by whoever may, and never past the lock.
+//! Values under a lock: read, written and deleted by permitted callers, and never past the lock.
 
 use std::os::unix::fs::PermissionsExt;
 
 use crate::sandbox::{Done, Job, Kind, Sandbox, wait_until};
 
-/// Somebody who holds the lock until told to end; his handle stands in `files/handle`.
+/// A holder of the lock until it is told to end; its handle is in `files/handle`.
 fn holder(sandbox: &Sandbox, options: &str, name: &str) -> Job {
     let script = format!("csalock lock {options} {name} > handle && echo in && read line; csalock unlock -q {name}; :");
     let mut job = sandbox.script("dash", &script).spawn();
@@ -215,7 +215,7 @@ on_every_store! {
         assert_eq!(done.stdout, "75\n0\n");
         let said = "csalock: nothing was written, because you share lock x: held by pid ";
         assert!(done.stderr.starts_with(said) && done.stderr.ends_with("; release it, and acquire it exclusively\n"), "{}", done.stderr);
-        // One who died is in nobody's way.
+        // A dead caller blocks no other.
         let script = "csalock lock -s x > /dev/null; csalock put --unlock x c; echo $?";
         let mut dead = holder(sandbox, "-s", "x");
         let mut one = sandbox.script("dash", &script.replace("csalock put", "echo in; read line; csalock put")).spawn();
@@ -241,7 +241,7 @@ on_every_store! {
         let why = ", which let its time run out; the value was written for --even-if-stale";
         assert!(refused.len() == 3 && written.starts_with(stale) && written.ends_with(why), "{}", done.stderr);
         assert!(done.stderr.contains("say --even-if-stale, if no other caller has had it since"), "{}", done.stderr);
-        // Somebody has had it since.
+        // Another caller has had it since.
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
                       csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x true
                       csalock put -q --unlock --even-if-stale x newer; echo $?
@@ -401,7 +401,7 @@ on_every_store! {
     }
 }
 
-/// Who may read a value, of those who may use the store.
+/// The users of the store that may read a value.
 #[test]
 fn a_mode_is_never_wider_than_requested() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);

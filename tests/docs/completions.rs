@@ -8,7 +8,7 @@ use clap_complete::{Shell, generate};
 
 use super::{definition, in_project};
 
-/// What zsh does for hosts stands, in what clap_complete makes, for "a lock's name"; and so on.
+/// The completions of clap_complete treat "a lock's name" like a host name; and so on.
 const ZSH_ACTIONS: [(&str, &str); 2] = [(":_hosts'", ":_csalock_live'"), (":_users'", ":_csalock_job'")];
 
 /// Every script: its path and its text.

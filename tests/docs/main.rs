@@ -1,7 +1,7 @@
-//! Man pages and completions: made from the command line's definition, checked in, and held against it here.
+//! Man pages and completions: generated from the definition of the command line, checked in, and compared here.
 //!
-//! `CSALOCK_BLESS=1 cargo test --test docs` writes them anew. What clap cannot know is in `man/sections/` and
-//! `completions/live/`.
+//! `CSALOCK_BLESS=1 cargo test --profile checked --test docs` writes them again. `man/sections/` and
+//! `completions/live/` have the parts that clap does not know.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::print_stderr, reason = "tests")]
 

@@ -129,7 +129,7 @@ fn commands() -> Vec<(String, BTreeSet<String>)> {
     root.get_subcommands().flat_map::<Vec<_>, _>(all).collect()
 }
 
-/// What a shell offers after each of these lines: one paragraph a line.
+/// The completions of a shell after each of these lines: one paragraph a line.
 fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
     for (command, options) in commands() {
         let offered = offers(&["csalock", &command, "--"]);

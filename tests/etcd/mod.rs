@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use self::fair::is_within;
 use tempfile::TempDir;
 
-/// Whoever waits longer than this for a server waits for ever.
+/// Maximum time that a test waits for a server.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// How a cluster is to be.
@@ -35,7 +35,7 @@ pub(crate) struct Setup {
     pub(crate) client_certificates: bool,
     /// The password of `root`, if users have to log in.
     pub(crate) root: Option<&'static str>,
-    /// What else is said to each of them.
+    /// Further arguments of each of them.
     pub(crate) arguments: Vec<&'static str>,
     /// Where each of them runs; those that are not named: here, on the loopback.
     pub(crate) places: Vec<Place>,
@@ -89,7 +89,7 @@ pub(crate) fn shared() -> Option<&'static Cluster> {
     SHARED.get_or_init(|| Cluster::start(Setup::default())).as_ref()
 }
 
-/// A prefix that nobody else uses.
+/// A prefix of its own.
 pub(crate) fn new_prefix() -> String {
     static PREFIXES: AtomicU32 = AtomicU32::new(0);
     format!("test {}", PREFIXES.fetch_add(1, Ordering::Relaxed))
@@ -237,7 +237,7 @@ impl Cluster {
         self.place.path().join(name)
     }
 
-    /// What etcdctl says, as root if there are users.
+    /// Returns the output of etcdctl, as root if there are users.
     pub(crate) fn ctl(&self, words: &[&str]) -> String {
         self.ctl_as(self.setup.root.map(|password| ("root", password)), words)
     }
@@ -248,7 +248,7 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What the gateway of the first member answers.
+    /// Returns the reply of the gateway of the first member.
     pub(crate) fn post(&self, path: &str, question: &serde_json::Value) -> serde_json::Value {
         let (server, body) = (&self.members[0].client, question.to_string());
         let head = format!("POST {path} HTTP/1.0\r\nHost: {server}\r\nContent-Length: {}", body.len());
@@ -291,7 +291,7 @@ impl Cluster {
                     return self.members.iter().position(leads).unwrap();
                 }
             }
-            assert!(is_within(start, PATIENCE), "nobody leads");
+            assert!(is_within(start, PATIENCE), "the cluster has no leader");
         }
     }
 
@@ -352,7 +352,7 @@ impl Drop for Cluster {
     }
 }
 
-/// An authority, its certificates for `server` (this host) and `client` (nobody in particular), and a strange authority.
+/// An authority, its certificates for `server` (this host) and `client` (an arbitrary user), and an unknown authority.
 fn make_certificates(place: &Path) {
     let script = r#"
         set -e

@@ -1,4 +1,5 @@
-//! What an actor asks of a record, and how it takes the answer: the loop of the engine, one step at a time.
+//! The requests of an actor for a record, and its treatment of the response: the loop of the engine, one step at a
+//! time.
 
 use std::sync::Arc;
 
@@ -151,7 +152,7 @@ fn answer(outcome: &Response) -> Answer {
     }
 }
 
-/// Who has to give up, if this wait is part of a cycle.
+/// Returns the victim, if this wait is part of a cycle.
 fn victim_of_cycle(world: &World, state: &State, at: usize, task: Task) -> Option<usize> {
     if !state.actors[at].holds.iter().any(|hold| hold.is == super::actor::Holding::Told) {
         return None;
@@ -193,7 +194,7 @@ impl World {
         state.is_dead(&owner(&self.actors[of], of))
     }
 
-    /// What an actor asks for.
+    /// Returns the request of an actor.
     pub(crate) fn ask(&self, state: &mut State, at: usize, task: Task) -> Option<Request> {
         let actor = &state.actors[at];
         let claimant = |proof: Option<HandleHash>, owners| Credentials {

@@ -27,12 +27,12 @@ struct Clocks {
     planted: Option<Planted>,
 }
 
-/// What is wrong on purpose.
+/// A planted fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planted {
     /// A lease is over when the store's clock says so.
     StoreBelieved,
-    /// What a host has seen counts by CLOCK_BOOTTIME alone.
+    /// Observations of a host count by CLOCK_BOOTTIME alone.
     BootBelieved,
     /// A process that does not wait leaves no sighting.
     NothingNoted,
@@ -118,7 +118,7 @@ impl Model for Clocks {
             Action::HolderRenews => {
                 state.renewals -= 1;
                 state.lease = Some((state.now, state.store));
-                // What was seen of the lease before is not written any more.
+                // Observations of the earlier lease are not written any more.
                 (state.waits_since, state.noted) = (None, None);
                 state.sightings.clear();
             }

@@ -7,10 +7,10 @@ use csalock::lock::{Begun, Facts, Lease, LeaseClock, Liveness, ProcessId, Query,
 use super::state::State;
 use super::world::{Planted, World, home};
 
-/// Something that somebody has found out.
+/// A fact that an actor has found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Known {
-    /// What became of the process with this pid on this host.
+    /// The state of the process with this pid on this host.
     Fate(u8, i32, Seen),
     /// Whether this lease is over.
     Over(u64, bool),
@@ -18,7 +18,7 @@ pub(crate) enum Known {
     NotOutlasted(u64),
     /// This lease begins now.
     Lent(u64),
-    /// Nobody here makes decisions.
+    /// No actor makes commit records here.
     Undecided(usize),
 }
 

@@ -7,9 +7,9 @@ use csalock::lock::{Handle, HandleHash, Mode, Owner, PidDomain, ProcessId};
 pub(crate) struct World {
     /// How many names there are.
     pub(crate) names: usize,
-    /// Who is in it.
+    /// The actors in it.
     pub(crate) actors: Vec<Script>,
-    /// What may go wrong.
+    /// The faults that may happen.
     pub(crate) faults: Faults,
     /// How many slots [`Mode::Slot`] means.
     pub(crate) slots: u32,
@@ -17,7 +17,7 @@ pub(crate) struct World {
     pub(crate) bounded_looks: bool,
     /// Whether the hosts are copies of one machine: a process that is not on one of them may run on another.
     pub(crate) copies: bool,
-    /// What is wrong on purpose.
+    /// A planted fault.
     pub(crate) planted: Option<Planted>,
 }
 
@@ -38,10 +38,10 @@ pub(crate) struct Faults {
     pub(crate) leases: u8,
 }
 
-/// What somebody does, one task after the other.
+/// The tasks of an actor, one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct Script {
-    /// The host that it is on. What is on another one cannot be seen.
+    /// Its host. Processes of another host cannot be seen.
     pub(crate) host: u8,
     /// Whether the lock is for a shell, which lives on when the process ends that takes it.
     pub(crate) for_shell: bool,
@@ -49,11 +49,11 @@ pub(crate) struct Script {
     pub(crate) lasts: Lasts,
     /// Whether it may leave the queue at any time.
     pub(crate) impatient: bool,
-    /// Whether it refuses what somebody did not give back.
+    /// Whether it refuses a stale lock.
     pub(crate) refuses_stale: bool,
     /// Whether it lives on when it has done everything.
     pub(crate) stays: bool,
-    /// What it does.
+    /// Its tasks.
     pub(crate) tasks: Vec<Task>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum Lasts {
     OwnerLives,
     /// By a lease at most.
     AtMost,
-    /// By a lease that somebody renews.
+    /// By a lease that a keeper renews.
     Renewing,
 }
 
@@ -90,7 +90,7 @@ pub(crate) enum Task {
 /// A rule that is wrong on purpose, to see that a promise can be broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Planted {
-    /// Who cannot be seen is taken for dead.
+    /// An unknown process counts as dead.
     UnknownIsDead,
     /// A swap does not compare.
     NothingCompared,
@@ -98,15 +98,15 @@ pub(crate) enum Planted {
     NobodyServed,
     /// The first waiter steps back behind the last.
     QueueJumped,
-    /// What was removed is forgotten with its number.
+    /// A removed record is forgotten with its number.
     NumbersForgotten,
-    /// Where nothing is, nobody knows what was there.
+    /// The number of an absent record is unknown.
     BirthsUncounted,
-    /// Nobody is rung.
+    /// No actor is notified.
     NobodyRung,
-    /// What is granted to a waiter does not depend on it.
+    /// A grant to a waiter does not depend on the waiter.
     BornConfirmed,
-    /// Nobody sees that somebody is dead.
+    /// No actor sees that another is dead.
     DeathUnseen,
 }
 
@@ -186,7 +186,7 @@ impl World {
         self.faults.late_copies > 0 && self.planted != Some(Planted::BirthsUncounted)
     }
 
-    /// Whether actors are on several hosts, so that leases tell what nobody can see.
+    /// Whether actors are on several hosts, so that only leases show what cannot be seen.
     pub(crate) fn has_many_hosts(&self) -> bool {
         self.actors.iter().any(|actor| actor.host != self.actors[0].host)
     }
@@ -219,19 +219,19 @@ pub(crate) fn home(host: u8) -> PidDomain {
     PidDomain { boot: machine.clone(), pids: "p".into(), net: u64::from(host), machine }
 }
 
-/// What proves an actor's grants.
+/// Returns the credentials for the grants of an actor.
 pub(crate) fn proof(actor: usize) -> HandleHash {
     use std::sync::OnceLock;
     static PROOFS: OnceLock<Vec<HandleHash>> = OnceLock::new();
     PROOFS.get_or_init(|| (0..8).map(|at| Handle::new([at; 16]).proof()).collect())[actor]
 }
 
-/// Whose proof it is.
+/// Returns the actor with this proof.
 pub(crate) fn whose(wanted: &HandleHash) -> Option<usize> {
     (0..8).find(|actor| proof(*actor) == *wanted)
 }
 
-/// Whose the grants of an actor are.
+/// Returns the owner of the grants of an actor.
 pub(crate) fn party(script: &Script, actor: usize) -> Owner {
     Owner {
         domain: home(script.host),

@@ -161,14 +161,14 @@ fn a_keeper_renews_for_an_owner_that_dies_or_releases() {
     let keeper = Script::job(&[Task::Keep { of: 0, name: 0, renewals: 1 }]);
     let other = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host);
     explore(
-        "a keeper, and others who see the owner",
+        "a keeper, and others that see the owner",
         1,
         &[holder.clone(), keeper.clone(), other(0)],
         Faults { crashes: 1, leases: 3, ..NOTHING },
         Faults { crashes: 2, lost_replies: 1, leases: 4, ..NOTHING },
     );
     explore(
-        "a keeper, and others who do not",
+        "a keeper, and others that do not see the owner",
         1,
         &[holder, keeper, other(1)],
         Faults { crashes: 1, leases: 3, ..NOTHING },

@@ -119,7 +119,7 @@ pub(crate) fn force_removes_no_lock_that_replaced_an_unreadable_record(rig: &Rig
     let proofs = [&holders, &held].map(|grants| grants.iter().map(|grant| Some(grant.proof)).collect::<Vec<_>>());
     let taken = *taken.lock().unwrap();
     assert_eq!(proofs, [vec![taken], vec![taken]]);
-    // What force sees, it breaks.
+    // Force breaks the record that it saw.
     let answer = engine(rig, None).break_lock(b"x", None, None).unwrap();
     assert!(matches!(&answer, Response::Broken(broken) if broken.len() == 1), "{answer:?}");
     assert!(!engine(rig, None).inspect(b"x").unwrap().is_held());

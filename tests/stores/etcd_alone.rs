@@ -1,4 +1,4 @@
-//! What is true of the etcd store alone: its leases, its channels, and what it says when a cluster is not to be had.
+//! Properties of the etcd store alone: its leases, its channels, and its messages for an unreachable cluster.
 
 use std::io::{Read, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -24,7 +24,7 @@ use crate::rig::{Rig, stored};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Whatever is bounded ends in this time, also on a machine that is busy.
+/// Maximum duration of a bounded call, even on a busy machine.
 const BOUNDED: Duration = Duration::from_secs(16);
 
 fn open_as(url: &str, access: &Access) -> csalock::error::Result<Etcd> {
@@ -104,7 +104,7 @@ fn a_lease_lasts_its_duration_and_ends_soon_after() {
 #[test]
 fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
     let Some(rig) = Rig::etcd() else { return };
-    // What counts births is there from the first one on.
+    // The creation guards exist from the first creation on.
     let first = rig.put(b"x", None, b"body");
     rig.remove(b"x", &first);
     let before = rig.footprint();
@@ -244,7 +244,7 @@ fn history_stays_within_its_limits() {
     }
     let mut lines = Vec::new();
     rig.store.read_history(&mut |line| lines.push(line.to_vec())).unwrap();
-    // Nobody looks each time.
+    // Not every call reads.
     assert!(lines.len() < 900, "{}", lines.len());
     assert!(lines.last().unwrap().ends_with(b" 999\n"));
     rig.store.append_history(b"none", &limits.off());
@@ -436,7 +436,7 @@ fn a_hung_leader_is_bypassed() {
             CommitResult::Done(version) => version,
             CommitResult::Conflict => {
                 let found = store.read(b"x").unwrap().unwrap();
-                assert_eq!(found.body, body, "nobody else writes there");
+                assert_eq!(found.body, body, "no other client writes there");
                 found.version
             }
         };
@@ -615,7 +615,7 @@ fn logging_in() {
     store.flush();
     assert!(store.lease_expired(&lease).unwrap());
 
-    // The token is kept for others, in a file that nobody else can read and that does not bear the password.
+    // The token is kept for others, in a private file that does not contain the password.
     let [kept] = &tokens(runtime.path())[..] else { panic!("{:?}", tokens(runtime.path())) };
     assert_eq!(std::fs::metadata(kept).unwrap().permissions().mode() & 0o7777, 0o600);
     assert_eq!(std::fs::metadata(kept.parent().unwrap()).unwrap().permissions().mode() & 0o7777, 0o700);
@@ -684,6 +684,6 @@ fn a_full_cluster_is_reported() {
         .find_map(|number: u32| store.commit(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
     let full = full.unwrap();
     assert!(full.kind() == ErrorKind::InputOutput && full.to_string().contains("full"), "{full}");
-    // What is there can still be read.
+    // Existing records can still be read.
     assert!(store.read(b"x0").unwrap().is_some());
 }

@@ -1,4 +1,4 @@
-//! What a swap is to outlast, and who may read it, as far as that can be seen without a power cut.
+//! The durability and the readers of a committed record, as far as they can be seen without a power cut.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -95,7 +95,7 @@ pub(crate) fn a_record_that_fewer_may_read_than_the_database_is_refused(rig: &Ri
     assert_eq!(before, (fs::read(rig.path()).unwrap(), rig.footprint()));
     let third = stored(swap(b"third", WriteOptions { mode: Some(0o660), ..WriteOptions::default() }).unwrap());
     stored(remove(b"third", third).unwrap());
-    // What stands beside the database is for whoever may use it.
+    // The files beside the database are open to every user of the database.
     stored(swap(b"\0note", PRIVATE).unwrap());
     fs::set_permissions(rig.path(), PermissionsExt::from_mode(0o600)).unwrap();
     stored(swap(b"second", PRIVATE).unwrap());

@@ -1,4 +1,4 @@
-//! What every store promises (`src/store.rs`), as one suite that runs on every store.
+//! The promises of every store (`src/store.rs`), as one suite that runs on every store.
 
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]

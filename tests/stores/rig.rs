@@ -82,7 +82,7 @@ impl Rig {
         self.path.clone()
     }
 
-    /// What the place of each of its records names.
+    /// The name in the place of each of its records.
     pub(crate) fn is_in(&self) -> &Path {
         if self.kind == Kind::Etcd { &self.path } else { self.around() }
     }
@@ -159,7 +159,7 @@ impl Rig {
 pub(crate) fn stored(swap: CommitResult) -> Version {
     match swap {
         CommitResult::Done(version) => version,
-        CommitResult::Conflict => panic!("a swap that nobody disturbed met a conflict"),
+        CommitResult::Conflict => panic!("an undisturbed commit met a conflict"),
     }
 }
 

@@ -1,5 +1,5 @@
-//! What reaches the disk, and when, as strace(1) shows it, and what becomes of a swap when that fails. Like the storms,
-//! this is the test program again, with the steps to take in the environment.
+//! The writes that reach the disk, with their order, as strace(1) shows them, and the result of a commit when they
+//! fail. Like the storms, this is the test program again, with the steps in the environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const STORE: &str = "CSALOCK_TEST_STORE";
 const STEPS: &str = "CSALOCK_TEST_STEPS";
 const ANSWERS: &str = "CSALOCK_TEST_ANSWERS";
 
-/// What changes names or waits for the disk. The last is how the steps are told apart: nobody else asks for that.
+/// The calls that change names or wait for the disk. The last separates the steps, because no other code makes it.
 const CALLS: &str = "trace=openat,?mkdir,mkdirat,?rename,renameat,?renameat2,?unlink,unlinkat,?mknod,mknodat,?chmod,\
                      fchmod,fsync,fdatasync,syncfs,?readlink,readlinkat";
 
@@ -132,7 +132,8 @@ pub(crate) fn a_commit_that_lasts_is_synced_with_the_removal_of_its_journal(rig:
     let Some(steps) = trace(rig, "x.put.lasting x.put.lasting x.put.boot x.remove.whole x.remove.lasting") else {
         return;
     };
-    // SQLite syncs the journal's directory when it made the journal. What counts is the one after the journal is gone.
+    // SQLite syncs the journal's directory when it creates the journal. The sync after the removal of the journal is
+    // the one that counts.
     let lasting = |step: usize| {
         let at = |what: &str| steps[step].iter().position(|call| call == what).unwrap_or_else(|| panic!("{steps:#?}"));
         assert!(at("sync store-journal") < at("sync store") && at("sync store") < at("unlink store-journal"));
@@ -154,7 +155,7 @@ pub(crate) fn a_private_record_is_never_open_to_others(rig: &Rig) {
     assert!(modes.len() > 2 && modes.iter().all(|call| call.ends_with(" 0600")), "{steps:#?}");
 }
 
-/// What the disk refuses is no success, and leaves the old record or the new one.
+/// An error of the disk is not a success, and leaves the old record or the new one.
 pub(crate) fn a_sync_that_fails_is_an_error_and_tears_nothing(rig: &Rig) {
     let (mut old, mut new) = (0, 0);
     for (prepared, step) in [(0, "put"), (1, "put"), (2, "put"), (1, "remove"), (2, "remove")] {
@@ -184,7 +185,7 @@ pub(crate) fn a_sync_that_fails_is_an_error_and_tears_nothing(rig: &Rig) {
             assert!(answers[0] == "74" || journal, "{step} {inject} {answers:?} {log}");
             assert!([before, after].contains(&found.as_deref()), "{step} {inject} {found:?} {log}");
             *(if found.as_deref() == after { &mut new } else { &mut old }) += 1;
-            // And nobody is in the way of the next one.
+            // The next caller is not blocked.
             let version = rig.store.version(name.as_bytes()).unwrap();
             let version = rig.put(name.as_bytes(), version.as_ref(), b"next");
             rig.remove(name.as_bytes(), &version);
@@ -229,7 +230,7 @@ fn run(rig: &Rig, kind: &str, store: &Path, steps: &str, options: &[&str]) -> Op
     let output = match command.output() {
         Err(error) => {
             use std::io::Write;
-            // Straight to stderr: what `eprintln!` says in a test that passes, nobody sees.
+            // Directly to stderr, because a passing test does not show the output of `eprintln!`.
             let _ = writeln!(std::io::stderr(), "SKIPPED: strace: {error}");
             return None;
         }

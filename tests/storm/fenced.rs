@@ -1,5 +1,5 @@
-//! What a lease cannot prevent, a token can: a writer that was frozen beyond its lease comes too late, and is refused by a
-//! register that has seen a higher `CSALOCK_TOKEN`. Nothing that the register accepted is lost.
+//! A token prevents what a lease cannot: a writer that was frozen beyond its lease comes too late, and a register that
+//! has seen a higher `CSALOCK_TOKEN` refuses it. The register loses no accepted write.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -24,7 +24,7 @@ struct Register {
     fences: bool,
 }
 
-/// What is in the file.
+/// The content of the file.
 #[derive(Debug, Clone, Copy, Default)]
 struct Content {
     number: u64,
@@ -54,7 +54,7 @@ impl Register {
         result
     }
 
-    /// A read counts as well: whoever read before a higher token came must not write after it.
+    /// A read counts too: a reader from before a higher token must not write after it.
     fn read(&self, token: u64) -> Option<u64> {
         self.with(|content| self.admits(content, token).then_some(content.number))
     }
@@ -77,7 +77,7 @@ impl Register {
     }
 }
 
-/// What runs under the lock: adds one to the number, slowly.
+/// The critical section: it adds one to the number, slowly.
 #[test]
 #[ignore = "the writers run it"]
 fn add_one_as_a_client() {
@@ -117,7 +117,7 @@ fn has_read(sandbox: &Sandbox, group: Pid) -> bool {
     entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().ends_with(&end))
 }
 
-/// Whoever holds the lock, and has read, is frozen with its csalock until the next one has read.
+/// A holder that has read is frozen with its csalock until the next one has read.
 fn nothing_is_lost(kind: Kind) {
     Sandbox::with(kind, |sandbox| {
         let frozen = AtomicUsize::new(0);

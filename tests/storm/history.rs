@@ -20,7 +20,7 @@ pub(crate) struct History {
 
 type Calls<T> = Mutex<BTreeMap<String, Vec<Call<T>>>>;
 
-/// What came of a call, and when.
+/// The result of a call, and its time.
 pub(crate) struct Returned {
     pub(crate) from: u64,
     pub(crate) until: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Returned {
     pub(crate) stdout: String,
 }
 
-/// A lock that somebody has until it is released.
+/// A lock that is held until it is released.
 pub(crate) struct Held {
     pub(crate) handle: String,
     token: u64,
@@ -92,7 +92,7 @@ impl History {
             (Op::Break, 0) => self.locks.add(name, returned, OnMutex::Break),
             // Refused for what others do meanwhile, or nothing to break.
             (_, 75 | 84) | (Op::Break, 81) => {}
-            // A lock that nobody was told of is nobody's.
+            // A lock that was not reported has no holder.
             (Op::Get | Op::LookUp | Op::Lock { .. }, _) => {}
             (Op::Put, _) => self.values.add_unknown(name, returned, OnRegister::Put(who.to_string())),
             (Op::PutIfAbsent, _) => {
@@ -115,7 +115,7 @@ impl History {
         }
     }
 
-    /// What is wrong, and how many calls there were.
+    /// Returns the errors, and the number of calls.
     pub(crate) fn judge(&self) -> (Vec<String>, usize) {
         let values = judge_each::<Register>(&self.values);
         let claims = judge_each::<Claims>(&self.claims);

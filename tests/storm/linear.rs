@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// What an object does: its state, and what an operation with its result makes of that.
+/// The semantics of an object: its state, and the effect of an operation with its result.
 pub(crate) trait Object: Sized {
     type State: Clone + Eq + Hash + Debug;
     type Operation: Clone + PartialEq + Debug;
@@ -69,7 +69,7 @@ struct Search<'a, O: Object> {
     lookers: HashMap<&'a str, usize>,
 }
 
-/// What is wrong with this history, if no order of it is right.
+/// Returns the error of this history, if no order of it is right.
 pub(crate) fn judge<O: Object>(calls: &[Call<O::Operation>]) -> Result<(), String> {
     let calls = O::narrowed(calls);
     let mut order: Vec<usize> = (0..calls.len()).collect();

@@ -1,11 +1,11 @@
 //! The long storm: forty processes that do everything csalock can do, at random, while they are killed and stopped,
-//! their clocks are set, the disk is full and servers are restarted; and a witness who knows nothing of csalock.
+//! their clocks are set, the disk is full and servers are restarted; and a witness that knows nothing of csalock.
 //!
-//! What happens is a pure function of a seed: which command is run when by whom, and which fault befalls it at which
-//! point ([`schedule`]). How the kernel interleaves all of that is not, so a seed brings back what was done, not what
-//! came of it. Each storm prints its seed first and again when it fails; `CSALOCK_SEED=N` repeats it. A storm lasts ten
-//! seconds on each store, longer with `CSALOCK_TESTS`. Ten minutes on one store:
-//! `CSALOCK_TESTS=hours cargo test --profile checked --test storm on_etcd -- --nocapture`
+//! The events are a pure function of a seed: which worker runs which command when, and which fault hits it at which
+//! point ([`schedule`]). The kernel's interleaving is not, so a seed repeats the events, but not always their results.
+//! Each storm prints its seed first and again when it fails; `CSALOCK_SEED=N` repeats it. A storm lasts ten seconds on
+//! each store, longer with `CSALOCK_TESTS`. Ten minutes on one store: `CSALOCK_TESTS=hours cargo test --profile checked
+//! --test storm on_etcd -- --nocapture`
 
 #![allow(clippy::disallowed_methods, reason = "a test is a process of its own, with clocks and children")]
 #![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]

@@ -1,4 +1,4 @@
-//! What befalls the store: a disk that is full for a while, servers that are killed or stand still.
+//! The faults of the store: a disk that is full for a while, servers that are killed or stopped.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};

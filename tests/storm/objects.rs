@@ -1,4 +1,4 @@
-//! What a value, a claim and a lock are to those who call: the objects that histories are checked against.
+//! The meaning of a value, a claim and a lock for their callers: the objects that histories are checked against.
 
 use crate::linear::{Call, Object};
 
@@ -7,7 +7,7 @@ pub(crate) struct Register;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OnRegister {
-    /// What was found; `None`: that there is nothing.
+    /// The value found; `None`: there is none.
     Get(Option<String>),
     Put(String),
     /// Only if there was nothing; and whether so.
@@ -72,7 +72,7 @@ pub(crate) enum OnClaims {
     /// By this id; and whether it was had.
     Claim(String, bool),
     Unclaim(String, bool),
-    /// Who has it.
+    /// Its holder.
     LookUp(Option<String>),
 }
 
@@ -107,9 +107,9 @@ pub(crate) struct Mutex;
 pub(crate) enum OnMutex {
     /// With this token.
     Lock(u64),
-    /// What has this token; and whether it was held until then.
+    /// The grant with this token; and whether it was held until then.
     Unlock(u64, bool),
-    /// Whoever holds it.
+    /// The holder.
     Break,
 }
 
@@ -189,7 +189,7 @@ mod tests {
             &[(1, 9, put("a")), (2, 3, get("a")), (4, 5, get(""))],
             // Two see two writes in two orders.
             &[(1, 9, put("a")), (1, 9, put("b")), (2, 3, get("a")), (4, 5, get("b")), (6, 7, get("a"))],
-            // What has no result happens once.
+            // A call without a result happens once.
             &[(1, 0, put("a")), (2, 3, get("a")), (4, 5, put("b")), (6, 7, get("b")), (8, 9, get("a"))],
             &[(1, 2, OnRegister::PutIfAbsent("a".into(), true)), (1, 2, OnRegister::PutIfAbsent("b".into(), true))],
             &[(1, 2, put("a")), (3, 9, OnRegister::Delete(true)), (3, 9, OnRegister::Delete(true))],
@@ -251,7 +251,7 @@ mod tests {
         let moments = (0..count).map(|number| {
             let operation = make(rng, &state, number);
             let unknown = rng.u64(..8) == 0 && !O::is_pure(&operation);
-            // What has no result may not have happened.
+            // A call without a result may not have happened.
             if !unknown || rng.bool() {
                 state = O::apply(&state, &operation).unwrap();
             }

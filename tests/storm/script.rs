@@ -13,7 +13,7 @@ of() { rest=${held#*\"$1\":}; rest=${rest#[[\"]}; echo "${rest%%[]\"\},]*}"; }
 tokens() { case $held in *\"tokens\"*) rest=${held#*\"tokens\":[}; echo "${rest%%]*}";; *) of token;; esac; }
 "#;
 
-/// What a worker runs, and what it tells the section if that is the command itself.
+/// The command of a worker, and its message to the section if it is the command itself.
 pub(crate) struct Words {
     pub(crate) words: Vec<String>,
     pub(crate) told: String,
@@ -95,7 +95,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
                 names.reverse();
             }
             let names = names.join(" ");
-            // What the one before him left when he was killed is given up first.
+            // The leftovers of its killed predecessor are given up first.
             let give_up = format!("tell do=unclaims id=w{worker}; c unclaim -q --id w{worker} --all");
             script(format!(
                 "{give_up}; c claim -q{wait} --id w{worker} {names} > /dev/null || exit 0

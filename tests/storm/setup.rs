@@ -62,7 +62,7 @@ impl Ground {
         self.kind
     }
 
-    /// Words to be run, in a session of their own, by somebody who is called like this.
+    /// Returns a command in a session of its own, for the caller with this name.
     pub(crate) fn command(&self, words: &[String], who: &str, clock: Option<&str>) -> Command {
         let program = if words[0] == "csalock" { CSALOCK } else { &words[0] };
         let mut command = Command::new("setsid");
@@ -79,7 +79,7 @@ impl Ground {
         command
     }
 
-    /// csalock, called by nobody in particular.
+    /// Returns the result of csalock, called by this process.
     pub(crate) fn csalock(&self, words: &[&str]) -> Done {
         let call = self.sandbox.as_ref().unwrap().csalock(words).env("CSALOCK_STORE", &self.store);
         call.env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace()).capture()
@@ -103,7 +103,7 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        // What went wrong in a long storm is to be looked at.
+        // The files of a failed long storm are kept for inspection.
         if std::thread::panicking() && extent() > Extent::Quick {
             println!("left as it was: {}", self.place.display());
             let (from, to) = (self.place.join("mount"), self.place.join("store as it was"));

@@ -27,12 +27,12 @@ const FEW: usize = 200;
 /// How much of what happened last is shown of each name.
 const LAST: usize = 15;
 
-/// What came of a storm.
+/// The result of a storm.
 pub(crate) struct Verdict {
     pub(crate) wrong: Vec<String>,
-    /// What happened, in numbers.
+    /// The events, in numbers.
     pub(crate) figures: String,
-    /// What happened last, by name.
+    /// The last events, by name.
     pub(crate) last: String,
 }
 
@@ -230,7 +230,8 @@ fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
     wrong
 }
 
-/// At once: whoever held is dead or has given back; but for what was to be held for ever.
+/// All names can be acquired at once: their holders are dead or have released, except permanent locks, which are
+/// broken.
 fn all_can_be_taken(ground: &Ground) -> Vec<String> {
     ground.csalock(&["unlock", "-q", "--force", BREAKABLE]);
     let mut wrong = Vec::new();
@@ -245,7 +246,7 @@ fn all_can_be_taken(ground: &Ground) -> Vec<String> {
     wrong
 }
 
-/// What the dead left is swept, every record can be read, and the store is well.
+/// The leftovers of dead processes are swept, every record can be read, and the store is healthy.
 fn nothing_is_left(ground: &Ground) -> Vec<String> {
     let mut wrong = Vec::new();
     for value in ["n", "o", "p"].map(str::to_string).into_iter().chain(history::names('r')) {

@@ -21,10 +21,10 @@ use crate::setup::Ground;
 /// How much longer than it may a round can last on a machine that has other things to do, with its store away.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Who takes his time is stuck when nobody got anything done for so long.
+/// A storm is stuck after this time without progress of any worker.
 const STANDSTILL: u64 = 60_000;
 
-/// What happened in a storm.
+/// The events of a storm, counted.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) rounds: AtomicUsize,
@@ -171,8 +171,8 @@ impl Running {
         }
     }
 
-    /// Its status as a shell has it, when all of the group have ended; `None`: they do not, though they should, or
-    /// though nobody else has been in their way for long.
+    /// Returns its status as a shell has it, when all of the group have ended. `None`: they do not end, though they
+    /// should, or though no other process has blocked them for long.
     fn end(mut self, takes_its_time: bool, last_end: &AtomicU64) -> Option<i32> {
         let mut pause = Duration::from_millis(5);
         while !self.is_over_within(self.limit.saturating_sub(self.begun.elapsed()).max(pause)) || self.is_left() {

@@ -17,7 +17,7 @@ use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
 use crate::checker::{self, Report};
 
-/// What is wrong with a store.
+/// The fault of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     Nothing,
@@ -29,7 +29,7 @@ enum Wrong {
     OtherBytes,
     /// A removed record comes back.
     RemovalUndone,
-    /// What was written long ago arrives once more.
+    /// An old write arrives once more.
     LateCopy,
     /// Numbers begin anew after a removal.
     NumbersForgotten,
@@ -206,7 +206,7 @@ impl Fixture {
         AcquireRequest { lifetime, ..AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process) }
     }
 
-    /// One tries to take x. Who is refused goes away.
+    /// One process tries to take x. A refused process goes away.
     fn take(&self, who: usize, lifetime: Lifetime) -> AcquireRequest {
         self.take_with(who, self.applicant(who, lifetime))
     }
@@ -461,7 +461,7 @@ fn faults_of_engines_are_found() {
     let dropped = |record: &mut Record| record.holders.clear();
     for (what, change) in [
         ("twice", &twice as &dyn Fn(&mut Record)),
-        ("nobody is served", &no_waiter_is_granted),
+        ("no waiter is granted", &no_waiter_is_granted),
         ("old token", &old_token),
         ("dropped", &dropped),
     ] {
@@ -470,7 +470,7 @@ fn faults_of_engines_are_found() {
         Clumsy { fixture: &fixture, step: 0 }.commit(&release_ask(&fixture, &held), change);
         let report = fixture.report();
         assert!(!report.wrong.is_empty(), "{what}");
-        // Two exclusive holders are refused by whoever reads the record.
+        // A reader refuses a record with two exclusive holders.
         let why = if what == "twice" { "its record is unreadable" } else { "the rules make another record of it" };
         is_found(&report, why);
     }
@@ -548,7 +548,7 @@ fn a_result_may_be_missing_but_no_commit() {
         let mut lost = lines.clone();
         lost[at].event = Event::Conflict;
         nothing_is_found(&checker::check(&lost, None));
-        // Nobody said that it would be made.
+        // The commit was not announced.
         let step = (lines[at].process, lines[at].step);
         let unsaid: Vec<Line> = lines.iter().filter(|line| (line.process, line.step) != step).cloned().collect();
         let is_last = at + 1 == lines.len();

@@ -39,11 +39,11 @@ pub(super) struct Disk {
     kept: usize,
     names: Names,
     inodes: Inode,
-    /// What was written into a file: what the disk has for sure, and what came after it.
+    /// The content of a file: the bytes on the disk, and the later writes.
     files: BTreeMap<Inode, (Vec<u8>, Vec<Write>)>,
 }
 
-/// What becomes of what was written and not synced.
+/// The fate of writes that were not synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Kept,

@@ -8,7 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use super::{Job, Sandbox, plain};
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) code: Option<i32>,
@@ -96,7 +96,7 @@ impl<'a> Call<'a> {
         self.spawn().wait()
     }
 
-    /// The call itself, for whoever has his own way to run it.
+    /// Returns the call itself, for a test that runs it in its own way.
     pub(crate) fn into_command(self) -> Command {
         self.command
     }

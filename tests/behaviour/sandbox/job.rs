@@ -54,7 +54,7 @@ impl Job {
         self.child.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
-    /// What it has printed so far.
+    /// Returns the output so far.
     pub(crate) fn printed(&self) -> String {
         content(&self.stdout)
     }

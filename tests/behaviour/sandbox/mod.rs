@@ -40,7 +40,7 @@ pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
 /// The shells that scripts are tried in.
 pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh"];
 
-/// Whoever waits longer than this in a test waits for ever.
+/// Maximum time that a test waits for a condition.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The kinds of stores there are.
@@ -56,7 +56,7 @@ pub(crate) enum Kind {
 pub(crate) struct Sandbox {
     directory: tempfile::TempDir,
     kind: Kind,
-    /// What comes before the name of a store in its URL, and behind it.
+    /// Returns the URL before and after the name of a store.
     around: (String, &'static str),
     jobs: AtomicU32,
 }
@@ -168,8 +168,8 @@ impl Sandbox {
         if self.is_of_files() { of_files } else { "1s" }
     }
 
-    /// How many of something that a test does often: a tenth where each takes some answers of a server, and of hundreds
-    /// where nobody asked for all of them.
+    /// Returns the number of repetitions in a test: a tenth where each takes replies of a server, and a fraction of
+    /// hundreds in a quick run.
     pub(crate) fn many(&self, of_files: usize) -> usize {
         let of_this = if self.is_of_files() { of_files } else { of_files.div_ceil(10) };
         match of_this {
@@ -193,7 +193,7 @@ impl Sandbox {
         lines
     }
 
-    /// Waits until it is seen that the owner of a lock died, and everybody has said so who will.
+    /// Waits until the death of the owner of a lock is visible and recorded.
     pub(crate) fn await_abandoned(&self, name: &str) {
         wait_until("it is abandoned", || self.state(name) == "abandoned");
         if self.is_shared() {
@@ -269,14 +269,14 @@ impl Sandbox {
         }
     }
 
-    /// Somebody who holds the lock until its stdin ends.
+    /// A holder of the lock until its stdin ends.
     pub(crate) fn holder(&self, name: &str) -> Job {
         let job = self.csalock(["run", "-w", "inf", name, "cat"]).spawn();
         wait_until("the holder holds", || self.sight(name)["holders"][0]["command"] == "cat");
         job
     }
 
-    /// Somebody who waits for the lock, and runs the script when it has it.
+    /// A waiter for the lock that then runs the script.
     pub(crate) fn waiter(&self, name: &str, script: &str) -> Job {
         let before = self.waiting(name);
         let job = self.csalock(["run", "-w", "inf", name, "dash", "-c", script]).spawn();
@@ -284,7 +284,7 @@ impl Sandbox {
         job
     }
 
-    /// What `status --json` says about one lock.
+    /// Returns the JSON status of one lock.
     pub(crate) fn sight(&self, name: impl AsRef<OsStr>) -> Value {
         let arguments = [OsStr::new("status"), OsStr::new("--json"), name.as_ref()];
         let done = self.csalock(arguments).capture();
@@ -341,7 +341,7 @@ impl Sandbox {
         csalock::store::open(&location, csalock::environment::Environment::etcd, Arc::new(Unix::new())).unwrap()
     }
 
-    /// Changes a record behind everybody's back.
+    /// Changes a record without csalock.
     pub(crate) fn edit(&self, name: &str, change: impl Fn(&mut Record)) {
         self.edit_in(name, |_, record| change(record));
     }
@@ -399,7 +399,7 @@ pub(crate) fn wait_until_or_show(what: &str, mut is_so: impl FnMut() -> bool, ev
     let begun = Instant::now();
     while !is_so() {
         assert!(is_within(begun, PATIENCE), "waited in vain until {what}: {}", evidence());
-        // What takes longer is looked at less often: most looks start a process, and other tests run meanwhile.
+        // A longer wait polls less often: most polls start a process, and other tests run meanwhile.
         std::thread::sleep((begun.elapsed() / 20).clamp(Duration::from_millis(2), Duration::from_millis(50)));
     }
 }
@@ -414,7 +414,7 @@ pub(crate) fn steps() -> impl Iterator<Item = usize> {
 /// Says, past every capture of output, that something was not tried.
 pub(crate) fn skip(what: &str, why: &str) {
     use std::io::Write;
-    // Straight to stderr: what `eprintln!` says in a test that passes, nobody sees.
+    // Directly to stderr, because a passing test does not show the output of `eprintln!`.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {what}: {why}");
 }
 

@@ -57,7 +57,7 @@ impl Network {
 
     /// The words that run a program there which sees no processes but its own, as on a machine of its own.
     pub(crate) fn on_a_machine(&self, host: usize) -> Vec<String> {
-        // Whoever is process 1 of a namespace is not like others, so that is a shell.
+        // Process 1 of a namespace has special rules, so a shell takes that place.
         let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
         self.on(host).into_iter().chain(alone.map(str::to_string)).collect()
     }

@@ -10,7 +10,7 @@ pub(crate) struct Screen<'a> {
     socket: String,
 }
 
-/// What bash says when it has nothing to do.
+/// The prompt of bash.
 pub(crate) const PROMPT: &str = "ready>";
 
 impl<'a> Screen<'a> {

@@ -29,20 +29,20 @@ pub(crate) enum Place {
     Etcd,
 }
 
-/// What is so before the command is run.
+/// The state before the command is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Before {
     /// There is no store yet.
     NoStore,
-    /// Somebody living holds the name; HANDLE proves it.
+    /// A live process holds the name; HANDLE proves it.
     Held(&'static str),
     /// The one who calls the command holds it.
     Mine(&'static str),
-    /// It was held by somebody who was killed.
+    /// A process held it and was killed.
     Left(&'static str),
-    /// Somebody waits for the name.
+    /// A process waits for the name.
     Waiter(&'static str),
-    /// Whoever holds the name gives it back as soon as the command waits for it.
+    /// The holder releases the name as soon as the command waits for it.
     FreedSoon(&'static str),
     /// The name has the value "old".
     Value(&'static str),
@@ -57,7 +57,7 @@ pub(crate) struct Fixture {
     pub(crate) sandbox: Sandbox,
     pub(crate) place: Place,
     pub(crate) engine: Arc<Engine>,
-    /// Who holds: the name, the secret, and whether it is the one who calls.
+    /// A holder: the name, the secret, and whether it is the caller.
     pub(crate) held: Vec<(&'static str, Handle)>,
     pub(crate) mine: Vec<(&'static str, Handle)>,
     pub(crate) waiters: Vec<(&'static str, Job)>,
@@ -122,7 +122,7 @@ impl Fixture {
     fn take(&self, name: &str, owner: ProcessId) -> Handle {
         let host = self.engine.host();
         let handle = self.engine.new_handle().unwrap();
-        let command = b"somebody".to_vec();
+        let command = b"holder".to_vec();
         let party = Owner {
             domain: host.domain().unwrap(),
             processes: vec![owner],
@@ -142,7 +142,7 @@ impl Fixture {
         let claimant = self.engine.credentials(Some(proof), Vec::new()).unwrap();
         match self.engine.apply(name.as_bytes(), &Request::Release(claimant)) {
             Ok(Response::Released(_)) => Ok(()),
-            other => Err(format!("{name} is not given back: {other:?}")),
+            other => Err(format!("{name} is not released: {other:?}")),
         }
     }
 
@@ -158,7 +158,7 @@ impl Fixture {
         let (engine, before) = (self.engine.clone(), std::time::Instant::now());
         self.releasing = Some(std::thread::spawn(move || {
             let waits = || engine.inspect(name.as_bytes()).is_ok_and(|sight| !sight.record.waiters.is_empty());
-            // Should it never wait, then because it was killed before.
+            // If it never waits, it was killed before.
             while !waits() && before.elapsed() < std::time::Duration::from_millis(300) {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
@@ -168,7 +168,7 @@ impl Fixture {
         }));
     }
 
-    /// Waits for whoever is to free a name soon.
+    /// Waits for the holder that frees a name soon.
     pub(crate) fn settle(&mut self) {
         if let Some(releasing) = self.releasing.take() {
             releasing.join().unwrap();
@@ -219,7 +219,7 @@ impl Fixture {
         self.engine.inspect(name.as_bytes())
     }
 
-    /// Drafts are swept when they are older than any that somebody still works at.
+    /// Drafts are swept when they are older than any draft in use.
     pub(crate) fn age_drafts(&self) {
         for place in [self.store_path(), self.store_path().join(".work")] {
             for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
@@ -238,8 +238,8 @@ impl Fixture {
         self.sandbox.path(if self.place == Place::Beside { "files/.csalock" } else { "store" })
     }
 
-    /// What the store weighs: how many files and directories of which mode and size. Which record rests in it, and which
-    /// token is the highest, stands in names, and is of no account.
+    /// Returns the weight of the store: the number of files and directories by mode and size. Names differ in the
+    /// parked record and the highest token, so they do not count.
     pub(crate) fn weight(&self) -> Vec<String> {
         if self.place == Place::Sqlite {
             let database = rusqlite::Connection::open(self.store_path()).unwrap();

@@ -1,5 +1,5 @@
-//! What must be true after a command, whatever happened to it: nobody holds who was not told, nobody who was told has
-//! lost it, the next one gets in at once, values and claims are there wholly or not at all, and nothing is left behind.
+//! The invariants after a command under any fault: a holder was told so, no holder that was told has lost its lock, the
+//! next caller gets in at once, values and claims exist wholly or not at all, and no leftovers remain.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::sandbox::{CSALOCK, Done, proc, wait_until};
 /// Exit codes that a mishap may lead to. It is never an answer: busy, not held and the like are said only when they are so.
 const CODES: [i32; 5] = [69, 71, 73, 74, 77];
 
-/// What happened to a command.
+/// The fault that hit a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mishap {
     None,
@@ -49,7 +49,7 @@ pub(crate) fn check(
         gone(run)?;
     }
     if mishap == Mishap::Killed {
-        // What was half-way to being stored is stored by whoever comes by.
+        // A half-stored record is completed by the next caller.
         fixture.call(&["gc"]).capture();
     }
     let succeeded = run.status.code() == Some(0);
@@ -87,7 +87,7 @@ fn answer(scenario: &Scenario, mishap: Mishap, run: &Traced, undisturbed: Option
         // The command of run-with-lock was killed.
         (Some(137), _) if killed => Ok(()),
         (Some(126 | 127), _) if at_exec => Ok(()),
-        // There was nobody who would have renewed its lease.
+        // The lease had no keeper.
         (Some(85), _) if run.stderr.contains("it was not run") => Ok(()),
         (Some(code), _) if !CODES.contains(&code) => Err(format!("exit {code}")),
         // A doctor's findings are results.
@@ -119,7 +119,7 @@ fn names(fixture: &Fixture, scenario: &Scenario) -> Vec<&'static str> {
     if has_y { vec!["x", "y"] } else { vec!["x"] }
 }
 
-/// Who holds was told so, and who was told so holds.
+/// The holders are exactly the callers that were told so.
 fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
     let proofs = |held: &[(&str, Handle)], name: &str| -> Vec<HandleHash> {
         held.iter().filter(|(of, _)| *of == name).map(|(_, handle)| handle.proof()).collect()
@@ -158,7 +158,7 @@ fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Han
             });
             let is_known = before.contains(&grant.proof) || given.iter().any(|handle| handle.proof() == grant.proof);
             if !is_known && !is_waiters {
-                return Err(format!("{name} is held by somebody who was not told: {grant:?}"));
+                return Err(format!("{name} is held by a process that was not told: {grant:?}"));
             }
             if succeeded && ends && before.contains(&grant.proof) {
                 return Err(format!("{name} is still held: {grant:?}"));
@@ -190,7 +190,7 @@ fn values(fixture: &Fixture, scenario: &Scenario, succeeded: bool) -> Verdict {
     Ok(())
 }
 
-/// Removes the value, by somebody who has never held the lock: else it might be said that he lost it.
+/// Removes the value as a caller that has never held the lock, because an earlier holder might be told of its loss.
 fn forget_value(fixture: &Fixture) -> Verdict {
     if fixture.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?.is_none() {
         return Ok(());
@@ -235,7 +235,7 @@ fn claims(fixture: &Fixture, scenario: &Scenario, succeeded: bool) -> Verdict {
 
 fn release_all(fixture: &mut Fixture, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
     for (name, handle) in fixture.held.iter().chain(&fixture.mine) {
-        // Whoever ended it need not know.
+        // The process that ended it need not know.
         let _ = fixture.release(name, handle.proof());
     }
     for name in names(fixture, scenario) {
@@ -249,7 +249,7 @@ fn release_all(fixture: &mut Fixture, scenario: &Scenario, succeeded: bool, give
     Ok(())
 }
 
-/// Who waited gets in now.
+/// The waiter gets in now.
 fn waiters(fixture: &mut Fixture) -> Verdict {
     for (name, mut job) in fixture.waiters.drain(..) {
         let begun = Instant::now();
@@ -257,11 +257,11 @@ fn waiters(fixture: &mut Fixture) -> Verdict {
             proc::wait_for_end(job.pid(), BOUNDED / 10);
         }
         if !job.has_ended() {
-            return Err(format!("who waited for {name} waits on: {:?}", fixture.engine.inspect(name.as_bytes())));
+            return Err(format!("the waiter for {name} still waits: {:?}", fixture.engine.inspect(name.as_bytes())));
         }
         let done = job.wait();
         if done.code != Some(0) {
-            return Err(format!("who waited for {name} did not get it: {done:?}"));
+            return Err(format!("the waiter for {name} did not acquire it: {done:?}"));
         }
     }
     Ok(())
@@ -293,7 +293,7 @@ fn tidy(fixture: &Fixture, weight: &[String]) -> Verdict {
     let found = fixture.weight();
     let mut found = found;
     if fixture.place == Place::Etcd {
-        // A lease that nobody could give back.
+        // A lease that could not be released.
         wait_until("it is as it was", || {
             found = fixture.weight();
             found == weight

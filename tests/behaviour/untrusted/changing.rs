@@ -1,5 +1,5 @@
-//! Things that change between our look and our step: somebody exchanges what is ours for a link that leads out of the
-//! store, and back, as fast as he can, while commands run.
+//! Objects that change between a check and its use: another process exchanges files of csalock for a link that leads
+//! out of the store, and back, as fast as possible, while commands run.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ fn while_exchanged(one: &Path, other: &Path, mut work: impl FnMut(usize)) {
     assert!(exchanges.into_inner() > commands(), "it was exchanged too seldom to try anything");
 }
 
-/// A store elsewhere, in which `x` is free, and `bait` is held by somebody with a secret.
+/// A store elsewhere, in which `x` is free, and a holder with a secret has `bait`.
 fn bait(sandbox: &Sandbox) -> PathBuf {
     plant(
         sandbox,
@@ -57,7 +57,7 @@ fn bait(sandbox: &Sandbox) -> PathBuf {
     sandbox.path("outside/store")
 }
 
-/// Nobody is in, and nothing was seen of what is outside.
+/// No process is inside, and no content from outside was shown.
 #[track_caller]
 fn is_no_lock(sandbox: &Sandbox, done: &Done, codes: &[i32]) {
     assert!(codes.contains(&done.code.unwrap()), "{done:?}");
@@ -105,7 +105,7 @@ fn a_working_directory_that_is_exchanged_for_a_link_leads_nowhere() {
         assert!(matches!(done.code, Some(0 | 65)), "{words:?} {done:?}");
     });
     outside.is_as_it_was("an exchange");
-    // A lock whose giving back met the link is still there, of somebody dead.
+    // A lock whose release met the link is still there, with a dead holder.
     let taken = sandbox.csalock(["run", "-n", "y", "true"]).capture();
     assert_eq!((taken.code, taken.stdout.as_str()), (Some(0), ""), "{taken:?}");
     assert!(taken.stderr.is_empty() || taken.stderr.ends_with(", which died without releasing it\n"), "{taken:?}");

@@ -1,4 +1,4 @@
-//! Far more of everything than anybody needs.
+//! Far larger numbers than any real use.
 
 use std::fs;
 use std::path::Path;
@@ -71,7 +71,7 @@ fn drafts_without_end_in_a_records_directory_are_cleared_away() {
         fs::create_dir_all(&place).unwrap();
         fill(&place, |number| format!("rec.00000001{number:016x}"));
     }
-    // Nobody has it, for there is no pointer.
+    // The name has no holder, because it has no pointer.
     assert_eq!(bounded(&sandbox, &["status", "-1"]).stdout, "other\n");
     assert_eq!(bounded(&sandbox, &["run", "-n", "x", "true"]).code, Some(0));
     assert_eq!(bounded(&sandbox, &["run", "-n", "other", "true"]).code, Some(84));
@@ -91,7 +91,7 @@ fn a_record_of_thousands_is_shown_and_queued_at_once() {
             let mut secret = [0; 16];
             secret[..8].copy_from_slice(&number.to_le_bytes());
             let mut grant = csalock::lock::Grant { proof: Handle::new(secret).proof(), ..grant.clone() };
-            // Each another process that cannot be seen from here: nobody is known to be dead.
+            // Each is another process that cannot be seen from here, so none is known to be dead.
             grant.owner.domain.boot = "elsewhere".to_string();
             grant.owner.domain.machine = "elsewhere".to_string();
             grant.owner.processes = vec![ProcessId { pid: 1 + number as i32, start: number as u64 }];

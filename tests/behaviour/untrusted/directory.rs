@@ -121,7 +121,7 @@ fn store(sandbox: &Sandbox) -> Outside<'_> {
     Outside::new(sandbox)
 }
 
-/// What every command answers while that is in the way of `x`. `other` is shown, held and given back as ever.
+/// The result of every command while that object is in the way of `x`. `other` is shown, held and released as usual.
 #[track_caller]
 fn is_refused(sandbox: &Sandbox, outside: &Outside<'_>, strange: &Strange, said: &str) {
     for words in [
@@ -258,7 +258,7 @@ const IN_WORK: [Strange; 15] = [
         said: "",
     },
     Strange {
-        what: "names that are no text",
+        what: "names that are not text",
         script: "touch -d '1 hour ago' \"$W/\"$'.new.\\xff' \"$W/\"$'token.\\xff' \"$W/\"$'rest.\\xff\\n' \"$STORE/\"$'\\n\\x1b[2J' ; rm \"$STORE/\"$'\\n\\x1b[2J'",
         code: 0,
         said: "",
@@ -331,7 +331,7 @@ fn a_link_in_place_of_the_store_is_followed_if_no_other_user_can_have_created_it
                     real directory\n";
         assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(77), said.to_string()), "{words:?}");
     }
-    outside.is_as_it_was("a link that somebody else made");
+    outside.is_as_it_was("a link of another user");
 }
 
 #[test]
@@ -362,7 +362,7 @@ fn a_foreign_object_in_place_of_the_store_is_named_and_left_alone() {
         bounded(&sandbox, &["doctor"]);
     }
     assert!(!sandbox.path("files/ran").exists());
-    outside.is_as_it_was("what is no store");
+    outside.is_as_it_was("a foreign directory");
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn is_clean(what: &str, done: &Done) {
     }
 }
 
-/// A record in which everything that is anybody's choice is poison.
+/// A record with poison in every free field.
 fn poisoned(record: &mut Record) {
     let holders = record.holders.iter_mut();
     for party in holders.map(|grant| &mut grant.owner).chain(record.waiters.iter_mut().map(|waiter| &mut waiter.owner))
@@ -224,7 +224,7 @@ fn an_invalid_argument_is_repeated_without_harm() {
     }
 }
 
-/// What is drawn on a terminal has controls of ours; what a stranger chose is not among them.
+/// The program draws controls on a terminal; the text of an untrusted record is not among them.
 #[track_caller]
 fn is_drawn_clean(what: &str, drawn: &str) {
     for poison in [

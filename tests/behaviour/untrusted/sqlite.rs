@@ -12,7 +12,7 @@ fn store(sandbox: &Sandbox) -> Outside<'_> {
     Outside::new(sandbox)
 }
 
-/// Nobody gets in, and everybody is told.
+/// No caller gets in, and every caller is told the reason.
 #[track_caller]
 fn refuses(sandbox: &Sandbox, words: &[&str], code: i32, said: &str) -> Done {
     let done = bounded(sandbox, words);
@@ -104,7 +104,7 @@ fn a_journal_that_names_another_file_removes_nothing() {
     assert_eq!(sandbox.state("x"), "held");
 }
 
-/// Changes the database behind everybody's back.
+/// Changes the database without csalock.
 fn edit(sandbox: &Sandbox, sql: &str) {
     Connection::open(sandbox.store_path()).unwrap().execute_batch(sql).unwrap();
 }

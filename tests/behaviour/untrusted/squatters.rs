@@ -1,4 +1,4 @@
-//! Somebody rings where he has no business.
+//! Notifications from a foreign process.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};

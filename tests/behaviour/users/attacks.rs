@@ -1,5 +1,5 @@
-//! What somebody can do to the others who shares a store with them, and what not. (That he breaks their locks with
-//! `--force`, or by changing files, no lock of files can prevent; that stands in `SECURITY.md`.)
+//! The harm that one user of a shared store can do to the others, and its limits. (No lock of files can prevent that a
+//! user breaks locks with `--force` or by changing files; see `SECURITY.md`.)
 
 use std::os::unix::fs::symlink;
 
@@ -30,7 +30,7 @@ fn the_visible_part_of_a_lock_does_not_open_it() {
         assert!(matches!(code, 64 | 81 | 82), "{code}");
     }
     assert_eq!(Bert.code(&sandbox, &store, &["status", "-q", "x"]), 0);
-    // The handle opens it for whoever has it and may write there.
+    // Every process with the handle and write permission can release it.
     assert_eq!(Carl.code(&sandbox, &store, &["unlock", "--handle", &handle, "x"]), 77);
     assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--handle", &handle, "x"]), 0);
 }
@@ -61,7 +61,7 @@ fn a_flood_of_a_queue_or_a_store_ends_and_other_callers_go_on() {
     wait_until("the flood is there", || waiting() >= 16);
     assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "other", "true"]), 0);
     assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
-    // The dead of the flood are nobody's way.
+    // The dead waiters of the flood block no caller.
     nix::sys::signal::killpg(nix::unistd::Pid::from_raw(flood.pid()), nix::sys::signal::Signal::SIGKILL).unwrap();
     flood.kill();
     let waiter = Anne.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
@@ -146,7 +146,7 @@ fn replaced_files_are_not_a_free_lock() {
         std::os::unix::fs::chown(&record, Some(4102), Some(GROUP)).unwrap();
         assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 65);
     }
-    // Nor is one that others cannot read.
+    // A store that others cannot read is refused too.
     std::fs::set_permissions(&record, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
     assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 77);
     std::fs::write(&record, &whole).unwrap();

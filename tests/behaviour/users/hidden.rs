@@ -3,7 +3,7 @@
 use super::{Anne, Bert, GROUP, place};
 use crate::sandbox::{Call, Kind, Sandbox, has, is_root, wait_until};
 
-/// Bert, in a mount namespace in which /proc shows him nobody but himself.
+/// Bert, in a mount namespace whose /proc shows only his own processes.
 fn bert_sees_no_process<'a>(sandbox: &'a Sandbox, store: &str, hiding: &str, arguments: &[&str]) -> Call<'a> {
     let script = format!("mount -t proc -o {hiding} proc /proc && exec \"$@\"");
     let words: Vec<String> = ["unshare", "-m", "sh", "-c", &script, "sh"].iter().map(ToString::to_string).collect();
@@ -26,7 +26,7 @@ fn an_unknown_process_does_not_count_as_dead() {
         let done = bert_sees_no_process(&sandbox, &store, hiding, &["gc"]).capture();
         assert_eq!(done.code, Some(0), "{hiding} {done:?}");
         assert_eq!(Anne.code(&sandbox, &store, &["status", "-q", "x"]), 0, "{hiding}");
-        // Her death is seen all the same, by whoever waits and by whoever comes later.
+        // Waiters and later callers see her death all the same.
         let waiter = bert_sees_no_process(&sandbox, &store, hiding, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
         wait_until("it waits", || {
             let done = Anne.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();

@@ -1,4 +1,4 @@
-//! What a user who is killed leaves behind, and others need gone.
+//! The leftovers of a killed user that others need removed.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn root_changes_no_ownership_of_foreign_files() {
     let home = place(&sandbox, "home-of-anne", (4101, 4101, 0o755));
     let roots = place(&sandbox, "home-of-anne/roots", (0, 0, 0o700));
     std::fs::write(roots.join("secret"), "").unwrap();
-    // Whatever Anne puts in the place of what root has just made: here it is stopped after mkdir(2).
+    // Anne replaces the object that root has just created: root is stopped here after mkdir(2).
     let file = home.join("file");
     let words = [
         "strace",
@@ -95,7 +95,7 @@ fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
                 assert_eq!(person.code(&sandbox, &store, &["del", name]), 0);
             }
         }
-        // Bert was killed in the same step, too; and whoever may remove it all does.
+        // Bert was killed in the same step, too; a user with permission removes all of it.
         for name in ["x", "y"] {
             place(&sandbox, &format!("shared/{name}"), (4101, group, mode & 0o2777));
             place(&sandbox, &format!("shared/{name}/inner"), (4102, group, mode & 0o2777));

@@ -60,7 +60,7 @@ pub(super) fn link(
     segments.into_iter().flatten().collect()
 }
 
-/// What builds on a version: another step, or the end.
+/// The successor of a version: another step, or the end.
 enum Needs<'a> {
     Step(&'a Step),
     End(&'a [u8]),

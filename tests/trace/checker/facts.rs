@@ -7,7 +7,7 @@ use csalock::trace::{Decided, Line};
 
 use super::{Key, Known, Report, Step, named};
 
-/// When a lease was seen over for the first time, and by whom.
+/// The first observation of the end of a lease, and its process.
 type Over = HashMap<String, (u64, String)>;
 
 pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &mut Report) {

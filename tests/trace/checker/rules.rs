@@ -83,7 +83,7 @@ fn begun(mut next: Record, after: &Record, ask: &Request) -> Record {
     next
 }
 
-/// What was seen of a name so far.
+/// The state of a name so far.
 #[derive(Default)]
 struct Seen {
     highest: u64,
