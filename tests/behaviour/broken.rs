@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::sandbox::{Done, Mount, Sandbox, is_root, wait_until};
+use crate::sandbox::{Done, Job, Mount, Sandbox, is_root, wait_until};
 
 const NOBODY: u32 = 65534;
 
@@ -40,6 +40,15 @@ fn every_command_refuses(sandbox: &Sandbox, store: &str, codes: &[i32], path: &P
         refused(sandbox, &done, codes, path);
     }
     assert_eq!(sandbox.listing("files"), before);
+}
+
+/// Returns the holder of the lock `held` and its handle. The test itself is not the holder, because a holder is refused at
+/// once.
+fn held_by_another(sandbox: &Sandbox, store: &str) -> (Job, String) {
+    let holder = sandbox.call("cat", [""; 0]).spawn();
+    let words = ["lock", "--forever", "--pid", &holder.pid().to_string(), "held"];
+    let handle = sandbox.csalock(words).env("CSALOCK_STORE", store).capture().line();
+    (holder, handle)
 }
 
 on_every_store_of_files! {
@@ -138,9 +147,7 @@ on_every_store_of_files! {
         let mount = Mount::new(sandbox, "size=4m");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
-        // Another process is the holder, because the holder itself is refused at once.
-        let other = sandbox.call("cat", [""; 0]).spawn();
-        let handle = call(&["lock", "--forever", "--pid", &other.pid().to_string(), "held"]).line();
+        let (_holder, handle) = held_by_another(sandbox, &store);
         mount.again(sandbox, "ro");
         let before = sandbox.listing("files");
         for words in [&["lock", "x"][..], &["run", "x", "touch", "ran"], &["run", "-F", "x", "touch", "ran"],
@@ -183,9 +190,7 @@ on_every_store_of_files! {
         let _mount = Mount::new(sandbox, "size=256k");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
-        // Another process is the holder, because the holder itself is refused at once.
-        let other = sandbox.call("cat", [""; 0]).spawn();
-        let handle = call(&["lock", "--forever", "--pid", &other.pid().to_string(), "held"]).line();
+        let (_holder, handle) = held_by_another(sandbox, &store);
         let filler = sandbox.path("files/mount/filler");
         sandbox.script("dash", "cat /dev/zero > mount/filler 2>/dev/null; :").run();
         for words in [&["lock", "x"][..], &["run", "x", "touch", "ran"], &["run", "-F", "x", "touch", "ran"]] {

@@ -31,8 +31,8 @@ on_every_shared_store! {
     }
 
     fn a_killed_keeper_is_replaced_and_a_finished_keeper_is_not(sandbox: &Sandbox) {
-        let keepers = |guardian: i32| -> Vec<i32> {
-            let children = std::fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap();
+        let keepers = |supervisor: i32| -> Vec<i32> {
+            let children = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).unwrap();
             let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
             let name = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             pids.filter(|pid| name(pid) == "csalock-keeper\n" && crate::sandbox::proc::lives(*pid)).collect()

@@ -183,7 +183,7 @@ on_every_kind_of_store! {
             return;
         }
         // A lease that a loaded machine can keep; one that is not heard of would end much later.
-        // Before the keeper looks for the first time, and before the wrapper could listen.
+        // Before the keeper looks for the first time, and before the supervisor could listen.
         for (late, options) in [("-f -e inject=setsid:delay_exit=200000", "--ttl 10s"), ("-e inject=bind:delay_enter=200000", "")] {
             let script = "echo $$ > begun; csalock renew -q --ttl 2s x; mv begun pid; exec sleep 30";
             let run = format!("exec strace -D -qq -o trace {late} csalock run -q {options} x dash -c '{script}'");

@@ -107,7 +107,7 @@ on_every_kind_of_store! {
             others(sandbox);
             job.send(Signal::SIGCONT);
             if ends {
-                wait_until("its wrapper has ended", || job.has_ended());
+                wait_until("its supervisor has ended", || job.has_ended());
             }
             is_not_lost(sandbox, job);
             let _ = ["go", "done"].map(|file| std::fs::remove_file(sandbox.path("files").join(file)));

@@ -130,7 +130,7 @@ on_every_store! {
     fn the_file_is_free_when_all_processes_are_killed(sandbox: &Sandbox) {
         let mut job = holder(sandbox, &[]);
         killpg(Pid::from_raw(job.pid()), Signal::SIGKILL).unwrap();
-        wait_until("the wrapper has ended", || job.has_ended());
+        wait_until("the supervisor has ended", || job.has_ended());
         wait_until("the file is free", || is_free(sandbox, "f"));
         assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
     }
@@ -200,7 +200,7 @@ on_every_store! {
 
     fn a_waiter_that_is_killed_leaves_nothing(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
-        for (options, whom) in [(&[][..], "wrapper"), (&[], "command"), (&["-F"], "wrapper")] {
+        for (options, whom) in [(&[][..], "supervisor"), (&[], "command"), (&["-F"], "supervisor")] {
             let mut job = waiter(sandbox, options, &["touch", "ran"]);
             let pid = if whom == "command" { sandbox.holders("./f")[0] } else { job.pid() };
             kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();

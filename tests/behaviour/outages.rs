@@ -290,7 +290,7 @@ fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     sandbox.file("files/over", "");
     let done = await_end(holder);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-    // Where the guardian asks a server that stands still, the keeper is faster, and says that the command died.
+    // Where the supervisor asks a server that stands still, the keeper is faster, and says that the command died.
     let done = await_end(waiter);
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));

@@ -14,7 +14,7 @@ const TAKE_OVERS: (usize, u128) = (25, 100);
 /// The same where each takes some answers of a server.
 const TAKE_OVERS_OF_SERVERS: (usize, u128) = (9, 200);
 
-/// Kills the wrapper and the command that it guards.
+/// Kills the supervisor and the command that it guards.
 fn kill_both(sandbox: &Sandbox, holder: &mut Job) {
     let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
     holder.kill();
@@ -42,6 +42,18 @@ fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&m
     println!("median {} ms of {spans:?}", spans[take_overs / 2]);
     let most = fair(Duration::from_millis(millis as u64)).as_millis();
     assert!(spans[take_overs / 2] <= most, "{most} {spans:?}");
+}
+
+/// Kills the first of three waiters, which write their numbers, and releases the lock.
+#[track_caller]
+fn the_second_is_next_after_the_first_is_killed(sandbox: &Sandbox, mut holder: Job, mut waiters: Vec<Job>) {
+    waiters[0].kill();
+    holder.release();
+    // Only now, because this kills its children too.
+    waiters.remove(0);
+    waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
+    assert_eq!(sandbox.read("files/order"), "2\n3\n");
+    assert_eq!(sandbox.state("x"), "free");
 }
 
 on_every_store! {
@@ -87,18 +99,13 @@ on_every_store! {
     }
 
     fn the_second_of_three_waiters_is_next_after_the_first_is_killed(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let mut waiters: Vec<Job> = (1..=3).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
-        waiters[0].kill();
-        holder.release();
-        waiters.remove(0);
-        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
-        assert_eq!(sandbox.read("files/order"), "2\n3\n");
-        assert_eq!(sandbox.state("x"), "free");
+        let holder = sandbox.holder("x");
+        let waiters: Vec<Job> = (1..=3).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
+        the_second_is_next_after_the_first_is_killed(sandbox, holder, waiters);
     }
 
     fn the_second_of_three_shells_is_next_after_the_first_is_killed(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+        let holder = sandbox.holder("x");
         let mut waiters = Vec::new();
         for number in 1..=3 {
             let script = format!("csalock lock -w inf x >/dev/null; echo {number} >> order; csalock unlock x");
@@ -106,12 +113,7 @@ on_every_store! {
             wait_until("it waits", || sandbox.waiters("x").len() == number);
         }
         // The shell dies; its csalock waits without a caller.
-        waiters[0].kill();
-        holder.release();
-        waiters.remove(0);
-        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
-        assert_eq!(sandbox.read("files/order"), "2\n3\n");
-        assert_eq!(sandbox.state("x"), "free");
+        the_second_is_next_after_the_first_is_killed(sandbox, holder, waiters);
     }
 
     fn a_waiter_that_gave_up_leaves_nothing(sandbox: &Sandbox) {

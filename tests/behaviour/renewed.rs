@@ -52,7 +52,7 @@ fn the_keeper(sandbox: &Sandbox) -> i32 {
     keepers(sandbox)[0]
 }
 
-/// A command that holds the lock until its stdin ends, its wrapper, and its pid.
+/// A command that holds the lock until its stdin ends, its supervisor, and its pid.
 fn running(sandbox: &Sandbox, options: &[&str]) -> (Job, i32) {
     let words = [&["run"], options, &["x", "dash", "-c", "echo $$; cat; :"]].concat();
     let mut job = csalock(sandbox, &words).spawn();
@@ -207,7 +207,7 @@ on_every_shared_store! {
     }
 
     fn a_command_never_runs_without_a_keeper(sandbox: &Sandbox) {
-        // However soon its wrapper is killed.
+        // However soon its supervisor is killed.
         for _ in 0..10 {
             let (mut job, command) = running(sandbox, &[]);
             job.send(Signal::SIGKILL);
@@ -232,7 +232,7 @@ on_every_shared_store! {
         let (mut job, command) = running(sandbox, &[]);
         assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
         wait_until("the command has ended", || !lives(command));
-        wait_until("the wrapper has ended", || job.has_ended());
+        wait_until("the supervisor has ended", || job.has_ended());
         assert_eq!(job.wait().code, Some(85));
     }
 
@@ -261,7 +261,7 @@ on_every_shared_store! {
         let next = csalock(sandbox, &["run", "-q", "-w", "inf", "x", "dash", "-c", &format!("grep -q '^State:.[^ZX]' /proc/{command}/status 2> /dev/null && echo both")]);
         let done = next.capture();
         assert_eq!(done.stdout, "");
-        wait_until("the wrapper has ended", || job.has_ended());
+        wait_until("the supervisor has ended", || job.has_ended());
         let done = job.wait();
         assert_eq!(done.code, Some(85));
         let said = "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see `csalock doctor`\n";

@@ -51,7 +51,7 @@ fn a_keeper_that_cannot_release_for_a_dead_owner_does_not_renew() {
     assert_eq!(next.code, Some(0), "{next:?}");
 }
 
-/// Makes each call of the guardian take as long as with a slow server.
+/// Makes each call of the supervisor take as long as with a slow server.
 const SLOW: &str = "strace -qq -f -p $PPID -e trace=%file,getdents64 \
                         -e inject=%file,getdents64:delay_enter=600ms -o trace 2> strace &
                     while grep -q 'TracerPid:.0$' /proc/$PPID/status; do sleep 0.02; done

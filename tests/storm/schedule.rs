@@ -178,7 +178,7 @@ pub(crate) enum Shot {
 /// The target. If there is no such process, any process of the round is hit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Aim {
-    /// The csalock that was called, which is also the guardian of a command.
+    /// The csalock that was called, which is also the supervisor of a command.
     Caller,
     /// The one that takes the lock, and becomes the command.
     Waiter,

@@ -161,7 +161,7 @@ fn last(ground: &Ground, events: &str) -> String {
     format!("what happened last:\n{}\nwhat was said last:\n{}", shown.join("\n\n"), tail(&said))
 }
 
-/// Keepers too, and guardians.
+/// Keepers too, and supervisors.
 fn all_processes_end(ground: &Ground) -> Option<String> {
     let begun = Instant::now();
     loop {

@@ -45,7 +45,7 @@ pub(crate) fn check(
     fixture.settle();
     answer(scenario, mishap, run, undisturbed)?;
     if scenario.words[0] == "run" {
-        // Its command may outlive its guardian, and holds as long.
+        // Its command may outlive its supervisor, and holds as long.
         gone(run)?;
     }
     if mishap == Mishap::Killed {
