@@ -1,4 +1,4 @@
-//! Names that are claimed for good: all of them or none, by one id.
+//! Names that are claimed permanently: all of them or none, by one id.
 
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Job, Kind, Sandbox, has, steps, wait_until};

@@ -17,7 +17,7 @@ fn waiter(sandbox: &Sandbox) -> Option<Job> {
     Some(job)
 }
 
-/// The channels of waiters that are in the store, or beside it.
+/// The channels of waiters in the store or beside it.
 fn channels(sandbox: &Sandbox) -> usize {
     sandbox.listing("").iter().filter(|line| line.contains("/.bell.")).count()
 }

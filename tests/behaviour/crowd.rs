@@ -38,7 +38,7 @@ on_every_store! {
     fn dead_waiters_and_waiters_that_give_up_leave_no_gap(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiters = crowd(sandbox, CROWD);
-        // Of every three one is killed, one is asked to end, and one stays: in the record and on the pages.
+        // One waiter of three is killed, one is asked to end, and one stays: in the record and on the pages.
         for (number, waiter) in waiters.iter_mut().enumerate() {
             match number % 3 {
                 0 => waiter.kill(),
@@ -230,7 +230,7 @@ mod witnesses {
             if !is_root("a /dev/shm of its own") {
                 return;
             }
-            // The last waiter dies first: a waiter removes the dead in front of it, and is not to die in the middle of that. The
+            // The last waiter dies first: a waiter removes the dead in front of it, and must not die during that. The
             // holder has ended before the last command begins, so no other process still cleans up after it.
             let script = "mount -t tmpfs none /dev/shm || exit 9; csalock run x dash -c 'touch held; exec sleep 600' & \
                           until test -e held; do sleep 0.05; done; for n in $(seq 20); do csalock run -F -w inf x true & jobs=\"$! $jobs\"; \

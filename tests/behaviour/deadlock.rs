@@ -238,7 +238,7 @@ on_every_store! {
     }
 
     fn a_slot_that_may_become_free_is_waited_for(sandbox: &Sandbox) {
-        // Of the two who are in the way one waits for us, but the other one does not.
+        // One of the two holders waits for this caller, but the other one does not.
         let mut free = sandbox.csalock(["run", "-j", "2", "b", "cat"]).spawn();
         wait_until("it holds", || sandbox.holders("b").len() == 1);
         let script = "csalock lock $3 $0 > /dev/null || exit 1; echo holds; read line; exec csalock lock -w 20s $4 $1 > /dev/null";

@@ -129,7 +129,7 @@ on_every_store! {
         let (code, findings) = doctor(sandbox, &[]);
         assert_eq!((code, content(&sandbox.path(""))), (0, before));
         has(&findings, "doubtful records: unreadable: ");
-        // Where hosts share the store, who watches the owner has given it back.
+        // If hosts share the store, the keeper of the owner has released it.
         if !sandbox.is_shared() {
             has(&findings, "doubtful leftovers: locks of dead owners: 1; other leftovers: 0");
         }

@@ -30,7 +30,7 @@ const ELECTION: Duration = Duration::from_secs(1);
 /// The time that a busy machine needs to let all workers do their last step one after the other.
 const BUSY: Duration = Duration::from_secs(8);
 
-/// Where the referee keeps its files, what the section is under, and whether it may last for longer than the lease.
+/// The directory of the referee, the names of the section, and whether it may outlast the lease.
 const PLACE: &str = "CSALOCK_TEST_STORM";
 const UNDER: &str = "CSALOCK_TEST_UNDER";
 const SHARED: &str = "CSALOCK_TEST_SHARED";

@@ -72,7 +72,7 @@ impl Cutter {
         Cutter { between, state }
     }
 
-    /// Begins anew.
+    /// Starts again.
     fn set(&self, cut: Option<Cut>) -> Pids {
         let mut state = self.state.lock().unwrap();
         *state = State { cut, ..State::default() };
@@ -149,7 +149,7 @@ fn cuts(scenario: &Scenario, asked: &[String], known: &mut HashSet<String>) -> V
     for (exchange, _) in asked.iter().enumerate() {
         for at in [Where::BeforeSending, Where::AfterSending, Where::InTheReply] {
             for what in [What::Once, What::FromNowOn, What::Killed] {
-                // Whether the reply had begun makes a difference only to who asks again.
+                // The position in the reply matters only to a client that asks again.
                 if what != What::Once && at == Where::InTheReply {
                     continue;
                 }

@@ -17,7 +17,7 @@ fn past(sandbox: &Sandbox, words: &[&str]) -> Vec<Value> {
     serde_json::from_str::<Vec<Value>>(&text).unwrap()
 }
 
-/// Of each grant: its name, how it ended, and what ran.
+/// For each grant: its name, its end, and its command.
 fn ends(grants: &[Value]) -> Vec<String> {
     let word = |value: &Value| value.as_str().unwrap_or("held").to_string();
     grants.iter().map(|past| ["name", "ended", "command"].map(|key| word(&past[key])).join(" ")).collect()
@@ -225,7 +225,7 @@ on_every_store! {
         young(&[]).run();
         young(&["--json"]).stdout("[]\n").run();
         assert_eq!(ends(&past(sandbox, &[])), ["x released true"]);
-        // Where each line is a key of its own, they are cleared away now and then.
+        // Stores with a key for each line remove the lines now and then.
         wait_until("it goes", || {
             sandbox.csalock(["run", "y", "true"]).env("CSALOCK_HISTORY_AGE", "1s").run();
             let left = ends(&past(sandbox, &[]));

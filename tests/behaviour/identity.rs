@@ -116,7 +116,7 @@ on_every_kind_of_store! {
         holder.release();
         wait_until("the second runs", || second.printed() == "second\n");
         assert_eq!(second.wait().code, Some(0));
-        // It finds that it is not in the queue any more, and queues anew.
+        // It finds that it is not in the queue any more, and joins again.
         assert_eq!(first.wait().stdout, "first\n");
     }
 
@@ -226,7 +226,7 @@ on_every_kind_of_store! {
         if !has("python3") {
             return;
         }
-        // A shell that dies before csalock has seen it, below a process that is no init and adopts what it leaves.
+        // A shell that dies before csalock has seen it, below a process that is not an init and adopts its children.
         sandbox.file("files/adopt.py", "import ctypes, os, time\n\
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n\
             us = os.getpid()\n\

@@ -15,7 +15,7 @@ fn at<'a>(sandbox: &'a Sandbox, offset: &str, words: &[&str]) -> crate::sandbox:
     variables.into_iter().fold(sandbox.csalock(words), |call, (name, value)| call.env(name, value))
 }
 
-/// Whether there is a wall clock to be had that is wrong, and it does something to the program that is tested.
+/// Whether a wrong wall clock is available that affects the tested program.
 fn can_fake_time(sandbox: &Sandbox) -> bool {
     if faketime(sandbox.kind(), "+0").is_none() {
         return false;
@@ -34,7 +34,7 @@ fn can_fake_time(sandbox: &Sandbox) -> bool {
 fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
     let script = format!("csalock lock --ttl {span} x; echo; cat; :");
     let mut job = sandbox.script("dash", &script).spawn();
-    // It is held for good once `lock` has ended.
+    // It is held permanently once `lock` has ended.
     let handle = job.lines(2)[0].clone();
     (job, handle)
 }
@@ -200,7 +200,7 @@ on_every_kind_of_store! {
         for most in 8..14 {
             let script = format!("ulimit -n {most}; exec csalock run -q --ttl 3s x sh -c 'touch runs; exec sleep 60'");
             let job = sandbox.script("dash", &script).spawn();
-            // Where it runs at all.
+            // If it runs at all.
             let runs = || sandbox.path("files/runs").exists();
             wait_until("it runs or was refused", || runs() || !proc::lives(job.pid()));
             let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.pid())).unwrap_or_default();
@@ -303,7 +303,7 @@ on_every_kind_of_store! {
         job.kill();
         wait_until("the command is gone as well", || !crate::sandbox::proc::lives(command));
         sandbox.csalock(["run", "-nq", "x", "true"]).run();
-        // Without a lease it holds its lock for as long as it runs.
+        // Without a lease it holds its lock while it runs.
         let script = "> runs; while [ ! -e go ]; do sleep 0.01; done";
         let mut job = sandbox.csalock(["run", "x", "sh", "-c", script]).spawn();
         // Killed between grant and exec, it would take the command with it.

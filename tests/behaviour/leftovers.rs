@@ -1,4 +1,4 @@
-//! Nothing is left of a lock that was released: no file, no row, no directory.
+//! A released lock leaves no file, no row and no directory.
 
 use std::sync::Arc;
 

@@ -36,7 +36,7 @@ fn is_lost(job: Job) {
     assert!(done.code == Some(85) && done.stderr.starts_with(LOST), "{done:?}");
 }
 
-/// Nothing is left of the grant but the exit status of the command.
+/// Only the exit status of the command is left of the grant.
 #[track_caller]
 fn is_not_lost(sandbox: &Sandbox, job: Job) {
     let done = job.wait();
@@ -134,7 +134,7 @@ on_every_kind_of_store! {
 
 on_every_store_of_files! {
     fn a_command_whose_store_was_removed_has_lost_its_lock(sandbox: &Sandbox) {
-        // There was a store before the command began.
+        // The store existed before the command began.
         sandbox.csalock(["put", "y", "value"]).run();
         for more in [false, true] {
             let job = running(sandbox, &[], ":");

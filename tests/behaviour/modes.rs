@@ -9,14 +9,14 @@ fn holder(sandbox: &Sandbox, mode: &[&str]) -> Job {
     sandbox.csalock(words).spawn()
 }
 
-/// The same, once it holds.
+/// Starts a holder in this mode and returns it once it holds.
 fn holding(sandbox: &Sandbox, mode: &[&str]) -> Job {
     let mut job = holder(sandbox, mode);
     job.lines(1);
     job
 }
 
-/// The same, once it is in the queue behind so many.
+/// Starts a waiter in this mode and returns it once it is in the queue behind this many others.
 fn waiting(sandbox: &Sandbox, mode: &[&str], before: usize) -> Job {
     let job = holder(sandbox, mode);
     wait_until("it waits", || sandbox.waiters("x").len() == before + 1);

@@ -49,7 +49,7 @@ fn waiter(sandbox: &Sandbox, options: &[&str], command: &[&str]) -> Job {
     job
 }
 
-/// Whether an old user gets the file at once.
+/// Whether a flock user gets the file at once.
 fn is_free(sandbox: &Sandbox, file: &str) -> bool {
     let code = sandbox.call("flock", ["-n", file, "true"]).capture().code;
     assert!(matches!(code, Some(0 | 1)), "{code:?}");

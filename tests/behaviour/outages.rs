@@ -76,7 +76,7 @@ fn waiter(sandbox: &Sandbox) -> Job {
     waiter_by(sandbox, &[])
 }
 
-/// The same, where these words begin its command line.
+/// Starts it with these words before its command line.
 fn waiter_by(sandbox: &Sandbox, before: &[String]) -> Job {
     let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next")];
     let job = sandbox.csalock_by(before, &words).env("CSALOCK_LEASE", LEASE).spawn();
@@ -259,7 +259,7 @@ fn a_script_on_a_partitioned_host_loses_its_lock_and_is_told() {
     let next = noted(&sandbox, "next");
     assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
     assert!(token > taken["token"].as_u64().unwrap(), "{token} {taken}");
-    // As long as it is alone, it cannot know.
+    // While it is alone, it cannot know.
     holder.tell("unlock x");
     assert_eq!(holder.lines(2)[1], "69");
     network.cut(0, false);
@@ -276,7 +276,7 @@ fn a_script_on_a_partitioned_host_loses_its_lock_and_is_told() {
 fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
-    // An election takes up to two seconds, and there is to be time for it between a renewal and the end of the command.
+    // An election takes up to two seconds, and must fit between a renewal and the end of the command.
     let words = ["run", "x", "dash", "-c", &noting("alive")];
     let holder = sandbox.csalock(words).env("CSALOCK_LEASE", "15s").spawn();
     wait_until("the holder holds", || has_noted(&sandbox, "alive"));
@@ -290,7 +290,7 @@ fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     sandbox.file("files/over", "");
     let done = await_end(holder);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-    // Where the supervisor asks a server that stands still, the keeper is faster, and says that the command died.
+    // If the supervisor asks a server that hangs, the keeper is faster, and records the death of the command.
     let done = await_end(waiter);
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
@@ -566,7 +566,7 @@ fn callers_that_wait_for_a_lock_wait_for_restarted_servers() {
     cluster.restart(0);
     for (waiter, words) in waiters.into_iter().zip(WAITS) {
         let done = await_end(waiter);
-        // There is no value to get.
+        // The value does not exist.
         let expected = if words[0] == "get" { 81 } else { 0 };
         assert_eq!(done.code, Some(expected), "{words:?}: {done:?}");
     }
@@ -592,7 +592,7 @@ fn a_wait_without_a_server_ends_in_time_and_other_commands_at_once() {
         let begun = Instant::now();
         let done = sandbox.csalock(words).capture();
         assert!(done.code == Some(69) && done.stderr.contains(&reason), "{words:?}: {done:?}");
-        // Nothing waits for longer than a busy machine needs; a wait is 30 seconds where nothing is said.
+        // No call waits longer than a busy machine needs; the default timeout is 30 seconds.
         assert!(is_within(begun, 5 * BUSY), "{words:?}: {:?}", begun.elapsed());
     }
     let begun = Instant::now();

@@ -1,9 +1,9 @@
-//! Power cuts: what was acknowledged is there, whole, and no lock of the old boot is held.
+//! Power cuts: acknowledged writes exist and are whole, and no lock of the old boot is held.
 //!
-//! A script of the real program runs under strace(1), which tells every change of files and names and every sync. From
-//! that each state is built that a power cut may leave at any moment ([`disk`]), and the library, on a host that was
-//! started anew, looks at it and goes on working in it. Some states the program itself looks at, with another boot id in
-//! its /proc, while a process of "the old boot" still runs. `CSALOCK_TESTS` says in how many ways the unsynced
+//! A script of the real program runs under strace(1), which reports every change of files and names and every sync.
+//! Every state that a power cut may leave at any moment is built from that ([`disk`]). The library, on a host that was
+//! restarted, reads it and continues in it. The program itself reads some states, with another boot id in its /proc,
+//! while a process of "the old boot" still runs. `CSALOCK_TESTS` selects the number of ways in which the unsynced
 //! writes are mixed. (`tests/vm/power/run` does the same with a real kernel and a real cut.)
 
 use std::collections::{BTreeMap, HashSet};
@@ -90,7 +90,7 @@ impl Known {
     }
 }
 
-/// Where the records are.
+/// The place of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Where {
     Directory,
@@ -183,7 +183,7 @@ impl Rig {
     }
 }
 
-/// This machine after it was started anew, its wall clock perhaps set back.
+/// This machine after a restart, possibly with its wall clock set back.
 struct Rebooted {
     unix: Unix,
     set_back: Duration,
@@ -279,9 +279,9 @@ impl Host for Rebooted {
 #[derive(Debug, Clone, Default)]
 struct Said {
     done: usize,
-    /// Of values, which last.
+    /// Tokens of values, which last.
     versions: BTreeMap<String, u64>,
-    /// Of locks, which die with the boot: the clock alone keeps them growing.
+    /// Tokens of locks, which die with the boot: the clock alone keeps them growing.
     tokens: BTreeMap<String, u64>,
 }
 
@@ -337,8 +337,8 @@ fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     })
 }
 
-/// Takes, writes, gives back; unless it is claimed. A claim that was about to be born when the power was cut may be born
-/// when the next one looks.
+/// Acquires, writes and releases, unless the name is claimed. A claim under creation at the power cut may be completed
+/// by the next caller.
 fn go_on(
     engine: &Engine,
     rig: &Rig,
@@ -445,7 +445,7 @@ fn every_cut(place: Where) {
     let mut states = 0;
     each_state(&calls, seeds, |tree, said| {
         states += 1;
-        // Others in each run, where there is no time for all.
+        // A quick run tries every second state, others in each run.
         if extent() == Extent::Quick && states % 2 == std::process::id() as usize % 2 {
             return true;
         }

@@ -11,7 +11,7 @@ use crate::sandbox::{Job, Sandbox, proc, wait_until};
 /// a waiter that only polls needs more; on a loaded one the time is scaled with the load. `benches` measures the real time.
 const TAKE_OVERS: (usize, u128) = (25, 100);
 
-/// The same where each takes some answers of a server.
+/// The values for stores where each acquisition takes some replies of a server.
 const TAKE_OVERS_OF_SERVERS: (usize, u128) = (9, 200);
 
 /// Kills the supervisor and the command that it guards.

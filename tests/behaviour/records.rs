@@ -1,4 +1,4 @@
-//! Records that make no sense: never "free", never "busy for ever", and never touched but by force.
+//! Invalid records: never free, never permanently busy, and changed by force alone.
 
 use crate::sandbox::Sandbox;
 

@@ -193,7 +193,7 @@ on_every_store! {
                       csalock unlock --all
                       csalock status -1; csalock status ./file > /dev/null; echo $?; csalock status other/file > /dev/null; echo $?
                       csalock unlock --all other/file; csalock status other/file > /dev/null; echo $?";
-        // With a store chosen, the locks of files are in it as well.
+        // With a chosen store, the locks of files are in it too.
         sandbox.script("dash", script).stdout("81\n81\n81\n").run();
         // Root's own default store is the machine's.
         let own = format!("mount -t tmpfs none /var/lib || exit; {script}");

@@ -118,7 +118,7 @@ on_every_store! {
         }
         let script = "if [ $1 = 1 ]; then csalock lock x > /dev/null; else dash ./script 1; csalock run -q -w 20s x true; echo $?; fi";
         sandbox.file("files/script", script);
-        // Of a shell that is the first to export PWD, the arguments would begin elsewhere.
+        // A shell that is the first to export PWD would move its arguments.
         let files = sandbox.path("files");
         sandbox.call("setarch", ["-R", "dash", "./script", "0"]).env("PWD", files).stdout("0\n").run();
     }

@@ -1,4 +1,4 @@
-//! However often locks are taken and given back, the store is as it was: no file, row or directory more.
+//! Any number of acquisitions and releases leaves the store as it was: no file, row or directory more.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::sandbox::{Job, Kind, Sandbox, wait_until};
 const ROUNDS: usize = 10_000;
 const RUNS: usize = 300;
 
-/// Those who contend, so that records are changed as well as born and removed.
+/// Contending callers, so that records are changed as well as created and removed.
 const SHELLS: usize = 6;
 
 /// The history of a store is there from the first grant on that ends; this one comes when there is much of it.
@@ -55,7 +55,7 @@ fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     found
 }
 
-/// The names of all records, and of what is kept beside them.
+/// Returns the names of all records, and of the auxiliary objects.
 fn records(sandbox: &Sandbox) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut add = |place: &str| assert!(found.insert(place.to_string()), "two of {place}");

@@ -29,10 +29,10 @@ use self::tracer::{Fault, Made, Point, Traced, trace};
 use crate::extent::{choose, has_scenario, is_complete};
 use crate::sandbox::{CSALOCK, skip};
 
-/// So many points a sample has of each scenario.
+/// Number of points in a sample of each scenario.
 const SAMPLE: usize = 3;
 
-/// A call that is made on and on fails so often.
+/// Number of failures of a call that is repeated.
 const MOST_TIMES: usize = 3;
 
 #[test]

@@ -15,7 +15,7 @@ const CTRL_BACKSLASH: &str = "\x1c";
 /// The prompt of bash.
 const PROMPT: &str = "ready> ";
 
-/// A terminal on which this runs; `None`, and a word about it, where there is no script(1).
+/// Runs this on a terminal. Returns `None` and prints SKIPPED without script(1).
 fn terminal(sandbox: &Sandbox, command: &str) -> Option<Job> {
     has("script").then(|| {
         let words = ["-q", "-e", "-f", "-c", command, "/dev/null"];

@@ -49,7 +49,7 @@ impl Person {
         words.split(' ').map(str::to_string).collect()
     }
 
-    /// `csalock` as this user on this store; with an empty store, beside the files that are named.
+    /// `csalock` as this user on this store; with an empty store, beside the named files.
     fn csalock<'a>(self, sandbox: &'a Sandbox, store: &str, arguments: &[&str]) -> Call<'a> {
         let call = sandbox.csalock_by(&self.words(), arguments);
         if store.is_empty() { call.without("CSALOCK_STORE") } else { call.env("CSALOCK_STORE", store) }
@@ -102,7 +102,7 @@ const DEEDS: [(&str, &[&str]); 11] = [
 /// May do everything that is not another owner's.
 const ALL: [i32; 11] = [0, 0, 75, 82, 82, 0, 0, 82, 0, 0, 0];
 
-/// May look. (There is no garbage.)
+/// The user may read. (The store has no garbage.)
 const LOOK: [i32; 11] = [0, 77, 75, 82, 82, 0, 77, 82, 77, 77, 0];
 
 /// May not even look.

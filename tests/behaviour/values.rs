@@ -187,7 +187,7 @@ on_every_store! {
         sandbox.csalock(["put", "--unlock", "--handle", handle, "x", "last"]).run();
         assert_eq!((get(sandbox, "x").as_deref(), sandbox.state("x").as_str()), (Some("last"), "free"));
         other.release();
-        // A lock of another name is no right to this one, and no hindrance.
+        // A lock of another name gives no right to this one, and does not block it.
         sandbox.csalock(["run", "y", "csalock", "put", "x", "under y"]).run();
         assert_eq!(get(sandbox, "x").as_deref(), Some("under y"));
     }

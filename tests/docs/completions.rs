@@ -47,8 +47,8 @@ fn live(shell: &str) -> String {
     text.replace("@VALUED@", &valued().join(" "))
 }
 
-/// The options that take a value, of whatever command: what follows one is no name. But for letters that another command
-/// has as a flag: what follows may be a name then.
+/// The options that take a value in any command: the word after one is not a name. A letter that is a flag of another
+/// command may precede a name.
 fn valued() -> Vec<String> {
     let root = definition();
     let mut options: Vec<String> = Vec::new();

@@ -114,7 +114,7 @@ impl Drop for Terminal {
     }
 }
 
-/// The long options of a command, as they are to be offered.
+/// The long options of a command in the expected completions.
 fn options(command: &Command) -> BTreeSet<String> {
     let longs = command.get_arguments().filter(|argument| !argument.is_hide_set());
     longs.filter_map(|argument| argument.get_long()).map(|long| format!("--{long}")).collect()
@@ -162,7 +162,7 @@ fn bash_offers_valid_completions() {
         _csalock_or_live csalock "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}" 2>/dev/null
         for word in "${COMPREPLY[@]}"; do eval "printf '%s\n' $word"; done"#;
     check_offers(|words| {
-        // As bash has it, a colon is a word.
+        // For bash a colon is a word.
         let split = words.iter().flat_map(|word| match word.split_once(':') {
             Some((before, after)) => vec![before, ":", after],
             None => vec![*word],
@@ -241,7 +241,7 @@ fn fish_offers_valid_completions() {
         let offered = desk.output("fish", &["--no-config", "-c", code, &words.join(" ")]);
         offered.lines().map(|line| line.split('\t').next().unwrap().to_string()).collect()
     });
-    // Where it is inserted, fish escapes it.
+    // Fish escapes it on insertion.
     let code = "source $COMPLETIONS/csalock.fish
         csalock unlock --force (complete -C 'csalock unlock tw')";
     assert!(desk.output("fish", &["--no-config", "-c", code]).contains("two words"));

@@ -12,7 +12,7 @@ pub(crate) struct Between {
     pub(crate) address: String,
 }
 
-/// Where an exchange is cut; both sides lose the connection.
+/// The point at which an exchange is cut; both sides lose the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     BeforeSending,

@@ -25,7 +25,7 @@ use tempfile::TempDir;
 /// Maximum time that a test waits for a server.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How a cluster is to be.
+/// The properties of a cluster.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Setup {
     /// How many members: 0 is 1.
@@ -37,13 +37,13 @@ pub(crate) struct Setup {
     pub(crate) root: Option<&'static str>,
     /// Further arguments of each of them.
     pub(crate) arguments: Vec<&'static str>,
-    /// Where each of them runs; those that are not named: here, on the loopback.
+    /// The host of each member; the others are on the loopback of this one.
     pub(crate) places: Vec<Place>,
     /// The words that run etcdctl where it reaches all of them.
     pub(crate) reach: Vec<String>,
 }
 
-/// Where a server runs.
+/// The place of a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     pub(crate) address: String,
@@ -71,7 +71,7 @@ impl Member {
     }
 }
 
-/// Whether there is an etcd to test with.
+/// Whether etcd is installed.
 pub(crate) fn is_installed() -> bool {
     let found =
         |program: &str| Command::new(program).arg(if program == "etcd" { "--version" } else { "version" }).output();
@@ -217,7 +217,7 @@ impl Cluster {
         output.status.success() || String::from_utf8_lossy(&output.stderr).contains("is healthy")
     }
 
-    /// Where its members are to be asked.
+    /// Returns the endpoints of its members.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(|member| member.client.clone()).collect()
     }
@@ -227,7 +227,7 @@ impl Cluster {
         self.url_at(&self.endpoints(), prefix)
     }
 
-    /// The same, with other servers.
+    /// Opens it with other servers.
     pub(crate) fn url_at(&self, endpoints: &[String], prefix: &str) -> String {
         format!("{}://{}/{prefix}", if self.setup.tls { "etcds" } else { "etcd" }, endpoints.join(","))
     }

@@ -18,7 +18,7 @@ pub(crate) struct Actor {
     pub(crate) rung: bool,
     /// Its patience is over, or it must give way: it leaves the queue.
     pub(crate) leaves: bool,
-    /// It was refused something: it gives back what it has.
+    /// A request was refused: it releases its other locks.
     pub(crate) refused: bool,
     /// The actor whose grants it is about to break.
     pub(crate) breaking: Option<Vec<usize>>,
@@ -111,7 +111,7 @@ pub(crate) struct Swapping {
 pub(crate) enum Answer {
     /// It holds, by this token (`None`: the version of this swap), on this slot, until this lease is over.
     Granted { token: Option<u64>, mode: HeldMode, slot: u32, lease: Option<u64> },
-    /// It is no more in the queue.
+    /// It is not in the queue any more.
     Left,
     /// It was granted it before it could leave.
     FindsIt,
@@ -141,14 +141,14 @@ impl Actor {
         }
     }
 
-    /// Whether it may do as it likes with a name.
+    /// Whether it may use a name freely.
     pub(crate) fn holds(&self, name: usize) -> bool {
         self.holds[name].is == Holding::Told
     }
 }
 
 impl Hold {
-    /// It is over, without having been given back.
+    /// It is over, without a release.
     pub(crate) fn lose(&mut self) {
         if self.is != Holding::Nothing {
             self.is = Holding::Lost;

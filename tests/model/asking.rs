@@ -121,7 +121,7 @@ fn begin(world: &World, state: &mut State, at: usize, record: &mut Record, grant
     Some(())
 }
 
-/// Makes wrong what is to be wrong.
+/// Applies the planted fault.
 fn plant(world: &World, at: usize, task: Task, before: &Record, record: &mut Record) {
     match world.planted {
         Some(Planted::NobodyServed) if matches!(task, Task::GiveBack(_)) => {
@@ -261,8 +261,8 @@ impl World {
         }
     }
 
-    /// Where other hosts cannot see whether a waiter lives, it says so by a lease. Whether it has a new one; `None`: there
-    /// is none left.
+    /// If other hosts cannot see whether a waiter lives, it shows that by a lease. Returns whether it has a new one;
+    /// `None`: no lease is left.
     fn lends_for_wait(&self, state: &mut State, at: usize, task: Task, step: &Transition) -> Option<bool> {
         let is_answered = match step {
             Transition::Done(outcome) | Transition::Write { response: Some(outcome), .. } => {
@@ -309,13 +309,13 @@ impl World {
         }
     }
 
-    /// Whether a waiter that looks would see anything but what it saw.
+    /// Whether a waiter that reads now would see a change.
     pub(crate) fn would_see_more(&self, state: &State, at: usize, seen: u64) -> bool {
         let Some(task) = self.task(state, at) else { return true };
         state.names[task.name()].now.number != seen || !self.would_wait(state, at)
     }
 
-    /// Whether a waiter that looks now would go on waiting.
+    /// Whether a waiter that reads now would continue to wait.
     pub(crate) fn would_wait(&self, state: &State, at: usize) -> bool {
         let mut state = state.clone();
         let Some(task) = self.task(&state, at) else { return false };

@@ -1,8 +1,8 @@
-//! A lease on a shared directory, seen by hosts that cannot see its holder, while the clock of the store is set forward and
-//! back at any time. The product's own `lock::age` says what a host knows of a lease that it finds.
+//! A lease on a shared directory, seen by hosts that cannot see its holder, while the clock of the store is set forward
+//! and back at any time. The product's own `lock::age` decides about the age of a lease.
 //!
-//! Host 0 began the lease. Host 1 was resumed from a snapshot of host 0: it has the same boot id, and another CLOCK_BOOTTIME.
-//! Host 2 is a stranger; one process there waits, and others look once and go.
+//! Host 0 began the lease. Host 1 was resumed from a snapshot of host 0: it has the same boot id, and another
+//! CLOCK_BOOTTIME. Host 2 is unrelated; one process there waits, and others read once and leave.
 
 use std::time::Duration;
 

@@ -87,7 +87,7 @@ enum Action {
     /// Looks, and does not see the key of the holder's lease, which is there.
     LooksStale(usize),
     LosesReply(usize),
-    /// The server that was asked takes its time: the request is sent to another one as well.
+    /// The server is slow, so the request is sent to another one too.
     SendsTwice(usize),
     Arrives(usize),
     GrantArrives(usize),
@@ -222,7 +222,7 @@ fn holds(state: &State, at: usize) -> bool {
 }
 
 impl Cluster {
-    /// Whether a watch that began behind this revision has something to tell; or the lease ended that was seen there.
+    /// Whether a watch that began after this revision reports a change, or the lease that was seen there has ended.
     fn is_rung(&self, state: &State, since: u64) -> bool {
         let is_seen = |(revision, ..): &(u64, usize, usize)| *revision == since;
         state.revision > since || (state.record.as_ref().is_some_and(is_seen) && self.is_over(state))

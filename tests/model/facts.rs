@@ -14,7 +14,7 @@ pub(crate) enum Known {
     Fate(u8, i32, Seen),
     /// Whether this lease is over.
     Over(u64, bool),
-    /// Whether this lease outlasts a patience without end: no.
+    /// Whether this lease outlasts an unlimited wait: no.
     NotOutlasted(u64),
     /// This lease begins now.
     Lent(u64),
@@ -64,7 +64,7 @@ impl Known {
         }
     }
 
-    /// Whether asking later cannot bring anything else.
+    /// Whether a later request cannot have another result.
     pub(crate) fn is_final(&self) -> bool {
         !matches!(self, Known::Fate(_, _, Seen::Alive) | Known::Over(_, false))
     }

@@ -37,7 +37,7 @@ pub(crate) fn all() -> Vec<Property<World>> {
     ]
 }
 
-/// Whether those fit together who were told that they hold, and have not begun to give back.
+/// Whether the holders that were told so, and have not begun to release, are compatible.
 fn do_fit(state: &State) -> bool {
     (0..state.names.len()).all(|name| {
         let holds = state.actors.iter().map(|actor| actor.holds[name]).filter(|hold| hold.is == Holding::Told);
@@ -192,7 +192,7 @@ fn is_free_for_all(world: &World, state: &State) -> bool {
     })
 }
 
-/// Whether all who have not ended wait, and nothing will ever let them look; or they would look in vain.
+/// Whether all live actors wait, and no event will ever let them read; or they would read in vain.
 fn all_actors_wait(world: &World, state: &State) -> bool {
     let waits = |at: usize| matches!(state.actors[at].phase, Phase::Waiting { .. });
     let idle = |at: usize| state.actors[at].phase == Phase::Ended || !world.can_go_on(state, at);

@@ -251,15 +251,15 @@ impl World {
     fn expire(&self, state: &mut State, lease: u64) {
         state.over |= 1 << lease;
         for (script, actor) in self.actors.iter().zip(&mut state.actors) {
-            // A holder counts from before it asked, so for itself its lease was over first. Leases that are renewed last
-            // equally long, so one that was lent earlier is over by then as well.
+            // A holder counts from before its request, so for itself its lease ends first. Renewed leases last equally
+            // long, so an earlier lease is over by then too.
             let is_lost = |own: u64| own == lease || (script.lasts == Lasts::Renewing && own < lease);
             let lost = actor.holds.iter_mut().filter(|hold| hold.lease.is_some_and(is_lost));
             lost.for_each(super::actor::Hold::lose);
         }
     }
 
-    /// An actor's process dies; its shell, if it has one, gives back what it has.
+    /// An actor's process dies; its shell, if it has one, releases its locks.
     fn die(&self, state: &mut State, at: usize) {
         state.dead |= bit(&process(at));
         if self.actors[at].for_shell && !state.is_dead(&owner(&self.actors[at], at)) {
@@ -297,7 +297,7 @@ impl World {
         state.actors[at].phase = Phase::Ended;
     }
 
-    /// Tells an actor what came of what it asked for.
+    /// Tells an actor the result of its request.
     pub(crate) fn tell(&self, state: &mut State, at: usize, answer: Answer, stored: u64) {
         let Some(task) = self.task(state, at) else { return };
         let about = task.name();

@@ -13,7 +13,7 @@ pub(crate) struct World {
     pub(crate) faults: Faults,
     /// How many slots [`Mode::Slot`] means.
     pub(crate) slots: u32,
-    /// Whether a waiter looks although nothing prompted it, as it does after a bounded time.
+    /// Whether a waiter polls without a wake-up, as it does after a bounded time.
     pub(crate) bounded_looks: bool,
     /// Whether the hosts are copies of one machine: a process that is not on one of them may run on another.
     pub(crate) copies: bool,
@@ -43,7 +43,7 @@ pub(crate) struct Faults {
 pub(crate) struct Script {
     /// Its host. Processes of another host cannot be seen.
     pub(crate) host: u8,
-    /// Whether the lock is for a shell, which lives on when the process ends that takes it.
+    /// Whether the lock is for a shell, which outlives the process that acquires.
     pub(crate) for_shell: bool,
     /// How long its grants last.
     pub(crate) lasts: Lasts,
@@ -51,7 +51,7 @@ pub(crate) struct Script {
     pub(crate) impatient: bool,
     /// Whether it refuses a stale lock.
     pub(crate) refuses_stale: bool,
-    /// Whether it lives on when it has done everything.
+    /// Whether it lives on after its last task.
     pub(crate) stays: bool,
     /// Its tasks.
     pub(crate) tasks: Vec<Task>,
@@ -134,32 +134,32 @@ impl Script {
         }
     }
 
-    /// The same, on another host, where only leases tell.
+    /// The script on another host, which only sees leases.
     pub(crate) fn elsewhere(self, host: u8) -> Script {
         Script { host, ..self }
     }
 
-    /// The same, for a shell that lives on.
+    /// The script for a shell that lives on.
     pub(crate) fn for_shell(self) -> Script {
         Script { for_shell: true, ..self }
     }
 
-    /// The same, by such leases.
+    /// The script with grants of this lifetime.
     pub(crate) fn lasting(self, lasts: Lasts) -> Script {
         Script { lasts, ..self }
     }
 
-    /// The same, that may leave the queue.
+    /// The script that may leave the queue.
     pub(crate) fn impatient(self) -> Script {
         Script { impatient: true, ..self }
     }
 
-    /// The same, that goes on with something else.
+    /// The script that lives on after its last task.
     pub(crate) fn staying(self) -> Script {
         Script { stays: true, ..self }
     }
 
-    /// The same, that refuses what was not given back.
+    /// The script that refuses a stale lock.
     pub(crate) fn refusing_stale(self) -> Script {
         Script { refuses_stale: true, ..self }
     }
@@ -181,7 +181,7 @@ impl World {
         World { names, actors, faults: Faults::default(), slots: 2, bounded_looks: true, copies: false, planted: None }
     }
 
-    /// Whether the store counts how often a name came to be, as one must whose requests may come twice.
+    /// Whether the store counts the creations of a name, which a store needs if its requests may arrive twice.
     pub(crate) fn counts_births(&self) -> bool {
         self.faults.late_copies > 0 && self.planted != Some(Planted::BirthsUncounted)
     }
@@ -213,7 +213,7 @@ pub(crate) fn bit(process: &ProcessId) -> u32 {
     1 << process.pid
 }
 
-/// Where a host's processes are.
+/// The processes of a host.
 pub(crate) fn home(host: u8) -> PidDomain {
     let machine = char::from(b'm' + host).to_string();
     PidDomain { boot: machine.clone(), pids: "p".into(), net: u64::from(host), machine }

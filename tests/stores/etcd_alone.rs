@@ -289,7 +289,7 @@ fn lines_of_history_beyond_one_page_are_removed_by_the_limits_alone() {
     let all = (0..400).map(|_| remember(1 << 30)).last().unwrap();
     store.flush();
     assert_eq!(count(), all);
-    // Of a size for more than one question still.
+    // The size is still more than one page.
     let kept = 10_100;
     let all = std::iter::repeat_with(|| remember(kept * LENGTH)).find(|all| count() < all - 100).unwrap();
     let left = lines();
@@ -401,7 +401,7 @@ fn reads_and_writes_need_a_majority() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
     let version = stored(store.commit(b"x", None, Some(b"one")).unwrap());
-    // Without the one that leads, the others go on.
+    // Without their leader, the other servers continue.
     cluster.kill(cluster.leader());
     let version = match store.commit(b"x", Some(&version), Some(b"two")).unwrap() {
         CommitResult::Done(version) => version,
@@ -624,7 +624,7 @@ fn logging_in() {
     assert!(open_as(&url, &cron).unwrap().read(b"x").unwrap().is_some());
     assert_eq!(std::fs::read_to_string(kept).unwrap(), token);
 
-    // One that is of no use is replaced; one that others could have written is not even tried.
+    // A useless file is replaced; a file that others could have written is not even tried.
     for (wrong, mode) in [("nonsense.17", 0o600), (&token[..], 0o666), ("", 0o600)] {
         std::fs::write(kept, wrong).unwrap();
         std::fs::set_permissions(kept, PermissionsExt::from_mode(mode)).unwrap();

@@ -391,7 +391,7 @@ pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
     }
 }
 
-/// History is kept in the order in which it came, or not at all; it is no record.
+/// History is kept in order of arrival, or not at all; it is not a record.
 pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
     let store = &rig.store;
     let lines = || {

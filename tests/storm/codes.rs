@@ -84,8 +84,8 @@ fn may_end(call: &Call<'_>, kind: Kind, schedule: &Schedule) -> bool {
     }
 }
 
-/// Whether it may hold one lock while it waits for another, and so be in a cycle with one who does the same the other
-/// way round.
+/// Whether it may hold one lock while it waits for another, and so be in a cycle with a caller that does the same in
+/// the other order.
 fn takes_several(what: &What) -> bool {
     match what {
         What::Nested { .. } => true,

@@ -36,7 +36,7 @@ pub(crate) struct Entry {
     /// The time by which its owner must have been ended, if it has a supervisor or keeper.
     pub(crate) overdue: Option<u64>,
     pub(crate) token: Option<u64>,
-    /// Of a claim.
+    /// The entry of a claim.
     pub(crate) id: String,
 }
 
@@ -81,8 +81,8 @@ impl Witness {
         Book { file, witness: self, now: boottime() }
     }
 
-    /// Comes in, under all of these names. Whether it counts: one whose owner is gone, or whose time is over, or
-    /// whose lock may have been broken meanwhile, is not inside.
+    /// Enters under all of these names. Returns whether the entry counts: a process without a live owner, after its
+    /// time, or with a lock that may have been broken meanwhile, is not inside.
     pub(crate) fn enter(&self, entries: &[Entry]) -> bool {
         let book = self.book();
         for entry in entries {
@@ -173,7 +173,7 @@ impl Book<'_> {
         unreachable!()
     }
 
-    /// Whether its lock may have been broken since it was asked for.
+    /// Whether its lock may have been broken since the request.
     fn is_broken(&self, entry: &Entry) -> bool {
         let (at, mut mark) = self.mark(&entry.name);
         if !mark.breakers.is_empty() {

@@ -29,7 +29,7 @@ fn look(pid: i32) -> Option<Process> {
     (!matches!(fields[0], "Z" | "X")).then_some(process)
 }
 
-/// Whether a process has this in its environment: so the keepers are known, who are in no group of ours.
+/// Whether a process has this in its environment; this finds keepers, which are in no group of the storm.
 fn has_in_environment(pid: i32, what: &Path) -> bool {
     let what = what.as_os_str().as_encoded_bytes();
     let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -68,7 +68,7 @@ pub(crate) fn find(aim: Aim, first: i32, place: &Path) -> Option<(i32, u64)> {
     Some((pid, proc::start_of(pid)?))
 }
 
-/// Whether it was there to be hit.
+/// Whether the target existed.
 pub(crate) fn send(who: (i32, u64), signal: Signal) -> bool {
     proc::start_of(who.0) == Some(who.1) && kill(Pid::from_raw(who.0), signal).is_ok()
 }

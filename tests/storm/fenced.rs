@@ -59,7 +59,7 @@ impl Register {
         self.with(|content| self.admits(content, token).then_some(content.number))
     }
 
-    /// Whether it was accepted.
+    /// Whether the write was accepted.
     fn write(&self, token: u64, number: u64) -> bool {
         self.with(|content| {
             let is_admitted = self.admits(content, token);

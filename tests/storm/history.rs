@@ -1,4 +1,4 @@
-//! Histories: what was called on values, claims and locks, when, and what came of it; judged name by name.
+//! Histories: the calls on values, claims and locks, with their times and results; judged name by name.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -66,7 +66,7 @@ pub(crate) fn names(kind: char) -> impl Iterator<Item = String> {
 }
 
 impl History {
-    /// Writes down a call. Of one that was refused, and did nothing, nothing; of one whose result is unknown, that.
+    /// Logs a call. A refused call without effect is left out; an unknown result is logged as unknown.
     pub(crate) fn add(&self, op: Op, name: &str, who: &str, worker: usize, returned: &Returned) -> Option<Held> {
         let (id, found) = (format!("h{worker}"), returned.stdout.trim_end().to_string());
         match (op, returned.status) {
@@ -106,7 +106,7 @@ impl History {
         None
     }
 
-    /// Writes down that a lock was given back.
+    /// Logs the release of a lock.
     pub(crate) fn add_unlock(&self, name: &str, held: &Held, returned: &Returned) {
         match returned.status {
             0 => self.locks.add(name, returned, OnMutex::Unlock(held.token, true)),

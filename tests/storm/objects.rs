@@ -142,7 +142,7 @@ mod tests {
     use crate::linear::judge;
     use fastrand::Rng;
 
-    /// Each `from, until, operation`; 0 is no return.
+    /// Each `from, until, operation`; 0 is a call without a return.
     fn is_right<O: Object>(calls: &[(u64, u64, O::Operation)]) -> bool {
         let call = |(from, until, operation): &(u64, u64, O::Operation)| Call {
             from: *from,
@@ -167,7 +167,7 @@ mod tests {
             // Those that overlap see either.
             &[(1, 9, put("a")), (2, 3, get("")), (4, 5, get("a"))],
             &[(1, 9, put("a")), (1, 9, put("b")), (2, 3, get("b")), (4, 5, get("a")), (10, 11, get("a"))],
-            // Without a result: never, late, or at once.
+            // Without a result: never, late, or immediately.
             &[(1, 0, put("a")), (2, 3, get("")), (4, 5, get(""))],
             &[(1, 0, put("a")), (2, 3, get("")), (4, 5, put("b")), (6, 7, get("b")), (8, 9, get("a"))],
             &[(1, 2, OnRegister::PutIfAbsent("a".into(), true)), (3, 4, OnRegister::PutIfAbsent("b".into(), false))],
@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// Whether some order of the rest is right, by trying all of them.
+    /// Whether some order of the rest is right, by enumeration.
     fn has_order(state: &Option<String>, calls: &[Call<OnRegister>]) -> bool {
         let first_return = calls.iter().filter_map(|call| call.until).min();
         let Some(first_return) = first_return else { return true };

@@ -10,7 +10,7 @@ use crate::generator;
 /// Locks that are held in every mode, by one holder's life or by time.
 pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// The lock that is held for ever and broken.
+/// The lock that is held permanently and broken.
 pub(crate) const BREAKABLE: &str = "d";
 
 /// A lock that is a file's, for `--flock` and flock(1).
@@ -22,7 +22,7 @@ pub(crate) const SLOTS: u32 = 3;
 /// A waiter without a timeout.
 pub(crate) const INFINITE: u32 = u32::MAX;
 
-/// How many pairs of names there are to be claimed.
+/// Number of pairs of names to claim.
 pub(crate) const PAIRS: usize = 4;
 
 pub(crate) struct Schedule {
@@ -56,7 +56,7 @@ pub(crate) enum What {
         inner: Hold,
         no_fork: bool,
     },
-    /// Under `lock`, given back in this way.
+    /// Under `lock`, released in this way.
     Script {
         hold: Hold,
         end: End,
@@ -110,7 +110,7 @@ pub(crate) enum Share {
     Slot,
 }
 
-/// How a script gives back what it holds.
+/// The way in which a script releases its locks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum End {
     AsOwner,
@@ -142,7 +142,7 @@ pub(crate) enum Op {
     Claim,
     Unclaim,
     LookUp,
-    /// And unlocks after so long.
+    /// The script unlocks after this time.
     Lock {
         stay: u32,
     },
@@ -171,7 +171,7 @@ pub(crate) struct Fault {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Shot {
     Kill,
-    /// For so long.
+    /// The duration.
     Stop(u32),
 }
 
@@ -194,7 +194,7 @@ pub(crate) struct Trouble {
     /// How long it was quiet before.
     pub(crate) quiet: Duration,
     pub(crate) lasts: Duration,
-    /// Of a server: whether it is killed, or stands still.
+    /// The failure of a server: it is killed, or it hangs.
     pub(crate) kills: bool,
     /// Which server, counted round and round those that there are.
     pub(crate) server: usize,
@@ -263,7 +263,7 @@ impl Round {
         u64::from(stay + stop + 4 * self.wait.timeout.min(5000))
     }
 
-    /// Whether nothing says when it is to end: it waits as long as it takes, or looks at all there is.
+    /// Whether it has no time limit: it waits without a timeout, or reads all names.
     pub(crate) fn takes_its_time(&self) -> bool {
         self.wait.timeout == INFINITE || matches!(self.what, What::Look(_))
     }

@@ -3,8 +3,8 @@
 use crate::critical_section::words as section;
 use crate::schedule::{BREAKABLE, End, FILE, Hold, INFINITE, Look, Round, Share, Wait, What};
 
-/// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is. `tell` tells the witness; where
-/// that is killed the script ends, for what it gave back after that the witness would take for held.
+/// `c` is csalock, and notes its exit code. `now` prints the time, never too late. `tell` reports to the witness; if
+/// that is killed the script ends, because the witness would count its later releases as held.
 const PRELUDE: &str = r#"
 c() { csalock "$@"; s=$?; echo "$W $s $*" >> codes; return $s; }
 now() { read -r up rest < /proc/uptime; asked=${up%.*}${up#*.}0; }

@@ -1,4 +1,4 @@
-//! Where a storm takes place: a sandbox, and a store on a small disk of its own, or on servers of its own.
+//! The place of a storm: a sandbox, and a store on a small disk of its own, or on servers of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,7 +29,7 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// `None`, and a word about it, where there is no such store. `long`: with as many servers as people have.
+    /// Returns `None` and prints SKIPPED where the store is not available. `long`: with a realistic number of servers.
     pub(crate) fn new(kind: Kind, long: bool) -> Option<Ground> {
         let cluster = match kind {
             Kind::Etcd => Some(Cluster::start(Setup {
@@ -89,7 +89,7 @@ impl Ground {
         std::fs::read(self.place.join(file)).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
     }
 
-    /// Where every commit is logged.
+    /// The log of every commit.
     pub(crate) fn trace(&self) -> PathBuf {
         self.place.join("trace")
     }

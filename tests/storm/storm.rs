@@ -21,7 +21,7 @@ use crate::worker::{Figures, Worker};
 
 const PROCESSES: usize = 40;
 
-/// So many rounds are the least that says anything.
+/// Minimum number of rounds of a meaningful storm.
 const FEW: usize = 200;
 
 /// How much of what happened last is shown of each name.
@@ -72,8 +72,8 @@ fn on(kind: Kind) {
     assert!(count == 0, "{again}\n{}\n{count} things are wrong:\n{shown}\n{}", verdict.figures, verdict.last);
 }
 
-/// A storm with so many processes, as long as it is to go on, at most for so long; and what is to be said of it. A
-/// machine that has other things to do is given more time, for so few rounds say nothing.
+/// Runs a storm with this many processes while `goes_on`, for this time at most, and returns its result. A busy machine
+/// gets more time, because too few rounds prove nothing.
 pub(crate) fn storm(
     ground: &Ground,
     schedule: &Schedule,
@@ -196,7 +196,7 @@ fn judge_counts(ground: &Ground, schedule: &Schedule, said: &str) -> Vec<String>
     wrong
 }
 
-/// Of what is claimed each id has a whole pair; and it can be given up.
+/// Each id has whole pairs of claims, and can give them up.
 fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
     let said = ground.csalock(&["status", "--json"]).stdout;
     let mut claims: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();

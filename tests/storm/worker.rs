@@ -1,4 +1,4 @@
-//! One of the workers: does round after round, has befall each what is to befall it, and sees that each ends.
+//! One of the workers: it does round after round, causes the faults of each, and checks that each ends.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -83,7 +83,7 @@ impl Worker<'_> {
         }
     }
 
-    /// One call, and what came of it in the history; of a lock, the call that gives it back as well.
+    /// One call with its result in the history; for a lock, its release too.
     fn operate(&self, round: &Round, op: Op, number: usize, who: &str) {
         let name = history::name(op, number);
         self.figures.rounds.fetch_add(1, Ordering::Relaxed);

@@ -31,7 +31,7 @@ enum Wrong {
     RemovalUndone,
     /// An old write arrives once more.
     LateCopy,
-    /// Numbers begin anew after a removal.
+    /// Numbers restart after a removal.
     NumbersForgotten,
     /// A lease is over before its time.
     LeasesEarly,
@@ -519,7 +519,7 @@ fn a_decision_by_facts_that_are_not_so_is_found() {
     fixture.take_and_release(1);
     let mut lines = fixture.lines();
     nothing_is_found(&checker::check(&lines, None));
-    // The same commits, by facts that say that 1 lives.
+    // The same commits, with facts that declare process 1 alive.
     for line in &mut lines[stale.len()..] {
         let Event::Intent(intents) = &mut line.event else { continue };
         let Some(decided) = intents[0].decided.as_mut() else { continue };

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034,SC2154
-# What tests/vm/nfs/run and tests/vm/power/run share: a kernel, one tree of files for all their virtual machines, an end.
-# Whoever sources this has set `proof` (who asks), `programs` and `modules` (what has to be in the machines), `packages`.
+# What tests/vm/nfs/run and tests/vm/power/run share: a kernel, one tree of files for all their virtual machines, the clean-up.
+# The script sets `proof` (its directory), `programs` and `modules` (the contents of the machines) and `packages` first.
 
 skipped() {
     echo "SKIPPED $proof: $*" >&2

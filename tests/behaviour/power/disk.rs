@@ -14,7 +14,7 @@ type Inode = usize;
 
 const ROOT: Inode = 0;
 
-/// A change of names. Nothing else is in the journal.
+/// A change of names. The journal has only those.
 #[derive(Debug, Clone)]
 enum Change {
     Make { at: Inode, name: String, made: Inode },
@@ -50,9 +50,9 @@ pub(super) enum Fate {
     Lost,
     /// The length is there and the bytes are not.
     Zeros,
-    /// Of each write the first half.
+    /// The first half of each write.
     Torn,
-    /// Of the writes some are there: a seed says which.
+    /// Some of the writes, chosen by a seed.
     Some(u64),
 }
 

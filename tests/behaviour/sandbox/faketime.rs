@@ -17,7 +17,7 @@ pub(crate) fn faketime(kind: Kind, offset: &str) -> Option<[(&'static str, Strin
     other_times(offset)
 }
 
-/// The same, with other times of files, too: a shared store sees another clock of its server.
+/// Sets other times of files, too: a shared store sees another clock of its server.
 pub(crate) fn other_times(offset: &str) -> Option<[(&'static str, String); 4]> {
     let library = LIBRARY.as_ref()?;
     Some([

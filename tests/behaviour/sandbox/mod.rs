@@ -1,4 +1,4 @@
-//! Where a test plays: a directory of its own, a store, an environment without anything of ours in it.
+//! The place of a test: a directory of its own, a store, an environment without variables of csalock.
 
 mod call;
 mod faketime;
@@ -62,7 +62,7 @@ pub(crate) struct Sandbox {
 }
 
 impl Sandbox {
-    /// Tests in one, where its kind of store is to be had.
+    /// Runs a test in a sandbox, if its kind of store is available.
     pub(crate) fn with(kind: Kind, test: impl FnOnce(&Sandbox)) {
         if kind != Kind::Etcd || etcd::shared().is_some() {
             test(&Sandbox::new(kind));
@@ -115,7 +115,7 @@ impl Sandbox {
         self.store_at("store")
     }
 
-    /// Where the store is, if it is a file.
+    /// Returns the path of the store, if it is a file.
     pub(crate) fn store_path(&self) -> PathBuf {
         assert!(self.is_of_files(), "etcd has no path");
         self.path("store")
@@ -126,7 +126,7 @@ impl Sandbox {
         if self.is_of_files() { self.store_path().display().to_string() } else { self.store() }
     }
 
-    /// Whether anything of the store is there.
+    /// Whether any file of the store exists.
     pub(crate) fn store_exists(&self) -> bool {
         match self.kind {
             Kind::Etcd => {
@@ -140,7 +140,7 @@ impl Sandbox {
         }
     }
 
-    /// Where its history is, and its older generation.
+    /// Returns the paths of its history and of the older generation.
     pub(crate) fn history_paths(&self) -> [PathBuf; 2] {
         let below = if self.is_directory() { "store/.work/history" } else { "store-history" };
         [self.path(below), self.path(format!("{below}.1"))]
@@ -312,13 +312,13 @@ impl Sandbox {
         engine.inspect(name.as_bytes()).unwrap().record.waiters.len()
     }
 
-    /// Whether nothing is left beside records, and no record is left but of those who live.
+    /// Whether no auxiliary object is left, and no record except those of live holders.
     pub(crate) fn is_tidy(&self) -> bool {
         self.csalock(["gc"]).capture();
         self.internal() == 0 && self.csalock(["status", "-1"]).capture().stdout.is_empty()
     }
 
-    /// How many pages, notes, decisions and values there are beside records.
+    /// Returns the number of pages, notes, commit records and values.
     pub(crate) fn internal(&self) -> usize {
         let mut internal = 0;
         let mut count =
@@ -346,7 +346,7 @@ impl Sandbox {
         self.edit_in(name, |_, record| change(record));
     }
 
-    /// The same, with leases of the store.
+    /// Changes a record, with access to the leases of its store.
     pub(crate) fn edit_in(&self, name: &str, change: impl Fn(&dyn Store, &mut Record)) {
         let store = self.open();
         let found = store.read(name.as_bytes()).unwrap().unwrap();
@@ -418,7 +418,7 @@ pub(crate) fn skip(what: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {what}: {why}");
 }
 
-/// Whether a program can be used; says so if not.
+/// Whether a program is installed; prints SKIPPED if not.
 pub(crate) fn has(program: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());

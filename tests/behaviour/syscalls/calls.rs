@@ -8,8 +8,7 @@ use super::tracer::{Fault, Made};
 /// Returns the errors of a call, besides being the last of its process.
 enum Fails {
     With(&'static [Errno]),
-    /// The same, and it may have been done for all that: so it is with what changes names, on a file system that is
-    /// not on this host.
+    /// The call fails, but may have had its effect, as for changes of names on a remote file system.
     OrWasDone(&'static [Errno]),
 }
 

@@ -1,4 +1,4 @@
-//! Where a scenario plays: a store, who holds and waits in it, and what they were told.
+//! The place of a scenario: a store, its holders and waiters, and the answers that they got.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +17,7 @@ use crate::sandbox::{Call, Job, Kind, Sandbox, wait_until};
 /// How long the leases are that the commands take.
 pub(crate) const LEASE: &str = "12s";
 
-/// Where the records are.
+/// The place of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Directory,
@@ -32,7 +32,7 @@ pub(crate) enum Place {
 /// The state before the command is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Before {
-    /// There is no store yet.
+    /// The store does not exist yet.
     NoStore,
     /// A live process holds the name; HANDLE proves it.
     Held(&'static str),
@@ -190,14 +190,14 @@ impl Fixture {
             word => word.to_string(),
         });
         let mut typed: Vec<String> = typed.collect();
-        // A keeper that cannot be rung looks when it is time to renew.
+        // A keeper without a channel polls when its renewal is due.
         let call = |typed: Vec<String>| {
             self.sandbox.csalock(typed).env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace())
         };
         if self.place != Place::Beside {
             return call(typed);
         }
-        // Where no name says which store it is.
+        // The name does not select a store.
         if ["gc", "doctor", "status", "history", "lookup"].contains(&words[0]) {
             let store = self.sandbox.path("files/.csalock").display().to_string();
             typed.splice(1..1, ["--store".to_string(), store]);
@@ -205,7 +205,7 @@ impl Fixture {
         call(typed).without("CSALOCK_STORE")
     }
 
-    /// Where every commit is logged.
+    /// The log of every commit.
     pub(crate) fn trace(&self) -> PathBuf {
         self.sandbox.path(&TRACE[1..])
     }

@@ -27,7 +27,7 @@ pub(crate) enum Mishap {
     Killed,
 }
 
-/// A wait that was not rung for ends by itself in this time, also on a machine that is busy.
+/// A wait without a wake-up ends in this time, even on a busy machine.
 const BOUNDED: Duration = Duration::from_secs(20);
 
 type Verdict = Result<(), String>;

@@ -30,7 +30,7 @@ pub(crate) const TRACE: &str = "/commits.trace";
 /// Maximum duration of a command; a longer one hangs.
 const HANGS: Duration = Duration::from_secs(40);
 
-/// So long those in the background have nothing to do until they are let go.
+/// Number of quiet checks after which the processes in the background are detached.
 const QUIET: u32 = 10;
 
 /// The fault at a point.
@@ -308,7 +308,7 @@ impl Tracer {
     }
 
     fn fails(&mut self, pid: Pid, errno: Errno) {
-        // There is no such call, so nothing is done.
+        // An invalid call number has no effect.
         if let Ok(mut registers) = ptrace::getregs(pid) {
             registers.orig_rax = u64::MAX;
             let _ = ptrace::setregs(pid, registers);

@@ -1,4 +1,4 @@
-//! Strange things in the place of `.csalock` beside a file.
+//! Foreign objects in the place of `.csalock` beside a file.
 
 use super::{Outside, bounded_beside, plant};
 use crate::sandbox::{Kind, Sandbox};

@@ -28,7 +28,7 @@ fn while_exchanged(one: &Path, other: &Path, mut work: impl FnMut(usize)) {
                 if !exchanged && through.load(Ordering::Relaxed) {
                     break;
                 }
-                // As long as a command takes for some of its steps, so that all of them are hit.
+                // About the duration of a command's step, so that every step is hit.
                 (0..exchanges.load(Ordering::Relaxed) % 7 * 1000).for_each(|_| std::hint::spin_loop());
             }
         });

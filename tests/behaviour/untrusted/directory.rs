@@ -55,7 +55,7 @@ const INSTEAD_OF_ITS_DIRECTORY: [Strange; 6] = [
     },
 ];
 
-/// In the place of the record of `x`, that was locked for good.
+/// The place of the record of `x`, which was locked permanently.
 const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
     Strange {
         what: "a link",
@@ -113,7 +113,7 @@ const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
     },
 ];
 
-/// A store in which `other` is held and `x` as well.
+/// A store in which `other` and `x` are held.
 fn store(sandbox: &Sandbox) -> Outside<'_> {
     for name in ["other", "x"] {
         sandbox.csalock(["lock", "--forever", name]).stdout("HANDLE\n").run();
@@ -277,7 +277,7 @@ fn objects_in_the_working_directory_never_lead_out_of_the_store() {
         let said = strange.said.replace("AWAY", AWAY);
         let said = if said.is_empty() { said } else { format!("csalock: {said}\n") };
         let above = sandbox.listing("rec.00000001fffffffffffffffe");
-        // This one rests, and needs nothing in there before it is given back.
+        // This record is parked, and needs no directory before its release.
         let done = bounded(&sandbox, &["run", "-n", "x", "true"]);
         let is_in_its_place = strange.what.ends_with(" in its place");
         let kept = said.replace("csalock: ", "csalock: lock x could not be released: ");

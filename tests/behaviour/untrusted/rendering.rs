@@ -1,4 +1,4 @@
-//! Everything that is shown may have been chosen by a stranger: no byte of it moves a cursor, names a window, colours,
+//! Every shown text may be the choice of an untrusted user: no byte of it moves a cursor, names a window, colours,
 //! reorders or hides.
 
 use csalock::lock::{EndReason, EndedGrant, Lifetime, Record};
@@ -9,7 +9,7 @@ use crate::sandbox::{Call, Done, Sandbox, has, wait_until};
 /// Controls of ASCII, of Latin 1, and of Unicode, and lines that are none.
 const POISON: &str = "\u{1b}]0;POISON\u{7}\u{1b}[2J\r\nforged: line\t\u{8}\u{7f}\u{9b}31m\u{85}\u{202e}\u{2066}\u{200b}\u{feff}\u{e0041}";
 
-/// The same as bytes that are no text.
+/// The same text as bytes that are not UTF-8.
 fn bytes() -> Vec<u8> {
     [POISON.as_bytes(), b"\xff\xc3\x1b[31m"].concat()
 }
@@ -128,7 +128,7 @@ on_every_store_of_files! {
                 is_clean(store, &ends(sandbox.csalock(words).env("CSALOCK_STORE", store), words));
             }
         }
-        // Among the strangers in a store as well.
+        // The names of foreign files in a store are shown escaped, too.
         sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
         if sandbox.is_directory() {
             sandbox.file(&format!("store/{POISON}"), "");

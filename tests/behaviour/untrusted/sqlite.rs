@@ -1,4 +1,4 @@
-//! A database with something strange in it, or in its place, or beside it.
+//! A database with foreign contents, in its place, or beside it.
 
 use rusqlite::Connection;
 

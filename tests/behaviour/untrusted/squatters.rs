@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sandbox::{Kind, Sandbox, wait_until};
 
-/// So many rings.
+/// Number of notifications.
 const RINGS: usize = 20_000;
 
 #[test]

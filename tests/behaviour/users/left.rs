@@ -22,7 +22,7 @@ fn files_of_root_in_the_store_of_a_user_belong_to_the_user() {
     for words in [&["run", "x", "true"][..], &["unlock", "--force", "y"], &["put", "z", "other"], &["gc"]] {
         assert_eq!(Anne.code(&sandbox, &store, words), 0, "{words:?}");
     }
-    // But not what she is not to read.
+    // But not the file that she must not read.
     assert_eq!(Root.code(&sandbox, &store, &["put", "--mode", "600", "z", "secret"]), 0);
     assert_eq!(Anne.code(&sandbox, &store, &["get", "-q", "z"]), 77);
     assert_eq!(Anne.code(&sandbox, &store, &["del", "z"]), 0);

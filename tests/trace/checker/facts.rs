@@ -86,8 +86,8 @@ fn may_be(step: &Step, lease: &Lease, is_over: bool, decided: &Decided, over: &O
     {
         return Err(format!("a lease is taken for over {} ms early", begun.at / 1000 + begun.span - decided.until));
     }
-    // A step that reads, after its facts, that the lease is no longer in the record counts it as standing: it is late, and
-    // its commit conflicts, or its result is never known.
+    // A step counts a lease as standing if it reads, after its facts, that the record has lost it. The step is late,
+    // and its commit conflicts or its result stays unknown.
     if step.known != Known::Stored {
         return Ok(());
     }

@@ -126,7 +126,7 @@ fn fit(record: &Record) -> bool {
     }
 }
 
-/// Checks a step of what is kept beside records.
+/// Checks a step of an auxiliary object.
 pub(super) fn beside(key: &Key, before: Option<&[u8]>, step: &Step) -> Result<(), String> {
     let after = step.intent.body.as_ref().map(|body| &body.0[..]);
     let (Some(before), Some(after)) = (before, after) else { return Ok(()) };
