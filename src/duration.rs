@@ -95,14 +95,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_a_duration() {
+    fn durations_are_parsed() {
         for (text, millis) in [("250ms", 250), ("10s", 10_000), ("1h30m", 5_400_000), ("1.5", 1500), (".25", 250)] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
     }
 
     #[test]
-    fn what_is_not() {
+    fn invalid_durations_are_refused() {
         for text in ["", "0", "-1", "1x", "abc", "1e3", "nan", "inf", "1 s", ".", "99999999999", "0s", "+1", "1s-"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_with_two_units_at_most() {
+    fn durations_are_shown_with_two_units_at_most() {
         for (seconds, text) in [(3, "3s"), (60, "1m"), (250, "4m10s"), (7500, "2h5m"), (273_600, "3d4h")] {
             assert_eq!(shown(Duration::from_secs(seconds)), text);
         }

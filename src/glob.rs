@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits() {
+    fn patterns_that_match() {
         for (pattern, name) in [
             ("*", ""),
             ("a*c", "abbc"),
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not() {
+    fn patterns_that_do_not_match() {
         for (pattern, name) in [("", "a"), ("a?", "a"), ("[a-c]", "d"), ("[!a]", "a"), ("*b", "ba"), ("abc", "abcd")] {
             assert!(!matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
         }

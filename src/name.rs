@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn quoted_as_a_shell_wants_it() {
+    fn names_are_quoted_for_a_shell() {
         assert_eq!(shell_quote(b"a/b.c"), "a/b.c");
         assert_eq!(shell_quote(b"it's two"), "'it'\\''s two'");
         assert_eq!(shell_quote(b"a\n'"), "$'a\\n\\''");

@@ -34,7 +34,7 @@ impl Home {
     fn new() -> Home {
         let home = Home(tempfile::tempdir().unwrap());
         fs::create_dir(home.path().join("bin")).unwrap();
-        // What the recipes guard.
+        // The commands that the recipes guard.
         for program in ["bin/cmd", "bin/fetch-mirror"] {
             fs::write(home.path().join(program), "#!/bin/sh\n").unwrap();
             fs::set_permissions(home.path().join(program), fs::Permissions::from_mode(0o755)).unwrap();
@@ -136,7 +136,7 @@ fn every_flock_line_has_a_translation_that_runs() {
 }
 
 #[test]
-fn the_first_line_says_what_nobody_else_says() {
+fn the_first_line_of_the_readme_is_the_description() {
     let lines = blocks("console").concat();
     let run: Vec<&str> = lines.lines().filter_map(|line| line.strip_prefix("cargo run --release -- ")).collect();
     assert_eq!(run.len(), 1);
@@ -144,7 +144,7 @@ fn the_first_line_says_what_nobody_else_says() {
 }
 
 #[test]
-fn one_line_is_the_test_command_and_ci_takes_it_from_here() {
+fn the_readme_has_one_test_command_and_ci_runs_it() {
     let lines = blocks("console").concat();
     assert_eq!(lines.lines().filter(|line| line.starts_with("cargo test")).count(), 1);
     let ci = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/run")).unwrap();
@@ -152,7 +152,7 @@ fn one_line_is_the_test_command_and_ci_takes_it_from_here() {
 }
 
 #[test]
-fn what_is_to_be_installed_is_there() {
+fn packaged_files_exist() {
     let home = Home::new();
     let project = env!("CARGO_MANIFEST_DIR");
     let lines = blocks("console").concat();

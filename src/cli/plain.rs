@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plain_form_means_what_clap_says_that_it_means() {
+    fn the_plain_form_agrees_with_clap() {
         for words in [
             &["csalock", "run", "L", "true"][..],
             &["csalock", "run-with-lock", "L", "sh", "-c", "exit 1", "--", "-n"],

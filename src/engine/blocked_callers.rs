@@ -84,13 +84,13 @@ mod tests {
     }
 
     #[test]
-    fn who_is_seen_at_once_is_held_up() {
+    fn a_caller_that_is_seen_at_once_is_blocked() {
         assert_eq!(blocked_callers(&[2], &[]), (vec![2], false));
         assert_eq!(blocked_callers(&[2], &[(FIRST, &[2])]), (vec![2], true));
     }
 
     #[test]
-    fn who_is_seen_only_later_has_to_be_seen_twice_some_time_apart() {
+    fn a_caller_that_is_seen_later_must_be_seen_twice_some_time_apart() {
         let (before, twice) = (FIRST + INSPECTION_DELAY / 2, FIRST + INSPECTION_DELAY);
         assert_eq!(blocked_callers(&[], &[(FIRST, &[2]), (before, &[2])]), (vec![], false));
         assert_eq!(blocked_callers(&[], &[(FIRST, &[2]), (twice, &[2])]), (vec![2], true));
@@ -99,13 +99,13 @@ mod tests {
     }
 
     #[test]
-    fn who_was_seen_to_go_on_is_held_up_no_more() {
+    fn a_caller_that_moved_on_is_not_blocked() {
         assert_eq!(blocked_callers(&[2, 3], &[(FIRST, &[3]), (FIRST * 2, &[2, 3])]), (vec![3], true));
         assert_eq!(blocked_callers(&[2], &[(FIRST, &[2]), (FIRST * 9, &[]), (FIRST * 10, &[2])]), (vec![], true));
     }
 
     #[test]
-    fn whom_nobody_called_holds_up_nobody() {
+    fn a_process_without_a_caller_blocks_no_caller() {
         let mut blocked_callers = BlockedCallers::new(None);
         let host = Fake::new(1);
         host.set_blocked_callers(&[2]);

@@ -41,7 +41,7 @@ pub(super) fn within(seconds: u64) -> WaitPolicy {
 }
 
 #[test]
-fn patience_ends_on_the_boot_clock_whatever_the_wall_clock_says_and_leaves_no_waiter() {
+fn a_timeout_counts_on_the_boot_clock_and_leaves_no_waiter() {
     let (engine, host) = engine();
     take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
     let before = host.boottime();
@@ -53,7 +53,7 @@ fn patience_ends_on_the_boot_clock_whatever_the_wall_clock_says_and_leaves_no_wa
 }
 
 #[test]
-fn a_wait_ends_with_the_holders_lease_and_does_not_eat_ones_own() {
+fn a_wait_ends_with_the_holders_lease_and_does_not_shorten_the_callers() {
     let (engine, host) = engine();
     take(&engine, &request(&engine, 1, Lifetime::Ttl(5000)), WaitPolicy::NONE);
     let before = host.boottime();
@@ -83,7 +83,7 @@ fn a_lease_is_not_moved_by_the_wall_clock_but_ends_with_the_boot() {
 }
 
 #[test]
-fn attempts_are_looks() {
+fn attempts_count_reads() {
     let (engine, host) = engine();
     take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
     let backoff = Some(crate::duration::Backoff { min: Duration::from_secs(1), max: Duration::from_secs(2) });
@@ -95,7 +95,7 @@ fn attempts_are_looks() {
 }
 
 #[test]
-fn tokens_grow_also_after_the_record_was_removed() {
+fn tokens_grow_even_after_the_record_was_removed() {
     let (engine, _) = engine();
     let mut tokens = Vec::new();
     for _ in 0..3 {
@@ -110,7 +110,7 @@ fn tokens_grow_also_after_the_record_was_removed() {
 }
 
 #[test]
-fn every_grant_that_ends_is_written_down_once_also_more_than_a_record_remembers() {
+fn every_grant_that_ends_is_logged_once_even_beyond_the_limit_of_a_record() {
     let (engine, host) = engine();
     let take = |pid: i32| {
         host.set_liveness(pid, Liveness::Alive);
@@ -135,7 +135,7 @@ fn every_grant_that_ends_is_written_down_once_also_more_than_a_record_remembers(
 }
 
 #[test]
-fn who_is_taken_for_dead_can_decide_nothing_any_more() {
+fn a_caller_that_counts_as_dead_can_commit_nothing() {
     let (engine, host) = engine();
     let several = AcquireRequest {
         provisional: true,
@@ -166,7 +166,7 @@ fn who_is_taken_for_dead_can_decide_nothing_any_more() {
 }
 
 #[test]
-fn who_confirmed_and_ended_since_the_record_was_read_is_not_taken_for_dead() {
+fn a_waiter_that_confirmed_and_ended_after_the_read_does_not_count_as_dead() {
     let (engine, host) = engine();
     host.set_liveness(3, Liveness::Alive);
     let process = ProcessId { pid: 3, start: 1 };
@@ -186,7 +186,7 @@ fn who_confirmed_and_ended_since_the_record_was_read_is_not_taken_for_dead() {
 }
 
 #[test]
-fn what_was_told_and_given_back_is_not_taken_anew_by_confirming_it() {
+fn a_confirmation_does_not_acquire_a_released_lock_again() {
     let (engine, _) = engine();
     let told = AcquireRequest {
         provisional: true,
@@ -201,7 +201,7 @@ fn what_was_told_and_given_back_is_not_taken_anew_by_confirming_it() {
 }
 
 #[test]
-fn who_gave_back_and_ended_since_the_record_was_read_is_not_shown_as_dead() {
+fn a_holder_that_released_and_ended_after_the_read_is_not_shown_as_dead() {
     let (engine, host) = engine();
     let holds = request(&engine, 2, Lifetime::WhileOwnerLives);
     assert!(matches!(take(&engine, &holds, WaitPolicy::NONE), Response::Granted(..)));

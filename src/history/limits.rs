@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_a_size() {
+    fn sizes_are_parsed() {
         for (text, size) in [("0", 0), ("1", 1), ("512K", 512 << 10), ("2k", 2048), ("1M", 1 << 20), ("1GiB", 1 << 30)]
         {
             assert_eq!(parse_size(text), Ok(size), "{text}");

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_torn_does_not_take_the_next_line_along() {
+    fn a_torn_line_does_not_damage_the_next() {
         let line = full().line().into_bytes();
         for at in 0..line.len() {
             assert_eq!(Past::read(&[&line[..at], &line].concat()), Some(full()), "torn at {at}");

@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a test")]
-    fn whoever_has_it_open_and_locked_and_nobody_else() {
+    fn holders_are_the_processes_that_have_the_file_open_and_locked() {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
         let (file, other) = (fs::File::create(&path).unwrap(), fs::File::open(&path).unwrap());

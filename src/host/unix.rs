@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_store_of_many_hosts_nobody_is_dead_for_a_copy_of_the_machine_may_run() {
+    fn a_shared_store_never_proves_a_death_because_a_copy_of_the_machine_may_run() {
         let host = Unix::new();
         let (domain, this) = (host.domain().unwrap(), host.this_process().unwrap());
         let liveness = |home: &PidDomain, process: &ProcessId| host.liveness(home, process, Scope::Shared);

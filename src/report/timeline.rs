@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_night() {
+    fn a_timeline_of_a_night() {
         let waited = Past { waited: 2_000_000, ..past("nightly", 5600, Some(9200), Some(EndReason::Died)) };
         let by = Who { pid: Some(12), host: "other".into(), uid: 99_998, command: b"sh\n".to_vec(), label: None };
         let broken =
@@ -172,7 +172,7 @@ x            - 99999 [why] job    11-21 02:30 30m    -      held              #>
     }
 
     #[test]
-    fn nothing_has_no_header_and_times_of_strangers_do_no_harm() {
+    fn an_empty_timeline_has_no_header_and_strange_times_do_no_harm() {
         assert_eq!(shown_at(&[], 0, false), "");
         let far = Past { from: u64::MAX, to: Some(0), waited: u64::MAX, ..past("x", 0, None, Some(EndReason::Died)) };
         let long = Past { from: 0, to: Some(u64::MAX), ..far.clone() };
@@ -182,7 +182,7 @@ x            - 99999 [why] job    11-21 02:30 30m    -      held              #>
     }
 
     #[test]
-    fn colours_are_for_what_is_held_and_for_what_went_wrong() {
+    fn held_locks_and_failures_have_colours() {
         let painted = |how| shown_at(&[past("x", 1, Some(2), how)], 3, true).matches('\x1b').count();
         assert_eq!([None, Some(EndReason::Released), Some(EndReason::Expired)].map(painted), [2, 0, 2]);
     }

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn some_share_it_and_one_has_it_alone() {
+    fn readers_share_the_file_and_a_writer_has_it_alone() {
         let dir = tempfile::tempdir().unwrap();
         let path = fs::canonicalize(dir.path()).unwrap().join("file");
         let take = |mode| match Flock::take(&path, mode, None) {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn two_names_of_one_file_are_known_for_it() {
+    fn two_names_of_one_file_are_recognized() {
         let dir = tempfile::tempdir().unwrap();
         let [path, other, none] = ["file", "other", "none"].map(|name| dir.path().join(name));
         let Ok(Flocked::Held(flock)) = Flock::take(&path, LockMode::Exclusive, None) else { panic!() };
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_opened_is_told_with_its_exit_code() {
+    fn a_file_that_cannot_be_opened_is_reported_with_its_exit_code() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
         let exit = |name: &str| match Flock::take(&dir.path().join(name), LockMode::Exclusive, None) {

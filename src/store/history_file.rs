@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_lose_nothing_when_it_is_rotated() {
+    fn concurrent_writers_lose_no_line_to_the_rotation() {
         with(|history_file, place| {
             let writer = |thread: usize| {
                 let directory = File::open(place).unwrap();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wholly_too_old_goes_and_what_was_begun_too_long_ago_becomes_the_older() {
+    fn an_expired_file_is_removed_and_a_file_that_began_too_early_is_rotated() {
         let keep = |age| Limits { size: 1 << 20, age: Duration::from_secs(age) };
         let today = seconds(fs::metadata("/proc/self").unwrap().ctime());
         let tomorrow = today + Duration::from_secs(24 * 3600);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_a_plain_file_with_one_name_is_written_to() {
+    fn the_history_is_written_only_to_a_plain_file_with_one_name() {
         let plant: [fn(&Path); 4] = [
             |place| std::os::unix::fs::symlink("elsewhere", place.join("history")).unwrap(),
             |place| fs::hard_link(place.join("elsewhere"), place.join("history")).unwrap(),
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_only_read_cannot_open_the_lock_and_whoever_locks_the_history_stops_nothing() {
+    fn a_reader_cannot_open_the_history_lock_and_a_locked_history_blocks_nothing() {
         for (of_store, of_history, of_lock) in
             [(0o755, 0o644, 0o200), (0o2775, 0o664, 0o220), (0o1777, 0o666, 0o222), (0o700, 0o600, 0o200)]
         {
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_rotate_keeps_to_the_limit_all_the_same() {
+    fn a_writer_that_cannot_rotate_respects_the_limit() {
         with(|history_file, place| {
             history_file.append(b"first\n", &limits(1000), NOW).unwrap();
             let keeper = File::create(place.join("history.lock")).unwrap();

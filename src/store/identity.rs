@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_with_several_paths_is_one_and_has_one_place() {
+    fn a_store_with_several_paths_is_one_store() {
         let place = tempfile::tempdir().unwrap();
         let at = |name: &str| place.path().join(name);
         ["m", "z"].iter().for_each(|name| std::fs::create_dir(at(name)).unwrap());

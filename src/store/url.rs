@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_is_given_means_the_same_and_is_known() {
+    fn an_inherited_store_keeps_its_meaning_and_is_recognized() {
         for (chosen, given) in [
             ("dir:/a b", "dir:/./a b"),
             ("dir:/a?shared=1", "dir:/./a?shared=1"),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_a_usage_error() {
+    fn other_arguments_are_a_usage_error() {
         for url in ["", "x", "dir:", "redis:/x", "dir:a\0b"] {
             assert_eq!(parse(url).map_err(|error| error.kind()), Err(ErrorKind::InvalidInput), "{url:?}");
         }

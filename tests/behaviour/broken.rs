@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::sandbox::{Done, Mount, Sandbox, is_root, wait_until};
+use crate::sandbox::{Done, Job, Mount, Sandbox, is_root, wait_until};
 
 const NOBODY: u32 = 65534;
 
@@ -42,6 +42,15 @@ fn every_command_refuses(sandbox: &Sandbox, store: &str, codes: &[i32], path: &P
     assert_eq!(sandbox.listing("files"), before);
 }
 
+/// Returns the holder of the lock `held` and its handle. The test itself is not the holder, because a holder is refused at
+/// once.
+fn held_by_another(sandbox: &Sandbox, store: &str) -> (Job, String) {
+    let holder = sandbox.call("cat", [""; 0]).spawn();
+    let words = ["lock", "--forever", "--pid", &holder.pid().to_string(), "held"];
+    let handle = sandbox.csalock(words).env("CSALOCK_STORE", store).capture().line();
+    (holder, handle)
+}
+
 on_every_store_of_files! {
     fn a_store_in_a_directory_that_is_missing_is_out_of_reach(sandbox: &Sandbox) {
         every_command_refuses(sandbox, &sandbox.store_at("files/none/store"), &[69], &sandbox.path("files/none"));
@@ -52,22 +61,22 @@ on_every_store_of_files! {
         every_command_refuses(sandbox, &sandbox.store_at("files/file/store"), &[69], &sandbox.path("files/file"));
     }
 
-    fn what_is_no_store_is_left_alone(sandbox: &Sandbox) {
+    fn a_foreign_directory_is_left_alone(sandbox: &Sandbox) {
         let place = sandbox.path("files/thing");
         if sandbox.is_directory() {
-            sandbox.file("files/thing", "somebody's data");
+            sandbox.file("files/thing", "another program's data");
         } else {
             std::fs::create_dir(&place).unwrap();
         }
         every_command_refuses(sandbox, &sandbox.store_at("files/thing"), &[65, 69, 73], &place);
     }
 
-    fn a_file_or_directory_of_somebody_else_is_no_store(sandbox: &Sandbox) {
+    fn a_file_or_directory_of_another_program_is_not_a_store(sandbox: &Sandbox) {
         if sandbox.is_directory() {
-            // Who mistypes a path leaves nothing there; what a new disk has in it, or a store, is in nobody's way.
+            // A mistyped path leaves no files there. The usual content of a new disk, or a store, is accepted.
             for (place, thing) in [("files/one", "thing"), ("files/other", "inner/thing")] {
                 std::fs::create_dir_all(sandbox.path(place).join(thing).parent().unwrap()).unwrap();
-                sandbox.file(&format!("{place}/{thing}"), "somebody's data");
+                sandbox.file(&format!("{place}/{thing}"), "another program's data");
                 every_command_refuses(sandbox, &sandbox.store_at(place), &[65], &sandbox.path(place));
             }
             std::fs::create_dir_all(sandbox.path("files/disk/lost+found")).unwrap();
@@ -76,7 +85,7 @@ on_every_store_of_files! {
             sandbox.csalock(["run", "--store", &sandbox.store_at("files/disk"), "x", "true"]).run();
             return;
         }
-        let place = sandbox.file("files/thing", "somebody's data, and a lot of it, that is no database".repeat(100));
+        let place = sandbox.file("files/thing", "another program's data, and a lot of it, not a database".repeat(100));
         every_command_refuses(sandbox, &sandbox.store_at("files/thing"), &[65, 69, 73], &place);
         let before = sandbox.listing("files/thing");
         sandbox.csalock(["unlock", "--force", "x"]).env("CSALOCK_STORE", sandbox.store_at("files/thing")).capture();
@@ -84,14 +93,14 @@ on_every_store_of_files! {
         assert_eq!(sandbox.listing("files/thing"), before);
     }
 
-    fn a_url_that_is_none_is_a_usage_error(sandbox: &Sandbox) {
+    fn an_invalid_url_is_a_usage_error(sandbox: &Sandbox) {
         for url in ["dir:", "sqlite:", "mysql:x", "x", "", ":x"] {
             let done = sandbox.csalock(["lock", "--store", url, "x"]).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{url:?} {done:?}");
         }
     }
 
-    fn without_permission_it_is_77(sandbox: &Sandbox) {
+    fn missing_permission_is_77(sandbox: &Sandbox) {
         if !is_root("another user") {
             return;
         }
@@ -138,9 +147,7 @@ on_every_store_of_files! {
         let mount = Mount::new(sandbox, "size=4m");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
-        // Somebody else's, for whoever holds it himself is told so at once.
-        let other = sandbox.call("cat", [""; 0]).spawn();
-        let handle = call(&["lock", "--forever", "--pid", &other.pid().to_string(), "held"]).line();
+        let (_holder, handle) = held_by_another(sandbox, &store);
         mount.again(sandbox, "ro");
         let before = sandbox.listing("files");
         for words in [&["lock", "x"][..], &["run", "x", "touch", "ran"], &["run", "-F", "x", "touch", "ran"],
@@ -158,7 +165,7 @@ on_every_store_of_files! {
         refused(sandbox, &done, &[73], &sandbox.path("files/mount/other"));
     }
 
-    fn a_limit_on_the_size_of_files_is_told(sandbox: &Sandbox) {
+    fn a_limit_on_the_size_of_files_is_reported(sandbox: &Sandbox) {
         for words in ["run x touch ran", "run -F x touch ran", "lock x"] {
             let done = sandbox.script("bash", &format!("(ulimit -f 0; csalock {words}; echo $?) 2>&1 | cat")).capture();
             assert!(done.stdout.ends_with("\n74\n") && done.stdout.starts_with("csalock: "), "{words}: {done:?}");
@@ -168,7 +175,7 @@ on_every_store_of_files! {
         sandbox.csalock(["run", "x", "bash", "-c", "ulimit -f 0; trap - XFSZ; echo big > big; :"]).status(153).run();
     }
 
-    fn a_current_directory_that_was_removed_is_none(sandbox: &Sandbox) {
+    fn a_removed_current_directory_is_an_error(sandbox: &Sandbox) {
         let script = "mkdir gone; cd gone; rmdir ../gone; csalock run ./x touch /tmp/csalock-test-ran; echo $?; \
                       csalock run --store dir:rel x true; echo $?; csalock run bare echo fine";
         let said = "csalock: ./x is in the current directory, which was removed; cd to one that exists\n\
@@ -183,9 +190,7 @@ on_every_store_of_files! {
         let _mount = Mount::new(sandbox, "size=256k");
         let store = sandbox.store_at("files/mount/store");
         let call = |words: &[&str]| sandbox.csalock(words).env("CSALOCK_STORE", &store).capture();
-        // Somebody else's, for whoever holds it himself is told so at once.
-        let other = sandbox.call("cat", [""; 0]).spawn();
-        let handle = call(&["lock", "--forever", "--pid", &other.pid().to_string(), "held"]).line();
+        let (_holder, handle) = held_by_another(sandbox, &store);
         let filler = sandbox.path("files/mount/filler");
         sandbox.script("dash", "cat /dev/zero > mount/filler 2>/dev/null; :").run();
         for words in [&["lock", "x"][..], &["run", "x", "touch", "ran"], &["run", "-F", "x", "touch", "ran"]] {
@@ -208,7 +213,7 @@ on_every_store_of_files! {
         assert_eq!(call(&["status", "-1"]).line(), "");
     }
 
-    fn a_store_without_inodes_says_what_it_lacks(sandbox: &Sandbox) {
+    fn a_store_without_inodes_is_explained(sandbox: &Sandbox) {
         if !is_root("a mount") {
             return;
         }
@@ -237,7 +242,7 @@ on_every_store_of_files! {
 }
 
 on_every_kind_of_store! {
-    fn a_waiter_outlasts_a_store_that_takes_nothing_for_a_while(sandbox: &Sandbox) {
+    fn a_waiter_outlasts_a_store_that_rejects_writes_for_a_while(sandbox: &Sandbox) {
         if !sandbox.is_of_files() || !is_root("a mount") {
             return;
         }
@@ -277,7 +282,7 @@ on_every_kind_of_store! {
 }
 
 #[test]
-fn a_stranger_where_a_record_belongs_is_named_and_left_alone() {
+fn a_foreign_file_in_place_of_a_record_is_named_and_left_alone() {
     let sandbox = crate::sandbox::Sandbox::new(crate::sandbox::Kind::Directory);
     sandbox.csalock(["run", "other", "true"]).run();
     std::fs::create_dir(sandbox.path("store/x")).unwrap();

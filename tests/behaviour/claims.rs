@@ -1,4 +1,4 @@
-//! Names that are claimed for good: all of them or none, by one id.
+//! Names that are claimed permanently: all of them or none, by one id.
 
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Job, Kind, Sandbox, has, steps, wait_until};
@@ -21,7 +21,7 @@ fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
     let calls = match sandbox.kind() {
         Kind::Directory | Kind::Shared => &["renameat", "fsync", "unlinkat"][..],
         Kind::Sqlite => &["unlink", "fdatasync", "fsync"],
-        // What was sent before was answered.
+        // The request that was sent before has been answered.
         Kind::Etcd => &["sendto", "write"],
     };
     let (mut all, mut none) = (0, 0);
@@ -36,7 +36,7 @@ fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
             let has = ids(sandbox, &["a", "b", "c"]);
             assert!(has.iter().all(|id| *id == has[0]), "{command} killed at {call} {step}: {has:?}");
             *(if has[0].is_some() { &mut all } else { &mut none }) += 1;
-            // The next one is in nobody's way, and sees the same.
+            // The next caller is not blocked, and sees the same.
             let next = sandbox.csalock(["claim", "-q", "-w", "0", "--id", "next", "c", "b", "a"]).capture();
             assert_eq!(next.code, Some(if has[0].is_some() { 83 } else { 0 }), "{command} killed at {call} {step}");
             let id = if has[0].is_some() { "me" } else { "next" };
@@ -51,7 +51,7 @@ fn killed_at_any_step(sandbox: &Sandbox, command: &str, before: Option<&str>) {
 }
 
 on_every_store! {
-    fn a_claim_lasts_until_it_is_given_up(sandbox: &Sandbox) {
+    fn a_claim_lasts_until_its_id_gives_it_up(sandbox: &Sandbox) {
         sandbox.csalock(["claim", "--id", "17", "mail:a@b.c", "user:a"]).stdout("17\n").run();
         sandbox.csalock(["gc"]).run();
         sandbox.csalock(["lookup", "user:a"]).stdout("17\n").run();
@@ -65,7 +65,7 @@ on_every_store! {
         assert!(sandbox.is_tidy());
     }
 
-    fn the_id_is_a_fresh_one_unless_it_was_said(sandbox: &Sandbox) {
+    fn the_id_is_fresh_unless_given(sandbox: &Sandbox) {
         let claim = |name: &str| sandbox.csalock(["claim", name]).capture().stdout;
         let (a, b) = (claim("a"), claim("b"));
         assert_ne!(a, b);
@@ -76,7 +76,7 @@ on_every_store! {
         assert_eq!(ids(sandbox, &["a", "b"]), [Some(a.trim_end().into()), Some(b.trim_end().into())]);
     }
 
-    fn what_is_taken_is_listed_and_nothing_is_claimed(sandbox: &Sandbox) {
+    fn taken_names_are_listed_and_no_name_is_claimed(sandbox: &Sandbox) {
         sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
         sandbox.csalock(["claim", "--id", "2", "c"]).stdout("2\n").run();
         let said = "csalock: a is claimed under id 1; nothing was claimed\ncsalock: c is claimed under id 2; nothing was claimed\n";
@@ -90,7 +90,7 @@ on_every_store! {
         sandbox.csalock(["claim", "--id", "1", "b", "a"]).stdout("1\n").run();
         sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
         sandbox.csalock(["claim", "--id", "2", "c"]).stdout("2\n").run();
-        // What it has is left alone when it does not get what it wants.
+        // Its earlier claims stay when it does not get the new ones.
         sandbox.csalock(["claim", "-q", "--id", "1", "a", "c", "d"]).status(83).run();
         assert_eq!(ids(sandbox, &["a", "b", "c", "d"]), [Some("1".into()), Some("1".into()), Some("2".into()), None]);
         sandbox.csalock(["claim", "--id", "1", "a", "d"]).stdout("1\n").run();
@@ -119,7 +119,7 @@ on_every_store! {
         assert_eq!(ids(sandbox, &["a", "b"]), [Some("2".into()), Some("2".into())]);
     }
 
-    fn whoever_waits_to_claim_what_is_then_claimed_need_not_wait_longer(sandbox: &Sandbox) {
+    fn a_wait_to_claim_ends_when_the_name_is_claimed(sandbox: &Sandbox) {
         let crowd = sandbox.many(40).max(20);
         let mut holder = sandbox.holder("a");
         let jobs: Vec<Job> = (0..crowd).map(|id| {
@@ -131,11 +131,11 @@ on_every_store! {
         let codes: Vec<Option<i32>> = jobs.into_iter().map(|job| job.wait().code).collect();
         assert_eq!(codes.iter().filter(|code| **code == Some(0)).count(), 1, "{codes:?}");
         assert_eq!(codes.iter().filter(|code| **code == Some(83)).count(), crowd - 1, "{codes:?}");
-        assert!(is_within(begun, std::time::Duration::from_secs(40)), "nobody waits for the timeout");
+        assert!(is_within(begun, std::time::Duration::from_secs(40)), "the wait ends before the timeout");
         assert!(sandbox.waiters("a").is_empty());
     }
 
-    fn many_may_claim_the_same_under_one_id_at_once(sandbox: &Sandbox) {
+    fn many_callers_may_claim_a_name_under_one_id_at_once(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("a");
         let jobs: Vec<Job> = (0..20).map(|_| sandbox.csalock(["claim", "-w", "60s", "--id", "1", "b", "a"]).spawn()).collect();
         wait_until("all wait", || sandbox.waiters("a").len() == 20);
@@ -171,7 +171,7 @@ on_every_store! {
         sandbox.csalock(["unclaim", "-q", "--id", "1", "e"]).status(82).run();
     }
 
-    fn all_that_an_id_has_is_given_up_at_once(sandbox: &Sandbox) {
+    fn all_claims_of_an_id_are_given_up_at_once(sandbox: &Sandbox) {
         sandbox.csalock(["claim", "--id", "1", "a", "b\\c", "d\ne"]).stdout("1\n").run();
         sandbox.csalock(["claim", "--id", "2", "f"]).stdout("2\n").run();
         sandbox.csalock(["unclaim", "--id", "1", "--all"]).run();
@@ -249,15 +249,15 @@ on_every_store! {
         sandbox.csalock(["run", "-q", "-n", "a", "true"]).status(75).run();
     }
 
-    fn who_is_killed_at_any_step_has_claimed_all_or_none(sandbox: &Sandbox) {
+    fn a_claim_killed_at_any_step_has_all_or_none(sandbox: &Sandbox) {
         killed_at_any_step(sandbox, "claim", None);
     }
 
-    fn who_is_killed_at_any_step_has_given_up_all_or_none(sandbox: &Sandbox) {
+    fn an_unclaim_killed_at_any_step_has_given_up_all_or_none(sandbox: &Sandbox) {
         killed_at_any_step(sandbox, "unclaim", Some("me"));
     }
 
-    fn of_two_who_want_the_same_pair_one_has_it(sandbox: &Sandbox) {
+    fn two_callers_that_claim_the_same_pair_never_share_it(sandbox: &Sandbox) {
         let pairs = sandbox.many(60);
         let script = format!(
             "i=0; while [ $i -lt {pairs} ]; do i=$((i + 1)); csalock claim -q --id $$.$i mail$i user$i > /dev/null; \
@@ -282,7 +282,7 @@ on_every_store! {
 }
 
 on_every_store_of_files! {
-    fn what_was_answered_is_on_the_disk(sandbox: &Sandbox) {
+    fn acknowledged_writes_are_on_the_disk(sandbox: &Sandbox) {
         if !has("strace") {
             return;
         }

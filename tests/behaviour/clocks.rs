@@ -72,7 +72,7 @@ fn a_clock_that_was_set_back_keeps_no_lease() {
 }
 
 #[test]
-fn whoever_does_not_wait_goes_on_counting_where_the_last_one_stopped() {
+fn a_caller_that_does_not_wait_continues_the_count_of_the_last() {
     for words in [&["run", "-qn", "x", "true"][..], &["run", "-qw", "0.2", "x", "true"], &["put", "-qn", "x", "v"]] {
         let Some(sandbox) = with_a_clock_to_set() else { return };
         let _job = leased(&sandbox, "3s", "+1h");
@@ -85,7 +85,7 @@ fn whoever_does_not_wait_goes_on_counting_where_the_last_one_stopped() {
 }
 
 #[test]
-fn a_collector_that_comes_twice_frees_it() {
+fn a_second_collection_frees_the_lock() {
     let Some(sandbox) = with_a_clock_to_set() else { return };
     let _job = leased(&sandbox, "3s", "+1h");
     sandbox.csalock(["gc", "-q"]).run();
@@ -98,7 +98,7 @@ fn a_collector_that_comes_twice_frees_it() {
 }
 
 #[test]
-fn nobody_comes_in_early_where_files_keep_whole_seconds() {
+fn no_caller_acquires_early_on_file_systems_with_whole_seconds() {
     if !is_root("another file system") {
         return;
     }

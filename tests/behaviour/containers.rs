@@ -1,4 +1,4 @@
-//! Containers of one host: processes that share a store, and neither network nor pids.
+//! Containers of one host: processes that share a store, but no network and no pids.
 
 use crate::sandbox::{Call, Job, Sandbox, an_hour_later, is_root, proc, wait_until};
 
@@ -17,8 +17,8 @@ fn waiter(sandbox: &Sandbox) -> Option<Job> {
     Some(job)
 }
 
-/// The bells of waiters that are in the store, or beside it.
-fn bells(sandbox: &Sandbox) -> usize {
+/// The channels of waiters in the store or beside it.
+fn channels(sandbox: &Sandbox) -> usize {
     sandbox.listing("").iter().filter(|line| line.contains("/.bell.")).count()
 }
 
@@ -26,16 +26,16 @@ on_every_store_of_files! {
     fn each_waiter_is_woken_when_it_is_granted_the_lock(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let Some(waiters) = (0..5).map(|_| waiter(sandbox)).collect::<Option<Vec<Job>>>() else { return };
-        wait_until("all can be rung", || bells(sandbox) == waiters.len());
+        wait_until("all waiters have channels", || channels(sandbox) == waiters.len());
         holder.release();
         for mut waiter in waiters {
             wait_until("it was woken", || waiter.has_ended());
             assert_eq!(waiter.wait().stdout, "ran\n");
         }
-        assert_eq!(bells(sandbox), 0);
+        assert_eq!(channels(sandbox), 0);
     }
 
-    fn the_bell_of_a_waiter_that_is_killed_goes_with_it(sandbox: &Sandbox) {
+    fn the_notification_channel_of_a_killed_waiter_is_removed(sandbox: &Sandbox) {
         if !is_root("a network namespace") {
             return;
         }
@@ -49,27 +49,27 @@ on_every_store_of_files! {
             let holder = call(&[], &["run", name, "cat"]).spawn();
             wait_until("it is held", || call(&[], &["status", name]).capture().code == Some(0));
             let mut waiter = call(&alone, &["run", name, "true"]).spawn();
-            wait_until("it can be rung", || bells(sandbox) == 1);
+            wait_until("the waiter has a channel", || channels(sandbox) == 1);
             // Its child, which waits, dies with it.
             let children = proc::children(waiter.pid());
             waiter.kill();
             wait_until("it is gone", || !children.iter().any(|child| proc::lives(*child)));
             assert_eq!(holder.wait().code, Some(0));
-            assert_eq!(bells(sandbox), 0);
+            assert_eq!(channels(sandbox), 0);
         }
         let rest = sandbox.listing("").into_iter().filter(|line| line.contains(".csalock") || line.contains("-waits"));
         assert_eq!(rest.collect::<Vec<_>>(), Vec::<String>::new());
     }
 
-    fn gc_removes_a_bell_that_no_waiter_hears(sandbox: &Sandbox) {
+    fn gc_removes_a_notification_without_a_subscriber(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let Some(mut waiter) = waiter(sandbox) else { return };
-        wait_until("it can be rung", || bells(sandbox) == 1);
+        wait_until("the waiter has a channel", || channels(sandbox) == 1);
         let Some(later) = an_hour_later() else { return };
         sandbox.script("dash", "set -- $(find .. -name '.bell.*'); mkfifo ${1%/*}/.bell.old").run();
         let gc = later.iter().fold(sandbox.csalock(["gc", "-v"]), |gc, (name, value)| gc.env(name, value));
         gc.stderr("csalock: 1 leftovers of processes that died half-way\n").run();
-        wait_until("the waiter listens again", || bells(sandbox) == 1);
+        wait_until("the waiter listens again", || channels(sandbox) == 1);
         holder.release();
         wait_until("it was woken", || waiter.has_ended());
         assert_eq!(waiter.wait().stdout, "ran\n");

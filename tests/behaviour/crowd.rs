@@ -1,4 +1,4 @@
-//! More waiters than a record takes: the end of the queue is on pages of its own, and nobody notices.
+//! More waiters than a record takes: the end of the queue is on pages of its own, which callers do not notice.
 
 use nix::sys::signal::Signal;
 
@@ -18,7 +18,7 @@ fn order(sandbox: &Sandbox) -> Vec<usize> {
 }
 
 on_every_store! {
-    fn everybody_is_served_in_order_of_arrival(sandbox: &Sandbox) {
+    fn waiters_are_granted_in_order_of_arrival(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiters = crowd(sandbox, CROWD);
         let sight = sandbox.sight("x");
@@ -35,10 +35,10 @@ on_every_store! {
         assert!(sandbox.is_tidy());
     }
 
-    fn the_dead_and_those_who_give_up_leave_no_gap(sandbox: &Sandbox) {
+    fn dead_waiters_and_waiters_that_give_up_leave_no_gap(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiters = crowd(sandbox, CROWD);
-        // Of every three one is killed, one is asked to end, and one stays: in the record and on the pages.
+        // One waiter of three is killed, one is asked to end, and one stays: in the record and on the pages.
         for (number, waiter) in waiters.iter_mut().enumerate() {
             match number % 3 {
                 0 => waiter.kill(),
@@ -46,7 +46,7 @@ on_every_store! {
                 _ => {}
             }
         }
-        // Who has no time to say that he goes stands there, known for dead, until it would be his turn.
+        // A waiter without time to leave stays in the queue, known to be dead, until its turn.
         let is_there = |waiter: &&serde_json::Value| waiter["alive"] != "no";
         let there = || sandbox.sight("x")["waiters"].as_array().unwrap().iter().filter(is_there).count();
         wait_until("both kinds are gone", || there() == CROWD / 3);
@@ -78,7 +78,7 @@ on_every_store! {
         }
     }
 
-    fn the_holder_and_everybody_ahead_are_killed(sandbox: &Sandbox) {
+    fn the_holder_and_all_earlier_waiters_are_killed(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiters = crowd(sandbox, 50);
         let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
@@ -93,7 +93,7 @@ on_every_store! {
         assert!(sandbox.is_tidy());
     }
 
-    fn the_first_of_a_page_sees_all_before_it_killed(sandbox: &Sandbox) {
+    fn the_first_waiter_of_a_page_sees_all_before_it_killed(sandbox: &Sandbox) {
         let mut holder = sandbox.csalock(["run", "-F", "x", "cat"]).spawn();
         wait_until("it holds", || sandbox.state("x") == "held");
         let wait = |number: usize| {
@@ -109,11 +109,11 @@ on_every_store! {
         for waiter in last {
             assert_eq!(waiter.wait().code, Some(0));
         }
-        assert!(is_within(begun, std::time::Duration::from_secs(5)), "nobody waits for his next look: {:?}", begun.elapsed());
+        assert!(is_within(begun, std::time::Duration::from_secs(5)), "no waiter needs its next poll: {:?}", begun.elapsed());
         assert_eq!(order(sandbox), [48, 49]);
     }
 
-    fn a_dead_waiter_is_known_to_be_dead_wherever_it_stands(sandbox: &Sandbox) {
+    fn a_dead_waiter_is_known_to_be_dead_at_any_position(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         let wait = |number: usize| {
             let job = sandbox.csalock(["run", "-F", "-w", "inf", "x", "true"]).spawn();
@@ -131,7 +131,7 @@ on_every_store! {
         waiters.iter_mut().filter_map(|job| (!job.has_ended()).then_some(job)).for_each(Job::kill);
     }
 
-    fn who_stands_behind_the_dead_sleeps(sandbox: &Sandbox) {
+    fn a_waiter_behind_dead_waiters_sleeps(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         let mut waiters: Vec<Job> = Vec::new();
         for number in 0..20 {
@@ -156,7 +156,7 @@ on_every_store! {
         waiters.iter_mut().filter_map(|job| (!job.has_ended()).then_some(job)).for_each(Job::kill);
     }
 
-    fn who_takes_several_keeps_its_place_on_a_page(sandbox: &Sandbox) {
+    fn a_caller_of_several_locks_keeps_its_position_on_a_page(sandbox: &Sandbox) {
         // It was granted A and gave it back for B; then it stands on a page of A, as before by one proof.
         let mut b = sandbox.holder("B");
         let mut reader = sandbox.csalock(["run", "-s", "A", "cat"]).spawn();
@@ -178,7 +178,7 @@ on_every_store! {
         assert_eq!(reader.wait().code, Some(0));
     }
 
-    fn scripts_in_a_crowd_see_their_circle(sandbox: &Sandbox) {
+    fn scripts_in_a_crowd_see_their_cycle(sandbox: &Sandbox) {
         let mut holder = sandbox.csalock(["run", "x", "dash", "-c", "echo in; read line; csalock run -w 20s y true"]).spawn();
         holder.lines(1);
         let mut waiters = crowd(sandbox, 20);
@@ -189,7 +189,7 @@ on_every_store! {
         assert_eq!(codes, [84, 0]);
     }
 
-    fn a_crowd_under_one_lock_sees_its_circle(sandbox: &Sandbox) {
+    fn a_crowd_under_one_lock_sees_its_cycle(sandbox: &Sandbox) {
         let script = "echo in; read line; for n in 1 2 3 4 5 6 7 8; do csalock run -qw 60s x true & jobs=\"$jobs $!\"; done; \
                       for job in $jobs; do wait $job; echo $?; done";
         let mut crowd = sandbox.csalock(["run", "y", "dash", "-c", script]).spawn();
@@ -202,7 +202,7 @@ on_every_store! {
         crowd.tell("go");
         assert_eq!(crowd.wait().stdout, format!("in\n{}", "84\n".repeat(8)));
         assert_eq!(other.wait().code, Some(0));
-        assert!(is_within(begun, std::time::Duration::from_secs(20)), "nobody waits for the timeout");
+        assert!(is_within(begun, std::time::Duration::from_secs(20)), "the wait ends before the timeout");
         assert!(sandbox.is_tidy());
     }
 
@@ -230,7 +230,7 @@ mod witnesses {
             if !is_root("a /dev/shm of its own") {
                 return;
             }
-            // The last waiter dies first: a waiter removes the dead in front of it, and is not to die in the middle of that. The
+            // The last waiter dies first: a waiter removes the dead in front of it, and must not die during that. The
             // holder has ended before the last command begins, so no other process still cleans up after it.
             let script = "mount -t tmpfs none /dev/shm || exit 9; csalock run x dash -c 'touch held; exec sleep 600' & \
                           until test -e held; do sleep 0.05; done; for n in $(seq 20); do csalock run -F -w inf x true & jobs=\"$! $jobs\"; \

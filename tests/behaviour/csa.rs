@@ -26,14 +26,14 @@ fn the_lock_is_the_files_and_the_scripts() {
 }
 
 #[test]
-fn it_ends_with_the_script() {
+fn a_lock_of_csa_ends_with_the_script() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     script(&sandbox, "csaLock data other || exit; exit 3").status(3).run();
     sandbox.script("dash", "csalock run -q -n ./data --also ./other -- true").without("CSALOCK_STORE").run();
 }
 
 #[test]
-fn it_tries_for_so_long_as_the_variable_says_and_says_why_not() {
+fn csa_waits_as_long_as_the_variable_says_and_prints_the_reason() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line; csaUnlock data; read line").spawn();
     holder.lines(1);
@@ -62,7 +62,7 @@ fn it_tries_for_so_long_as_the_variable_says_and_says_why_not() {
 }
 
 #[test]
-fn a_dead_script_is_taken_over_from_in_silence() {
+fn a_lock_of_a_dead_script_is_taken_over_silently() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line").spawn();
     holder.lines(1);
@@ -71,7 +71,7 @@ fn a_dead_script_is_taken_over_from_in_silence() {
 }
 
 #[test]
-fn what_makes_no_sense_is_a_usage_error() {
+fn contradictory_options_are_a_usage_error() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     install(&sandbox);
     for (text, said) in [

@@ -1,4 +1,4 @@
-//! Waits that would never end: one of those in the circle is told so at once, by name, and the others go on.
+//! Waits that would never end: one of those in the cycle is told so at once, by name, and the others go on.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,9 @@ use nix::sys::signal::Signal;
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Job, SHELLS, Sandbox, proc, wait_until};
 
-/// How long the storm without a circle lasts, in seconds, and the variable that says otherwise.
-const STORM: (u64, &str) = (5, "CSALOCK_TEST_STORM_SECONDS");
-
 /// Scripts that each hold one lock and then want the next one's, all at the same time. Returns the exit code of each, and
 /// what all of them said.
-fn circle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32>, String) {
+fn cycle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32>, String) {
     let script =
         format!("hold() {{ {hold}; }}; want() {{ {want}; }}; hold $0 || exit 1; echo holds; read line; want $1");
     let next = |at: usize| names[(at + 1) % names.len()];
@@ -28,15 +25,15 @@ fn circle(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> (Vec<i32
 const LOCK: &str = "csalock lock $1 > /dev/null";
 const RUN: &str = "csalock run $1 true";
 
-/// A circle breaks at one place, so one gets 84 and all others the lock that they wanted.
+/// A cycle breaks at one place, so one gets 84 and all others the lock that they wanted.
 fn one_gives_up(sandbox: &Sandbox, names: &[&str], hold: &str, want: &str) -> String {
     let begun = Instant::now();
-    let (mut codes, said) = circle(sandbox, names, hold, want);
+    let (mut codes, said) = cycle(sandbox, names, hold, want);
     codes.sort_unstable();
     let mut wanted = vec![0; names.len()];
     *wanted.last_mut().unwrap() = 84;
     assert_eq!(codes, wanted, "{said}");
-    assert!(is_within(begun, Duration::from_secs(20)), "nobody waits for the timeout");
+    assert!(is_within(begun, Duration::from_secs(20)), "the wait ends before the timeout");
     assert_eq!(said.matches("waiting would never end").count(), 1, "{said}");
     for name in names {
         assert!(said.contains(&format!("lock {name} is held by pid ")), "{name} is named: {said}");
@@ -55,7 +52,7 @@ on_every_store! {
         }
     }
 
-    fn two_scripts_that_want_each_others_lock(sandbox: &Sandbox) {
+    fn two_scripts_want_the_lock_of_each_other(sandbox: &Sandbox) {
         for (hold, want) in [(LOCK, LOCK), (LOCK, RUN)] {
             let said = one_gives_up(sandbox, &["a", "b"], hold, want);
             let line = said.lines().find(|line| line.contains("never end")).unwrap();
@@ -79,14 +76,14 @@ on_every_store! {
     fn one_is_told_within_a_second_and_a_half(sandbox: &Sandbox) {
         let is_soon = |_: u8| {
             let begun = Instant::now();
-            circle(sandbox, &["a", "b"], LOCK, LOCK);
+            cycle(sandbox, &["a", "b"], LOCK, LOCK);
             begun.elapsed() < Duration::from_millis(1500)
         };
         // A single try may take longer on a busy machine.
         assert!((0..10).any(is_soon));
     }
 
-    fn an_unreadable_record_that_a_note_leads_to_hides_no_circle(sandbox: &Sandbox) {
+    fn an_unreadable_record_that_a_note_leads_to_hides_no_cycle(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
         let mut first = sandbox.script("dash", "csalock lock a; csalock lock -w 600 bad; read go; csalock lock b; :").spawn();
         first.lines(1);
@@ -114,27 +111,27 @@ on_every_store! {
         }
     }
 
-    fn chains_of_three_and_five(sandbox: &Sandbox) {
+    fn cycles_of_three_and_five(sandbox: &Sandbox) {
         one_gives_up(sandbox, &["a", "b", "c"], LOCK, LOCK);
         one_gives_up(sandbox, &["a", "b", "c", "d", "e"], LOCK, LOCK);
         one_gives_up(sandbox, &["a", "b", "c", "d", "e"], LOCK, RUN);
     }
 
-    fn through_substitutions_and_locks_within_locks(sandbox: &Sandbox) {
+    fn a_cycle_through_substitutions_and_nested_locks(sandbox: &Sandbox) {
         one_gives_up(sandbox, &["a", "b"], "h=$(csalock lock $1)", "h=$(csalock lock $1)");
-        // What is run within waits for what is wanted in the innermost.
+        // A command within waits for the innermost wanted lock.
         one_gives_up(sandbox, &["a", "b", "c"], LOCK, "csalock run inner-$1 csalock run $1 true");
     }
 
-    fn among_shared_holders_and_places(sandbox: &Sandbox) {
+    fn a_cycle_among_shared_holders_and_slots(sandbox: &Sandbox) {
         one_gives_up(sandbox, &["a", "b"], "csalock lock -s $1 > /dev/null", LOCK);
         one_gives_up(sandbox, &["a", "b"], LOCK, "csalock lock -s $1 > /dev/null");
         one_gives_up(sandbox, &["a", "b"], "csalock lock -j 1 $1 > /dev/null", "csalock lock -j 1 $1 > /dev/null");
         one_gives_up(sandbox, &["a", "b"], "csalock lock $1 $1-too > /dev/null", "csalock lock $1 $1-too > /dev/null");
     }
 
-    fn among_others_who_wait_for_the_same(sandbox: &Sandbox) {
-        // All of them are called by this very process, for whom more wait for both than there are notes of.
+    fn a_cycle_among_other_waiters_for_the_same_lock(sandbox: &Sandbox) {
+        // This very process calls all of them, so more of its callers wait for both than notes exist.
         let script = "echo holds; read line; exec csalock run -w 30s $0 true";
         let hold = |share: &[&str], name: &str, next: &str| {
             let mut job = sandbox.csalock([&["run"], share, &[name, "dash", "-c", script, next]].concat()).spawn();
@@ -154,9 +151,9 @@ on_every_store! {
         }
     }
 
-    fn a_script_may_have_become_the_one_who_waits(sandbox: &Sandbox) {
+    fn a_script_may_have_become_the_waiter(sandbox: &Sandbox) {
         for want in ["exec csalock run -w 30s $1 true", "exec csalock run -F -w 30s $1 true"] {
-            let (mut codes, said) = circle(sandbox, &["a", "b"], LOCK, want);
+            let (mut codes, said) = cycle(sandbox, &["a", "b"], LOCK, want);
             codes.sort_unstable();
             assert_eq!(codes, [0, 84], "{said}");
             let itself = format!("csalock lock -q $0 > /dev/null; {}", want.replace("$1", "-q $0"));
@@ -171,7 +168,7 @@ on_every_store! {
             for ignored in ["", "trap '' INT; "] {
                 // The pipeline's exit status is another one's.
                 let own = ["a", "b"].map(|name| format!("{name}{at}{}", ignored.len()));
-                let (mut codes, said) = circle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
+                let (mut codes, said) = cycle(sandbox, &[&own[0], &own[1]], &format!("{ignored}{LOCK}"), want);
                 codes.sort_unstable();
                 assert!(codes == [0, if want.contains('|') { 0 } else { 84 }], "{want}: {codes:?} {said}");
                 assert_eq!(said.matches("waiting would never end").count(), 1, "{want}: {said}");
@@ -179,12 +176,12 @@ on_every_store! {
         }
     }
 
-    fn who_would_not_wait_is_told_that_his_callers_lock_is_busy(sandbox: &Sandbox) {
+    fn a_caller_that_does_not_wait_is_told_that_its_callers_lock_is_busy(sandbox: &Sandbox) {
         sandbox.file("files/child", "csalock lock -nq x; echo $?; csalock lock -q -w 20s x; echo $?");
         sandbox.script("dash", "csalock lock x > /dev/null; dash ./child").stdout("75\n84\n").run();
     }
 
-    fn what_a_script_has_others_do_meanwhile_is_no_wait_of_its_own(sandbox: &Sandbox) {
+    fn a_background_job_of_a_script_is_not_a_wait_of_the_script(sandbox: &Sandbox) {
         sandbox.file("files/child", "csalock run -q -w 30s $1 true; echo $? >> codes");
         let jobs = ["dash ./child x", "setsid dash ./child x", "{ dash ./child x; } | cat", "dash ./child x | cat"];
         for (at, job) in jobs.into_iter().enumerate() {
@@ -197,7 +194,7 @@ on_every_store! {
         }
     }
 
-    fn a_job_in_the_background_that_hears_the_interrupt_is_none_that_is_waited_for(sandbox: &Sandbox) {
+    fn a_background_job_that_is_interrupted_is_not_waited_for(sandbox: &Sandbox) {
         for shell in SHELLS {
             for job in [
                 "timeout 60 csalock run -w 30s x true &",
@@ -231,7 +228,7 @@ on_every_store! {
     }
 
     fn workers_of_one_script_are_told_apart(sandbox: &Sandbox) {
-        // Six of them want what somebody else holds; one of these holds what that one wants.
+        // Six of them want the lock of another holder; one of these holds the lock that this one wants.
         let mut other = sandbox.call("dash", ["-c", "csalock lock y > /dev/null; echo holds; read line; csalock lock -w 30s x > /dev/null"]).spawn();
         other.lines(1);
         let holds = "csalock lock x > /dev/null; : > holds; while [ ! -e go ]; do sleep 0.01; done";
@@ -250,8 +247,8 @@ on_every_store! {
         assert_eq!(code == 0, codes.contains("last 84"), "{code}: {codes}");
     }
 
-    fn a_place_that_may_become_free_is_worth_waiting_for(sandbox: &Sandbox) {
-        // Of the two who are in the way one waits for us, but the other one does not.
+    fn a_slot_that_may_become_free_is_waited_for(sandbox: &Sandbox) {
+        // One of the two holders waits for this caller, but the other one does not.
         let mut free = sandbox.csalock(["run", "-j", "2", "b", "cat"]).spawn();
         wait_until("it holds", || sandbox.holders("b").len() == 1);
         let script = "csalock lock $3 $0 > /dev/null || exit 1; echo holds; read line; exec csalock lock -w 20s $4 $1 > /dev/null";
@@ -272,7 +269,7 @@ on_every_store! {
         assert_eq!(second.wait().code, Some(0));
     }
 
-    fn what_one_holds_oneself_is_refused_at_once(sandbox: &Sandbox) {
+    fn the_callers_own_lock_is_refused_at_once(sandbox: &Sandbox) {
         for script in [
             "csalock lock x > /dev/null; csalock lock -w 20s x",
             "csalock lock x > /dev/null; csalock run -w 20s x true",
@@ -295,7 +292,7 @@ on_every_store! {
         }
     }
 
-    fn what_goes_on_meanwhile_is_no_circle(sandbox: &Sandbox) {
+    fn a_background_process_is_not_part_of_a_cycle(sandbox: &Sandbox) {
         // The script itself does not wait for what it started in the background.
         let script = "csalock lock x > /dev/null; csalock run x touch done & \
                       while [ \"$(csalock status --json x | grep -c '\"waiters\":\\[{')\" = 0 ]; do :; done; \
@@ -310,7 +307,7 @@ on_every_store! {
                 assert_eq!((done.code, done.stdout.as_str()), (Some(0), "0\n"), "{start} {script} {}", done.stderr);
             }
         }
-        // Nor for a subshell in the background, which waits for somebody who waits for the script.
+        // A subshell in the background that waits for a waiter of the script is not a cycle either.
         let script = "csalock lock a > /dev/null; ( csalock lock -w 20s b > /dev/null; echo $? > subshell ) & \
                       while [ ! -e go ]; do sleep 0.01; done; csalock unlock a; wait; cat subshell";
         let mut other = sandbox.script("dash", "csalock lock b > /dev/null; echo holds; read line; csalock lock -w 20s a").spawn();
@@ -328,7 +325,7 @@ on_every_store! {
         sandbox.script("dash", "csalock lock -s x > /dev/null; csalock run -s x true; csalock lock -j 2 y > /dev/null; csalock run -j 2 y true").run();
     }
 
-    fn somebody_behind_a_circle_is_not_its_victim(sandbox: &Sandbox) {
+    fn a_waiter_behind_a_cycle_is_not_its_victim(sandbox: &Sandbox) {
         let script = "csalock lock $0 > /dev/null; echo holds; read line; csalock lock -w 20s $1 > /dev/null; code=$?; read line; exit $code";
         let mut jobs = [["a", "b"], ["b", "a"], ["c", "a"]].map(|names| {
             let mut job = sandbox.call("dash", [&["-c", script], &names[..]].concat()).spawn();
@@ -342,7 +339,7 @@ on_every_store! {
         innocent.tell("go");
         wait_until("it waits", || sandbox.waiters("a").len() == 1);
         second.tell("go");
-        wait_until("the circle is gone", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 2);
+        wait_until("the cycle is gone", || sandbox.waiters("a").len() + sandbox.waiters("b").len() == 2);
         for job in &mut jobs {
             job.tell("end");
         }
@@ -350,9 +347,9 @@ on_every_store! {
         assert_eq!(codes, [0, 84, 0]);
     }
 
-    fn no_alarm_where_there_is_no_circle(sandbox: &Sandbox) {
-        // Everybody takes its names in one order, so nobody ever waits in a circle.
-        let seconds = std::env::var(STORM.1).ok().and_then(|text| text.parse().ok()).unwrap_or(STORM.0);
+    fn ordered_locks_raise_no_deadlock_alarm(sandbox: &Sandbox) {
+        // Every script acquires its names in one order, so no cycle can arise.
+        let seconds = crate::extent::choose(5, 60, 600);
         let script = "seed=$0; roll() { seed=$(( (seed * 1103515245 + 12345) % 2147483648 )); r=$(( seed / 65536 % $1 )); }
             while [ ! -e done ]; do
                 roll 8; a=$r; roll 8; b=$r; roll 3; how=$r

@@ -1,4 +1,4 @@
-//! What a command under a lock inherits: descriptors, dispositions and masks, as if we were not there.
+//! The state that a command under a lock inherits: descriptors, dispositions and masks, as without csalock.
 
 use crate::sandbox::Sandbox;
 
@@ -19,7 +19,7 @@ fn same_with_and_without_us(sandbox: &Sandbox, script: &str) -> String {
 const OPEN: &str = "dash -c 'ls /proc/$$/fd > open; :'";
 
 on_every_store! {
-    fn no_descriptor_of_ours_reaches_the_command(sandbox: &Sandbox) {
+    fn no_descriptor_of_csalock_reaches_the_command(sandbox: &Sandbox) {
         same_with_and_without_us(sandbox, &format!("$WRAP {OPEN}; cat open"));
     }
 
@@ -34,7 +34,7 @@ on_every_store! {
         }
     }
 
-    fn each_descriptor_is_the_file_that_it_was(sandbox: &Sandbox) {
+    fn each_descriptor_refers_to_the_same_file(sandbox: &Sandbox) {
         let look = "dash -c 'readlink /proc/$$/fd/0 /proc/$$/fd/1 /proc/$$/fd/2 > links; :'";
         let links = same_with_and_without_us(sandbox, &format!("$WRAP {look} < /etc/passwd > out 2>> err; cat links"));
         assert_eq!(links.lines().next(), Some("/etc/passwd"));
@@ -66,7 +66,7 @@ on_every_store! {
     }
 
     fn session_group_directory_and_umask_are_the_callers(sandbox: &Sandbox) {
-        // Who leads the session may be outside of our pid namespace: then all that ps(1) has for it is 0.
+        // The leader of the session may be outside of this pid namespace; then ps(1) shows 0 for it.
         let script = "umask 027; cd /usr; theirs=\"ps -o sid=,pgid= -p\"; export theirs callers=\"$($theirs $$)\"; \
                       $WRAP dash -c 'pwd; umask; [ \"$($theirs $$)\" = \"$callers\" ] && echo same'";
         let said = same_with_and_without_us(sandbox, script);

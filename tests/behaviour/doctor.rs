@@ -9,7 +9,7 @@ use crate::sandbox::{Done, Kind, Mount, Sandbox, is_root, wait_until};
 
 const NOBODY: u32 = 65534;
 
-/// What it finds in the store at this place: the exit code, and `VERDICT TOPIC: FOUND` for each finding.
+/// Returns the findings for the store at this place: the exit code, and `VERDICT TOPIC: FOUND` for each finding.
 fn examined(done: &Done, sandbox: &Sandbox) -> (i32, Vec<String>) {
     assert_eq!(done.stderr, "", "{done:?}");
     let document: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"));
@@ -25,7 +25,7 @@ fn examined(done: &Done, sandbox: &Sandbox) -> (i32, Vec<String>) {
     let line = |found: &Value| {
         let (topic, found_text) = (text(&found["topic"]), text(&found["found"]));
         let shown = match topic.as_str() {
-            // What is mounted where, and how full it is, is this machine's business.
+            // The mounts and their free space depend on this machine.
             "mount" | "space" | "server" | "reading" if found["verdict"] == "good" => "...".to_string(),
             "access" => sandbox.plain(&found_text),
             _ => numbers(&sandbox.plain(&found_text)),
@@ -73,7 +73,7 @@ fn content(place: &Path) -> Vec<String> {
     lines
 }
 
-/// What the first findings of a server are that is alone, and lets in everybody on its host.
+/// The first findings for a single server that admits every user of its host.
 const SERVER: [&str; 5] = [
     "good server: ...",
     "good reading: ...",
@@ -82,7 +82,7 @@ const SERVER: [&str; 5] = [
     "good transport: plain, within this host",
 ];
 
-/// What the last findings of every store are.
+/// The last findings for every store.
 fn the_same_everywhere(sandbox: &Sandbox, records: &str) -> Vec<String> {
     let hosts = match sandbox.is_shared() {
         false => "good hosts: this host alone: the end of an owner is seen at once, and waiters are woken",
@@ -109,7 +109,7 @@ const LOCKS: &str = "good locks: acquired, changed and released in N ms";
 const REFUSAL: &str = "good refusal: a lock that has a holder is refused to another caller";
 
 on_every_store! {
-    fn what_it_tries_leaves_nothing(sandbox: &Sandbox) {
+    fn the_trial_of_doctor_leaves_nothing(sandbox: &Sandbox) {
         for _ in 0..2 {
             let (code, findings) = doctor(sandbox, &[]);
             assert_eq!(code, 0, "{findings:#?}");
@@ -121,7 +121,7 @@ on_every_store! {
         }
     }
 
-    fn what_the_dead_left_and_what_cannot_be_read_is_doubtful(sandbox: &Sandbox) {
+    fn orphaned_and_unreadable_records_are_doubtful(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
         sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
         sandbox.overwrite("bad", b"nonsense");
@@ -129,7 +129,7 @@ on_every_store! {
         let (code, findings) = doctor(sandbox, &[]);
         assert_eq!((code, content(&sandbox.path(""))), (0, before));
         has(&findings, "doubtful records: unreadable: ");
-        // Where hosts share the store, who watches the owner has given it back.
+        // If hosts share the store, the keeper of the owner has released it.
         if !sandbox.is_shared() {
             has(&findings, "doubtful leftovers: locks of dead owners: 1; other leftovers: 0");
         }
@@ -140,7 +140,7 @@ on_every_store! {
         has(&doctor(sandbox, &[]).1, "good leftovers: none");
     }
 
-    fn a_url_that_is_none_and_two_names_are_usage_errors(sandbox: &Sandbox) {
+    fn an_invalid_url_and_two_names_are_usage_errors(sandbox: &Sandbox) {
         let wrong: [&[&str]; 5] =
             [&["--store", "mysql:x"], &["--store", "dir:"], &["x", "y"], &["x", "--ttl"], &["--timeout", "1"]];
         for words in wrong {
@@ -160,7 +160,7 @@ on_every_store! {
 }
 
 on_every_store_of_files! {
-    fn of_a_store_that_is_not_there_yet_it_says_so_and_leaves_nothing(sandbox: &Sandbox) {
+    fn doctor_reports_a_missing_store_and_creates_nothing(sandbox: &Sandbox) {
         let before = content(&sandbox.path(""));
         let (user, group) = us();
         let what = if sandbox.is_directory() { "directory of records," } else { "SQLite database" };
@@ -180,7 +180,7 @@ on_every_store_of_files! {
         assert_eq!(content(&sandbox.path("")), before);
     }
 
-    fn of_a_store_in_use_it_says_what_is_in_it_and_changes_nothing(sandbox: &Sandbox) {
+    fn doctor_lists_the_content_of_a_store_and_changes_nothing(sandbox: &Sandbox) {
         let _holder = sandbox.holder("held");
         let _waiter = sandbox.waiter("held", "true");
         // A wait that lasts leaves a note.
@@ -216,7 +216,7 @@ on_every_store_of_files! {
         assert_eq!(sandbox.csalock(["history", "--json"]).capture().stdout.matches("\"to\":null").count(), 1);
     }
 
-    fn for_people_it_fits_80_columns_and_ends_with_what_follows(sandbox: &Sandbox) {
+    fn doctor_fits_80_columns_and_ends_with_a_conclusion(sandbox: &Sandbox) {
         sandbox.csalock(["run", "x", "true"]).run();
         let done = sandbox.csalock(["doctor"]).capture();
         assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
@@ -225,7 +225,7 @@ on_every_store_of_files! {
         assert!(lines.iter().all(|line| line.len() <= 80 || line.contains(&place)), "{lines:#?}");
         let doubts = match sandbox.kind() {
             Kind::Directory | Kind::Shared => 0,
-            // Everybody may read it.
+            // Every user may read it.
             Kind::Sqlite => 1,
             Kind::Etcd => 2,
         };
@@ -259,12 +259,12 @@ on_every_store_of_files! {
         assert_eq!(sandbox.listing("files"), before);
     }
 
-    fn what_is_no_store_is_bad_and_left_alone(sandbox: &Sandbox) {
+    fn a_foreign_object_is_bad_as_a_store_and_left_alone(sandbox: &Sandbox) {
         let place = sandbox.path("files/thing");
         if sandbox.is_directory() {
-            sandbox.file("files/thing", "somebody's data");
+            sandbox.file("files/thing", "another program's data");
         } else {
-            sandbox.file("files/thing", "somebody's data, and a lot of it, that is no database".repeat(100));
+            sandbox.file("files/thing", "another program's data, and a lot of it, not a database".repeat(100));
         }
         let before = sandbox.listing(&place);
         let (code, findings) = doctor(sandbox, &["--store", &sandbox.store_at("files/thing")]);
@@ -272,7 +272,7 @@ on_every_store_of_files! {
         has(&findings, if sandbox.is_directory() { "bad store: " } else { "bad database: " });
     }
 
-    fn a_place_that_everybody_may_tamper_with_is_bad(sandbox: &Sandbox) {
+    fn a_place_that_every_user_may_tamper_with_is_bad(sandbox: &Sandbox) {
         let place = sandbox.path("files/open");
         std::fs::create_dir(&place).unwrap();
         let store = sandbox.store_at(if sandbox.is_directory() { "files/open" } else { "files/open/db" });
@@ -287,7 +287,7 @@ on_every_store_of_files! {
         assert_eq!(content(&place), [""; 0]);
     }
 
-    fn who_may_not_write_there_is_told(sandbox: &Sandbox) {
+    fn a_user_without_write_permission_is_told(sandbox: &Sandbox) {
         if !is_root("another user") {
             return;
         }

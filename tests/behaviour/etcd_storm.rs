@@ -1,9 +1,9 @@
 //! Three hosts with a server of etcd each, and workers on all of them that share two locks. Servers are killed and
-//! stand still, hosts are cut off, a majority is lost and comes back; meanwhile workers are killed and stopped. A referee who
-//! knows nothing of csalock sees to it that no two are in at once, and that tokens only grow. When it is over everybody
-//! who is left finishes soon.
+//! stopped, hosts are cut off, and a majority is lost and returns; meanwhile workers are killed and stopped. A referee
+//! that knows nothing of csalock checks that no two workers are inside at once, and that tokens only grow. At the end
+//! every surviving worker finishes soon.
 //!
-//! It lasts for as many seconds as `CSALOCK_STORM` says, else for ten.
+//! It lasts ten seconds, longer with `CSALOCK_TESTS`; `CSALOCK_SEED` chooses the faults.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -17,6 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::etcd::{Cluster, Place, Setup};
+use crate::extent;
 use crate::sandbox::{Job, Network, Sandbox, proc, wait_until};
 use crate::storm::{Dice, members};
 
@@ -26,10 +27,10 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const LEASE: Duration = Duration::from_secs(5);
 const ELECTION: Duration = Duration::from_secs(1);
 
-/// What a machine that has other things to do needs to let all workers do their last step one after the other.
+/// The time that a busy machine needs to let all workers do their last step one after the other.
 const BUSY: Duration = Duration::from_secs(8);
 
-/// Where the referee keeps its files, what the section is under, and whether it may last for longer than the lease.
+/// The directory of the referee, the names of the section, and whether it may outlast the lease.
 const PLACE: &str = "CSALOCK_TEST_STORM";
 const UNDER: &str = "CSALOCK_TEST_UNDER";
 const SHARED: &str = "CSALOCK_TEST_SHARED";
@@ -41,10 +42,10 @@ struct Work {
     round: &'static str,
     under: &'static str,
     shared: bool,
-    /// Whether it may be stopped. A script that holds by `lock` and is stopped for longer than its lease, on a host
-    /// that is cut off, cannot know when it goes on that somebody else holds.
+    /// Whether it may be stopped. A script that holds by `lock` and is stopped beyond its lease, on a host that is cut
+    /// off, cannot know afterwards that another process holds.
     stops: bool,
-    /// Whether it may be killed. What a script has started lives on when it is killed, though its lock does not.
+    /// Whether it may be killed. A child of a killed script lives on, though its lock does not.
     dies: bool,
 }
 
@@ -63,12 +64,12 @@ const TAKE_PLACE: Work = Work { round: concat!("dash -c '", lock!(), " && exec $
 const LOCK: Work =
     Work { round: concat!(lock!(), " && $SECTION && csalock unlock x"), stops: false, dies: false, ..RUN };
 
-/// What the workers do; one after the other they are on the first host, the second, the third, the first.
+/// The work of the workers. They are on the first host, the second, the third, the first, and so on.
 const WORKERS: [&Work; 12] =
     [&RUN, &RUN, &RUN, &LOCK, &LOCK, &BOTH, &BOTH, &TAKE_PLACE, &TAKE_PLACE, &READ, &READ, &OTHER];
 
-/// What a round may end with: done; the store was out of reach; `unlock` came too late; the lock was lost while the
-/// command ran; somebody was killed.
+/// The results of a round: done; the store was unreachable; `unlock` came too late; the lock was lost while the command
+/// ran; a process was killed.
 const ENDS: [&str; 6] = ["0", "69", "81", "82", "85", "137"];
 
 /// Something that happens to a server or its host.
@@ -119,7 +120,8 @@ fn others(cluster: &Cluster, member: usize) -> impl Iterator<Item = usize> {
 /// Kills and stops processes of workers.
 struct Shooter<'a> {
     jobs: &'a [Job],
-    /// Who stands still, and until when: one of each job at most, else nobody would be left to end its command in time.
+    /// The stopped processes, with their times: at most one of each job, because the other must end its command in
+    /// time.
     stopped: BTreeMap<usize, (i32, Instant)>,
     killed: usize,
 }
@@ -185,7 +187,7 @@ fn begin(sandbox: &Sandbox, network: Option<&Network>, at: usize) -> Job {
 }
 
 #[test]
-fn a_storm_over_three_hosts_lets_nobody_in_twice() {
+fn a_storm_over_three_hosts_never_admits_two_holders() {
     let network = Network::new(3);
     let place = |network: &Network, host| Place { address: network.address(host), enter: network.on(host) };
     let setup = Setup {
@@ -198,13 +200,13 @@ fn a_storm_over_three_hosts_lets_nobody_in_twice() {
     let Some(cluster) = Cluster::start(setup) else { return };
     let sandbox = Sandbox::at(&cluster);
     let network = network.as_ref();
-    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
-    println!("seed {seed}");
-    let mut dice = Dice(seed);
-    let lasts = std::env::var("CSALOCK_STORM").map_or(10, |text| text.parse().unwrap()) * SECOND;
+    let seed = extent::seed();
+    println!("CSALOCK_SEED={seed}");
+    let mut dice = Dice(seed | 1);
+    let lasts = SECOND * extent::storm_seconds() as u32;
 
     let jobs: Vec<Job> = (0..WORKERS.len()).map(|at| begin(&sandbox, network, at)).collect();
-    wait_until("somebody was in", || !sandbox.read("files/grants").is_empty());
+    wait_until("the first worker was inside", || !sandbox.read("files/grants").is_empty());
     let mut shooter = Shooter { jobs: &jobs, stopped: BTreeMap::new(), killed: 0 };
     let begun = Instant::now();
     let mut faults = Vec::new();
@@ -229,19 +231,19 @@ fn a_storm_over_three_hosts_lets_nobody_in_twice() {
     }
     let calm = Instant::now();
     sandbox.file("files/over", "");
-    wait_until("everybody who is left finishes", || members(&jobs).into_iter().all(|pid| !proc::lives(pid)));
+    wait_until("all surviving workers finish", || members(&jobs).into_iter().all(|pid| !proc::lives(pid)));
     let calm = calm.elapsed();
 
-    assert_eq!(sandbox.read("files/broken"), "", "seed {seed}");
+    assert_eq!(sandbox.read("files/broken"), "", "CSALOCK_SEED={seed}");
     let mut ends: BTreeMap<String, usize> = BTreeMap::new();
     sandbox.read("files/ends").lines().for_each(|end| *ends.entry(end.to_string()).or_default() += 1);
     let grants = sandbox.read("files/grants").lines().count();
     println!("{} faults, {killed} killed, {grants} grants, ends {ends:?}, calm after {calm:.1?}", faults.len());
     let said = sandbox.read("files/said");
-    // Whose `unlock` did not reach the store still holds it when he wants it again.
+    // A worker whose `unlock` did not reach the store still holds the lock at its next attempt.
     let is_one = |end: &str| ENDS.contains(&end) || (end == "84" && ends.contains_key("69"));
-    assert!(ends.keys().all(|end| is_one(end)), "{ends:?} seed {seed}\n{said}");
-    assert!(calm < LEASE + ELECTION + 2 * SECOND + BUSY, "seed {seed}: {calm:?}\n{said}");
+    assert!(ends.keys().all(|end| is_one(end)), "{ends:?} CSALOCK_SEED={seed}\n{said}");
+    assert!(calm < LEASE + ELECTION + 2 * SECOND + BUSY, "CSALOCK_SEED={seed}: {calm:?}\n{said}");
     for name in ["x", "y"] {
         assert_eq!(
             sandbox.csalock_by(&on_any(network), &["run", "-q", "-w", "6s", name, "true"]).capture().code,
@@ -255,7 +257,7 @@ fn on_any(network: Option<&Network>) -> Vec<String> {
     network.map_or_else(|| vec!["env".to_string()], |network| network.on(0))
 }
 
-/// What is done under the lock: an flock(2) that must be free, and a token that must be higher than the last.
+/// The critical section: an flock(2) that must be free, and a token that must be higher than the last.
 #[test]
 #[ignore = "is run by other tests, under a lock"]
 fn section() {
@@ -273,7 +275,7 @@ fn section() {
         let how = if shared { FlockArg::LockSharedNonblock } else { FlockArg::LockExclusiveNonblock };
         let mut file = match Flock::lock(file, how) {
             Ok(file) => file,
-            Err((_, Errno::EWOULDBLOCK)) => return wrong(format!("somebody else is in {name}")),
+            Err((_, Errno::EWOULDBLOCK)) => return wrong(format!("another process is inside {name}")),
             Err((_, errno)) => panic!("{errno}"),
         };
         // The token is that of the first.

@@ -1,8 +1,8 @@
-//! Every exchange with etcd cut: before the request is there, after it has arrived, in the middle of the reply; once, or
-//! from then on for ever; and the process killed at each of these. What must be true afterwards is what must be true
-//! after every system call, and no lease is left when the longest of them is over.
+//! Every exchange with etcd is cut: before the request arrives, after it has arrived, or in the middle of the reply;
+//! once or permanently; and the process is killed at each of these points. The invariants are those after every system
+//! call. No lease is left when the longest of them has expired.
 //!
-//! A sample, all or every of them, as `CSALOCK_SYSCALLS` says: see `syscalls.rs`. `all` has about 2,500 cuts.
+//! `CSALOCK_TESTS` selects how many of them, as in `syscalls.rs`: `hours` has about 2,500 cuts.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -13,17 +13,18 @@ use nix::unistd::Pid;
 
 use crate::etcd;
 use crate::etcd::between::{Between, Fate, Where};
+use crate::extent::is_complete;
 use crate::sandbox::wait_until;
-use crate::syscalls::fixture::{Place, Stage};
+use crate::syscalls::fixture::{Fixture, Place};
 use crate::syscalls::invariants::{self, Mishap};
+use crate::syscalls::scenarios;
 use crate::syscalls::scenarios::Scenario;
 use crate::syscalls::tracer::{Pids, Traced, trace_with};
-use crate::syscalls::{Extent, extent, scenarios};
 
 /// A sample has so many cuts of each scenario.
 const SAMPLE: usize = 2;
 
-/// What is cut.
+/// The extent of a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
     /// This exchange, and none that comes after it.
@@ -42,7 +43,7 @@ struct Cut {
     what: What,
 }
 
-/// Who cuts what goes between the program and the server.
+/// A proxy that cuts the traffic between the program and the server.
 struct Cutter {
     between: Between,
     state: Arc<Mutex<State>>,
@@ -50,7 +51,7 @@ struct Cutter {
 
 #[derive(Default)]
 struct State {
-    /// What was asked: the path of each request.
+    /// The path of each request.
     asked: Vec<String>,
     cut: Option<Cut>,
     met: bool,
@@ -71,7 +72,7 @@ impl Cutter {
         Cutter { between, state }
     }
 
-    /// Begins anew.
+    /// Starts again.
     fn set(&self, cut: Option<Cut>) -> Pids {
         let mut state = self.state.lock().unwrap();
         *state = State { cut, ..State::default() };
@@ -84,7 +85,7 @@ impl Cutter {
 }
 
 impl State {
-    /// What is to happen in this exchange.
+    /// Returns the action in this exchange.
     fn meet(&mut self, path: &str) -> Option<Cut> {
         let number = self.asked.len();
         self.asked.push(path.to_string());
@@ -104,19 +105,18 @@ fn kill_all(pids: &Pids) {
 #[test]
 fn every_exchange_may_be_cut() {
     let Some(cluster) = etcd::shared() else { return };
-    let (extent, part) = extent();
     let cutter = Cutter::before(&cluster.endpoints()[0]);
     let (mut tried, mut failures, mut known, mut stores) = (0, Vec::new(), HashSet::new(), Vec::new());
     let begun = Instant::now();
-    for scenario in scenarios(extent, &part) {
+    for scenario in scenarios() {
         let (undisturbed, verdict) = play(&cutter, scenario, None, "", &mut stores);
         if let Err(why) = verdict {
             failures.push(format!("{}: nothing happens: {why}\n{undisturbed:#?}", scenario.name));
             continue;
         }
-        let mut cuts = cuts(scenario, &cutter.asked(), extent, &mut known);
-        if extent == Extent::Sample {
-            // Who waits for a server that is gone takes his time.
+        let mut cuts = cuts(scenario, &cutter.asked(), &mut known);
+        if !is_complete() {
+            // A call that waits for a missing server takes long.
             cuts.retain(|cut| cut.what != What::FromNowOn);
             let (every, first) = (cuts.len().div_ceil(SAMPLE).max(1), std::process::id() as usize / 3);
             cuts = cuts.into_iter().skip(first % every).step_by(every).collect();
@@ -136,26 +136,26 @@ fn every_exchange_may_be_cut() {
     }
     println!("{tried} cuts in {:?}, {} failed", begun.elapsed(), failures.len());
     assert!(failures.is_empty(), "{} of {tried}:\n{}", failures.len(), failures.join("\n\n"));
-    // A lease that nobody could give back takes its time.
-    for store in stores.into_iter().filter(|_| extent != Extent::Sample) {
+    // A lease that could not be released must expire.
+    for store in stores.into_iter().filter(|_| is_complete()) {
         let is_lent = || cluster.ctl(&["get", "--prefix", &store, "-w", "json"]).contains("\"lease\"");
         wait_until("the last lease is over", || !is_lent());
     }
 }
 
-/// Each exchange of a command with each mishap: once for each path that the command asks for, unless every one is wanted.
-fn cuts(scenario: &Scenario, asked: &[String], extent: Extent, known: &mut HashSet<String>) -> Vec<Cut> {
+/// Each exchange of a command with each mishap: a lasting one once for each path that the command asks for.
+fn cuts(scenario: &Scenario, asked: &[String], known: &mut HashSet<String>) -> Vec<Cut> {
     let mut cuts = Vec::new();
     for (exchange, _) in asked.iter().enumerate() {
         for at in [Where::BeforeSending, Where::AfterSending, Where::InTheReply] {
             for what in [What::Once, What::FromNowOn, What::Killed] {
-                // Whether the reply had begun makes a difference only to who asks again.
+                // The position in the reply matters only to a client that asks again.
                 if what != What::Once && at == Where::InTheReply {
                     continue;
                 }
-                // Who reaches nobody any more waits for it for seconds.
+                // A caller without a server waits for it for seconds.
                 let key = format!("{} {:?} {}", scenario.words[0], at, asked[exchange]);
-                if extent != Extent::Every && what == What::FromNowOn && !known.insert(key) {
+                if what == What::FromNowOn && !known.insert(key) {
                     continue;
                 }
                 cuts.push(Cut { exchange, at, what });
@@ -172,8 +172,8 @@ fn play(
     undisturbed: &str,
     stores: &mut Vec<String>,
 ) -> (Traced, Result<(), String>) {
-    let mut stage = Stage::set(Place::Etcd, scenario.before);
-    let prefix = stage.sandbox.store().splitn(4, '/').last().unwrap().to_string();
+    let mut fixture = Fixture::set(Place::Etcd, scenario.before);
+    let prefix = fixture.sandbox.store().splitn(4, '/').last().unwrap().to_string();
     let weight = Vec::new();
     let pids = cutter.set(cut);
     let mut words = scenario.words.to_vec();
@@ -182,15 +182,15 @@ fn play(
         words.splice(1..1, ["-w", "3s"]);
     }
     let run = trace_with(
-        stage.call(&words).env("CSALOCK_STORE", format!("etcd://{}/{prefix}", cutter.between.address)).into_command(),
+        fixture.call(&words).env("CSALOCK_STORE", format!("etcd://{}/{prefix}", cutter.between.address)).into_command(),
         None,
         pids,
     );
-    // Nobody waits for an hour.
+    // The leases of these scenarios last an hour, so no test waits for them.
     if !scenario.words.contains(&"--ttl") {
         stores.push(prefix);
     }
-    // Whoever is left in the background finds the server again.
+    // A process in the background finds the server again.
     let cut = cut.filter(|_| {
         let mut state = cutter.state.lock().unwrap();
         state.cut = None;
@@ -203,7 +203,7 @@ fn play(
     };
     let begun = Instant::now();
     let undisturbed = cut.is_some().then_some(undisturbed);
-    let verdict = invariants::check(&mut stage, scenario, mishap, &run, &weight, undisturbed);
+    let verdict = invariants::check(&mut fixture, scenario, mishap, &run, &weight, undisturbed);
     let took = begun.elapsed();
     let verdict = match verdict {
         Ok(()) if took > Duration::from_secs(60) => Err(format!("its aftermath took {took:?}")),

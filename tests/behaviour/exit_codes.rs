@@ -35,7 +35,7 @@ on_every_store! {
         }
     }
 
-    fn busy_is_told_from_out_of_reach_and_from_the_commands_own(sandbox: &Sandbox) {
+    fn busy_differs_from_unreachable_and_from_the_status_of_the_command(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         wait_until("it is held", || sandbox.state("x") == "held");
         let busy = sandbox.csalock(["run", "-n", "x", "true"]).capture();
@@ -54,7 +54,7 @@ on_every_store! {
         }
     }
 
-    fn what_is_no_number_or_out_of_range_is_named_with_what_would_do(sandbox: &Sandbox) {
+    fn an_invalid_number_is_named_with_the_expected_range(sandbox: &Sandbox) {
         for (words, option, value, least, most) in [
             (&["lock", "-j", "three", "x"][..], "--slots <N>", "three", 1, 10_000),
             (&["lock", "-j", "0", "x"], "--slots <N>", "0", 1, 10_000),
@@ -69,7 +69,7 @@ on_every_store! {
         }
     }
 
-    fn what_users_of_flock_type_is_answered_with_what_to_say(sandbox: &Sandbox) {
+    fn flock_options_are_answered_with_their_translation(sandbox: &Sandbox) {
         for (words, what, tip) in [
             ("job true", "unrecognized subcommand 'job'", "a command is run under a lock by: csalock run-with-lock NAME COMMAND"),
             ("-n job true", "unexpected argument '-n' found", "options stand behind the command's name: csalock run-with-lock -n NAME COMMAND"),

@@ -9,7 +9,7 @@ const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ag
                     dead; :, which died without releasing it\n";
 
 on_every_kind_of_store! {
-    fn it_removes_what_the_dead_left_and_says_so(sandbox: &Sandbox) {
+    fn gc_removes_and_lists_the_grants_of_dead_holders(sandbox: &Sandbox) {
         let _holder = sandbox.holder("held");
         sandbox.csalock(["lock", "--forever", "permanent"]).stdout("HANDLE\n").run();
         sandbox.script("dash", "csalock lock --forever outlived; :").stdout("HANDLE\n").run();
@@ -25,7 +25,7 @@ on_every_kind_of_store! {
         }
     }
 
-    fn it_removes_dead_waiters(sandbox: &Sandbox) {
+    fn gc_removes_dead_waiters(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "true");
         sandbox.edit("x", |record| record.waiters[0].process.start += 1);
@@ -36,7 +36,7 @@ on_every_kind_of_store! {
         drop(waiter);
     }
 
-    fn it_hands_over_what_it_frees(sandbox: &Sandbox) {
+    fn gc_grants_freed_locks_to_waiters(sandbox: &Sandbox) {
         let mut holder = sandbox.call("sleep", ["600"]).spawn();
         sandbox.csalock(["lock", "--pid", &holder.pid().to_string(), "x"]).stdout("HANDLE\n").run();
         let waiter = sandbox.waiter("x", "echo ran");
@@ -46,7 +46,7 @@ on_every_kind_of_store! {
         wait_until("it is stopped", || matches!(proc::stat(waits), Some(('T', _))));
         holder.kill();
         if !sandbox.is_shared() {
-            // Else it may be handed over by whoever says that the owner died.
+            // Otherwise another caller may record the death of the owner and grant the lock.
             assert_eq!(sandbox.state("x"), "abandoned");
         }
         assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(0));
@@ -68,7 +68,7 @@ on_every_kind_of_store! {
         std::fs::remove_file(young).unwrap();
     }
 
-    fn its_json_lists_what_was_removed(sandbox: &Sandbox) {
+    fn the_json_of_gc_lists_the_removed_grants(sandbox: &Sandbox) {
         sandbox.csalock(["gc", "--json"]).stdout("[]\n").run();
         sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
         sandbox.await_abandoned("dead");
@@ -106,7 +106,7 @@ on_every_kind_of_store! {
         assert!(healthy.code == Some(0) && healthy.stdout.contains("Locks work here"), "{healthy:?}");
     }
 
-    fn on_a_store_that_is_not_there_it_does_nothing(sandbox: &Sandbox) {
+    fn gc_does_nothing_on_a_missing_store(sandbox: &Sandbox) {
         sandbox.csalock(["gc"]).run();
         assert!(!sandbox.store_exists());
     }

@@ -10,20 +10,20 @@ use serde_json::{Value, json};
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Kind, Sandbox, wait_until};
 
-/// What `history --json` says.
+/// Returns the output of `history --json`.
 #[track_caller]
 fn past(sandbox: &Sandbox, words: &[&str]) -> Vec<Value> {
     let text = sandbox.csalock(["history", "--json"].iter().chain(words)).capture().line();
     serde_json::from_str::<Vec<Value>>(&text).unwrap()
 }
 
-/// Of each grant: its name, how it ended, and what ran.
+/// For each grant: its name, its end, and its command.
 fn ends(grants: &[Value]) -> Vec<String> {
     let word = |value: &Value| value.as_str().unwrap_or("held").to_string();
     grants.iter().map(|past| ["name", "ended", "command"].map(|key| word(&past[key])).join(" ")).collect()
 }
 
-/// What is written of the history, in bytes.
+/// Returns the size of the history in bytes.
 fn weight(sandbox: &Sandbox) -> u64 {
     sandbox.history_paths().iter().filter_map(|path| fs::metadata(path).ok()).map(|found| found.len()).sum()
 }
@@ -53,7 +53,7 @@ fn table(text: &str) -> String {
 const HEADER: &str = "NAME|WHO|FROM (UTC)|HELD|WAITED|END\n";
 
 on_every_store! {
-    fn nothing_happened_yet_and_asking_makes_nothing(sandbox: &Sandbox) {
+    fn an_empty_history_is_shown_without_creating_files(sandbox: &Sandbox) {
         sandbox.csalock(["history"]).run();
         sandbox.csalock(["history", "x", "y*"]).run();
         sandbox.csalock(["history", "--json"]).stdout("[]\n").run();
@@ -61,7 +61,7 @@ on_every_store! {
         assert!(sandbox.history_paths().iter().all(|path| !path.exists()));
     }
 
-    fn the_json_of_what_was_given_back_is_exactly_this(sandbox: &Sandbox) {
+    fn the_json_of_a_released_lock_is_exactly_this(sandbox: &Sandbox) {
         sandbox.csalock(["run", "--label", "a label", "x", "true"]).run();
         sandbox.csalock(["history", "--json", "x"]).stdout(
             "[{\"name\":\"x\",\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"true\",\"label\":\"a label\",\
@@ -76,7 +76,7 @@ on_every_store! {
         assert_eq!(format!("{} {}", past["pid"], past["token"]), told);
     }
 
-    fn a_holder_that_was_killed_died_when_somebody_noticed(sandbox: &Sandbox) {
+    fn a_killed_holder_died_at_the_time_of_its_detection(sandbox: &Sandbox) {
         let mut script = sandbox.script("dash", "csalock lock x; read line").spawn();
         script.lines(1);
         assert_eq!(past(sandbox, &["x"])[0]["pid"], script.pid());
@@ -96,7 +96,7 @@ on_every_store! {
         assert_eq!(ends(&past(sandbox, &[])), ["x died dash -c csalock lock x > /dev/null; :"]);
     }
 
-    fn the_command_that_a_wrapper_became_has_given_back(sandbox: &Sandbox) {
+    fn a_command_that_replaced_csalock_has_released(sandbox: &Sandbox) {
         sandbox.csalock(["run", "-F", "x", "true"]).run();
         assert_eq!(ends(&past(sandbox, &[])), ["x released true"]);
         sandbox.csalock(["run", "x", "true"]).run();
@@ -114,7 +114,7 @@ on_every_store! {
         assert!(grants[0]["to"].as_str() < grants[1]["from"].as_str(), "{grants:?}");
     }
 
-    fn who_broke_it_is_named(sandbox: &Sandbox) {
+    fn the_history_names_the_caller_that_broke_a_lock(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
         let script = "csalock unlock --force x > /dev/null; echo $$";
         let breaker = sandbox.script("dash", script).capture().line();
@@ -137,7 +137,7 @@ on_every_store! {
         assert!(tokens.len() == 64 && tokens.is_sorted(), "{tokens:?}");
     }
 
-    fn how_long_somebody_waited(sandbox: &Sandbox) {
+    fn the_timeline_shows_how_long_a_holder_waited(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "true");
         std::thread::sleep(Duration::from_millis(300));
@@ -150,7 +150,7 @@ on_every_store! {
         assert!((0.3..60.0).contains(&waited), "{waited}");
     }
 
-    fn what_is_held_comes_last(sandbox: &Sandbox) {
+    fn held_locks_come_last(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         sandbox.csalock(["run", "y", "true"]).run();
         assert_eq!(ends(&past(sandbox, &[])), ["y released true", "x held cat"]);
@@ -218,14 +218,14 @@ on_every_store! {
         assert_eq!(past(sandbox, &["./data"])[0]["name"], sandbox.path("files/data").display().to_string());
     }
 
-    fn what_is_too_old_is_not_shown_and_goes(sandbox: &Sandbox) {
+    fn old_lines_are_not_shown_and_are_removed(sandbox: &Sandbox) {
         sandbox.csalock(["run", "x", "true"]).run();
         std::thread::sleep(Duration::from_millis(2100));
         let young = |words: &[&str]| sandbox.csalock(["history"].iter().chain(words)).env("CSALOCK_HISTORY_AGE", "1s");
         young(&[]).run();
         young(&["--json"]).stdout("[]\n").run();
         assert_eq!(ends(&past(sandbox, &[])), ["x released true"]);
-        // Where each line is a key of its own, they are cleared away now and then.
+        // Stores with a key for each line remove the lines now and then.
         wait_until("it goes", || {
             sandbox.csalock(["run", "y", "true"]).env("CSALOCK_HISTORY_AGE", "1s").run();
             let left = ends(&past(sandbox, &[]));
@@ -234,7 +234,7 @@ on_every_store! {
         });
     }
 
-    fn off_means_that_nothing_is_written(sandbox: &Sandbox) {
+    fn no_history_is_written_when_it_is_off(sandbox: &Sandbox) {
         sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY", "0").run();
         sandbox.csalock(["run", "x", "true"]).env("CSALOCK_HISTORY_SIZE", "0").run();
         assert!(sandbox.history_paths().iter().all(|path| !path.exists()));
@@ -246,7 +246,7 @@ on_every_store! {
         assert!(sandbox.csalock(["history"]).env("CSALOCK_HISTORY", "0").capture().stdout.contains("released"));
     }
 
-    fn what_is_said_wrongly_is_told_here_and_costs_nobody_a_lock(sandbox: &Sandbox) {
+    fn an_invalid_option_is_reported_here_and_releases_no_lock(sandbox: &Sandbox) {
         for (name, value, why) in [
             ("CSALOCK_HISTORY_SIZE", "1X", "is not a size; say for example 500000, 512K or 1M"),
             ("CSALOCK_HISTORY_AGE", "old", "is not a duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds"),
@@ -279,7 +279,7 @@ on_every_store! {
         assert_eq!(which.len(), grants.len());
     }
 
-    fn looking_changes_nothing(sandbox: &Sandbox) {
+    fn status_changes_nothing(sandbox: &Sandbox) {
         sandbox.csalock(["run", "x", "true"]).run();
         let _holder = sandbox.holder("y");
         let (before, stored) = (sandbox.listing(""), sandbox.stored());
@@ -313,7 +313,7 @@ on_every_store! {
 }
 
 on_every_store_of_files! {
-    fn its_size_is_bounded(sandbox: &Sandbox) {
+    fn the_size_of_the_history_is_bounded(sandbox: &Sandbox) {
         let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run x true; done";
         sandbox.script("dash", script).env("CSALOCK_HISTORY_SIZE", "4K").run();
         let weight = weight(sandbox);
@@ -352,7 +352,7 @@ on_every_store_of_files! {
         }
     }
 
-    fn something_strange_in_its_place_is_named(sandbox: &Sandbox) {
+    fn a_foreign_history_file_is_named(sandbox: &Sandbox) {
         sandbox.csalock(["run", "x", "true"]).run();
         let [place, _] = sandbox.history_paths();
         fs::remove_file(&place).unwrap();
@@ -400,7 +400,7 @@ on_every_store_of_files! {
 }
 
 #[test]
-fn what_root_wrote_first_its_user_can_write_on() {
+fn a_history_created_by_root_is_writable_for_its_user() {
     if !crate::sandbox::is_root("what root writes into another's store") {
         return;
     }
@@ -416,7 +416,7 @@ fn what_root_wrote_first_its_user_can_write_on() {
         fs::remove_file(sandbox.path(below)).unwrap();
         run(0);
         if sandbox.is_directory() {
-            // What else root made in there is root's.
+            // The other files that root created there belong to root.
             sandbox.csalock(["run", "y", "true"]).env("CSALOCK_STORE", &store).user(1234).run();
         } else {
             run(1234);

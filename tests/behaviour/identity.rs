@@ -31,7 +31,7 @@ fn is_not_dead_for_sure(sandbox: &Sandbox, change: impl Fn(&mut Record)) {
     let job = held(sandbox, if sandbox.is_shared() { &["--forever"] } else { &[] });
     sandbox.edit("x", change);
     if sandbox.is_shared() {
-        // Whoever renewed a lease would say that the owner died. This one nobody renews.
+        // A keeper would record the death of the owner. This lease has no keeper.
         sandbox.edit_in("x", |store, record| {
             record.holders[0].lifetime = Lifetime::ExpiresAt(store.leases().grant(Duration::from_secs(3600)).unwrap());
         });
@@ -80,9 +80,9 @@ on_every_kind_of_store! {
         });
     }
 
-    fn a_zombie_is_dead_whatever_its_parent_is_called(sandbox: &Sandbox) {
+    fn a_zombie_is_dead_under_any_parent(sandbox: &Sandbox) {
         std::fs::copy("/bin/cat", sandbox.path("files/csalock-nightly")).unwrap();
-        // Once the shell has become another program it waits for nobody.
+        // After the exec of another program the shell waits for no process.
         let dies = "until grep -q nightly /proc/$PPID/comm; do :; done; csalock lock x > /dev/null; kill -9 $$";
         let mut job = sandbox.script("dash", &format!("dash -c '{dies}' & echo $!; exec ./csalock-nightly")).spawn();
         let owner: i32 = job.lines(1)[0].parse().unwrap();
@@ -116,7 +116,7 @@ on_every_kind_of_store! {
         holder.release();
         wait_until("the second runs", || second.printed() == "second\n");
         assert_eq!(second.wait().code, Some(0));
-        // It finds that it is not in the queue any more, and queues anew.
+        // It finds that it is not in the queue any more, and joins again.
         assert_eq!(first.wait().stdout, "first\n");
     }
 
@@ -172,7 +172,7 @@ on_every_kind_of_store! {
             return;
         }
         let mut holder = sandbox.holder("x");
-        // From another network nobody would reach a server on this host's loopback.
+        // Another network namespace cannot reach a server on the loopback of this host.
         let network = if sandbox.is_of_files() { &["-n"][..] } else { &[] };
         let run = ["--mount-proc", "csalock", "run", "-w", "inf", "x", "sh", "-c", "echo ran; cat"];
         let other = sandbox.call("unshare", [&["-p", "-f"], network, &run].concat()).spawn();
@@ -193,7 +193,7 @@ on_every_kind_of_store! {
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "csalock", "run", "x", "echo", "ran"]).stdout("ran\n").run();
     }
 
-    fn the_first_process_of_a_container_reaps_what_it_adopts(sandbox: &Sandbox) {
+    fn the_first_process_of_a_container_reaps_adopted_processes(sandbox: &Sandbox) {
         if !is_root("a pid namespace") || !has("setsid") {
             return;
         }
@@ -206,7 +206,7 @@ on_every_kind_of_store! {
         sandbox.call("unshare", command).run();
     }
 
-    fn the_first_process_of_a_container_does_not_own_what_orphans_take(sandbox: &Sandbox) {
+    fn the_first_process_of_a_container_does_not_own_the_locks_of_orphans(sandbox: &Sandbox) {
         if !is_root("a pid namespace") || !has("python3") {
             return;
         }
@@ -222,11 +222,11 @@ on_every_kind_of_store! {
         sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).stdout(said).run();
     }
 
-    fn whoever_adopts_orphans_does_not_own_what_they_take(sandbox: &Sandbox) {
+    fn a_process_that_adopts_orphans_does_not_own_their_locks(sandbox: &Sandbox) {
         if !has("python3") {
             return;
         }
-        // A shell that dies before csalock has seen it, below a process that is no init and adopts what it leaves.
+        // A shell that dies before csalock has seen it, below a process that is not an init and adopts its children.
         sandbox.file("files/adopt.py", "import ctypes, os, time\n\
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n\
             us = os.getpid()\n\
@@ -241,7 +241,7 @@ on_every_kind_of_store! {
                     PID, or keep the lock until it is released with --forever\n";
         sandbox.call("python3", ["adopt.py"]).stdout("64\n").stderr(said).run();
         sandbox.csalock(["status", "-1"]).run();
-        // Who began a session of his own is no orphan for that.
+        // A process with a session of its own is not an orphan for that reason.
         sandbox.script("dash", "setsid csalock lock x > handle; csalock unlock x").run();
     }
 }

@@ -1,4 +1,4 @@
-//! Where other hosts may share a store: whoever lives renews a lease in the background, and nobody need know.
+//! On stores that other hosts may share, the keeper of a live owner renews a lease in the background, unnoticed.
 
 use crate::sandbox::wait_until;
 
@@ -19,7 +19,7 @@ on_every_shared_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn what_is_not_due_is_not_renewed_whoever_gives_back_beside_it(sandbox: &Sandbox) {
+    fn a_lease_that_is_not_due_is_not_renewed_during_a_release(sandbox: &Sandbox) {
         let mut job = sandbox.script("dash", "csalock lock x y > /dev/null; csalock unlock x; echo; cat; :").spawn();
         job.lines(1);
         let before = sandbox.stored();
@@ -30,9 +30,9 @@ on_every_shared_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn a_keeper_that_is_killed_is_replaced_and_one_that_is_done_is_not(sandbox: &Sandbox) {
-        let keepers = |guardian: i32| -> Vec<i32> {
-            let children = std::fs::read_to_string(format!("/proc/{guardian}/task/{guardian}/children")).unwrap();
+    fn a_killed_keeper_is_replaced_and_a_finished_keeper_is_not(sandbox: &Sandbox) {
+        let keepers = |supervisor: i32| -> Vec<i32> {
+            let children = std::fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).unwrap();
             let pids = children.split_whitespace().map(|pid| pid.parse().unwrap());
             let name = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             pids.filter(|pid| name(pid) == "csalock-keeper\n" && crate::sandbox::proc::lives(*pid)).collect()

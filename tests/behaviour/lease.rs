@@ -1,4 +1,4 @@
-//! Locks that end by time, on a clock that nobody can set.
+//! Locks that end by time, on a clock that cannot be set.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ fn at<'a>(sandbox: &'a Sandbox, offset: &str, words: &[&str]) -> crate::sandbox:
     variables.into_iter().fold(sandbox.csalock(words), |call, (name, value)| call.env(name, value))
 }
 
-/// Whether there is a wall clock to be had that is wrong, and it does something to the program that is tested.
+/// Whether a wrong wall clock is available that affects the tested program.
 fn can_fake_time(sandbox: &Sandbox) -> bool {
     if faketime(sandbox.kind(), "+0").is_none() {
         return false;
@@ -34,13 +34,13 @@ fn can_fake_time(sandbox: &Sandbox) -> bool {
 fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
     let script = format!("csalock lock --ttl {span} x; echo; cat; :");
     let mut job = sandbox.script("dash", &script).spawn();
-    // It is held for good once `lock` has ended.
+    // It is held permanently once `lock` has ended.
     let handle = job.lines(2)[0].clone();
     (job, handle)
 }
 
 on_every_kind_of_store! {
-    fn when_it_is_over_the_next_one_gets_it_and_is_told_from_whom(sandbox: &Sandbox) {
+    fn the_next_caller_after_a_lease_acquires_and_is_told_the_last_holder(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "1s");
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 1s x; echo; cat; :, which let its time run out\n";
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
@@ -48,7 +48,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn who_comes_late_changes_nothing_while_another_holds(sandbox: &Sandbox) {
+    fn a_late_caller_changes_nothing_while_another_holds(sandbox: &Sandbox) {
         let script = "csalock lock --ttl 50ms x; read go; csalock unlock x; echo $?; csalock renew --ttl 1h x; echo $?; cat; :";
         let mut job = sandbox.script("dash", script).spawn();
         let handle = job.lines(1)[0].clone();
@@ -65,7 +65,7 @@ on_every_kind_of_store! {
         drop(holder);
     }
 
-    fn who_comes_late_is_told_that_nobody_holds_it_any_more(sandbox: &Sandbox) {
+    fn a_late_caller_is_told_that_the_lock_is_not_held(sandbox: &Sandbox) {
         let (_job, handle) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
         let before = sandbox.stored();
@@ -82,7 +82,7 @@ on_every_kind_of_store! {
         assert_eq!(done.code, Some(81), "{done:?}");
     }
 
-    fn what_is_over_can_be_refused(sandbox: &Sandbox) {
+    fn a_stale_lock_can_be_refused(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
         let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 50ms x; echo; cat; :, which let its time run out; take it over without \
@@ -95,7 +95,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "abandoned");
     }
 
-    fn a_wait_does_not_eat_the_lease(sandbox: &Sandbox) {
+    fn a_wait_does_not_shorten_the_lease(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut job = sandbox.script("dash", "csalock lock -w inf --ttl 2s x; csalock status --json x; cat; :").spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
@@ -144,7 +144,7 @@ on_every_kind_of_store! {
         sandbox.csalock(["run", "--ttl", "1h", "x", "-c", "exit 4"]).status(4).run();
     }
 
-    fn a_command_whose_wrapper_comes_too_late_is_ended_though_its_lease_is_forgotten(sandbox: &Sandbox) {
+    fn a_command_whose_supervisor_comes_too_late_is_ended_though_its_lease_is_forgotten(sandbox: &Sandbox) {
         let script = "touch runs; while [ ! -e over ]; do sleep 0.01; done; touch survived";
         let job = sandbox.csalock(["run", "--ttl", "1s", "x", "-c", script]).spawn();
         wait_until("it runs", || sandbox.path("files/runs").exists());
@@ -160,13 +160,13 @@ on_every_kind_of_store! {
         assert!(!sandbox.path("files/survived").exists());
     }
 
-    fn a_stopped_wrapper_lets_no_command_outlive_its_lease(sandbox: &Sandbox) {
+    fn a_stopped_supervisor_lets_no_command_outlive_its_lease(sandbox: &Sandbox) {
         let script = "touch runs; while [ ! -e over ]; do sleep 0.01; done; touch survived";
         for options in [&["--ttl", "2s"][..], &["--ttl", "2s", "--kill-after", "9s", "--max-hold", "9s"]] {
             let job = sandbox.csalock([&["run", "-q"], options, &["x", "-c", script]].concat()).spawn();
             wait_until("it runs", || sandbox.path("files/runs").exists());
             job.send(Signal::SIGSTOP);
-            // As soon as somebody else is let in nothing is left of it.
+            // The remainder is removed as soon as another caller is admitted.
             let next = format!("ps -o stat= -o comm= --ppid {} | grep -v -e Z -e csalock-keeper; :", job.pid());
             sandbox.csalock(["run", "-q", "-w", "20s", "x", "sh", "-c", &next]).stdout("").run();
             job.send(Signal::SIGCONT);
@@ -178,12 +178,12 @@ on_every_kind_of_store! {
         }
     }
 
-    fn a_renewal_that_comes_at_once_is_heard(sandbox: &Sandbox) {
+    fn an_immediate_renewal_is_noticed(sandbox: &Sandbox) {
         if !crate::sandbox::has("strace") {
             return;
         }
         // A lease that a loaded machine can keep; one that is not heard of would end much later.
-        // Before the keeper looks for the first time, and before the wrapper could listen.
+        // Before the keeper looks for the first time, and before the supervisor could listen.
         for (late, options) in [("-f -e inject=setsid:delay_exit=200000", "--ttl 10s"), ("-e inject=bind:delay_enter=200000", "")] {
             let script = "echo $$ > begun; csalock renew -q --ttl 2s x; mv begun pid; exec sleep 30";
             let run = format!("exec strace -D -qq -o trace {late} csalock run -q {options} x dash -c '{script}'");
@@ -200,7 +200,7 @@ on_every_kind_of_store! {
         for most in 8..14 {
             let script = format!("ulimit -n {most}; exec csalock run -q --ttl 3s x sh -c 'touch runs; exec sleep 60'");
             let job = sandbox.script("dash", &script).spawn();
-            // Where it runs at all.
+            // If it runs at all.
             let runs = || sandbox.path("files/runs").exists();
             wait_until("it runs or was refused", || runs() || !proc::lives(job.pid()));
             let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.pid())).unwrap_or_default();
@@ -211,7 +211,7 @@ on_every_kind_of_store! {
         }
     }
 
-    fn a_command_that_is_another_users_by_then_is_said_not_to_be_ended(sandbox: &Sandbox) {
+    fn a_command_that_became_another_users_is_reported_as_not_ended(sandbox: &Sandbox) {
         let other = 65534;
         if !crate::sandbox::is_root("a command that changes its user") {
             return;
@@ -228,8 +228,8 @@ on_every_kind_of_store! {
         sandbox.csalock([&words[..], &root[..]].concat()).user(other).stderr(said).run();
     }
 
-    fn a_wrapper_that_was_stopped_tells_what_was_done_for_it(sandbox: &Sandbox) {
-        // Else a command that never had a time limit has nobody but its wrapper to end it.
+    fn a_supervisor_that_was_stopped_reports_the_actions_of_its_keeper(sandbox: &Sandbox) {
+        // Otherwise only its supervisor could end a command without a time limit.
         if !sandbox.is_shared() {
             return;
         }
@@ -244,7 +244,7 @@ on_every_kind_of_store! {
         assert!(done.code == Some(85) && done.stderr.starts_with("csalock: the command was ended before the "), "{done:?}");
     }
 
-    fn a_wrapper_that_sees_the_end_late_tells_its_status(sandbox: &Sandbox) {
+    fn a_supervisor_that_sees_the_end_late_returns_the_status(sandbox: &Sandbox) {
         // Whether it ended in time, or gave its lock back in time.
         for script in ["exit 7", "csalock unlock x; while [ ! -e over ]; do sleep 0.01; done; exit 7"] {
             let job = sandbox.csalock(["run", "--ttl", "3s", "x", "-c", &format!("touch runs; while [ ! -e begin ]; do sleep 0.01; done; {script}")]).spawn();
@@ -282,7 +282,7 @@ on_every_kind_of_store! {
         }
     }
 
-    fn a_command_that_gave_back_its_lock_is_left_alone(sandbox: &Sandbox) {
+    fn a_command_that_released_its_lock_is_left_alone(sandbox: &Sandbox) {
         // A store that needs longer for this than the lease lasts says nothing about it.
         for span in [1, 3, 9, 27] {
             let script = format!("csalock unlock x && echo gave it back; sleep {span}.1; exit 3");
@@ -296,14 +296,14 @@ on_every_kind_of_store! {
         panic!("it never gave it back in time");
     }
 
-    fn a_leased_command_does_not_outlive_its_wrapper(sandbox: &Sandbox) {
+    fn a_leased_command_does_not_outlive_its_supervisor(sandbox: &Sandbox) {
         let mut job = sandbox.csalock(["run", "--ttl", "1h", "x", "cat"]).spawn();
         wait_until("it holds", || sandbox.state("x") == "held");
         let command = sandbox.holders("x")[0];
         job.kill();
         wait_until("the command is gone as well", || !crate::sandbox::proc::lives(command));
         sandbox.csalock(["run", "-nq", "x", "true"]).run();
-        // Without a lease it holds its lock for as long as it runs.
+        // Without a lease it holds its lock while it runs.
         let script = "> runs; while [ ! -e go ]; do sleep 0.01; done";
         let mut job = sandbox.csalock(["run", "x", "sh", "-c", script]).spawn();
         // Killed between grant and exec, it would take the command with it.
@@ -314,7 +314,7 @@ on_every_kind_of_store! {
         sandbox.csalock(["run", "-q", "x", "true"]).run();
     }
 
-    fn staleness_is_refused_also_where_another_served_the_queue(sandbox: &Sandbox) {
+    fn a_stale_lock_is_refused_even_after_another_caller_granted_it(sandbox: &Sandbox) {
         let mut holder = sandbox.csalock(["run", "x", "sleep", "60"]).spawn();
         wait_until("it holds", || sandbox.state("x") == "held");
         let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
@@ -334,7 +334,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn a_waiter_that_is_stopped_keeps_what_it_is_granted_for_its_time_and_no_longer(sandbox: &Sandbox) {
+    fn a_waiter_that_is_stopped_keeps_its_grant_until_its_lease_ends(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let words = ["run", "--ttl", "4s", "x", "dash", "-c", "echo stopped >> order"];
         let stopped = sandbox.csalock(words).env("CSALOCK_LEASE", "4s").spawn();
@@ -354,7 +354,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.read("files/order"), "in\nout\nstopped\n");
     }
 
-    fn a_command_may_outlive_its_lease_and_that_is_told(sandbox: &Sandbox) {
+    fn a_command_that_outlives_its_lease_is_reported(sandbox: &Sandbox) {
         let script = "while [ ! -e go ]; do sleep 0.01; done; echo done; exit 3";
         let job = sandbox.csalock(["run", "--ttl", "1s", "--on-lost", "warn", "x", "-c", script]).spawn();
         wait_until("it is over", || sandbox.state("x") == "abandoned");

@@ -1,4 +1,4 @@
-//! Nothing is left of a lock that was released: no file, no row, no directory.
+//! A released lock leaves no file, no row and no directory.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use csalock::lock::{Owner, Request, Response};
 
 use crate::sandbox::Sandbox;
 
-/// What a store weighs: how many files and directories of which mode and size. Which record rests in a directory store, and
-/// which token is the highest, stands in names, and is of no account. The history, which is bounded elsewhere, may grow.
+/// Returns the weight of a store: the number of files and directories by mode and size. Names differ in the parked
+/// record and the highest token, so they do not count. The history may grow; other tests bound it.
 fn weight(sandbox: &Sandbox) -> Vec<String> {
     let kind = |line: &String| line.split(' ').skip(1).take(2).collect::<Vec<_>>().join(" ");
     let sized = |line: &String| if line.contains("/end.") { "a tombstone".to_string() } else { kind(line) };
@@ -26,7 +26,7 @@ fn weight(sandbox: &Sandbox) -> Vec<String> {
 }
 
 on_every_store! {
-    fn ten_thousand_take_and_give_backs_leave_the_store_as_it_was(sandbox: &Sandbox) {
+    fn ten_thousand_acquisitions_leave_the_store_as_it_was(sandbox: &Sandbox) {
         sandbox.csalock(["run", "x", "true"]).run();
         sandbox.csalock(["run", "y", "true"]).run();
         let before = weight(sandbox);

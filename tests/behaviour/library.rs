@@ -1,4 +1,4 @@
-//! What Rust programs get: `Locks`, `LockRequest` and `Guard`.
+//! The API for Rust programs: `Locks`, `LockRequest` and `Guard`.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use csalock::{ErrorKind, LockRequest, Locks};
 use crate::sandbox::{Kind, Mount, PATIENCE, Sandbox, has, is_root, wait_until};
 
 #[test]
-fn a_guard_that_is_dropped_does_not_wait_for_a_file_system_that_hangs() {
+fn a_guard_that_is_dropped_does_not_wait_for_a_hung_file_system() {
     let sandbox = Sandbox::new(Kind::Shared);
     if !is_root("a frozen file system") || !has("fsfreeze") {
         return;

@@ -1,4 +1,4 @@
-//! `csalock lock`: what it prints, and to whom it says no.
+//! `csalock lock`: its output, and its refusals.
 
 use crate::sandbox::{Sandbox, wait_until};
 
@@ -17,25 +17,25 @@ fn holding(sandbox: &Sandbox, options: &str) -> crate::sandbox::Job {
 }
 
 on_every_kind_of_store! {
-    fn it_prints_the_handle_and_nothing_else(sandbox: &Sandbox) {
+    fn lock_prints_only_the_handle(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "x"]).stdout("HANDLE\n").run();
         assert_eq!(sandbox.state("x"), "held");
     }
 
-    fn no_two_handles_are_alike(sandbox: &Sandbox) {
+    fn handles_are_unique(sandbox: &Sandbox) {
         let handle = |number: u32| sandbox.csalock(["lock", &number.to_string()]).capture().line();
         let handles: std::collections::BTreeSet<String> = (0..50).map(handle).collect();
         assert_eq!(handles.len(), 50);
     }
 
-    fn its_json_is_one_document(sandbox: &Sandbox) {
+    fn the_json_of_lock_is_one_document(sandbox: &Sandbox) {
         let text = "{\"name\":\"x\",\"handle\":\"HANDLE\",\"token\":TOKEN,\"expires\":null,\"took_over\":null}\n";
         sandbox.csalock(["lock", "--json", "x"]).stdout(text).run();
         let text = "{\"name\":\"y\",\"handle\":\"HANDLE\",\"token\":TOKEN,\"expires\":\"TIME\",\"took_over\":null}\n";
         sandbox.csalock(["lock", "--json", "--ttl", "1h", "y"]).stdout(text).run();
     }
 
-    fn its_json_names_the_one_it_was_taken_from(sandbox: &Sandbox) {
+    fn the_json_of_lock_names_the_evicted_holder(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock --label why x; :").stdout("HANDLE\n").run();
         sandbox.await_abandoned("x");
         let done = sandbox.csalock(["lock", "--json", "x"]).capture();
@@ -50,7 +50,7 @@ on_every_kind_of_store! {
         assert!(found["token"].as_u64() > evicted["token"].as_u64());
     }
 
-    fn whoever_takes_over_is_told_from_whom(sandbox: &Sandbox) {
+    fn a_caller_that_takes_over_is_told_the_last_holder(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): \
                     dash -c csalock lock x; :, which died without releasing it\n";
@@ -116,7 +116,7 @@ on_every_kind_of_store! {
         sandbox.csalock(["lock", "--pid", &pid, "y"]).status(64).stderr(said).run();
     }
 
-    fn a_handle_that_nobody_can_read_gives_the_lock_back(sandbox: &Sandbox) {
+    fn a_handle_that_cannot_be_printed_releases_the_lock(sandbox: &Sandbox) {
         let done = sandbox.script("bash", "csalock lock x > /dev/full; echo $?").capture();
         assert_eq!(done.stdout, "74\n");
         assert_eq!(
@@ -137,14 +137,14 @@ on_every_kind_of_store! {
         assert!(!sandbox.store_exists());
     }
 
-    fn with_stdout_closed_nothing_is_taken(sandbox: &Sandbox) {
+    fn lock_with_a_closed_stdout_acquires_nothing(sandbox: &Sandbox) {
         let said = "csalock: stdout is closed, so the handle would be lost; send it to /dev/null if you do not need it\n";
         sandbox.script("dash", "csalock lock --forever x >&-").status(74).stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn who_does_not_read_what_is_printed_keeps_nobody_waiting(sandbox: &Sandbox) {
-        // A pipe that is full, and that nobody empties.
+    fn a_reader_that_does_not_read_the_output_blocks_no_caller(sandbox: &Sandbox) {
+        // A full pipe without a reader.
         let full = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null;";
         let nobody = "cannot write to stdout: no process reads it\n";
         let script = format!("{full} csalock lock -w 1s x >&7");
@@ -153,13 +153,13 @@ on_every_kind_of_store! {
         let script = format!("rm full; {full} csalock claim -w 1s x >&7");
         sandbox.script("dash", &script).status(74).stderr(format!("csalock: nothing was claimed: {nobody}")).run();
         assert_eq!(sandbox.state("x"), "free");
-        // What is said of the one before is said to nobody then.
+        // The message about the last holder has no reader then.
         sandbox.script("dash", "csalock lock x > /dev/null; :").run();
         sandbox.await_abandoned("x");
         sandbox.script("dash", &format!("rm full; {full} csalock run -w 1s x echo ran 2>&7")).stdout("ran\n").run();
     }
 
-    fn a_csalock_killed_before_it_printed_the_handle_is_not_the_death_of_its_owner(sandbox: &Sandbox) {
+    fn a_lock_call_killed_before_its_output_does_not_end_the_owner(sandbox: &Sandbox) {
         let script = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null
                       csalock lock --pid $$ x >&7 & echo $!; read line; kill -9 $!; wait; echo killed; read line";
         let mut owner = sandbox.script("dash", script).spawn();

@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use crate::etcd::fair::is_within;
 use crate::sandbox::{Done, Job, Kind, PATIENCE, Sandbox, wait_until};
 
-/// What keeps everybody out, what keeps everybody from writing, and what a mere reader does.
+/// A lock that blocks every access, a lock that blocks writers, and the lock of a reader.
 const WRITER: &str = "BEGIN EXCLUSIVE";
 const RESERVED: &str = "BEGIN IMMEDIATE";
 const READER: &str = "BEGIN; SELECT count(*) FROM records_1";
@@ -64,7 +64,7 @@ const PATIENT: [(&[&str], i32); 10] = [
 ];
 
 #[test]
-fn who_waits_for_a_lock_is_told_at_the_deadline_that_it_is_busy() {
+fn a_waiter_is_told_at_the_deadline_that_the_lock_is_busy() {
     for how in [WRITER, RESERVED, READER] {
         let sandbox = store();
         let connection = locked(&sandbox, how);
@@ -77,7 +77,7 @@ fn who_waits_for_a_lock_is_told_at_the_deadline_that_it_is_busy() {
 }
 
 #[test]
-fn who_has_no_deadline_is_told_in_time_that_the_store_is_out_of_reach() {
+fn a_caller_without_a_deadline_learns_in_time_that_the_store_is_unreachable() {
     let sandbox = store();
     let connection = locked(&sandbox, WRITER);
     let readers: [&[&str]; 5] = [&["status"], &["status", "-q", "held"], &["get", "v"], &["lookup", "c"], &["gc"]];
@@ -142,7 +142,7 @@ fn a_wait_without_end_goes_on_and_gets_the_lock() {
 }
 
 #[test]
-fn who_is_killed_while_waiting_leaves_the_database_as_it_was() {
+fn a_waiter_that_is_killed_leaves_the_database_as_it_was() {
     let sandbox = store();
     let locked = locked(&sandbox, READER);
     let mut job = sandbox.csalock(["put", "-w", "inf", "v", "2"]).spawn();
@@ -160,7 +160,7 @@ fn who_is_killed_while_waiting_leaves_the_database_as_it_was() {
 }
 
 #[test]
-fn a_command_ends_with_its_own_status_and_the_next_one_takes_the_lock_over() {
+fn a_command_ends_with_its_own_status_and_the_next_acquires_the_lock() {
     let sandbox = store();
     let mut job = sandbox.csalock(["run", "x", "dash", "-c", "echo ready; cat; exit 3"]).spawn();
     job.lines(1);

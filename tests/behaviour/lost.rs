@@ -36,7 +36,7 @@ fn is_lost(job: Job) {
     assert!(done.code == Some(85) && done.stderr.starts_with(LOST), "{done:?}");
 }
 
-/// Nothing is left of the grant but the exit status of the command.
+/// Only the exit status of the command is left of the grant.
 #[track_caller]
 fn is_not_lost(sandbox: &Sandbox, job: Job) {
     let done = job.wait();
@@ -93,7 +93,7 @@ on_every_kind_of_store! {
         }
     }
 
-    fn a_release_is_remembered_until_a_stopped_wrapper_goes_on(sandbox: &Sandbox) {
+    fn a_release_is_remembered_until_a_stopped_supervisor_goes_on(sandbox: &Sandbox) {
         for (script, ends) in [("csalock unlock x", false), ("exit 3", true)] {
             let script = format!("echo; while [ ! -e go ]; do sleep 0.01; done; {script}; touch done");
             let mut job = running(sandbox, &[], &script);
@@ -107,14 +107,14 @@ on_every_kind_of_store! {
             others(sandbox);
             job.send(Signal::SIGCONT);
             if ends {
-                wait_until("its wrapper has ended", || job.has_ended());
+                wait_until("its supervisor has ended", || job.has_ended());
             }
             is_not_lost(sandbox, job);
             let _ = ["go", "done"].map(|file| std::fs::remove_file(sandbox.path("files").join(file)));
         }
     }
 
-    fn a_release_is_forgotten_with_its_wrapper(sandbox: &Sandbox) {
+    fn a_release_is_forgotten_with_its_supervisor(sandbox: &Sandbox) {
         let mut job = running(sandbox, &[], "echo; while [ ! -e go ]; do sleep 0.01; done; csalock unlock x; touch done");
         job.send(Signal::SIGSTOP);
         sandbox.file("files/go", "");
@@ -124,7 +124,7 @@ on_every_kind_of_store! {
         assert!(sandbox.record("x").is_none(), "{:?}", sandbox.record("x"));
     }
 
-    fn without_a_wrapper_a_command_that_releases_its_lock_goes_on(sandbox: &Sandbox) {
+    fn a_command_without_a_supervisor_releases_its_lock_and_goes_on(sandbox: &Sandbox) {
         let job = running(sandbox, &["-F"], "csalock unlock x");
         wait_until("the record need not keep it", || sandbox.record("x").is_none());
         others(sandbox);
@@ -134,7 +134,7 @@ on_every_kind_of_store! {
 
 on_every_store_of_files! {
     fn a_command_whose_store_was_removed_has_lost_its_lock(sandbox: &Sandbox) {
-        // There was a store before the command began.
+        // The store existed before the command began.
         sandbox.csalock(["put", "y", "value"]).run();
         for more in [false, true] {
             let job = running(sandbox, &[], ":");

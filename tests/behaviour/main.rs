@@ -1,5 +1,5 @@
-//! What the program does, seen from outside: arguments, input and environment in; stdout, stderr and exit code out.
-//! Every behaviour is tried on every store.
+//! The behaviour of the program, seen from outside: arguments, input and environment in; stdout, stderr and exit code
+//! out. Every behaviour is tested on every store.
 
 #![allow(clippy::disallowed_methods, reason = "a test is a process of its own, with clocks and children")]
 #![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]
@@ -12,6 +12,8 @@ mod checker;
 
 #[path = "../etcd/mod.rs"]
 mod etcd;
+#[path = "../extent/mod.rs"]
+mod extent;
 #[path = "../supervised/mod.rs"]
 mod supervised;
 
@@ -20,17 +22,17 @@ macro_rules! on_every_store {
     ($($tests:tt)*) => { tests_on! { [directory Directory] [sqlite Sqlite] [etcd Etcd] $($tests)* } };
 }
 
-/// The same for what is only to be said of stores that are files on this host.
+/// Tests for stores that are files on this host.
 macro_rules! on_every_store_of_files {
     ($($tests:tt)*) => { tests_on! { [file_directory Directory] [file_sqlite Sqlite] $($tests)* } };
 }
 
-/// The same for stores that other hosts may share.
+/// Tests for stores that other hosts may share.
 macro_rules! on_every_shared_store {
     ($($tests:tt)*) => { tests_on! { [shared Shared] [etcd Etcd] $($tests)* } };
 }
 
-/// The same for stores of every kind, be a directory shared or not.
+/// Tests for stores of every kind, with shared and local directories.
 macro_rules! on_every_kind_of_store {
     ($($tests:tt)*) => {
         tests_on! { [directory Directory] [sqlite Sqlite] [shared Shared] [etcd Etcd] $($tests)* }

@@ -1,22 +1,22 @@
-//! Alone, together with others, or one of so many: one queue, and nobody passes who does not fit.
+//! Exclusive, shared and slots: one queue, and no waiter passes another one unless it fits.
 
 use crate::referee;
 use crate::sandbox::{Job, Sandbox, wait_until};
 
-/// Somebody who holds it like that until told to end.
+/// A holder in this mode until it is told to end.
 fn holder(sandbox: &Sandbox, mode: &[&str]) -> Job {
     let words = [&["run"], mode, &["x", "sh", "-c", "echo in $CSALOCK_SLOT; read line; :"]].concat();
     sandbox.csalock(words).spawn()
 }
 
-/// The same, once it holds.
+/// Starts a holder in this mode and returns it once it holds.
 fn holding(sandbox: &Sandbox, mode: &[&str]) -> Job {
     let mut job = holder(sandbox, mode);
     job.lines(1);
     job
 }
 
-/// The same, once it is in the queue behind so many.
+/// Starts a waiter in this mode and returns it once it is in the queue behind this many others.
 fn waiting(sandbox: &Sandbox, mode: &[&str], before: usize) -> Job {
     let job = holder(sandbox, mode);
     wait_until("it waits", || sandbox.waiters("x").len() == before + 1);
@@ -34,13 +34,13 @@ on_every_store! {
         let done = sandbox.csalock(["run", "-j", "4", "a", "sh", "-c", &outer]).capture();
         let lines: Vec<Vec<&str>> = done.stdout.lines().map(|line| line.split(' ').collect()).collect();
         assert_eq!((lines[0].as_slice(), &lines[1][..2], lines[1].len()), (&["a", "0"][..], &["b", "none"][..], 4), "{done:?}");
-        // What is left in the environment without a handle tells of no lock.
+        // Variables without a handle in the environment do not stand for a lock.
         let call = sandbox.csalock(["run", "b", "sh", "-c", inner]).env("CSALOCK_SLOT", "7");
         let done = call.env("CSALOCK_OUTER", "0".repeat(64)).capture();
         assert!(done.stdout.starts_with("b none none "), "{done:?}");
     }
 
-    fn readers_hold_it_together_and_a_writer_alone(sandbox: &Sandbox) {
+    fn readers_hold_a_lock_together_and_a_writer_alone(sandbox: &Sandbox) {
         let (mut first, mut second) = (holding(sandbox, &["-s"]), holding(sandbox, &["--shared"]));
         assert_eq!(sandbox.holders("x").len(), 2);
         assert_eq!(sandbox.sight("x")["mode"], "shared");
@@ -78,7 +78,7 @@ on_every_store! {
         }
     }
 
-    fn a_writer_that_gives_up_lets_the_readers_behind_it_in(sandbox: &Sandbox) {
+    fn a_writer_that_gives_up_admits_the_readers_behind_it(sandbox: &Sandbox) {
         let mut reader = holding(sandbox, &["-s"]);
         let mut writer = waiting(sandbox, &[], 0);
         let mut late = waiting(sandbox, &["-s"], 1);
@@ -92,7 +92,7 @@ on_every_store! {
         reader.release();
     }
 
-    fn so_many_hold_it_as_it_has_slots(sandbox: &Sandbox) {
+    fn a_lock_has_as_many_holders_as_slots(sandbox: &Sandbox) {
         let mut jobs: Vec<Job> = (0..3).map(|_| holding(sandbox, &["-j", "3"])).collect();
         let told: Vec<String> = jobs.iter().map(Job::printed).collect();
         assert_eq!(told, ["in 0\n", "in 1\n", "in 2\n"]);
@@ -109,7 +109,7 @@ on_every_store! {
         jobs.iter_mut().for_each(Job::release);
     }
 
-    fn other_slots_than_it_has_are_a_usage_error_while_anybody_relies_on_them(sandbox: &Sandbox) {
+    fn another_number_of_slots_is_a_usage_error_while_the_lock_is_in_use(sandbox: &Sandbox) {
         let mut job = holding(sandbox, &["-j", "3"]);
         let text = "csalock: lock x has 3 slots, by the word of its holders and waiters; use -j 3\n";
         for words in [&["run", "-j", "2", "x", "true"][..], &["run", "-n", "-j", "4", "x", "true"], &["lock", "-j", "4", "x"]] {

@@ -86,14 +86,14 @@ on_every_store! {
         held(&["unlock", "job", "--force", "other"], 0);
         held(&["status", "job", "other"], 81);
         sandbox.csalock(["run", "-n", "job", "true"]).run();
-        // Who means it says so.
+        // A caller that wants this store names it.
         let script = "csalock lock -- job --ttl > /dev/null; csalock status -1 -- --ttl; csalock lock -n -- --ttl";
         let done = sandbox.script("dash", script).capture();
         assert_eq!((done.code, done.stdout.as_str()), (Some(84), "--ttl\n"), "{done:?}");
         assert!(done.stderr.contains("`csalock unlock -- --ttl`"), "{}", done.stderr);
     }
 
-    fn the_library_takes_the_same_file_as_the_command(sandbox: &Sandbox) {
+    fn the_library_locks_the_same_file_as_the_command(sandbox: &Sandbox) {
         let file = sandbox.file("files/file", "");
         let link = sandbox.path("files/link");
         std::os::unix::fs::symlink(&file, &link).unwrap();
@@ -144,7 +144,7 @@ on_every_store! {
         assert!(!sandbox.store_exists());
     }
 
-    fn every_odd_name_can_be_run_under_and_is_told_to_the_command(sandbox: &Sandbox) {
+    fn every_odd_name_can_be_locked_and_is_passed_to_the_command(sandbox: &Sandbox) {
         for name in odd_names() {
             let mut all = words(&["run", "--"], &name);
             all.extend(["dash", "-c", "printf %s \"$CSALOCK_NAME\" > name"].map(OsStr::new));
@@ -210,7 +210,7 @@ on_every_store! {
         assert!(done.stderr.contains(&sandbox.path("files/none").display().to_string()), "{}", done.stderr);
     }
 
-    fn a_file_has_one_lock_also_under_the_lock_of_something_else(sandbox: &Sandbox) {
+    fn a_file_has_one_lock_even_under_another_lock(sandbox: &Sandbox) {
         let holder = sandbox.csalock(["run", "./file", "cat"]).without("CSALOCK_STORE").spawn();
         wait_until("it is held", || sandbox.path("files/.csalock").exists());
         let try_it = "csalock run -nq ./file true; echo $?";
@@ -220,7 +220,7 @@ on_every_store! {
             let words = ["run", "--store", &sandbox.store(), "nightly", "dash", "-c", script];
             sandbox.csalock(words).without("CSALOCK_STORE").stdout("75\n").run();
         }
-        // So it is where somebody says so, also if it is the same one.
+        // The same holds for a store that the caller names, even if it is the same one.
         let chosen = format!("export CSALOCK_STORE=\"{}\"; {try_it}; csalock run nightly sh -c '{try_it}'", sandbox.store());
         let outside = sandbox.script("dash", &chosen).capture().stdout;
         let words = ["run", "--store", &sandbox.store(), "other", "dash", "-c", &chosen];
@@ -234,8 +234,8 @@ on_every_store! {
         sandbox.csalock(["run", "--store", &store, "./file", "dash", "-c", renew]).without("CSALOCK_STORE").run();
     }
 
-    fn a_store_is_chosen_whatever_it_is_called(sandbox: &Sandbox) {
-        // What looks like a file's own store, or a little like what a command is given.
+    fn a_store_is_chosen_under_any_name(sandbox: &Sandbox) {
+        // Paths that resemble the store of a file, or the store that a command inherits.
         let here = sandbox.path("files").display().to_string();
         for store in [format!("dir:{here}/.csalock"), format!("dir:{here}/./locks"), "dir:././locks".into(), "./here/./locks".into()] {
             let script = format!("mkdir -p here; export CSALOCK_STORE='{store}'; csalock lock job ./file > /dev/null; \

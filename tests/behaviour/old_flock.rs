@@ -14,7 +14,7 @@ const BUSY: &str = "csalock: lock SANDBOX/files/f is busy: its file is locked wi
 const SIGNALS: [Signal; 6] =
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
 
-/// How many hold flock(2) on it, and how many wait for that. What changes while it is looked at may be missing.
+/// Returns the number of holders of flock(2) on it, and of its waiters. Locks that change meanwhile may be missing.
 fn flocks(sandbox: &Sandbox, file: &str) -> (usize, usize) {
     let inode = std::fs::metadata(sandbox.path("files").join(file)).map_or(0, |found| found.ino());
     let locks = std::fs::read_to_string("/proc/locks").unwrap();
@@ -49,7 +49,7 @@ fn waiter(sandbox: &Sandbox, options: &[&str], command: &[&str]) -> Job {
     job
 }
 
-/// Whether an old user gets the file at once.
+/// Whether a flock user gets the file at once.
 fn is_free(sandbox: &Sandbox, file: &str) -> bool {
     let code = sandbox.call("flock", ["-n", file, "true"]).capture().code;
     assert!(matches!(code, Some(0 | 1)), "{code:?}");
@@ -57,7 +57,7 @@ fn is_free(sandbox: &Sandbox, file: &str) -> bool {
 }
 
 on_every_store! {
-    fn an_old_user_keeps_ours_out_until_it_ends(sandbox: &Sandbox) {
+    fn a_flock_user_blocks_csalock_until_it_ends(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         for options in [&["-n"][..], &["-w", "0"], &["-w", "10ms"], &["--attempts", "1"], &["-n", "-F"], &["-w", "10ms", "-F"]] {
             let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "touch", "ran"]);
@@ -75,7 +75,7 @@ on_every_store! {
         assert!(is_free(sandbox, "f"));
     }
 
-    fn ours_keep_an_old_user_out_until_they_end(sandbox: &Sandbox) {
+    fn csalock_blocks_a_flock_user_until_it_ends(sandbox: &Sandbox) {
         for options in [&[][..], &["-F"]] {
             let mut job = holder(sandbox, options);
             assert!(!is_free(sandbox, "f"));
@@ -89,7 +89,7 @@ on_every_store! {
         }
     }
 
-    fn ours_wait_for_each_other_in_their_own_queue(sandbox: &Sandbox) {
+    fn csalock_callers_wait_in_their_own_queue(sandbox: &Sandbox) {
         let mut job = holder(sandbox, &[]);
         let words = ["run", "--flock", "-w", "inf", "./f", "echo", "in"];
         let next = sandbox.csalock(words).spawn();
@@ -99,7 +99,7 @@ on_every_store! {
         assert_eq!(next.wait().line(), "in");
     }
 
-    fn nobody_loses_a_count(sandbox: &Sandbox) {
+    fn no_process_loses_a_count(sandbox: &Sandbox) {
         sandbox.file("files/f", "0\n");
         let times = sandbox.many(50);
         let count = "n=$(cat f); echo $((n + 1)) > f";
@@ -117,7 +117,7 @@ on_every_store! {
         assert_eq!(sandbox.state("./f"), "free");
     }
 
-    fn a_job_whose_wrapper_was_killed_keeps_old_users_out_until_it_ends(sandbox: &Sandbox) {
+    fn a_job_whose_supervisor_was_killed_blocks_flock_users_until_it_ends(sandbox: &Sandbox) {
         let mut job = holder(sandbox, &[]);
         job.kill();
         assert!(!is_free(sandbox, "f"));
@@ -127,15 +127,15 @@ on_every_store! {
         assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
     }
 
-    fn the_file_is_free_when_everybody_is_killed(sandbox: &Sandbox) {
+    fn the_file_is_free_when_all_processes_are_killed(sandbox: &Sandbox) {
         let mut job = holder(sandbox, &[]);
         killpg(Pid::from_raw(job.pid()), Signal::SIGKILL).unwrap();
-        wait_until("the wrapper has ended", || job.has_ended());
+        wait_until("the supervisor has ended", || job.has_ended());
         wait_until("the file is free", || is_free(sandbox, "f"));
         assert_eq!(sandbox.csalock(["run", "--flock", "-nq", "./f", "true"]).capture().code, Some(0));
     }
 
-    fn what_the_command_leaves_in_the_background_keeps_nobody_out(sandbox: &Sandbox) {
+    fn a_background_process_of_the_command_blocks_no_caller(sandbox: &Sandbox) {
         let mut job = sandbox.csalock(["run", "--flock", "./f", "dash", "-c", "sleep 60 & echo $!; exit 4"]).spawn();
         let child: i32 = job.lines(1)[0].parse().unwrap();
         wait_until("the command has ended", || job.has_ended());
@@ -144,7 +144,7 @@ on_every_store! {
         assert_eq!(job.wait().code, Some(4));
     }
 
-    fn without_a_guardian_it_does(sandbox: &Sandbox) {
+    fn the_lock_of_a_killed_job_without_a_supervisor_ends(sandbox: &Sandbox) {
         for options in [&["-F"][..], &["-w1"]] {
             let words = ["run", "--flock"].iter().chain(options).chain(&["./f", "dash", "-c", "sleep 60 & echo $!; cat"]);
             let mut job = sandbox.csalock(words).spawn();
@@ -177,7 +177,7 @@ on_every_store! {
                 let found = (done.seen_by_shell(), done.stdout.as_str(), done.stderr.as_str());
                 assert_eq!(found, (128 + signal as i32, "", ""), "{signal}");
                 assert_eq!(sandbox.state("./f"), "free", "{signal}");
-                wait_until("nobody waits for the file", || flocks(sandbox, "f") == (1, 0));
+                wait_until("no process waits for the file", || flocks(sandbox, "f") == (1, 0));
             }
         }
         assert!(!sandbox.path("files/ran").exists());
@@ -200,12 +200,12 @@ on_every_store! {
 
     fn a_waiter_that_is_killed_leaves_nothing(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
-        for (options, whom) in [(&[][..], "wrapper"), (&[], "command"), (&["-F"], "wrapper")] {
+        for (options, whom) in [(&[][..], "supervisor"), (&[], "command"), (&["-F"], "supervisor")] {
             let mut job = waiter(sandbox, options, &["touch", "ran"]);
             let pid = if whom == "command" { sandbox.holders("./f")[0] } else { job.pid() };
             kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
             wait_until("it has ended", || job.has_ended());
-            wait_until("nobody waits", || flocks(sandbox, "f") == (1, 0));
+            wait_until("no process waits", || flocks(sandbox, "f") == (1, 0));
             wait_until("the lock is free", || sandbox.state("./f") != "held");
         }
         old.release();
@@ -214,7 +214,7 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists());
     }
 
-    fn somebody_else_waits_for_the_file_where_the_one_who_did_was_killed(sandbox: &Sandbox) {
+    fn another_process_waits_for_the_file_after_the_helper_was_killed(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let next = waiter(sandbox, &[], &["echo", "ran"]);
         let waits = || proc::children(next.pid()).into_iter().flat_map(proc::children).next();
@@ -226,7 +226,7 @@ on_every_store! {
         assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
     }
 
-    fn a_wait_for_the_file_eats_neither_lease_nor_max_hold(sandbox: &Sandbox) {
+    fn a_wait_for_the_file_shortens_neither_lease_nor_max_hold(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let mut next = waiter(sandbox, &["--ttl", "2s", "--max-hold", "1s"], &["csalock", "status", "-1", "./f"]);
         let until = || sandbox.sight("./f")["holders"][0]["expires"].to_string();
@@ -281,7 +281,7 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists() && is_free(sandbox, "f"));
     }
 
-    fn who_waits_is_told_for_whom(sandbox: &Sandbox) {
+    fn a_waiter_is_told_the_holder(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let next = waiter(sandbox, &["-v"], &["true"]);
         let said = "csalock: waiting for lock SANDBOX/files/f: its file is locked with flock(2), as flock(1) does it, by pid \
@@ -312,7 +312,7 @@ on_every_store! {
         assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(75), BUSY));
     }
 
-    fn a_file_that_is_missing_is_made_and_one_that_is_there_stays_as_it_is(sandbox: &Sandbox) {
+    fn a_missing_file_is_created_and_an_existing_file_stays_as_it_is(sandbox: &Sandbox) {
         sandbox.script("dash", "umask 027; csalock run --flock ./new true; csalock run --flock -F ./newer true").run();
         for made in ["files/new", "files/newer"] {
             let found = std::fs::metadata(sandbox.path(made)).unwrap();
@@ -336,7 +336,7 @@ on_every_store! {
         assert!(is_free(sandbox, "f"));
     }
 
-    fn it_is_the_file_that_the_name_means(sandbox: &Sandbox) {
+    fn the_locked_file_is_the_file_of_the_name(sandbox: &Sandbox) {
         std::fs::create_dir(sandbox.path("files/real")).unwrap();
         symlink("real/f", sandbox.path("files/link")).unwrap();
         for (name, file) in [("./link", "real/f"), ("./link", "link"), ("real/../real//f", "real/f"), ("./real", "real")] {
@@ -345,7 +345,7 @@ on_every_store! {
         }
     }
 
-    fn who_shares_the_lock_shares_the_file(sandbox: &Sandbox) {
+    fn holders_that_share_the_lock_share_the_file(sandbox: &Sandbox) {
         let inside = "flock -n -s f true; echo $?; flock -n f true; echo $?";
         for option in ["-s", "-j2"] {
             sandbox.csalock(["run", "--flock", option, "./f", "-c", inside]).stdout("0\n1\n").run();
@@ -358,7 +358,7 @@ on_every_store! {
         assert_eq!(old.wait().code, Some(0));
     }
 
-    fn of_several_names_those_that_are_files_are_locked(sandbox: &Sandbox) {
+    fn the_files_among_several_names_are_locked(sandbox: &Sandbox) {
         sandbox.file("files/f", "");
         std::fs::hard_link(sandbox.path("files/f"), sandbox.path("files/too")).unwrap();
         let inside = "for f in f g too; do flock -n $f true; echo $?; done";
@@ -385,7 +385,7 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists() && !sandbox.store_exists());
     }
 
-    fn a_file_that_cannot_be_opened_is_an_error_and_the_lock_is_given_back(sandbox: &Sandbox) {
+    fn a_file_that_cannot_be_opened_is_an_error_and_the_lock_is_released(sandbox: &Sandbox) {
         if !is_root("a file of another user") {
             return;
         }

@@ -1,6 +1,6 @@
-//! Stores that cannot be reached for a while: a server that is gone or stands still, a cut network, a majority that is
-//! lost. Whoever holds by a lease that he cannot renew stops before it is over; whoever comes next gets in after that;
-//! and nobody waits for the store longer than he said.
+//! Stores that are unreachable for a while: a server that is gone or hangs, a cut network, a lost majority. A holder
+//! whose lease cannot be renewed stops before the lease is over. The next holder gets in after that, and no caller
+//! waits for the store beyond its timeout.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ const SECOND: Duration = Duration::from_secs(1);
 const LEASE: &str = "5s";
 const LEASE_SECONDS: f64 = 5.0;
 
-/// What a machine that has other things to do needs to start a program and to see its end, at most.
+/// The longest time in which a busy machine starts a program and sees its end.
 const BUSY: Duration = Duration::from_secs(3);
 
 /// Notes CLOCK_BOOTTIME, in seconds, in a file.
 const STAMP: &str = "stamp() { read up rest < /proc/uptime; echo $up > $1.new; mv $1.new $1; }; ";
 
-/// What a command says when it was ended for its lease.
+/// The message of a command that was ended because of its lease.
 const ENDED: &str = "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see \
                      `csalock doctor`\n";
 
@@ -49,7 +49,7 @@ fn noting(file: &str) -> String {
     format!("{STAMP}trap '' TERM; while [ ! -e over ]; do stamp {file}; sleep 0.02; done")
 }
 
-/// What a script noted.
+/// Returns the notes of a script.
 #[track_caller]
 fn noted(sandbox: &Sandbox, file: &str) -> f64 {
     let text = sandbox.read(&format!("files/{file}"));
@@ -64,19 +64,19 @@ fn uptime() -> f64 {
     std::fs::read_to_string("/proc/uptime").unwrap().split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Somebody who holds lock x, and notes in `alive` that he does.
+/// A holder of lock x that notes its progress in `alive`.
 fn holder(sandbox: &Sandbox, options: &[&str]) -> Job {
     let job = csalock(sandbox, &[&["run"], options, &["x", "dash", "-c", &noting("alive")]].concat()).spawn();
     wait_until("the holder holds", || has_noted(sandbox, "alive"));
     job
 }
 
-/// Somebody who waits for lock x as long as it takes, and notes in `next` when he got it.
+/// A waiter for lock x without a timeout that notes in `next` when it acquired.
 fn waiter(sandbox: &Sandbox) -> Job {
     waiter_by(sandbox, &[])
 }
 
-/// The same, where these words begin its command line.
+/// Starts it with these words before its command line.
 fn waiter_by(sandbox: &Sandbox, before: &[String]) -> Job {
     let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next")];
     let job = sandbox.csalock_by(before, &words).env("CSALOCK_LEASE", LEASE).spawn();
@@ -84,8 +84,8 @@ fn waiter_by(sandbox: &Sandbox, before: &[String]) -> Job {
     job
 }
 
-/// What a command line begins with that is to see no other process, as on another host. Who sees an owner alive takes
-/// nothing from him. `None`: only root can.
+/// The words before a command line that hide all other processes, as on another host. A caller that sees a live owner
+/// does not evict it. `None`: only root can hide them.
 fn as_on_another_host() -> Option<Vec<String>> {
     let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
     is_root("another pid namespace").then(|| alone.map(str::to_string).to_vec())
@@ -99,7 +99,7 @@ fn await_end(mut job: Job) -> crate::sandbox::Done {
 }
 
 fn renewed_until(sandbox: &Sandbox) -> String {
-    sandbox.sight("x")["holders"][0]["renewed_until"].as_str().unwrap_or("nobody renews").to_string()
+    sandbox.sight("x")["holders"][0]["renewed_until"].as_str().unwrap_or("not renewed").to_string()
 }
 
 /// Waits until the lease of lock x has been renewed so often.
@@ -108,7 +108,7 @@ fn await_renewals(sandbox: &Sandbox, times: usize) {
     for _ in 0..times {
         let before = renewed_until(sandbox);
         wait_until("the lease is renewed", || renewed_until(sandbox) != before);
-        assert_ne!(renewed_until(sandbox), "nobody renews");
+        assert_ne!(renewed_until(sandbox), "not renewed");
     }
 }
 
@@ -146,7 +146,7 @@ fn a_command_is_ended_before_its_lease_when_the_only_server_is_killed() {
 }
 
 #[test]
-fn a_command_that_is_only_to_be_warned_goes_on_and_85_says_so_afterwards() {
+fn a_command_that_is_only_warned_goes_on_and_ends_with_85() {
     let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     let holder = holder(&sandbox, &["--on-lost", "warn"]);
@@ -154,7 +154,7 @@ fn a_command_that_is_only_to_be_warned_goes_on_and_85_says_so_afterwards() {
     cluster.kill(0);
     let gone = uptime();
     wait_until("the lease is over", || uptime() > gone + LEASE_SECONDS);
-    // What etcd remembers of a lease begins anew with the server, and nobody renews it while everybody stands still.
+    // The server restarts every lease from its beginning, and no keeper renews while all processes are stopped.
     holder.send(Signal::SIGSTOP);
     let keepers = crate::sandbox::proc::children(holder.pid());
     let keepers: Vec<i32> = keepers.into_iter().filter(|pid| comm(*pid) == "csalock-keeper").collect();
@@ -181,7 +181,7 @@ fn send(pid: i32, signal: Signal) {
 }
 
 #[test]
-fn a_command_that_is_only_to_be_warned_ends_with_85_also_if_the_server_stays_away() {
+fn a_command_that_is_only_warned_ends_with_85_even_if_the_server_stays_away() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
     let holder = holder(&sandbox, &["--on-lost", "warn"]);
@@ -206,14 +206,14 @@ fn three_hosts() -> Option<(Network, Cluster)> {
     Some((network, cluster))
 }
 
-/// What `status --json` says of lock x on a host.
+/// Returns the JSON status of lock x on a host.
 fn sight_on(network: &Network, sandbox: &Sandbox, host: usize) -> serde_json::Value {
     let done = sandbox.csalock_by(&network.on(host), &["status", "--json", "x"]).capture();
     assert!(matches!(done.code, Some(0 | 81)), "{done:?}");
     serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0].clone()
 }
 
-/// Somebody on host 1 who waits for lock x as long as it takes.
+/// A waiter for lock x on host 1, without a timeout.
 fn waiter_on_a_machine(network: &Network, sandbox: &Sandbox) -> Job {
     let words = ["run", "-w", "inf", "x", "dash", "-c", &format!("{STAMP}stamp next; echo $CSALOCK_TOKEN; cat; :")];
     let waiter = sandbox.csalock_by(&network.on_a_machine(1), &words).env("CSALOCK_LEASE", LEASE).spawn();
@@ -222,7 +222,7 @@ fn waiter_on_a_machine(network: &Network, sandbox: &Sandbox) -> Job {
 }
 
 #[test]
-fn on_a_host_that_is_cut_off_the_command_ends_before_the_next_one_begins_elsewhere() {
+fn a_command_on_a_partitioned_host_ends_before_the_next_begins_elsewhere() {
     let Some((network, cluster)) = three_hosts() else { return };
     let sandbox = Sandbox::at(&cluster);
     let words = ["run", "x", "dash", "-c", &noting("alive")];
@@ -233,7 +233,7 @@ fn on_a_host_that_is_cut_off_the_command_ends_before_the_next_one_begins_elsewhe
     network.cut(0, true);
     let token: u64 = waiter.lines(1)[0].parse().unwrap();
     let (last_alive, next) = (noted(&sandbox, "alive"), noted(&sandbox, "next"));
-    assert!(last_alive <= next, "both at once: {last_alive} {next}");
+    assert!(last_alive <= next, "two holders at once: {last_alive} {next}");
     assert!(last_alive > cut, "it lived on after the cut");
     assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
     let done = await_end(holder);
@@ -244,7 +244,7 @@ fn on_a_host_that_is_cut_off_the_command_ends_before_the_next_one_begins_elsewhe
 }
 
 #[test]
-fn a_script_on_a_host_that_is_cut_off_loses_its_lock_and_is_told_so() {
+fn a_script_on_a_partitioned_host_loses_its_lock_and_is_told() {
     let Some((network, cluster)) = three_hosts() else { return };
     let sandbox = Sandbox::at(&cluster);
     // It takes the lock, and then does what it is told, in a line each.
@@ -259,7 +259,7 @@ fn a_script_on_a_host_that_is_cut_off_loses_its_lock_and_is_told_so() {
     let next = noted(&sandbox, "next");
     assert!(next < cut + LEASE_SECONDS + 2.0 + BUSY.as_secs_f64(), "{} s after the cut", next - cut);
     assert!(token > taken["token"].as_u64().unwrap(), "{token} {taken}");
-    // As long as it is alone, it cannot know.
+    // While it is alone, it cannot know.
     holder.tell("unlock x");
     assert_eq!(holder.lines(2)[1], "69");
     network.cut(0, false);
@@ -272,11 +272,11 @@ fn a_script_on_a_host_that_is_cut_off_loses_its_lock_and_is_told_so() {
     println!("cut: the next began after {:.2} s", next - cut);
 }
 
-/// Something happens to a cluster of three. The holder holds on, and who waits gets in when he is done.
+/// A fault hits a cluster of three. The holder keeps the lock, and the waiter gets in afterwards.
 fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
-    // An election takes up to two seconds, and there is to be time for it between a renewal and the end of the command.
+    // An election takes up to two seconds, and must fit between a renewal and the end of the command.
     let words = ["run", "x", "dash", "-c", &noting("alive")];
     let holder = sandbox.csalock(words).env("CSALOCK_LEASE", "15s").spawn();
     wait_until("the holder holds", || has_noted(&sandbox, "alive"));
@@ -290,7 +290,7 @@ fn nothing_is_lost_when(happens: impl FnOnce(&Cluster)) {
     sandbox.file("files/over", "");
     let done = await_end(holder);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-    // Where the guardian asks a server that stands still, the keeper is faster, and says that the command died.
+    // If the supervisor asks a server that hangs, the keeper is faster, and records the death of the command.
     let done = await_end(waiter);
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(noted(&sandbox, "next") >= noted(&sandbox, "alive"));
@@ -301,17 +301,17 @@ fn a_follower(cluster: &Cluster) -> usize {
 }
 
 #[test]
-fn nothing_is_lost_when_one_of_three_servers_is_killed() {
+fn a_cluster_loses_nothing_when_one_of_three_servers_is_killed() {
     nothing_is_lost_when(|cluster| cluster.kill(a_follower(cluster)));
 }
 
 #[test]
-fn nothing_is_lost_when_the_leader_of_three_servers_is_killed() {
+fn a_cluster_loses_nothing_when_the_leader_is_killed() {
     nothing_is_lost_when(|cluster| cluster.kill(cluster.leader()));
 }
 
 #[test]
-fn nothing_is_lost_when_the_leader_of_three_servers_stands_still() {
+fn a_cluster_loses_nothing_when_the_leader_hangs() {
     nothing_is_lost_when(|cluster| cluster.stop(cluster.leader(), true));
 }
 
@@ -321,7 +321,7 @@ fn stop_majority(cluster: &Cluster, stands: bool) {
 }
 
 #[test]
-fn without_a_majority_for_less_than_the_lease_nothing_is_lost() {
+fn a_short_loss_of_the_majority_loses_nothing() {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
     let words = ["run", "x", "dash", "-c", &noting("alive")];
@@ -344,7 +344,7 @@ fn without_a_majority_for_less_than_the_lease_nothing_is_lost() {
 }
 
 #[test]
-fn without_a_majority_for_longer_than_the_lease_the_command_is_ended_and_the_next_gets_in_after_it() {
+fn a_long_loss_of_the_majority_ends_the_command_before_the_next_begins() {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
     let holder = holder(&sandbox, &[]);
@@ -405,7 +405,7 @@ fn everything_ends_in_time(call: &dyn Fn(&[&str]) -> Job) {
 }
 
 #[test]
-fn at_a_server_that_stands_still_everything_ends_in_time() {
+fn every_command_ends_in_time_if_the_server_hangs() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
     cluster.stop(0, true);
@@ -413,7 +413,7 @@ fn at_a_server_that_stands_still_everything_ends_in_time() {
 }
 
 #[test]
-fn at_three_servers_of_which_no_majority_is_left_everything_ends_in_time() {
+fn every_command_ends_in_time_if_no_majority_of_three_servers_is_left() {
     let Some(cluster) = cluster_of(3) else { return };
     let sandbox = Sandbox::at(&cluster);
     stop_majority(&cluster, true);
@@ -421,20 +421,20 @@ fn at_three_servers_of_which_no_majority_is_left_everything_ends_in_time() {
 }
 
 #[test]
-fn at_a_server_that_takes_no_connections_everything_ends_in_time() {
+fn every_command_ends_in_time_if_the_server_accepts_no_connections() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let sandbox = Sandbox::at_servers(&[silent.local_addr().unwrap().to_string()]);
     everything_ends_in_time(&|words| csalock(&sandbox, words).spawn());
 }
 
 #[test]
-fn at_an_address_from_which_nothing_comes_back_everything_ends_in_time() {
+fn every_command_ends_in_time_if_the_address_never_replies() {
     let Some(network) = Network::new(1) else { return };
     let sandbox = Sandbox::at_servers(&[format!("{}:2379", network.abyss(0))]);
     everything_ends_in_time(&|words| sandbox.csalock_by(&network.on(0), words).spawn());
 }
 
-/// A lock that somebody holds for good, on a server that then stands still.
+/// A lock that is held permanently, on a server that then hangs.
 fn busy_and_out_of_reach(ask: impl FnOnce(&Sandbox, &dyn Fn())) {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
@@ -443,7 +443,7 @@ fn busy_and_out_of_reach(ask: impl FnOnce(&Sandbox, &dyn Fn())) {
 }
 
 #[test]
-fn a_wait_ends_in_time_also_if_the_server_stands_still_meanwhile() {
+fn a_wait_ends_in_time_even_if_the_server_hangs_meanwhile() {
     busy_and_out_of_reach(|sandbox, stop| {
         let begun = Instant::now();
         let waiters: [&[&str]; 3] =
@@ -463,7 +463,7 @@ fn a_wait_ends_in_time_also_if_the_server_stands_still_meanwhile() {
 }
 
 #[test]
-fn a_waiter_that_is_interrupted_ends_soon_also_if_the_server_stands_still() {
+fn an_interrupted_waiter_ends_soon_even_if_the_server_hangs() {
     busy_and_out_of_reach(|sandbox, stop| {
         let waiters: [&[&str]; 2] = [&["lock", "-w", "inf", "x"], &["run", "-w", "inf", "x", "true"]];
         let waiters = waiters.map(|words| csalock(sandbox, words).spawn());
@@ -484,7 +484,7 @@ fn a_waiter_that_is_interrupted_ends_soon_also_if_the_server_stands_still() {
 }
 
 #[test]
-fn who_reads_of_a_lease_that_lasts_that_it_is_over_does_not_get_the_lock() {
+fn a_caller_that_misreads_a_live_lease_does_not_get_the_lock() {
     let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     // Reads of leases show them as they were before the lock was taken.
@@ -515,7 +515,7 @@ fn who_reads_of_a_lease_that_lasts_that_it_is_over_does_not_get_the_lock() {
 }
 
 #[test]
-fn who_waits_as_long_as_it_takes_outlasts_an_outage() {
+fn a_wait_without_a_deadline_outlasts_an_outage() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
     let mut script = sandbox.script("dash", "csalock lock x; cat; csalock unlock x; echo $?").spawn();
@@ -550,7 +550,7 @@ fn waiting<'a>(sandbox: &'a Sandbox, words: &[&'a str], time: &'a str) -> Job {
 }
 
 #[test]
-fn callers_who_wait_for_a_lock_wait_for_servers_that_are_restarted() {
+fn callers_that_wait_for_a_lock_wait_for_restarted_servers() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
     cluster.kill(0);
@@ -566,7 +566,7 @@ fn callers_who_wait_for_a_lock_wait_for_servers_that_are_restarted() {
     cluster.restart(0);
     for (waiter, words) in waiters.into_iter().zip(WAITS) {
         let done = await_end(waiter);
-        // There is no value to get.
+        // The value does not exist.
         let expected = if words[0] == "get" { 81 } else { 0 };
         assert_eq!(done.code, Some(expected), "{words:?}: {done:?}");
     }
@@ -574,7 +574,7 @@ fn callers_who_wait_for_a_lock_wait_for_servers_that_are_restarted() {
 }
 
 #[test]
-fn where_nothing_listens_a_wait_ends_in_time_with_the_reason_and_everything_else_at_once() {
+fn a_wait_without_a_server_ends_in_time_and_other_commands_at_once() {
     let server = format!("127.0.0.1:{}", crate::etcd::free_port());
     let sandbox = Sandbox::at_servers(std::slice::from_ref(&server));
     let reason = format!("etcd cannot be reached: {server}: nothing listens there (connection refused)");
@@ -592,7 +592,7 @@ fn where_nothing_listens_a_wait_ends_in_time_with_the_reason_and_everything_else
         let begun = Instant::now();
         let done = sandbox.csalock(words).capture();
         assert!(done.code == Some(69) && done.stderr.contains(&reason), "{words:?}: {done:?}");
-        // Nothing waits for longer than a busy machine needs; a wait is 30 seconds where nothing is said.
+        // No call waits longer than a busy machine needs; the default timeout is 30 seconds.
         assert!(is_within(begun, 5 * BUSY), "{words:?}: {:?}", begun.elapsed());
     }
     let begun = Instant::now();
@@ -617,7 +617,7 @@ fn a_wait_where_nothing_listens_is_interrupted_soon() {
 }
 
 #[test]
-fn a_wait_for_a_server_that_no_waiting_brings_ends_at_once() {
+fn a_wait_for_a_misconfigured_server_ends_at_once() {
     let Some(cluster) = crate::etcd::shared() else { return };
     let servers = [("etcd", "no-such-host.invalid:2379".to_string()), ("etcds", cluster.endpoints()[0].clone())];
     for (scheme, server) in servers {
@@ -631,7 +631,7 @@ fn a_wait_for_a_server_that_no_waiting_brings_ends_at_once() {
 }
 
 #[test]
-fn who_hears_that_he_holds_when_his_lease_is_over_does_not_hold() {
+fn a_caller_that_learns_of_its_grant_after_the_lease_does_not_hold() {
     let Some((cluster, alone)) = cluster_of(1).zip(as_on_another_host()) else { return };
     let sandbox = Sandbox::at(&cluster);
     for words in ["lock x", "run x echo ran"] {

@@ -77,7 +77,7 @@ on_every_store! {
         }
     }
 
-    fn programs_that_were_told_to_call_csalock_are_stepped_over(sandbox: &Sandbox) {
+    fn programs_with_csalock_as_an_argument_are_stepped_over(sandbox: &Sandbox) {
         for wrapper in ["tini -s -- csalock lock x", "dumb-init csalock lock x", "parallel --will-cite csalock lock ::: x",
                         "bwrap --dev-bind / / csalock lock x", "gosu root csalock lock x",
                         "su root -s /bin/sh -c \"exec $(command -v csalock) lock x\"",
@@ -92,7 +92,7 @@ on_every_store! {
         }
     }
 
-    fn a_wrapper_that_goes_on_is_the_owner_as_long_as_it_lives(sandbox: &Sandbox) {
+    fn a_wrapper_program_that_goes_on_is_the_owner_as_long_as_it_lives(sandbox: &Sandbox) {
         let wrapper = "import subprocess, sys; subprocess.call(sys.argv[1:]); sys.stdin.read()";
         let begin = format!("mkfifo end; python3 -c '{wrapper}' csalock lock x < end > handle & exec 9> end");
         let end = "csalock unlock -q x; echo $?; exec 9>&-; wait; csalock unlock x; echo $?";
@@ -119,7 +119,7 @@ on_every_store! {
         }
     }
 
-    fn where_only_wrappers_call_csalock_there_is_no_owner(sandbox: &Sandbox) {
+    fn a_caller_under_wrapper_programs_alone_has_no_owner(sandbox: &Sandbox) {
         if !has("tini") || !is_root("a pid namespace") {
             return;
         }

@@ -1,10 +1,10 @@
-//! Power cuts: what was acknowledged is there, whole, and no lock of the old boot is held.
+//! Power cuts: acknowledged writes exist and are whole, and no lock of the old boot is held.
 //!
-//! A script of the real program runs under strace(1), which tells every change of files and names and every sync. From
-//! that each state is built that a power cut may leave at any moment ([`disk`]), and the library, on a host that was
-//! started anew, looks at it and goes on working in it. Some states the program itself looks at, with another boot id in
-//! its /proc, while a process of "the old boot" still runs. `CSALOCK_POWER_SEEDS` (1) says in how many ways the unsynced
-//! writes are mixed. (`tests/power/run` does the same with a real kernel and a real cut.)
+//! A script of the real program runs under strace(1), which reports every change of files and names and every sync.
+//! Every state that a power cut may leave at any moment is built from that ([`disk`]). The library, on a host that was
+//! restarted, reads it and continues in it. The program itself reads some states, with another boot id in its /proc,
+//! while a process of "the old boot" still runs. `CSALOCK_TESTS` selects the number of ways in which the unsynced
+//! writes are mixed. (`tests/vm/power/run` does the same with a real kernel and a real cut.)
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,12 +21,13 @@ use csalock::store::{Directory, Layout, Scope, Sqlite, Store, Verdict};
 
 use self::disk::{Disk, Tree};
 use self::trace::Call;
-use crate::sandbox::{Kind, Sandbox, has, is_root, is_thorough};
+use crate::extent::{Extent, choose, extent};
+use crate::sandbox::{Kind, Sandbox, has, is_root};
 
 mod disk;
 mod trace;
 
-/// What a step of the script does to names, once it is acknowledged.
+/// The effect of a step of the script on names, once it is acknowledged.
 #[derive(Clone, Copy)]
 enum Effect {
     Value(&'static str, Option<&'static str>),
@@ -65,7 +66,7 @@ const STEPS: [(&str, Effect); 23] = [
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// What was acknowledged.
+/// The acknowledged state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Known {
     values: BTreeMap<&'static str, Vec<u8>>,
@@ -89,7 +90,7 @@ impl Known {
     }
 }
 
-/// Where the records are.
+/// The place of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Where {
     Directory,
@@ -182,7 +183,7 @@ impl Rig {
     }
 }
 
-/// This machine after it was started anew, its wall clock perhaps set back.
+/// This machine after a restart, possibly with its wall clock set back.
 struct Rebooted {
     unix: Unix,
     set_back: Duration,
@@ -224,7 +225,7 @@ impl Host for Rebooted {
     fn liveness(&self, home: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
         let real = self.unix.domain().unwrap();
         let mine = home.boot == "the-next-boot";
-        // What lived in the boot before, the real host would find alive; it lives in another one as far as we know.
+        // The real host would find processes of the last boot alive; they are in another boot here.
         let seen = if mine {
             PidDomain { boot: real.boot, ..home.clone() }
         } else {
@@ -274,13 +275,13 @@ impl Host for Rebooted {
     }
 }
 
-/// What was said before a cut: steps done, and numbers that names have come to.
+/// The output before a cut: finished steps, and the numbers of names.
 #[derive(Debug, Clone, Default)]
 struct Said {
     done: usize,
-    /// Of values, which last.
+    /// Tokens of values, which last.
     versions: BTreeMap<String, u64>,
-    /// Of locks, which die with the boot: the clock alone keeps them growing.
+    /// Tokens of locks, which die with the boot: the clock alone keeps them growing.
     tokens: BTreeMap<String, u64>,
 }
 
@@ -336,8 +337,8 @@ fn check(rig: &Rig, said: &Said, set_back: Duration) -> Result<()> {
     })
 }
 
-/// Takes, writes, gives back; unless it is claimed. A claim that was about to be born when the power was cut may be born
-/// when the next one looks.
+/// Acquires, writes and releases, unless the name is claimed. A claim under creation at the power cut may be completed
+/// by the next caller.
 fn go_on(
     engine: &Engine,
     rig: &Rig,
@@ -439,12 +440,12 @@ fn every_cut(place: Where) {
     let calls = rig.trace();
     let said = calls.iter().filter(|call| matches!(call, Call::Say(said) if said.starts_with("done"))).count();
     assert_eq!(said, STEPS.len(), "{calls:?}");
-    let seeds = std::env::var("CSALOCK_POWER_SEEDS").map_or(1, |seeds| seeds.parse().unwrap());
+    let seeds = choose(1, 1, 10);
     let mut states = 0;
     each_state(&calls, seeds, |tree, said| {
         states += 1;
-        // Others in each run, where there is no time for all.
-        if !is_thorough() && states % 2 == std::process::id() as usize % 2 {
+        // A quick run tries every second state, others in each run.
+        if extent() == Extent::Quick && states % 2 == std::process::id() as usize % 2 {
             return true;
         }
         let set_back = Duration::from_secs(if states / 2 % 2 == 0 { 0 } else { 3600 });
@@ -455,7 +456,7 @@ fn every_cut(place: Where) {
     println!("{place:?}: {} calls, {states} states", calls.len());
     assert!(states > 100, "{states}");
 
-    // Had nothing been synced, then something would have been lost: so losses are seen.
+    // Losses are seen: without any sync, data is lost.
     let unsynced: Vec<Call> = calls.into_iter().filter(|call| !matches!(call, Call::Sync(_))).collect();
     let mut lost = false;
     each_state(&unsynced, 1, |tree, said| {
@@ -466,22 +467,22 @@ fn every_cut(place: Where) {
 }
 
 #[test]
-fn a_directory_keeps_what_it_acknowledged() {
+fn a_directory_keeps_acknowledged_writes() {
     every_cut(Where::Directory);
 }
 
 #[test]
-fn a_directory_beside_files_keeps_what_it_acknowledged() {
+fn a_directory_beside_files_keeps_acknowledged_writes() {
     every_cut(Where::Beside);
 }
 
 #[test]
-fn a_database_keeps_what_it_acknowledged() {
+fn a_database_keeps_acknowledged_writes() {
     every_cut(Where::Sqlite);
 }
 
 #[test]
-fn the_program_itself_takes_no_lock_of_another_boot_for_held() {
+fn the_program_treats_locks_of_another_boot_as_free() {
     if !is_root("a mount namespace") {
         return;
     }

@@ -1,4 +1,4 @@
-//! Who comes first, is served first; and who is gone, is not waited for.
+//! The first waiter is granted first, and a dead waiter is not waited for.
 
 use std::time::{Duration, Instant};
 
@@ -11,17 +11,17 @@ use crate::sandbox::{Job, Sandbox, proc, wait_until};
 /// a waiter that only polls needs more; on a loaded one the time is scaled with the load. `benches` measures the real time.
 const TAKE_OVERS: (usize, u128) = (25, 100);
 
-/// The same where each takes some answers of a server.
+/// The values for stores where each acquisition takes some replies of a server.
 const TAKE_OVERS_OF_SERVERS: (usize, u128) = (9, 200);
 
-/// Kills the wrapper and the command that it guards.
+/// Kills the supervisor and the command that it guards.
 fn kill_both(sandbox: &Sandbox, holder: &mut Job) {
     let command = nix::unistd::Pid::from_raw(sandbox.holders("x")[0]);
     holder.kill();
     nix::sys::signal::kill(command, Signal::SIGKILL).unwrap();
 }
 
-/// Somebody holds and is killed, somebody else waits: how long until that one's command runs.
+/// A holder is killed while another process waits. Returns the time until the command of the waiter runs.
 fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&mut Job)) {
     let mut spans = Vec::new();
     let (take_overs, millis) = if sandbox.is_of_files() { TAKE_OVERS } else { TAKE_OVERS_OF_SERVERS };
@@ -44,8 +44,20 @@ fn next_runs_at_once(sandbox: &Sandbox, hold: impl Fn() -> Job, kill: impl Fn(&m
     assert!(spans[take_overs / 2] <= most, "{most} {spans:?}");
 }
 
+/// Kills the first of three waiters, which write their numbers, and releases the lock.
+#[track_caller]
+fn the_second_is_next_after_the_first_is_killed(sandbox: &Sandbox, mut holder: Job, mut waiters: Vec<Job>) {
+    waiters[0].kill();
+    holder.release();
+    // Only now, because this kills its children too.
+    waiters.remove(0);
+    waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
+    assert_eq!(sandbox.read("files/order"), "2\n3\n");
+    assert_eq!(sandbox.state("x"), "free");
+}
+
 on_every_store! {
-    fn waiters_are_served_in_order_of_arrival(sandbox: &Sandbox) {
+    fn the_queue_is_granted_in_order_of_arrival(sandbox: &Sandbox) {
         for round in 0..sandbox.many(20) {
             let mut holder = sandbox.holder("x");
             let waiters: Vec<Job> = (0..5).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
@@ -75,7 +87,7 @@ on_every_store! {
         assert_eq!(sandbox.read("files/order"), "0\n1\n2\n3\n4\n");
     }
 
-    fn nobody_overtakes_a_queue(sandbox: &Sandbox) {
+    fn no_caller_overtakes_a_queue(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo ran; cat");
         let done = sandbox.csalock(["run", "-n", "x", "true"]).capture();
@@ -86,35 +98,25 @@ on_every_store! {
         assert_eq!(waiter.wait().code, Some(0));
     }
 
-    fn after_kill_9_of_the_first_of_three_waiters_the_second_is_next(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
-        let mut waiters: Vec<Job> = (1..=3).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
-        waiters[0].kill();
-        holder.release();
-        waiters.remove(0);
-        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
-        assert_eq!(sandbox.read("files/order"), "2\n3\n");
-        assert_eq!(sandbox.state("x"), "free");
+    fn the_second_of_three_waiters_is_next_after_the_first_is_killed(sandbox: &Sandbox) {
+        let holder = sandbox.holder("x");
+        let waiters: Vec<Job> = (1..=3).map(|number| sandbox.waiter("x", &format!("echo {number} >> order"))).collect();
+        the_second_is_next_after_the_first_is_killed(sandbox, holder, waiters);
     }
 
-    fn after_kill_9_of_the_first_of_three_shells_the_second_is_next(sandbox: &Sandbox) {
-        let mut holder = sandbox.holder("x");
+    fn the_second_of_three_shells_is_next_after_the_first_is_killed(sandbox: &Sandbox) {
+        let holder = sandbox.holder("x");
         let mut waiters = Vec::new();
         for number in 1..=3 {
             let script = format!("csalock lock -w inf x >/dev/null; echo {number} >> order; csalock unlock x");
             waiters.push(sandbox.script("dash", &script).spawn());
             wait_until("it waits", || sandbox.waiters("x").len() == number);
         }
-        // The shell dies; its csalock waits on for nobody.
-        waiters[0].kill();
-        holder.release();
-        waiters.remove(0);
-        waiters.into_iter().for_each(|waiter| assert_eq!(waiter.wait().code, Some(0)));
-        assert_eq!(sandbox.read("files/order"), "2\n3\n");
-        assert_eq!(sandbox.state("x"), "free");
+        // The shell dies; its csalock waits without a caller.
+        the_second_is_next_after_the_first_is_killed(sandbox, holder, waiters);
     }
 
-    fn who_gave_up_leaves_nothing(sandbox: &Sandbox) {
+    fn a_waiter_that_gave_up_leaves_nothing(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let before = sandbox.sight("x");
         for words in [["run", "-w", "30ms", "x", "touch"], ["run", "-F", "-w30ms", "x", "touch"], ["lock", "-w", "30ms", "--", "x"]] {
@@ -128,7 +130,7 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists());
     }
 
-    fn who_gives_up_does_not_stand_in_the_way_of_those_behind(sandbox: &Sandbox) {
+    fn a_waiter_that_gives_up_does_not_block_later_waiters(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let first = sandbox.csalock(["run", "-w", "3s", "x", "touch", "ran"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
@@ -139,19 +141,19 @@ on_every_store! {
         assert_eq!(second.wait().stdout, "ran\n");
     }
 
-    fn after_kill_9_of_a_command_that_took_our_place_the_next_runs_at_once(sandbox: &Sandbox) {
+    fn the_waiter_after_a_killed_exec_command_runs_at_once(sandbox: &Sandbox) {
         next_runs_at_once(sandbox, || sandbox.csalock(["run", "-F", "x", "cat"]).spawn(), Job::kill);
     }
 
-    fn after_kill_9_of_a_script_the_next_runs_at_once(sandbox: &Sandbox) {
+    fn the_waiter_after_a_killed_script_runs_at_once(sandbox: &Sandbox) {
         next_runs_at_once(sandbox, || sandbox.script("dash", "csalock lock -q x; cat; :").spawn(), Job::kill);
     }
 
-    fn after_kill_9_of_wrapper_and_command_the_next_runs_at_once(sandbox: &Sandbox) {
+    fn the_waiter_after_a_killed_supervisor_and_command_runs_at_once(sandbox: &Sandbox) {
         next_runs_at_once(sandbox, || sandbox.csalock(["run", "-q", "x", "cat"]).spawn(), |job| kill_both(sandbox, job));
     }
 
-    fn after_kill_9_of_wrapper_and_command_the_next_is_told_from_whom(sandbox: &Sandbox) {
+    fn the_waiter_after_a_killed_supervisor_and_command_is_told_their_pid(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let waiter = sandbox.waiter("x", "echo ran");
         kill_both(sandbox, &mut holder);
@@ -175,7 +177,7 @@ on_every_store! {
         assert_eq!(sandbox.read("files/order"), "first\nsecond\n");
     }
 
-    fn a_waiter_that_was_granted_the_lock_and_dies_before_it_knows_does_not_keep_it(sandbox: &Sandbox) {
+    fn a_waiter_that_dies_before_it_learns_of_its_grant_does_not_keep_it(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut shell = sandbox.script("dash", "csalock lock -w inf x; cat; :").spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);

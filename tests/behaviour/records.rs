@@ -1,4 +1,4 @@
-//! Records that make no sense: never "free", never "busy for ever", and never touched but by force.
+//! Invalid records: never free, never permanently busy, and changed by force alone.
 
 use crate::sandbox::Sandbox;
 
@@ -39,7 +39,7 @@ fn is_refused_until_forced(sandbox: &Sandbox, body: &[u8], why: &str) {
     }
     assert_eq!(sandbox.csalock(["status"]).capture().code, Some(65));
     assert_eq!(sandbox.stored(), before);
-    // What else there is to sweep may go.
+    // Other leftovers may be swept.
     assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(65));
     assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, body);
     sandbox.csalock(["run", "other", "true"]).run();
@@ -96,7 +96,7 @@ on_every_store! {
         }
     }
 
-    fn force_removes_whatever_is_in_a_records_place(sandbox: &Sandbox) {
+    fn force_removes_any_object_in_the_place_of_a_record(sandbox: &Sandbox) {
         if !sandbox.is_directory() {
             return;
         }

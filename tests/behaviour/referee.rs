@@ -1,7 +1,7 @@
-//! What is done under a lock when it must be seen that nobody else does the same: a marker that only one can create,
-//! and a counter that loses steps when two count at once.
+//! A critical section that detects a second process inside: a marker that only one can create, and a counter that loses
+//! steps when two count at once.
 //!
-//! The critical section is a process of its own: this very program, started anew to run the one test in here.
+//! The critical section is a process of its own: this very program, started again to run the one test in here.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -24,10 +24,10 @@ pub(crate) fn place(sandbox: &Sandbox) -> (&'static str, std::path::PathBuf) {
     (PLACE, sandbox.path("files"))
 }
 
-/// What the referee saw: the steps that were counted, in order.
+/// Returns the observations of the referee: the counted steps, in order.
 #[track_caller]
 pub(crate) fn steps(sandbox: &Sandbox) -> Vec<u64> {
-    assert_eq!(sandbox.read("files/broken"), "", "two were in it at once");
+    assert_eq!(sandbox.read("files/broken"), "", "two processes were inside at once");
     let steps: Vec<u64> = sandbox.read("files/steps").lines().map(|line| line.parse().unwrap()).collect();
     assert!(steps.windows(2).all(|pair| pair[0] + 1 == pair[1]), "steps were lost: {steps:?}");
     steps
@@ -47,7 +47,7 @@ fn critical_section() {
         assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
         let other = fs::read_to_string(&marker).unwrap_or_default();
         if is_dead(&other) {
-            // Killed within; whoever holds the lock now may clear up.
+            // The process was killed inside; the next holder may clear up.
             let _ = fs::remove_file(&marker);
         } else {
             append(&place.join("broken"), &format!("{other} and {mine}"));

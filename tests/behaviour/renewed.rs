@@ -1,4 +1,4 @@
-//! Stores that other hosts may share: there a lock lasts while its owner lives, by leases that somebody renews.
+//! Stores that other hosts may share: a lock lasts while its owner lives, by leases that a keeper renews.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -52,7 +52,7 @@ fn the_keeper(sandbox: &Sandbox) -> i32 {
     keepers(sandbox)[0]
 }
 
-/// A command that holds the lock until its stdin ends, its wrapper, and its pid.
+/// A command that holds the lock until its stdin ends, its supervisor, and its pid.
 fn running(sandbox: &Sandbox, options: &[&str]) -> (Job, i32) {
     let words = [&["run"], options, &["x", "dash", "-c", "echo $$; cat; :"]].concat();
     let mut job = csalock(sandbox, &words).spawn();
@@ -74,7 +74,7 @@ on_every_shared_store! {
         assert_eq!(keepers(sandbox).len(), 1, "one keeper for both");
     }
 
-    fn it_is_renewed_each_third_of_a_lease_and_no_more(sandbox: &Sandbox) {
+    fn a_lease_is_renewed_once_each_third_of_its_duration(sandbox: &Sandbox) {
         let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
         job.lines(1);
         let version = || sandbox.open().read(b"x").unwrap().map(|stored| stored.version);
@@ -91,7 +91,7 @@ on_every_shared_store! {
         assert!(begun.elapsed() > std::time::Duration::from_secs(3), "{:?}", begun.elapsed());
     }
 
-    fn its_keeper_sees_the_owner_die(sandbox: &Sandbox) {
+    fn a_keeper_sees_its_owner_die(sandbox: &Sandbox) {
         let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
@@ -102,7 +102,7 @@ on_every_shared_store! {
         csalock(sandbox, &["run", "-n", "x", "true"]).stderr(said).run();
     }
 
-    fn its_keeper_ends_some_time_after_its_store_is_gone(sandbox: &Sandbox) {
+    fn a_keeper_ends_some_time_after_its_store_is_gone(sandbox: &Sandbox) {
         if !sandbox.is_of_files() {
             return;
         }
@@ -120,7 +120,7 @@ on_every_shared_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn its_keeper_ends_when_the_lock_is_given_back(sandbox: &Sandbox) {
+    fn a_keeper_ends_when_its_lock_is_released(sandbox: &Sandbox) {
         let mut job = script(sandbox, "csalock lock x; read go; csalock unlock x; cat; :").spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
@@ -131,7 +131,7 @@ on_every_shared_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn its_keeper_ends_when_the_lock_is_broken(sandbox: &Sandbox) {
+    fn a_keeper_ends_when_its_lock_is_broken(sandbox: &Sandbox) {
         let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
@@ -139,8 +139,8 @@ on_every_shared_store! {
         wait_until("the keeper has ended", || !lives(keeper));
     }
 
-    fn its_keeper_is_small_and_has_nothing_of_the_script(sandbox: &Sandbox) {
-        // Nobody waits for it: not the substitution that reads the handle, not `wait`, not a pipe.
+    fn a_keeper_is_small_and_inherits_nothing_of_the_script(sandbox: &Sandbox) {
+        // The substitution that reads the handle, `wait` and a pipe do not wait for the keeper.
         let text = "h=$(csalock lock x); csalock lock y | cat > /dev/null; wait; echo $h; cat; :";
         let mut job = script(sandbox, text).spawn();
         job.lines(1);
@@ -148,7 +148,7 @@ on_every_shared_store! {
         await_renewals(sandbox, "x", 1);
         for keeper in keepers(sandbox) {
             assert!(private_kibibytes(keeper) <= 2048, "{} KiB", private_kibibytes(keeper));
-            assert!(children(job.pid()).iter().all(|child| *child != keeper), "it is no child of the script");
+            assert!(children(job.pid()).iter().all(|child| *child != keeper), "the keeper is not a child of the script");
             let (session, terminal) = (stat_field(keeper, 6), stat_field(keeper, 7));
             assert_eq!((session, terminal), (Some(keeper.into()), Some(0)), "its own session, no terminal");
             let of_script = open_files(job.pid());
@@ -159,7 +159,7 @@ on_every_shared_store! {
         }
     }
 
-    fn without_its_keeper_the_lock_ends_with_the_lease_for_those_who_cannot_see_its_owner(sandbox: &Sandbox) {
+    fn a_lock_without_its_keeper_ends_with_the_lease_for_other_hosts(sandbox: &Sandbox) {
         let mut job = script(sandbox, "csalock lock x; read go; csalock unlock x; echo $?; cat; :").spawn();
         job.lines(1);
         send(the_keeper(sandbox), Signal::SIGKILL);
@@ -194,7 +194,7 @@ on_every_shared_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn a_wrapper_that_stands_still_loses_nothing(sandbox: &Sandbox) {
+    fn a_supervisor_that_stands_still_loses_nothing(sandbox: &Sandbox) {
         let (mut job, command) = running(sandbox, &[]);
         send(job.pid(), Signal::SIGSTOP);
         await_renewals(sandbox, "x", 4);
@@ -206,19 +206,19 @@ on_every_shared_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn a_command_never_runs_without_somebody_who_renews(sandbox: &Sandbox) {
-        // However soon its wrapper is killed.
+    fn a_command_never_runs_without_a_keeper(sandbox: &Sandbox) {
+        // However soon its supervisor is killed.
         for _ in 0..10 {
             let (mut job, command) = running(sandbox, &[]);
             job.send(Signal::SIGKILL);
             the_keeper(sandbox);
             job.release();
-            wait_until("everybody has ended", || !lives(command) && keepers(sandbox).is_empty());
+            wait_until("command and keeper have ended", || !lives(command) && keepers(sandbox).is_empty());
             csalock(sandbox, &["gc"]).capture();
         }
     }
 
-    fn a_command_whose_wrapper_was_killed_keeps_its_lock_until_it_ends(sandbox: &Sandbox) {
+    fn a_command_whose_supervisor_was_killed_keeps_its_lock_until_it_ends(sandbox: &Sandbox) {
         let (mut job, command) = running(sandbox, &[]);
         let keeper = the_keeper(sandbox);
         job.kill();
@@ -232,11 +232,11 @@ on_every_shared_store! {
         let (mut job, command) = running(sandbox, &[]);
         assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
         wait_until("the command has ended", || !lives(command));
-        wait_until("the wrapper has ended", || job.has_ended());
+        wait_until("the supervisor has ended", || job.has_ended());
         assert_eq!(job.wait().code, Some(85));
     }
 
-    fn a_command_that_gives_back_its_lock_goes_on(sandbox: &Sandbox) {
+    fn a_command_that_releases_its_lock_goes_on(sandbox: &Sandbox) {
         let words = ["run", "x", "dash", "-c", "csalock unlock x; echo $?; cat; :"];
         let mut job = csalock(sandbox, &words).spawn();
         assert_eq!(job.lines(1), ["0"]);
@@ -254,21 +254,21 @@ on_every_shared_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn a_command_whose_lease_nobody_renews_is_ended_before_it_is_over(sandbox: &Sandbox) {
+    fn a_command_whose_lease_is_not_renewed_is_ended_before_it_expires(sandbox: &Sandbox) {
         let (mut job, command) = running(sandbox, &["--kill-after", "100ms"]);
         send(the_keeper(sandbox), Signal::SIGSTOP);
-        // Who comes next finds no command that still runs.
+        // The next holder finds no command that still runs.
         let next = csalock(sandbox, &["run", "-q", "-w", "inf", "x", "dash", "-c", &format!("grep -q '^State:.[^ZX]' /proc/{command}/status 2> /dev/null && echo both")]);
         let done = next.capture();
         assert_eq!(done.stdout, "");
-        wait_until("the wrapper has ended", || job.has_ended());
+        wait_until("the supervisor has ended", || job.has_ended());
         let done = job.wait();
         assert_eq!(done.code, Some(85));
         let said = "csalock: the command was ended before the lease of lock x was over: it could not be renewed; see `csalock doctor`\n";
         assert!(done.stderr.ends_with(said), "{done:?}");
     }
 
-    fn with_no_fork_the_command_has_a_keeper_and_no_child(sandbox: &Sandbox) {
+    fn a_command_with_no_fork_has_a_keeper_and_no_child(sandbox: &Sandbox) {
         let words = ["run", "-F", "x", "dash", "-c", "echo $$; wait; cat; :"];
         let mut job = csalock(sandbox, &words).spawn();
         let command: i32 = job.lines(1)[0].parse().unwrap();
@@ -280,7 +280,7 @@ on_every_shared_store! {
         wait_until("the keeper has ended", || !lives(keeper));
     }
 
-    fn who_waits_for_longer_than_a_lease_is_served(sandbox: &Sandbox) {
+    fn a_waiter_that_waits_longer_than_a_lease_is_granted(sandbox: &Sandbox) {
         let (job, _) = running(sandbox, &[]);
         let waiter = csalock(sandbox, &["run", "-w", "inf", "x", "echo", "served"]).spawn();
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
@@ -309,7 +309,7 @@ on_every_shared_store! {
     }
 }
 
-/// What a process has open.
+/// Returns the open files of a process.
 fn open_files(pid: i32) -> Vec<std::path::PathBuf> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| entry.unwrap().path());
     descriptors.filter_map(|path| std::fs::read_link(path).ok()).collect()

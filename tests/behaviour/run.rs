@@ -10,7 +10,7 @@ const BUSY: &str = "csalock: lock x is busy: held by pid PID on HOST (user USER)
                     cat; wait longer with -w, or see `csalock status x`\n";
 
 on_every_store! {
-    fn a_wrapper_that_was_stopped_while_others_held_the_lock_has_lost_nothing(sandbox: &Sandbox) {
+    fn a_supervisor_that_was_stopped_while_others_held_the_lock_has_lost_nothing(sandbox: &Sandbox) {
         let mut job = sandbox.csalock(["run", "x", "sh", "-c", "echo in; read line; exit 3"]).spawn();
         job.lines(1);
         job.send(Signal::SIGSTOP);
@@ -89,7 +89,7 @@ on_every_store! {
         sandbox.csalock(["run", "x", "--", "echo", "-c", "--json"]).stdout("-c --json\n").run();
     }
 
-    fn a_string_for_the_shell_stands_before_or_behind_the_name(sandbox: &Sandbox) {
+    fn a_string_for_the_shell_comes_before_or_after_the_name(sandbox: &Sandbox) {
         sandbox.csalock(["run", "-c", "echo $((1 + 1)); exit 3", "x"]).stdout("2\n").status(3).run();
         sandbox.csalock(["run", "x", "-c", "echo $((1 + 1)); exit 3"]).stdout("2\n").status(3).run();
         sandbox.csalock(["run", "-F", "x", "-c", "echo $0 $#"]).stdout("/bin/sh 0\n").run();
@@ -122,7 +122,7 @@ on_every_store! {
     }
 
     fn the_command_knows_its_lock(sandbox: &Sandbox) {
-        // A dot before the path tells that store from one that somebody chose.
+        // A dot before the path distinguishes that store from a chosen store.
         let script = "echo $CSALOCK_NAME $CSALOCK_HANDLE token $CSALOCK_TOKEN ${CSALOCK_STORE%%/./*}/${CSALOCK_STORE##*/./}";
         let said = format!("x HANDLE token TOKEN {}\n", sandbox.plain(&sandbox.store()));
         sandbox.csalock(["run", "x", "-c", script]).stdout(&said).run();
@@ -216,7 +216,7 @@ on_every_store! {
         sandbox.csalock(["run-with-lock", "x", "echo", "done"]).stdout("done\n").run();
     }
 
-    fn what_is_verbose_goes_to_stderr(sandbox: &Sandbox) {
+    fn verbose_output_goes_to_stderr(sandbox: &Sandbox) {
         let said = "csalock: lock x is taken, token TOKEN\n";
         sandbox.csalock(["run", "-v", "x", "echo", "done"]).stdout("done\n").stderr(said).run();
     }

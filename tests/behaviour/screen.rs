@@ -1,4 +1,4 @@
-//! What a person sees on a screen: how a wait goes, and `status --watch`; and that nothing of it is left over.
+//! The screen that a person sees: a wait, and `status --watch`; both leave no trace.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -14,7 +14,7 @@ const TOLD: &str =
     "csalock: waiting for lock x: pid PID on HOST (user USER) since TIME (AGE ago), while it lives: cat\n";
 
 on_every_store! {
-    fn a_wait_is_told_once_and_then_drawn_in_one_row(sandbox: &Sandbox) {
+    fn a_wait_is_reported_once_and_then_drawn_in_one_row(sandbox: &Sandbox) {
         for words in ["run -w 50s x echo ran", "run -F -w 50s x echo ran", "lock -w 50s x > /dev/null; echo ran; csalock unlock x"] {
             let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
             let mut holder = sandbox.holder("x");
@@ -25,7 +25,7 @@ on_every_store! {
             assert!(drawn.starts_with(" waited ") && drawn.contains("s, ") && drawn.contains("s left; "), "{text}");
             let who = format!(" by pid {} on ", sandbox.holders("x")[0]);
             assert!(drawn.contains(&who) && drawn.ends_with("): cat"), "{text}");
-            // What changes is drawn in place.
+            // Changes are drawn in place.
             before_us.kill();
             screen.shows("; 1 of 1 in the queue; held ");
             let text = screen.becomes("more time", |text| row(text).is_some_and(|row| !row.starts_with(" waited 0s")));
@@ -60,7 +60,7 @@ on_every_store! {
         assert!(!text.contains("waited") && text.trim_end().ends_with("cat"), "{text}");
     }
 
-    fn nothing_is_left_of_it_when_the_wait_is_refused_or_interrupted(sandbox: &Sandbox) {
+    fn the_row_leaves_no_trace_when_the_wait_is_refused_or_interrupted(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         for words in ["run x true", "run -F x true", "lock x"] {
             let Some(screen) = Screen::new(sandbox, 250, 24) else { return };
@@ -72,7 +72,7 @@ on_every_store! {
                         lives: cat; wait longer with -w, or see `csalock status x`\n";
             assert!(text.ends_with(&format!("x{}\n{TOLD}{busy}", &words[words.find('x').unwrap() + 1..])), "{text}");
             assert_eq!(screen.settings(), ("75".to_string(), settings.clone()));
-            // What waits in `lock` is not the process that the record names.
+            // The waiter in `lock` is not the process that the record names.
             let signals = [Some(Signal::SIGINT), Some(Signal::SIGTERM)].into_iter().filter(|_| !words.starts_with("lock"));
             for signal in std::iter::once(None).chain(signals) {
                 let status = if signal == Some(Signal::SIGTERM) { "143" } else { "130" };
@@ -91,7 +91,7 @@ on_every_store! {
         }
     }
 
-    fn it_is_gone_while_the_wait_is_stopped(sandbox: &Sandbox) {
+    fn the_row_is_gone_while_the_wait_is_stopped(sandbox: &Sandbox) {
         for words in ["run -F -w inf x echo ran", "lock -w inf x"] {
             let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
             let mut holder = sandbox.holder("x");
@@ -118,14 +118,14 @@ on_every_store! {
         let mut holder = sandbox.holder("x");
         screen.line("stty tostop; csalock run -w inf x touch ran &");
         wait_until("it waits", || sandbox.waiters("x").len() == 1);
-        // Somebody in front is drawn long enough for the other one to have drawn as well.
+        // The row of an earlier waiter is drawn long enough for the other row to be drawn too.
         screen.line("csalock run -w 1s x true");
         screen.shows("is busy");
         holder.release();
         wait_until("it runs", || sandbox.path("files/ran").exists());
     }
 
-    fn nothing_is_drawn_for_those_who_are_not_to_see_it(sandbox: &Sandbox) {
+    fn no_row_is_drawn_without_a_terminal_or_with_quiet(sandbox: &Sandbox) {
         if !has("script") {
             return;
         }
@@ -152,7 +152,7 @@ on_every_store! {
         }
     }
 
-    fn a_terminal_that_takes_nothing_holds_up_nobody(sandbox: &Sandbox) {
+    fn a_terminal_that_accepts_no_output_blocks_no_caller(sandbox: &Sandbox) {
         let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
         let mut holder = sandbox.holder("x");
         screen.line("csalock run -w inf x touch ran");
@@ -162,7 +162,7 @@ on_every_store! {
         wait_until("it runs", || sandbox.path("files/ran").exists());
     }
 
-    fn watching_shows_who_holds_and_who_waits_as_it_changes(sandbox: &Sandbox) {
+    fn watching_shows_changes_of_holders_and_waiters(sandbox: &Sandbox) {
         let Some(screen) = Screen::new(sandbox, 100, 12) else { return };
         screen.line("csalock status --watch --interval 50ms");
         let header = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
@@ -243,7 +243,7 @@ on_every_store! {
         let text = screen.shows("... and ");
         let rows: Vec<&str> = text.lines().collect();
         let first: Vec<&str> = rows.iter().map(|row| row.split_whitespace().next().unwrap()).collect();
-        // Who is waited for comes first.
+        // The holder that the caller waits for comes first.
         assert_eq!(first[1..], ["NAME", "zz", "waiting", "lock-0", "lock-1", "lock-2", "..."], "{text}");
         assert_eq!(rows[7], "... and 6 more");
         screen.resize(90, 30);
@@ -257,7 +257,7 @@ on_every_store! {
         screen.shows("... and 9 more");
     }
 
-    fn what_cannot_be_watched_is_refused(sandbox: &Sandbox) {
+    fn a_watch_that_is_not_possible_is_refused(sandbox: &Sandbox) {
         let refusal = "csalock: --watch draws on a terminal, and stdout is none that can be drawn on; say: while sleep 1; do \
                        csalock status; done\n";
         for words in [&["status", "-W"][..], &["status", "--watch", "x"], &["list", "-W", "--interval", "2.5"]] {
@@ -279,7 +279,7 @@ on_every_store! {
             };
             let done = on_terminal("csalock status -W", "dumb");
             assert_eq!((done.code, done.stdout.replace('\r', "").as_str()), (Some(64), refusal));
-            // What is typed wrongly is said on the screen that stays.
+            // A usage error is printed on the normal screen.
             let done = on_terminal("csalock status -W ''", "xterm");
             assert!(done.code == Some(64) && !done.stdout.contains('\x1b') && done.stdout.contains("name is not empty"), "{done:?}");
         }

@@ -2,7 +2,7 @@
 
 use crate::sandbox::{Job, Kind, Sandbox, has, is_root, steps, wait_until};
 
-/// Somebody who holds these until told to end.
+/// A holder of these names until it is told to end.
 fn holder(sandbox: &Sandbox, names: &[&str]) -> Job {
     let (first, others) = names.split_first().unwrap();
     let mut words = vec!["run", *first];
@@ -21,8 +21,8 @@ fn states(sandbox: &Sandbox, names: &[&str]) -> Vec<String> {
     names.iter().map(|name| sandbox.state(name)).collect()
 }
 
-/// Somebody who wants both, and after three rounds in which one was taken while it waited for the other keeps a; and who
-/// holds b, to do this when it is released.
+/// A caller that wants both names and keeps a after three rounds in which one was taken during the wait for the other;
+/// and the holder of b, which does this when it is released.
 fn keeping_a(sandbox: &Sandbox, words: &str, then: &str) -> (Job, Job) {
     let mut b = holding(sandbox, &["b"]);
     let both = sandbox.script("dash", &format!("csalock {words}; exit $?")).spawn();
@@ -38,7 +38,7 @@ fn keeping_a(sandbox: &Sandbox, words: &str, then: &str) -> (Job, Job) {
 }
 
 on_every_store! {
-    fn all_or_none(sandbox: &Sandbox) {
+    fn several_names_are_acquired_all_or_none(sandbox: &Sandbox) {
         let mut other = holding(sandbox, &["b"]);
         for words in [
             &["lock", "-n", "a", "b", "c"][..],
@@ -57,14 +57,14 @@ on_every_store! {
         sandbox.script("dash", script).stdout("a\nb\nc\n").run();
     }
 
-    fn one_handle_proves_them_all_and_some_may_be_given_back(sandbox: &Sandbox) {
+    fn one_handle_proves_all_grants_and_releases_some(sandbox: &Sandbox) {
         let script = "h=$(csalock lock a b c)
                       env - PATH=\"$PATH\" CSALOCK_STORE=\"$CSALOCK_STORE\" CSALOCK_HANDLE=$h setsid -w csalock unlock b
                       csalock status -1 | sort; echo; csalock unlock a; csalock status -1; echo; csalock unlock --all; csalock status -1";
         sandbox.script("dash", script).stdout("a\nc\n\nc\n\n").run();
     }
 
-    fn what_is_named_twice_is_taken_once(sandbox: &Sandbox) {
+    fn a_name_given_twice_is_acquired_once(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock a a b a > /dev/null; csalock status -1 | sort; csalock unlock a b").stdout("a\nb\n").run();
         sandbox.csalock(["run", "a", "--also", "a", "--", "csalock", "status", "-1"]).stdout("a\n").run();
     }
@@ -80,12 +80,12 @@ on_every_store! {
         assert_eq!(json["handle"].as_str().unwrap().len(), 32);
     }
 
-    fn the_command_is_told_of_the_first_that_was_named(sandbox: &Sandbox) {
+    fn the_command_is_told_the_first_name(sandbox: &Sandbox) {
         let said = sandbox.csalock(["run", "z", "--also", "a", "--", "sh", "-c", "echo $CSALOCK_NAME; csalock unlock a z && csalock status -1"]);
         said.stdout("z\n").run();
     }
 
-    fn while_it_waits_for_one_it_keeps_no_other(sandbox: &Sandbox) {
+    fn a_waiter_for_several_keeps_none_while_it_waits(sandbox: &Sandbox) {
         for order in [["a", "b"], ["b", "a"]] {
             let mut other = holding(sandbox, &["b"]);
             let mut both = holder(sandbox, &order);
@@ -101,7 +101,7 @@ on_every_store! {
         }
     }
 
-    fn it_gets_them_in_the_end_though_others_are_always_faster(sandbox: &Sandbox) {
+    fn several_locks_are_acquired_in_the_end_though_others_are_always_faster(sandbox: &Sandbox) {
         // One of the two is nearly always taken.
         let script = "while [ ! -e done ]; do csalock run $0 sleep 0.02; done";
         let busy: Vec<Job> = ["a", "a", "b", "b"].iter().map(|name| {
@@ -132,7 +132,7 @@ on_every_store! {
         assert_eq!(states(sandbox, &["a", "b"]), ["free", "free"]);
     }
 
-    fn the_leases_begin_when_all_are_taken(sandbox: &Sandbox) {
+    fn the_leases_begin_when_all_locks_are_acquired(sandbox: &Sandbox) {
         let mut other = holding(sandbox, &["b"]);
         let both = sandbox.csalock(["run", "--ttl", "2s", "a", "--also", "b", "--", "sh", "-c", "csalock status --json a b"]).spawn();
         wait_until("it waits for b", || sandbox.waiters("b").len() == 1);
@@ -144,7 +144,7 @@ on_every_store! {
         assert!(!ends(0).is_empty() && !ends(1).is_empty());
     }
 
-    fn what_it_keeps_while_it_waits_outlasts_any_lease(sandbox: &Sandbox) {
+    fn locks_kept_during_a_wait_outlast_any_lease(sandbox: &Sandbox) {
         for words in ["lock -w inf --ttl 400ms a b > handle", "run -w inf --ttl 400ms a --also b -- true"] {
             let (both, mut b) = keeping_a(sandbox, words, ":");
             sandbox.csalock(["run", "-q", "-w", "2500ms", "a", "true"]).status(75).run();
@@ -155,7 +155,7 @@ on_every_store! {
         }
     }
 
-    fn who_loses_what_it_keeps_while_it_waits_goes_on_waiting(sandbox: &Sandbox) {
+    fn a_waiter_that_loses_a_kept_lock_continues_to_wait(sandbox: &Sandbox) {
         for words in ["lock -w inf a b > handle", "run -w inf a --also b -- true"] {
             let (both, mut b) = keeping_a(sandbox, words, ":");
             assert_eq!(sandbox.csalock(["unlock", "--force", "a"]).capture().code, Some(0));
@@ -169,14 +169,14 @@ on_every_store! {
         }
     }
 
-    fn who_keeps_one_while_it_waits_may_be_in_a_circle(sandbox: &Sandbox) {
+    fn a_caller_that_keeps_a_lock_during_its_wait_may_be_in_a_cycle(sandbox: &Sandbox) {
         let (both, mut b) = keeping_a(sandbox, "run -w inf --ttl 1h a --also b -- true", "csalock run -w 20s a true; exit $?");
         b.release();
         assert_eq!(b.wait().code, Some(84));
         assert_eq!(both.wait().code, Some(0));
     }
 
-    fn who_is_killed_between_two_leaves_none_behind(sandbox: &Sandbox) {
+    fn a_caller_killed_between_two_locks_leaves_none_held(sandbox: &Sandbox) {
         let mut other = holding(sandbox, &["b"]);
         let mut both = holder(sandbox, &["a", "b"]);
         wait_until("it waits for b", || sandbox.waiters("b").len() == 1);
@@ -187,13 +187,13 @@ on_every_store! {
         sandbox.csalock(["run", "-w", "5s", "b", "--also", "a", "true"]).run();
     }
 
-    fn all_gives_back_what_the_caller_owns_wherever_it_is(sandbox: &Sandbox) {
+    fn unlock_all_releases_all_grants_of_the_caller(sandbox: &Sandbox) {
         let script = "csalock lock a b ./file > /dev/null
                       mkdir -p other; csalock lock other/file > /dev/null
                       csalock unlock --all
                       csalock status -1; csalock status ./file > /dev/null; echo $?; csalock status other/file > /dev/null; echo $?
                       csalock unlock --all other/file; csalock status other/file > /dev/null; echo $?";
-        // With a store chosen, the locks of files are in it as well.
+        // With a chosen store, the locks of files are in it too.
         sandbox.script("dash", script).stdout("81\n81\n81\n").run();
         // Root's own default store is the machine's.
         let own = format!("mount -t tmpfs none /var/lib || exit; {script}");
@@ -204,13 +204,13 @@ on_every_store! {
         call.without("CSALOCK_STORE").stdout("81\n0\n81\n").run();
     }
 
-    fn all_leaves_the_lock_alone_that_the_script_was_started_under(sandbox: &Sandbox) {
+    fn unlock_all_leaves_the_lock_that_the_script_was_started_under(sandbox: &Sandbox) {
         sandbox.program("files/child", "#!/bin/sh\ncsalock lock inner > /dev/null\ncsalock unlock --all\n");
         let script = "csalock run outer sh -c './child; csalock status -1; :'";
         sandbox.script("dash", script).stdout("outer\n").run();
     }
 
-    fn all_leaves_it_alone_also_where_the_script_is_the_command(sandbox: &Sandbox) {
+    fn unlock_all_leaves_the_enclosing_lock_even_if_the_script_is_the_command(sandbox: &Sandbox) {
         for run in ["run outer --also other --", "run -F outer"] {
             let script = format!("csalock {run} sh -c 'csalock lock inner > /dev/null; csalock unlock --all; csalock status -1 inner outer; :'");
             let said = sandbox.script("dash", &script).capture();
@@ -221,7 +221,7 @@ on_every_store! {
         }
     }
 
-    fn all_gives_back_every_grant_and_no_other_scripts(sandbox: &Sandbox) {
+    fn unlock_all_releases_every_grant_of_the_script_and_of_no_other(sandbox: &Sandbox) {
         let script = "csalock lock -s r; csalock lock -s r; csalock lock -j 2 q; csalock lock -j 2 q; csalock unlock --all; csalock status -1";
         let said = sandbox.script("dash", script).capture().stdout;
         assert_eq!(said.lines().count(), 4, "{said}");
@@ -229,7 +229,7 @@ on_every_store! {
         sandbox.script("dash", script).stdout("a\n").run();
     }
 
-    fn who_is_killed_while_it_waits_does_not_keep_one(sandbox: &Sandbox) {
+    fn a_caller_killed_during_its_wait_keeps_no_lock(sandbox: &Sandbox) {
         let busy = "while [ ! -e done ]; do csalock run -w inf $0 sleep 0.005; done";
         let busy: Vec<Job> = ["a", "b", "a", "b"].iter().map(|name| sandbox.call("dash", ["-c", busy, *name]).spawn()).collect();
         for round in 0..15 {
@@ -248,11 +248,11 @@ on_every_store! {
         }
     }
 
-    fn who_is_killed_at_any_step_has_all_or_none(sandbox: &Sandbox) {
+    fn a_caller_killed_at_any_step_has_all_or_none(sandbox: &Sandbox) {
         if !has("strace") {
             return;
         }
-        // What changes something for others, or is done now and then while that happens.
+        // An action that changes locks of others, or that runs now and then meanwhile.
         let calls = match sandbox.kind() {
             Kind::Directory | Kind::Shared => ["renameat", "unlinkat"],
             Kind::Sqlite => ["unlink", "fcntl"],
@@ -271,7 +271,7 @@ on_every_store! {
                 }).collect();
                 assert!(held.iter().all(|each| *each == held[0]), "killed at {call} {step}: {code} {held:?}");
                 *(if held[0] { &mut all } else { &mut none }) += 1;
-                // The next one is in nobody's way.
+                // The next caller is not blocked.
                 let next = sandbox.csalock(["run", "-q", "-n", "a", "--also", "b", "--also", "c", "true"]).capture();
                 assert_eq!(next.code, Some(if held[0] { 75 } else { 0 }), "killed at {call} {step}: {next:?}");
                 job.kill();
@@ -285,7 +285,7 @@ on_every_store! {
         assert!(sandbox.is_tidy());
     }
 
-    fn odd_ways_to_say_it_are_usage_errors(sandbox: &Sandbox) {
+    fn odd_values_are_usage_errors(sandbox: &Sandbox) {
         for words in [&["run", "a", "--also"][..], &["run", "a", "--also", "b"], &["run", "a", "--also", "", "true"], &["lock", "a", ""]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?}");

@@ -1,4 +1,4 @@
-//! Who owns what a script locks, in every shell: the script, from wherever in it the call comes.
+//! The owner of a script's locks, in every shell: the script, from any place in it.
 
 use crate::sandbox::{SHELLS, Sandbox, has, wait_until};
 
@@ -17,21 +17,21 @@ fn in_every_shell(sandbox: &Sandbox, script: &str, printed: &str) {
 const HELD_AND_MINE: &str = "csalock status x >/dev/null; echo $?; csalock unlock x; echo $?";
 
 on_every_store! {
-    fn from_a_command_substitution(sandbox: &Sandbox) {
+    fn a_lock_from_a_command_substitution_belongs_to_the_script(sandbox: &Sandbox) {
         in_every_shell(sandbox, &format!("h=$(csalock lock x); {HELD_AND_MINE}; echo ${{#h}}"), "0\n0\n32\n");
         in_every_shell(sandbox, &format!("h=`csalock lock x`; {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, &format!("h=$(echo $(csalock lock x)); {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, "h=$(csalock lock x); (csalock unlock --handle $h x); echo $?", "0\n");
     }
 
-    fn from_a_pipeline(sandbox: &Sandbox) {
+    fn a_lock_from_a_pipeline_belongs_to_the_script(sandbox: &Sandbox) {
         in_every_shell(sandbox, &format!("csalock lock x | cat >/dev/null; {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, &format!("echo | csalock lock x >/dev/null; {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, &format!("echo | {{ csalock lock x; :; }} | cat >/dev/null; {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, &format!("h=$(csalock lock x | tr a-f A-F); {HELD_AND_MINE}"), "0\n0\n");
     }
 
-    fn from_a_subshell_or_a_function(sandbox: &Sandbox) {
+    fn a_lock_from_a_subshell_or_a_function_belongs_to_the_script(sandbox: &Sandbox) {
         in_every_shell(sandbox, &format!("( csalock lock x >/dev/null; : ); {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, &format!("(( csalock lock x >/dev/null ) ; : ); {HELD_AND_MINE}").replace("((", "( ("), "0\n0\n");
         in_every_shell(sandbox, &format!("f() {{ csalock lock x; }}; f >/dev/null; {HELD_AND_MINE}"), "0\n0\n");
@@ -40,12 +40,12 @@ on_every_store! {
         in_every_shell(sandbox, "csalock lock x >/dev/null; ( csalock unlock x; : ); echo $?", "0\n");
     }
 
-    fn from_the_background(sandbox: &Sandbox) {
+    fn a_lock_from_the_background_belongs_to_the_job(sandbox: &Sandbox) {
         in_every_shell(sandbox, &format!("csalock lock x >/dev/null & wait; {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, &format!("{{ csalock lock x >/dev/null; }} & wait; {HELD_AND_MINE}"), "0\n0\n");
     }
 
-    fn from_a_trap(sandbox: &Sandbox) {
+    fn a_lock_from_a_trap_belongs_to_the_script(sandbox: &Sandbox) {
         let script = "trap 'csalock unlock x; echo $?' EXIT; csalock lock x >/dev/null; csalock status -1 x; exit 3";
         in_every_shell(sandbox, script, "x\n0\n");
         let script = "trap 'csalock unlock x; echo $?' USR1; csalock lock x >/dev/null; kill -USR1 $$; csalock status -1";
@@ -60,7 +60,7 @@ on_every_store! {
         in_every_shell(sandbox, script, "75\n82\n82\n0\n");
     }
 
-    fn a_background_job_that_dies_leaves_its_lock_to_nobody_but_the_script(sandbox: &Sandbox) {
+    fn a_background_job_that_dies_leaves_its_lock_to_the_script_alone(sandbox: &Sandbox) {
         let script = "( csalock lock x >/dev/null; : ) & wait; ( csalock lock -n -q x; echo $? )";
         in_every_shell(sandbox, script, "84\n");
     }
@@ -118,7 +118,7 @@ on_every_store! {
         }
         let script = "if [ $1 = 1 ]; then csalock lock x > /dev/null; else dash ./script 1; csalock run -q -w 20s x true; echo $?; fi";
         sandbox.file("files/script", script);
-        // Of a shell that is the first to export PWD, the arguments would begin elsewhere.
+        // A shell that is the first to export PWD would move its arguments.
         let files = sandbox.path("files");
         sandbox.call("setarch", ["-R", "dash", "./script", "0"]).env("PWD", files).stdout("0\n").run();
     }

@@ -27,7 +27,7 @@ on_every_store! {
         assert_eq!((done.code, done.stdout.as_str()), (Some(0), "mine\n"), "{done:?}");
     }
 
-    fn signals_reach_the_command_and_we_wait_for_it(sandbox: &Sandbox) {
+    fn signals_reach_the_command_and_csalock_waits_for_it(sandbox: &Sandbox) {
         for (signal, name) in FORWARDED {
             let script = format!("trap 'kill $!; echo {name}; exit 3' {name}; sleep 60 & echo ready; wait");
             let mut job = sandbox.csalock(["run", "x", "dash", "-c", &script]).spawn();
@@ -67,7 +67,7 @@ on_every_store! {
         assert_eq!(job.wait().code, Some(6));
     }
 
-    fn a_job_whose_wrapper_was_killed_keeps_its_lock_until_it_ends(sandbox: &Sandbox) {
+    fn a_job_whose_supervisor_was_killed_keeps_its_lock_until_it_ends(sandbox: &Sandbox) {
         let mut job = sandbox.csalock(["run", "x", "dash", "-c", "echo $$; cat; echo end >> log"]).spawn();
         let command: i32 = job.lines(1)[0].parse().unwrap();
         job.kill();
@@ -80,7 +80,7 @@ on_every_store! {
         assert_eq!(sandbox.read("files/log"), "end\nnext\n");
     }
 
-    fn a_wrapper_that_is_stopped_gives_back_when_it_goes_on(sandbox: &Sandbox) {
+    fn a_supervisor_that_is_stopped_releases_when_it_goes_on(sandbox: &Sandbox) {
         let mut job = sandbox.csalock(["run", "x", "dash", "-c", "echo $$; cat; exit 5"]).spawn();
         let command: i32 = job.lines(1)[0].parse().unwrap();
         job.send(Signal::SIGSTOP);
@@ -94,7 +94,7 @@ on_every_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn whoever_waits_leaves_the_queue_when_a_signal_ends_it(sandbox: &Sandbox) {
+    fn a_waiter_leaves_the_queue_when_a_signal_ends_it(sandbox: &Sandbox) {
         let _holder = sandbox.holder("x");
         for (signal, name) in FORWARDED {
             for words in [&["run", "-w", "inf", "x", "touch", "ran"][..], &["run", "-F", "-w", "inf", "x", "touch", "ran"],
@@ -112,7 +112,7 @@ on_every_store! {
         assert!(!sandbox.path("files/ran").exists());
     }
 
-    fn a_waiter_whose_wrapper_is_killed_never_runs_its_command(sandbox: &Sandbox) {
+    fn a_waiter_whose_supervisor_is_killed_never_runs_its_command(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let mut waiter = sandbox.waiter("x", "touch ran");
         let parked = sandbox.waiters("x")[0];
@@ -126,7 +126,7 @@ on_every_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn a_waiter_that_ignores_signals_dies_with_its_wrapper_as_well(sandbox: &Sandbox) {
+    fn a_waiter_that_ignores_signals_dies_with_its_supervisor_as_well(sandbox: &Sandbox) {
         let mut holder = sandbox.holder("x");
         let script = "trap '' TERM HUP INT; exec csalock run -w inf x touch ran";
         let mut waiter = sandbox.script("dash", script).spawn();

@@ -2,14 +2,14 @@
 
 use crate::sandbox::{Kind, Sandbox, has, is_root, wait_until};
 
-/// Makes the guardian hang as it changes the store, as a dead NFS server would. (It can be killed then as well, but as
-/// long as strace holds it nobody sees that it has ended.)
+/// Makes the supervisor hang as it changes the store, as a dead NFS server would. (It can be killed then too, but its
+/// end is not visible while strace holds it.)
 const HANG: &str = "strace -qq -f -p $PPID -e trace=unlinkat -e inject=unlinkat:delay_enter=9s -o trace 2> strace &
                     while grep -q 'TracerPid:.0$' /proc/$PPID/status; do sleep 0.02; done
                     exit 3";
 
 #[test]
-fn does_not_keep_csalock_from_ending_with_the_status_of_the_command() {
+fn a_silent_store_does_not_hide_the_status_of_the_command() {
     if !has("strace") || !is_root("to trace its parent") {
         return;
     }
@@ -19,7 +19,9 @@ fn does_not_keep_csalock_from_ending_with_the_status_of_the_command() {
                 again, and at the latest its lease ends it\n";
     sandbox.csalock(["run", "--store", &store, "x", "sh", "-c", HANG]).status(3).stderr(said).run();
     // Its keeper lives on, and does it.
-    wait_until("it is given back", || sandbox.csalock(["status", "--store", &store, "x"]).capture().code == Some(81));
+    wait_until("the lock is released", || {
+        sandbox.csalock(["status", "--store", &store, "x"]).capture().code == Some(81)
+    });
 }
 
 /// Takes x, makes the thread of the keeper hang that is to give it back, and ends.
@@ -33,7 +35,7 @@ const DIE: &str = "csalock lock -q x
                    while grep -q 'TracerPid:.0$' /proc/$keeper/status; do sleep 0.02; done";
 
 #[test]
-fn who_cannot_give_back_for_a_dead_owner_does_not_renew_either() {
+fn a_keeper_that_cannot_release_for_a_dead_owner_does_not_renew() {
     if !has("strace") || !is_root("to trace, and for a pid namespace") {
         return;
     }
@@ -43,20 +45,20 @@ fn who_cannot_give_back_for_a_dead_owner_does_not_renew_either() {
     let taken = sandbox.script("sh", DIE).env("CSALOCK_STORE", &store).env("CSALOCK_LEASE", "3s");
     let taken = taken.env("TMPDIR", &of_its_own).capture();
     assert_eq!(taken.code, Some(0), "{taken:?}");
-    // As on another host, where nobody can see that the owner is dead.
+    // As on another host, from which the death of the owner is not visible.
     let words = ["--pid", "--fork", "--mount-proc", "csalock", "run", "-q", "-w", "9s", "x", "true"];
     let next = sandbox.call("unshare", words).env("CSALOCK_STORE", &store).env("CSALOCK_LEASE", "3s").capture();
     assert_eq!(next.code, Some(0), "{next:?}");
 }
 
-/// Makes each call of the guardian take as long as with a slow server.
+/// Makes each call of the supervisor take as long as with a slow server.
 const SLOW: &str = "strace -qq -f -p $PPID -e trace=%file,getdents64 \
                         -e inject=%file,getdents64:delay_enter=600ms -o trace 2> strace &
                     while grep -q 'TracerPid:.0$' /proc/$PPID/status; do sleep 0.02; done
                     exit 3";
 
 #[test]
-fn a_slow_store_is_given_the_lock_back_however_long_all_of_it_takes() {
+fn a_lock_in_a_slow_store_is_released_after_any_delay() {
     if !has("strace") || !is_root("to trace its parent") {
         return;
     }

@@ -87,7 +87,7 @@ on_every_store! {
         assert!(table(lines[2]).starts_with("|held|PID|HOST|USER|AGE|alive|cat"), "{}", done.stdout);
     }
 
-    fn it_changes_nothing_ever(sandbox: &Sandbox) {
+    fn status_never_changes_the_store(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
         // A wait that lasts leaves a note.
         let mut notes = 0;
@@ -176,7 +176,7 @@ on_every_store! {
         }
     }
 
-    fn a_reader_that_is_gone_is_no_panic(sandbox: &Sandbox) {
+    fn a_missing_reader_causes_no_panic(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
         let done = sandbox.script("bash", "csalock status --json > /dev/full; echo $?; csalock status | :; csalock --help > /dev/full; echo $?").capture();
         assert_eq!(done.stdout, "74\n74\n", "{done:?}");

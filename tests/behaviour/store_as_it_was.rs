@@ -1,4 +1,4 @@
-//! However often locks are taken and given back, the store is as it was: no file, row or directory more.
+//! Any number of acquisitions and releases leaves the store as it was: no file, row or directory more.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::sandbox::{Job, Kind, Sandbox, wait_until};
 const ROUNDS: usize = 10_000;
 const RUNS: usize = 300;
 
-/// Those who contend, so that records are changed as well as born and removed.
+/// Contending callers, so that records are changed as well as created and removed.
 const SHELLS: usize = 6;
 
 /// The history of a store is there from the first grant on that ends; this one comes when there is much of it.
@@ -38,7 +38,7 @@ fn paths(place: &Path) -> BTreeSet<String> {
     found
 }
 
-/// What the store is made of: its files and directories, or the rows of its database and the pages that these fill.
+/// Returns the parts of the store: its files and directories, or the rows of its database and the pages that they fill.
 fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     match sandbox.kind() {
         Kind::Directory | Kind::Shared => return paths(&sandbox.store_path()),
@@ -55,7 +55,7 @@ fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
     found
 }
 
-/// The names of all records, and of what is kept beside them.
+/// Returns the names of all records, and of the auxiliary objects.
 fn records(sandbox: &Sandbox) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut add = |place: &str| assert!(found.insert(place.to_string()), "two of {place}");
@@ -71,14 +71,14 @@ fn used(sandbox: &Sandbox) -> Job {
     neighbour
 }
 
-/// What is stored of the lock that is held all the while; but not its lease, which may have been renewed meanwhile.
+/// Returns the stored state of the permanently held lock without its lease, which may have been renewed meanwhile.
 fn neighbour(sandbox: &Sandbox) -> Record {
     let mut record = sandbox.record("neighbour").unwrap();
     record.holders.iter_mut().for_each(|grant| grant.lifetime = Lifetime::WhileOwnerLives);
     record
 }
 
-fn take_and_give_back(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
+fn acquire_and_release(sandbox: &Sandbox, name: impl Fn(usize) -> String) {
     let job = used(sandbox);
     let (before, held) = (makeup(sandbox), neighbour(sandbox));
     let locks = Locks::open(&sandbox.store()).unwrap();
@@ -104,15 +104,15 @@ fn token_of_run(sandbox: &Sandbox, options: &[&str], name: &str) -> u64 {
 
 on_every_store! {
     fn ten_thousand_times_the_same_name(sandbox: &Sandbox) {
-        take_and_give_back(sandbox, |_| "x".to_string());
+        acquire_and_release(sandbox, |_| "x".to_string());
     }
 
     fn ten_thousand_names_once_each(sandbox: &Sandbox) {
-        take_and_give_back(sandbox, |round| format!("name {round}"));
+        acquire_and_release(sandbox, |round| format!("name {round}"));
     }
 
     fn a_hundred_names_a_hundred_times_each(sandbox: &Sandbox) {
-        take_and_give_back(sandbox, |round| format!("name {}", round % 100));
+        acquire_and_release(sandbox, |round| format!("name {}", round % 100));
     }
 
     fn three_hundred_runs(sandbox: &Sandbox) {
@@ -126,7 +126,7 @@ on_every_store! {
             let earlier = last.insert(name, token).unwrap_or(0);
             assert!(token > earlier, "round {round}: token {token} after {earlier}");
             if options == ["-F"] {
-                // Nobody gives it back: the next one, or the sweeper, finds that its holder has gone.
+                // The lock is not released: the next caller, or the sweeper, finds that its holder is dead.
                 sandbox.csalock(["gc"]).capture();
             }
         }
@@ -138,7 +138,7 @@ on_every_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn many_at_once_who_wait_for_each_other(sandbox: &Sandbox) {
+    fn many_waiters_at_once_leave_the_store_as_it_was(sandbox: &Sandbox) {
         let job = used(sandbox);
         let (before, held) = (makeup(sandbox), neighbour(sandbox));
         let rounds = sandbox.many(RUNS) / SHELLS;
@@ -160,7 +160,7 @@ on_every_store! {
         assert_eq!(job.wait().code, Some(0));
     }
 
-    fn those_who_gave_up_and_those_who_were_killed(sandbox: &Sandbox) {
+    fn waiters_that_gave_up_and_waiters_that_were_killed(sandbox: &Sandbox) {
         let job = used(sandbox);
         let before = makeup(sandbox);
         for _ in 0..sandbox.many(20) {
@@ -178,7 +178,7 @@ on_every_store! {
 }
 
 #[test]
-fn what_stands_beside_a_file_goes_away_with_the_last_lock() {
+fn the_store_beside_a_file_is_removed_with_the_last_lock() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     sandbox.file("files/data", "");
     let before = paths(&sandbox.path(""));

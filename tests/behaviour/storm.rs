@@ -1,12 +1,13 @@
-//! Many at once: never two in the lock, and everyone gets through. What is done to them meanwhile is in `tests/storm`.
+//! Many callers at once: never two in the lock, and all get through. `tests/storm` adds faults.
 
-use crate::sandbox::{Job, Sandbox, is_thorough};
+use crate::extent::{Extent, extent};
+use crate::sandbox::{Job, Sandbox};
 
 const PROCESSES: u64 = 24;
 
 /// How often each counts.
 fn rounds(sandbox: &Sandbox) -> u64 {
-    match (sandbox.is_of_files(), is_thorough()) {
+    match (sandbox.is_of_files(), extent() > Extent::Quick) {
         (true, true) => 200,
         (true, false) => 6,
         (false, _) => 2,
@@ -43,7 +44,7 @@ impl Dice {
     }
 }
 
-/// The pids of everybody in the process groups of these jobs.
+/// Returns the pids of all processes in the process groups of these jobs.
 pub(crate) fn members(jobs: &[Job]) -> Vec<i32> {
     let groups: Vec<String> = jobs.iter().map(|job| job.pid().to_string()).collect();
     let all =

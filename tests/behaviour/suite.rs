@@ -1,4 +1,4 @@
-//! The test program itself: it begins with default signals, and leaves no process behind when it is interrupted.
+//! The test program itself: it starts with default signals, knows its extent and leaves no process when it is interrupted.
 
 use std::process::Command;
 
@@ -6,14 +6,14 @@ use nix::sys::signal::Signal;
 
 use crate::sandbox::{Kind, Sandbox, proc, wait_until};
 
-/// Where a run that is to be interrupted says what it began with and whom it started.
+/// The file in which a run that will be interrupted writes its ignored signals and its processes.
 const SAYS: &str = "CSALOCK_TEST_INTERRUPTED";
 
 /// The signals up to 31 that a program of Rust ignores from its start: SIGPIPE alone. Those above are the C library's own.
 const IGNORED: &str = "0000000000001000";
 const STANDARD: u64 = (1 << 31) - 1;
 
-/// A run that is to be interrupted, if somebody asks for it.
+/// The run that the test below interrupts.
 #[test]
 fn a_run_that_starts_processes() {
     let Some(path) = std::env::var_os(SAYS) else { return };
@@ -35,8 +35,23 @@ fn a_run_that_starts_processes() {
 }
 
 #[test]
+fn the_extent_of_this_run_is_known() {
+    crate::extent::extent();
+}
+
+#[test]
+fn an_unknown_extent_fails_and_names_the_three() {
+    let mut run = Command::new(std::env::current_exe().unwrap());
+    run.args(["suite::the_extent_of_this_run_is_known", "--exact"]).env("CSALOCK_TESTS", "full");
+    let output = run.output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(!output.status.success(), "{printed}");
+    assert!(printed.contains("CSALOCK_TESTS=full: unknown extent; use quick, all or hours"), "{printed}");
+}
+
+#[test]
 fn a_run_begins_with_default_signals_and_an_interrupted_one_leaves_no_process() {
-    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGKILL] {
         let sandbox = Sandbox::new(Kind::Directory);
         let this = std::env::current_exe().unwrap();
         let words = "suite::a_run_that_starts_processes --exact --nocapture";

@@ -12,10 +12,10 @@ const CTRL_D: &str = "\x04";
 const CTRL_Z: &str = "\x1a";
 const CTRL_BACKSLASH: &str = "\x1c";
 
-/// What bash prints when it reads the next command.
+/// The prompt of bash.
 const PROMPT: &str = "ready> ";
 
-/// A terminal on which this runs; `None`, and a word about it, where there is no script(1).
+/// Runs this on a terminal. Returns `None` and prints SKIPPED without script(1).
 fn terminal(sandbox: &Sandbox, command: &str) -> Option<Job> {
     has("script").then(|| {
         let words = ["-q", "-e", "-f", "-c", command, "/dev/null"];
@@ -89,7 +89,7 @@ on_every_store! {
         }
     }
 
-    fn wrapper_and_command_die_of_the_signal_itself(sandbox: &Sandbox) {
+    fn supervisor_and_command_die_of_the_signal_itself(sandbox: &Sandbox) {
         if !has("python3") || !has("script") {
             return;
         }
@@ -135,7 +135,7 @@ on_every_store! {
         assert_eq!(status(&mut shell), "0");
     }
 
-    fn ctrl_backslash_ends_it_as_well(sandbox: &Sandbox) {
+    fn ctrl_backslash_ends_the_command_too(sandbox: &Sandbox) {
         let Some(mut shell) = bash(sandbox) else { return };
         shell.tell("csalock run x sh -c 'echo run''ning; exec sleep 60'");
         shows(&mut shell, "running\r\n");
@@ -144,7 +144,7 @@ on_every_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn ctrl_z_stops_it_and_fg_lets_it_go_on(sandbox: &Sandbox) {
+    fn ctrl_z_stops_the_command_and_fg_continues_it(sandbox: &Sandbox) {
         for run in ["run", "run -F"] {
             let Some(mut shell) = bash(sandbox) else { return };
             // The program that reads says that it runs: a shell in the middle of a vfork cannot be stopped.
@@ -184,7 +184,7 @@ on_every_store! {
         assert_eq!(waiter.wait().stdout, "next\n");
     }
 
-    fn in_the_background_it_runs_and_can_be_brought_back(sandbox: &Sandbox) {
+    fn a_command_runs_in_the_background_and_can_be_brought_back(sandbox: &Sandbox) {
         let Some(mut shell) = bash(sandbox) else { return };
         shell.tell("csalock run x dash -c 'read line; echo got: $line; exit 6' &");
         wait_until("it is held", || sandbox.state("x") == "held");
@@ -249,7 +249,7 @@ on_every_store! {
         }
     }
 
-    fn a_wait_is_told_once_and_to_a_terminal_only(sandbox: &Sandbox) {
+    fn a_wait_is_reported_once_and_to_a_terminal_only(sandbox: &Sandbox) {
         let waiting = "csalock: waiting for lock x: pid ";
         for words in ["run -w inf x true", "run -F -w inf x true", "lock -w inf --ttl 1ms x"] {
             let mut holder = sandbox.holder("x");
@@ -271,7 +271,7 @@ on_every_store! {
         }
     }
 
-    fn a_wait_is_not_told_to_a_file_nor_where_quiet_was_asked_for(sandbox: &Sandbox) {
+    fn a_wait_is_not_reported_to_a_file_and_not_with_quiet(sandbox: &Sandbox) {
         for words in ["run -w inf x true 2> said", "run -q -w inf x true", "lock -q -w inf x | cat"] {
             let mut holder = sandbox.holder("x");
             let Some(mut shell) = bash(sandbox) else { return };
@@ -300,7 +300,7 @@ on_every_store! {
             if ended.is_err() {
                 let _ = nix::sys::signal::kill(command, nix::sys::signal::Signal::SIGKILL);
             }
-            assert!(ended.is_ok(), "nobody told the command that the terminal is gone");
+            assert!(ended.is_ok(), "the command was not told that the terminal is gone");
             wait_until("it is free", || sandbox.state("x") == "free");
         }
     }

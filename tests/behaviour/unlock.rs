@@ -11,7 +11,7 @@ fn holding(sandbox: &Sandbox) -> (crate::sandbox::Job, String) {
 }
 
 on_every_kind_of_store! {
-    fn a_stranger_is_told_who_died_with_it(sandbox: &Sandbox) {
+    fn a_later_caller_is_told_which_holder_died_with_the_lock(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock x > /dev/null; kill -9 $$").capture();
         let said = sandbox.csalock(["unlock", "x"]).capture();
         assert_eq!(said.code, Some(81));
@@ -19,14 +19,14 @@ on_every_kind_of_store! {
         assert!(said.stderr.starts_with(start) && said.stderr.contains("which died without releasing it"), "{said:?}");
     }
 
-    fn the_owner_may(sandbox: &Sandbox) {
+    fn the_owner_may_release(sandbox: &Sandbox) {
         let script = "csalock lock x >/dev/null && csalock unlock x && csalock status --json x";
         let free = "[{\"name\":\"x\",\"state\":\"free\",\"mode\":null,\"slots\":null,\"token\":null,\"holders\":[],\
                     \"waiters\":[]}]\n";
         sandbox.script("dash", script).stdout(free).status(81).run();
     }
 
-    fn who_shows_the_handle_may(sandbox: &Sandbox) {
+    fn a_process_with_the_handle_may_release(sandbox: &Sandbox) {
         let (_job, handle) = holding(sandbox);
         sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();
         let (_job, handle) = holding(sandbox);
@@ -36,7 +36,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "free");
     }
 
-    fn somebody_else_may_not(sandbox: &Sandbox) {
+    fn another_process_may_not_release(sandbox: &Sandbox) {
         let (_job, _) = holding(sandbox);
         let before = sandbox.sight("x");
         let said = format!(
@@ -49,7 +49,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.sight("x"), before);
     }
 
-    fn a_handle_of_something_else_is_said_to_be_that(sandbox: &Sandbox) {
+    fn a_handle_of_another_lock_is_reported_as_such(sandbox: &Sandbox) {
         let (_job, handle) = holding(sandbox);
         let before = sandbox.sight("x");
         let wrong = "0".repeat(32);
@@ -66,13 +66,13 @@ on_every_kind_of_store! {
         sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();
     }
 
-    fn what_nobody_holds_cannot_be_given_back(sandbox: &Sandbox) {
+    fn a_free_lock_cannot_be_released(sandbox: &Sandbox) {
         let said = "csalock: lock x is not held; see `csalock status x`\n";
         sandbox.csalock(["unlock", "x"]).status(81).stderr(said).run();
         assert!(!sandbox.store_exists());
     }
 
-    fn nothing_is_given_back_twice(sandbox: &Sandbox) {
+    fn no_grant_is_released_twice(sandbox: &Sandbox) {
         let said = "csalock: lock x is not held; see `csalock status x`\n";
         let script = "csalock lock x >/dev/null; csalock unlock x; csalock unlock x";
         sandbox.script("dash", script).status(81).stderr(said).run();
@@ -88,7 +88,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "held");
     }
 
-    fn what_is_no_handle_is_a_usage_error(sandbox: &Sandbox) {
+    fn an_invalid_handle_is_a_usage_error(sandbox: &Sandbox) {
         let (_job, handle) = holding(sandbox);
         for wrong in ["", "x", &handle[1..], &format!("{handle}0"), "--handle"] {
             let done = sandbox.csalock([&format!("--handle={wrong}"), "x"].map(|word| word.to_string()).iter()
@@ -98,7 +98,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "held");
     }
 
-    fn force_breaks_it_and_says_whose_it_was(sandbox: &Sandbox) {
+    fn force_breaks_a_lock_and_names_its_holder(sandbox: &Sandbox) {
         let (_job, _) = holding(sandbox);
         let said =
             format!("x: was held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: {HOLDS_X}\n");
@@ -108,7 +108,7 @@ on_every_kind_of_store! {
         sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
     }
 
-    fn force_removes_what_the_dead_left_and_says_whose_it_was(sandbox: &Sandbox) {
+    fn force_removes_the_grants_of_dead_holders_and_names_them(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
         sandbox.await_abandoned("dead");
         let said = "dead: was held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock dead; :, which \
@@ -179,7 +179,7 @@ on_every_kind_of_store! {
         sandbox.csalock(["unlock", "--force", "--all", "--json"]).stdout("[]\n").run();
     }
 
-    fn force_refuses_what_would_be_ambiguous(sandbox: &Sandbox) {
+    fn force_refuses_an_ambiguous_request(sandbox: &Sandbox) {
         let (_job, _) = holding(sandbox);
         let said = "csalock: --force --all breaks all locks, and x is one; leave out --all, or the names\n";
         sandbox.csalock(["unlock", "--force", "--all", "x"]).status(64).stderr(said).run();
@@ -192,7 +192,7 @@ on_every_kind_of_store! {
         assert_eq!(sandbox.state("x"), "held");
     }
 
-    fn whose_lock_was_broken_is_told_so(sandbox: &Sandbox) {
+    fn the_holder_of_a_broken_lock_is_told(sandbox: &Sandbox) {
         let script = "csalock lock x; read go; csalock unlock x";
         let mut job = sandbox.script("dash", script).spawn();
         job.lines(1);
@@ -212,14 +212,14 @@ on_every_kind_of_store! {
         assert_eq!(waiter.wait().stdout, "ran\n");
     }
 
-    fn all_gives_back_everything_of_the_caller(sandbox: &Sandbox) {
+    fn unlock_all_releases_every_lock_of_the_caller(sandbox: &Sandbox) {
         let _other = sandbox.holder("other");
         let script = "csalock lock a >/dev/null; csalock lock b >/dev/null; csalock unlock --all; csalock status -1";
         sandbox.script("dash", script).stdout("other\n").run();
         sandbox.script("dash", "csalock unlock --all").run();
     }
 
-    fn several_are_given_back_in_one_call(sandbox: &Sandbox) {
+    fn several_locks_are_released_in_one_call(sandbox: &Sandbox) {
         let script = "for x in a b c; do csalock lock $x >/dev/null; done; csalock unlock a c; csalock status -1";
         sandbox.script("dash", script).stdout("b\n").run();
         let script = "csalock lock a >/dev/null; csalock unlock none a; echo $?; csalock status -1 a >/dev/null; echo $?";
@@ -227,7 +227,7 @@ on_every_kind_of_store! {
         sandbox.script("dash", script).stdout("81\n81\n").stderr(said).run();
     }
 
-    fn its_json_says_what_became_of_each(sandbox: &Sandbox) {
+    fn the_json_of_unlock_has_the_result_for_each_name(sandbox: &Sandbox) {
         let script = "csalock lock x >/dev/null; csalock unlock --json x none";
         let said = "csalock: lock none is not held; see `csalock status none`\n";
         let done = sandbox.script("dash", script).capture();

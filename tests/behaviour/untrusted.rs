@@ -1,11 +1,11 @@
-//! What strangers put in the place of what is ours: links, FIFOs, sockets, devices, directories and files in each other's
-//! place, records without end, a million entries, names that no terminal should see, and servers that lie.
+//! Foreign objects in the place of files of csalock: links, FIFOs, sockets, devices, directories and files in each
+//! other's place, endless records, a million entries, names that no terminal should see, and false servers.
 //!
-//! Nothing of it hangs a command, crashes it, leads it out of the store, or gives it a lock that it should not have; what is
-//! wrong is named, and the other locks are shown nevertheless. The readers alone are tried in `src/strangers`.
+//! None of them hangs a command, crashes it, leads it out of the store, or gives it a wrong lock. Each is named, and
+//! the other locks are shown nevertheless. `src/untrusted.rs` tests the readers alone.
 //!
-//! `CSALOCK_MANY=1000000` says how many entries [`crowds`] makes (2,000), `CSALOCK_SWAPS=10000` how many commands
-//! [`changing`] runs while things change under them (40).
+//! With `CSALOCK_TESTS=hours` [`crowds`] makes a million entries, and [`changing`] runs ten thousand commands while
+//! files change under them.
 
 mod beside;
 mod changing;
@@ -18,10 +18,10 @@ mod squatters;
 
 use crate::sandbox::{Call, Done, Sandbox, wait_until};
 
-/// What a command may have of memory, in bytes of address space: it needs a tenth.
+/// Maximum address space of a command, in bytes: it needs a tenth.
 const MOST_MEMORY: &str = "--as=268435456";
 
-/// A file outside the store has this in it, and nobody is to see it.
+/// The content of a file outside the store, which no output may show.
 const SECRET: &str = "the-canary-sings";
 
 /// Everything outside the store: a tree that must stay as it is.
@@ -54,7 +54,7 @@ fn bounded(sandbox: &Sandbox, words: &[&str]) -> Done {
     ends(sandbox.call(all[0], &all[1..]), words)
 }
 
-/// The same, where nobody chose a store: that of a file is beside it.
+/// Runs a command without a chosen store: the store of a file is beside it.
 #[track_caller]
 fn bounded_beside(sandbox: &Sandbox, words: &[&str]) -> Done {
     let all = [&["prlimit", MOST_MEMORY, "csalock"][..], words].concat();

@@ -1,8 +1,8 @@
-//! Several users and one store. What each of them may do in a store of each kind and mode is a table here; the table of
-//! `SECURITY.md` names the tests of this folder, and `tests/docs` holds that each of them stands there.
+//! Several users and one store. A table here says which actions each of them may do in a store of each kind and mode.
+//! The table of `SECURITY.md` names the tests of this folder, and `tests/docs` checks that it names each of them.
 //!
 //! The users are numbers, without entries in /etc/passwd: Anne and Bert, who share a group, Carl, who is in none, and
-//! root. Only root can try this.
+//! root. Only root can run these tests.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ mod etcd;
 mod hidden;
 mod left;
 
-/// Somebody who uses a store.
+/// A user of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Person {
     Anne,
@@ -40,7 +40,7 @@ impl Person {
         }
     }
 
-    /// What runs a program as this user. Its process becomes that program.
+    /// The words that run a program as this user. Its process becomes that program.
     fn words(self) -> Vec<String> {
         let uid = self.uid();
         let groups =
@@ -49,7 +49,7 @@ impl Person {
         words.split(' ').map(str::to_string).collect()
     }
 
-    /// `csalock` as this user on this store; with an empty store, beside the files that are named.
+    /// `csalock` as this user on this store; with an empty store, beside the named files.
     fn csalock<'a>(self, sandbox: &'a Sandbox, store: &str, arguments: &[&str]) -> Call<'a> {
         let call = sandbox.csalock_by(&self.words(), arguments);
         if store.is_empty() { call.without("CSALOCK_STORE") } else { call.env("CSALOCK_STORE", store) }
@@ -84,12 +84,12 @@ fn place(sandbox: &Sandbox, below: &str, (owner, group, mode): (u32, u32, u32)) 
     place
 }
 
-/// What is tried by everybody, while the first who may use the store holds `held` and has made all else.
+/// The actions of every user, while the first user of the store holds `held` and has created all other objects.
 const DEEDS: [(&str, &[&str]); 11] = [
     ("see", &["status", "-q", "held"]),
     ("take", &["run", "-n", "free", "true"]),
     ("take what is held", &["run", "-n", "held", "true"]),
-    ("give back", &["unlock", "held"]),
+    ("release", &["unlock", "held"]),
     ("renew", &["renew", "--ttl", "1h", "held"]),
     ("read", &["get", "shown"]),
     ("write", &["put", "shown", "value"]),
@@ -102,13 +102,13 @@ const DEEDS: [(&str, &[&str]); 11] = [
 /// May do everything that is not another owner's.
 const ALL: [i32; 11] = [0, 0, 75, 82, 82, 0, 0, 82, 0, 0, 0];
 
-/// May look. (There is no garbage.)
+/// The user may read. (The store has no garbage.)
 const LOOK: [i32; 11] = [0, 77, 75, 82, 82, 0, 77, 82, 77, 77, 0];
 
 /// May not even look.
 const NONE: [i32; 11] = [77; 11];
 
-/// What becomes of the deeds of all four in a store that this one has made his things in.
+/// Returns the results of all four users in a store with the objects of this one.
 #[track_caller]
 fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 4]) {
     let mut holder = first.holder(sandbox, store, "held");
@@ -127,7 +127,7 @@ fn deeds_are(sandbox: &Sandbox, store: &str, first: Person, wanted: [[i32; 11]; 
             assert_eq!(done.code, Some(wanted), "{person:?}: {what} in {store}: {done:?}");
         }
     }
-    // Nobody has left anything behind that is closed to the first.
+    // No file is left that is closed to the first user.
     for words in [&["run", "-n", "free", "true"][..], &["put", "shown", "other"], &["del", "shown"], &["gc"]] {
         let done = first.csalock(sandbox, store, words).capture();
         assert_eq!(done.code, Some(0), "{words:?} {done:?}");
@@ -165,19 +165,19 @@ fn roots_own_store_can_be_looked_at() {
 #[test]
 fn a_groups_store_is_its_members() {
     directory_of_mode((0, GROUP, 0o2770), Anne, [ALL, ALL, NONE, ALL]);
-    // What members make is given to the group.
+    // Files of members belong to the group.
     directory_of_mode((0, GROUP, 0o770), Anne, [ALL, ALL, NONE, ALL]);
     directory_of_mode((4102, GROUP, 0o2775), Anne, [ALL, ALL, LOOK, ALL]);
 }
 
 #[test]
-fn a_store_with_the_sticky_bit_is_used_like_one_without() {
+fn a_store_with_the_sticky_bit_works_like_other_stores() {
     directory_of_mode((0, GROUP, 0o3770), Anne, [ALL, ALL, NONE, ALL]);
     directory_of_mode((0, 0, 0o1777), Anne, [ALL, ALL, ALL, ALL]);
 }
 
 #[test]
-fn a_store_in_which_everybody_may_remove_everything_is_refused() {
+fn a_store_in_which_every_user_may_remove_every_file_is_refused() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -196,7 +196,7 @@ fn a_store_in_which_everybody_may_remove_everything_is_refused() {
 }
 
 #[test]
-fn the_locks_beside_a_file_are_theirs_who_may_write_in_its_directory() {
+fn the_locks_beside_a_file_belong_to_users_who_may_write_in_its_directory() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -234,7 +234,7 @@ fn the_locks_beside_a_file_are_theirs_who_may_write_in_its_directory() {
 }
 
 #[test]
-fn a_database_is_theirs_who_may_write_the_file_and_its_directory() {
+fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -259,7 +259,7 @@ fn a_database_is_theirs_who_may_write_the_file_and_its_directory() {
 }
 
 #[test]
-fn a_value_is_read_by_those_whom_its_mode_allows() {
+fn a_value_is_read_by_the_users_that_its_mode_allows() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -274,14 +274,14 @@ fn a_value_is_read_by_those_whom_its_mode_allows() {
             assert!(done.code == Some(81) && !done.stdout.contains("secret"), "{done:?}");
         }
     }
-    // Who may write in the store may put another one in its place, but not read it.
+    // A user with write permission in the store may replace it, but not read it.
     assert_eq!(Anne.code(&sandbox, &store, &["put", "--mode", "600", "x", "secret"]), 0);
     assert_eq!(Bert.code(&sandbox, &store, &["put", "--mode", "600", "x", "mine"]), 0);
     assert_eq!(Person::ALL.map(|person| person.code(&sandbox, &store, &["get", "-q", "x"])), [77, 0, 77, 0]);
 }
 
 #[test]
-fn who_waits_is_served_in_order_whoever_he_is() {
+fn waiters_of_all_users_are_granted_in_order() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -304,7 +304,7 @@ fn who_waits_is_served_in_order_whoever_he_is() {
             serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"].as_array().unwrap().len()
         };
         let mut jobs = Vec::new();
-        // With a second of patience each would look by himself; that they are woken is what the time shows.
+        // With a second between polls each waiter would poll by itself; the time shows that they are woken.
         for person in [Bert, Root, Anne, Carl] {
             let script = format!("echo {person:?} >> {}", order.display());
             jobs.push(person.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "-c", &script]).spawn());
@@ -317,7 +317,7 @@ fn who_waits_is_served_in_order_whoever_he_is() {
 }
 
 #[test]
-fn what_a_dead_user_held_the_next_one_takes_over() {
+fn a_lock_of_a_dead_user_is_taken_over_by_the_next() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -343,7 +343,7 @@ fn what_a_dead_user_held_the_next_one_takes_over() {
 }
 
 #[test]
-fn what_users_did_is_in_one_history() {
+fn all_users_share_one_history() {
     if !is_root("users") || !has("setpriv") {
         return;
     }

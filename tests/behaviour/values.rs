@@ -1,10 +1,10 @@
-//! What a lock guards: read, written and deleted by whoever may, and never past the lock.
+//! Values under a lock: read, written and deleted by permitted callers, and never past the lock.
 
 use std::os::unix::fs::PermissionsExt;
 
 use crate::sandbox::{Done, Job, Kind, Sandbox, wait_until};
 
-/// Somebody who holds the lock until told to end; his handle stands in `files/handle`.
+/// A holder of the lock until it is told to end; its handle is in `files/handle`.
 fn holder(sandbox: &Sandbox, options: &str, name: &str) -> Job {
     let script = format!("csalock lock {options} {name} > handle && echo in && read line; csalock unlock -q {name}; :");
     let mut job = sandbox.script("dash", &script).spawn();
@@ -31,7 +31,7 @@ fn code(sandbox: &Sandbox, words: &[&str]) -> Option<i32> {
 }
 
 on_every_store! {
-    fn a_value_is_there_until_it_is_deleted(sandbox: &Sandbox) {
+    fn a_value_exists_until_its_deletion(sandbox: &Sandbox) {
         sandbox.csalock(["get", "x"]).status(81).stderr("csalock: lock x guards no value\n").run();
         sandbox.csalock(["del", "x"]).status(81).stderr("csalock: lock x guards no value\n").run();
         sandbox.csalock(["put", "x", "one"]).run();
@@ -117,7 +117,7 @@ on_every_store! {
         }
     }
 
-    fn what_cannot_be_read_or_written_changes_nothing(sandbox: &Sandbox) {
+    fn a_value_that_cannot_be_read_or_written_changes_nothing(sandbox: &Sandbox) {
         for (words, exit) in [
             (&["put", "x", "a", "b"][..], 64),
             (&["put", "x", "--no-such"], 64),
@@ -143,7 +143,7 @@ on_every_store! {
         assert_eq!((get(sandbox, "x"), sandbox.state("x").as_str()), (None, "free"));
     }
 
-    fn a_reader_who_goes_away_is_no_trouble(sandbox: &Sandbox) {
+    fn a_reader_that_goes_away_is_not_an_error(sandbox: &Sandbox) {
         sandbox.csalock(["put", "x"]).stdin([b'x'; 1 << 20]).run();
         let script = "{ csalock get x; echo $? >&2; } | head -c 3";
         sandbox.script("dash", script).stdout("xxx").stderr("141\n").run();
@@ -152,7 +152,7 @@ on_every_store! {
         sandbox.script("dash", "csalock get x | { sleep 0.1; wc -c; }").stdout("1048576\n").run();
     }
 
-    fn nobody_writes_past_a_lock(sandbox: &Sandbox) {
+    fn no_caller_writes_past_a_lock(sandbox: &Sandbox) {
         sandbox.csalock(["put", "x", "old"]).run();
         let mut other = holder(sandbox, "", "x");
         for words in [&["put", "-n", "x", "new"][..], &["put", "-w", "50ms", "x", "new"], &["del", "-n", "x"]] {
@@ -169,7 +169,7 @@ on_every_store! {
         assert_eq!((get(sandbox, "x").as_deref(), sandbox.state("x").as_str()), (Some("new"), "free"));
     }
 
-    fn the_holder_writes_and_keeps_the_lock_or_gives_it_back(sandbox: &Sandbox) {
+    fn the_holder_writes_and_keeps_or_releases_the_lock(sandbox: &Sandbox) {
         let script = "csalock lock x > /dev/null; csalock put x 1; csalock status x > /dev/null && csalock get x && csalock put --unlock x 2
                       csalock status x > /dev/null; echo $? $(csalock get x)
                       csalock get --lock x; csalock del x; csalock status x > /dev/null && csalock put x 3 && csalock del --unlock x
@@ -187,12 +187,12 @@ on_every_store! {
         sandbox.csalock(["put", "--unlock", "--handle", handle, "x", "last"]).run();
         assert_eq!((get(sandbox, "x").as_deref(), sandbox.state("x").as_str()), (Some("last"), "free"));
         other.release();
-        // A lock of another name is no right to this one, and no hindrance.
+        // A lock of another name gives no right to this one, and does not block it.
         sandbox.csalock(["run", "y", "csalock", "put", "x", "under y"]).run();
         assert_eq!(get(sandbox, "x").as_deref(), Some("under y"));
     }
 
-    fn without_the_lock_nothing_is_written_by_put_unlock(sandbox: &Sandbox) {
+    fn put_unlock_without_the_lock_writes_nothing(sandbox: &Sandbox) {
         let done = put(sandbox, &["--unlock", "x", "a"]);
         let said = "csalock: nothing was written, because lock x is not held; take it first with `csalock get --lock x`\n";
         assert_eq!((done.code, done.stderr.as_str()), (Some(81), said));
@@ -203,7 +203,7 @@ on_every_store! {
         assert_eq!(get(sandbox, "x"), None);
     }
 
-    fn readers_who_share_a_lock_do_not_write(sandbox: &Sandbox) {
+    fn readers_that_share_a_lock_do_not_write(sandbox: &Sandbox) {
         let mut other = holder(sandbox, "-s", "x");
         let script = "csalock lock -s x > /dev/null; csalock put -w 20s x a; echo $?; read line; csalock put x b; echo $?";
         let mut one = sandbox.script("dash", script).spawn();
@@ -215,7 +215,7 @@ on_every_store! {
         assert_eq!(done.stdout, "75\n0\n");
         let said = "csalock: nothing was written, because you share lock x: held by pid ";
         assert!(done.stderr.starts_with(said) && done.stderr.ends_with("; release it, and acquire it exclusively\n"), "{}", done.stderr);
-        // One who died is in nobody's way.
+        // A dead caller blocks no other.
         let script = "csalock lock -s x > /dev/null; csalock put --unlock x c; echo $?";
         let mut dead = holder(sandbox, "-s", "x");
         let mut one = sandbox.script("dash", &script.replace("csalock put", "echo in; read line; csalock put")).spawn();
@@ -241,7 +241,7 @@ on_every_store! {
         let why = ", which let its time run out; the value was written for --even-if-stale";
         assert!(refused.len() == 3 && written.starts_with(stale) && written.ends_with(why), "{}", done.stderr);
         assert!(done.stderr.contains("say --even-if-stale, if no other caller has had it since"), "{}", done.stderr);
-        // Somebody has had it since.
+        // Another caller has had it since.
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
                       csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x true
                       csalock put -q --unlock --even-if-stale x newer; echo $?
@@ -253,7 +253,7 @@ on_every_store! {
         assert_eq!((done.stdout.as_str(), get(sandbox, "x").as_deref()), ("82\n82\n", Some("new")), "{done:?}");
     }
 
-    fn who_wrote_for_a_moment_has_had_the_lock_since(sandbox: &Sandbox) {
+    fn a_brief_write_counts_as_a_grant(sandbox: &Sandbox) {
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
                       csalock put x old; csalock lock --ttl 50ms x > /dev/null; over
                       setsid -w sh -c 'csalock put x foreign; :'
@@ -264,7 +264,7 @@ on_every_store! {
         sandbox.script("dash", script).stdout("82 foreign\n82 foreign\n82 foreign\n").run();
     }
 
-    fn one_who_took_the_lock_anew_may_write_again(sandbox: &Sandbox) {
+    fn a_caller_that_acquired_the_lock_again_may_write(sandbox: &Sandbox) {
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
                       csalock lock --ttl 50ms x > /dev/null; over
                       csalock lock x > /dev/null 2>&1; csalock put x a; echo $?
@@ -272,7 +272,7 @@ on_every_store! {
         sandbox.script("dash", script).stdout("0\n0\n").run();
     }
 
-    fn only_if_it_is_as_it_was(sandbox: &Sandbox) {
+    fn a_value_is_written_only_if_unchanged(sandbox: &Sandbox) {
         let done = put(sandbox, &["--if-version", "7", "x", "a"]);
         let said = "csalock: the value of lock x is not at version 7 any more: there is none; read it again with `csalock get x`\n";
         assert_eq!((done.code, done.stderr.as_str()), (Some(80), said));
@@ -292,7 +292,7 @@ on_every_store! {
         assert_eq!(get(sandbox, "x"), None);
     }
 
-    fn get_lock_takes_the_lock_also_where_there_is_no_value_yet(sandbox: &Sandbox) {
+    fn get_lock_acquires_the_lock_even_without_a_value(sandbox: &Sandbox) {
         let script = "n=$(csalock get --lock x); echo $? $n; csalock put --unlock x $((n + 1)); n=$(csalock get --lock x); echo $? $n
                       csalock status x > /dev/null; echo $?";
         let said = "csalock: lock x guards no value; the lock is held now, so write one or give it back\n";
@@ -303,7 +303,7 @@ on_every_store! {
         assert_eq!(sandbox.csalock(["get", "x"]).capture().stdout, "1", "to read it needs no lock");
     }
 
-    fn get_lock_may_take_it_for_another_process(sandbox: &Sandbox) {
+    fn get_lock_may_acquire_for_another_process(sandbox: &Sandbox) {
         let mut owner = sandbox.call("sleep", ["600"]).spawn();
         let pid = owner.pid().to_string();
         sandbox.csalock(["put", "x", "a"]).run();
@@ -318,7 +318,7 @@ on_every_store! {
         assert_eq!(sandbox.csalock(["get", "--lock", "--pid", "0", "x"]).capture().code, Some(64));
     }
 
-    fn a_get_that_was_killed_before_it_said_what_it_read_leaves_no_right_to_write(sandbox: &Sandbox) {
+    fn a_get_that_was_killed_before_it_printed_the_value_leaves_no_right_to_write(sandbox: &Sandbox) {
         if !crate::sandbox::has("strace") {
             return;
         }
@@ -330,7 +330,7 @@ on_every_store! {
         assert!(matches!(lines[..], ["81" | "82", "41"]), "{done:?}");
     }
 
-    fn the_json_says_which_version_how_long_and_under_which_token(sandbox: &Sandbox) {
+    fn the_json_of_a_value_has_version_bytes_and_token(sandbox: &Sandbox) {
         let json = |words: &[&str]| -> serde_json::Value {
             serde_json::from_str(&sandbox.csalock(words).capture().stdout).unwrap()
         };
@@ -350,7 +350,7 @@ on_every_store! {
         assert!(json(&["get", "--json", "x"])["token"].as_u64() > said[1]["token"].as_u64());
     }
 
-    fn status_shows_it(sandbox: &Sandbox) {
+    fn status_shows_the_value(sandbox: &Sandbox) {
         sandbox.csalock(["put", "x", "abc"]).run();
         let version = version(sandbox, "x");
         let table = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND\nx              free\n";
@@ -373,7 +373,7 @@ on_every_store! {
         assert!(!sandbox.path("files/.csalock").exists());
     }
 
-    fn what_the_killed_left_is_swept(sandbox: &Sandbox) {
+    fn leftovers_of_killed_processes_are_swept(sandbox: &Sandbox) {
         let long = "x".repeat(5000);
         sandbox.csalock(["put", "x", &long]).run();
         let old = version(sandbox, "x");
@@ -401,9 +401,9 @@ on_every_store! {
     }
 }
 
-/// Who may read a value, of those who may use the store.
+/// The users of the store that may read a value.
 #[test]
-fn a_mode_is_never_wider_than_it_was_said_to_be() {
+fn a_mode_is_never_wider_than_requested() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     std::fs::create_dir(sandbox.store_path()).unwrap();
     std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -443,7 +443,7 @@ fn a_mode_is_never_wider_than_it_was_said_to_be() {
 }
 
 #[test]
-fn another_user_sees_that_it_is_there_and_not_what_it_is() {
+fn another_user_sees_that_a_value_exists_but_not_its_content() {
     if !crate::sandbox::is_root("a value that another user may not read") {
         return;
     }

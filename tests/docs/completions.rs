@@ -8,7 +8,7 @@ use clap_complete::{Shell, generate};
 
 use super::{definition, in_project};
 
-/// What zsh does for hosts stands, in what clap_complete makes, for "a lock's name"; and so on.
+/// The completions of clap_complete treat "a lock's name" like a host name; and so on.
 const ZSH_ACTIONS: [(&str, &str); 2] = [(":_hosts'", ":_csalock_live'"), (":_users'", ":_csalock_job'")];
 
 /// Every script: its path and its text.
@@ -47,8 +47,8 @@ fn live(shell: &str) -> String {
     text.replace("@VALUED@", &valued().join(" "))
 }
 
-/// The options that take a value, of whatever command: what follows one is no name. But for letters that another command
-/// has as a flag: what follows may be a name then.
+/// The options that take a value in any command: the word after one is not a name. A letter that is a flag of another
+/// command may precede a name.
 fn valued() -> Vec<String> {
     let root = definition();
     let mut options: Vec<String> = Vec::new();

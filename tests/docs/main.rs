@@ -1,7 +1,7 @@
-//! Man pages and completions: made from the command line's definition, checked in, and held against it here.
+//! Man pages and completions: generated from the definition of the command line, checked in, and compared here.
 //!
-//! `CSALOCK_BLESS=1 cargo test --test docs` writes them anew. What clap cannot know is in `man/sections/` and
-//! `completions/live/`.
+//! `CSALOCK_BLESS=1 cargo test --profile checked --test docs` writes them again. `man/sections/` and
+//! `completions/live/` have the parts that clap does not know.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::print_stderr, reason = "tests")]
 
@@ -25,7 +25,7 @@ fn in_project(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Whether a program is there. In CI it has to be.
+/// Whether a program is installed. In CI it must be.
 fn have(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
@@ -37,7 +37,7 @@ fn have(program: &str) -> bool {
 }
 
 #[test]
-fn what_is_checked_in_is_what_the_command_line_says() {
+fn the_man_pages_agree_with_the_command_line() {
     let bless = std::env::var_os("CSALOCK_BLESS").is_some();
     let mut drifted = Vec::new();
     for (path, text) in man::pages().into_iter().chain(completions::scripts()) {
@@ -54,7 +54,7 @@ fn what_is_checked_in_is_what_the_command_line_says() {
 }
 
 #[test]
-fn nothing_else_is_checked_in() {
+fn no_other_generated_file_is_checked_in() {
     for (folder, written) in [("man", man::pages()), ("completions", completions::scripts())] {
         for entry in fs::read_dir(in_project(folder)).unwrap().map(Result::unwrap) {
             let path = format!("{folder}/{}", entry.file_name().to_string_lossy());

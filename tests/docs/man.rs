@@ -94,7 +94,7 @@ fn tidied(roff: &str) -> String {
     let lines = roff.lines().map(str::trim_end);
     let mut lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.contains("ds Aq")).collect();
     lines.dedup_by(|line, before| *line == ".br" && *before == ".br");
-    // What is to be typed is broken where its author broke it.
+    // Text to be typed keeps the line breaks of its author.
     let mut as_typed = false;
     let mut in_lines = |line: &&str| {
         as_typed = if as_typed { *line != ".EE" } else { *line == ".EX" };

@@ -114,7 +114,7 @@ impl Drop for Terminal {
     }
 }
 
-/// The long options of a command, as they are to be offered.
+/// The long options of a command in the expected completions.
 fn options(command: &Command) -> BTreeSet<String> {
     let longs = command.get_arguments().filter(|argument| !argument.is_hide_set());
     longs.filter_map(|argument| argument.get_long()).map(|long| format!("--{long}")).collect()
@@ -129,7 +129,7 @@ fn commands() -> Vec<(String, BTreeSet<String>)> {
     root.get_subcommands().flat_map::<Vec<_>, _>(all).collect()
 }
 
-/// What a shell offers after each of these lines: one paragraph a line.
+/// The completions of a shell after each of these lines: one paragraph a line.
 fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
     for (command, options) in commands() {
         let offered = offers(&["csalock", &command, "--"]);
@@ -154,7 +154,7 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
 }
 
 #[test]
-fn bash_offers_what_can_be_typed() {
+fn bash_offers_valid_completions() {
     let desk = Desk::new();
     let code = r#"
         source "$COMPLETIONS/csalock.bash"
@@ -162,7 +162,7 @@ fn bash_offers_what_can_be_typed() {
         _csalock_or_live csalock "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}" 2>/dev/null
         for word in "${COMPREPLY[@]}"; do eval "printf '%s\n' $word"; done"#;
     check_offers(|words| {
-        // As bash has it, a colon is a word.
+        // For bash a colon is a word.
         let split = words.iter().flat_map(|word| match word.split_once(':') {
             Some((before, after)) => vec![before, ":", after],
             None => vec![*word],
@@ -176,7 +176,7 @@ fn bash_offers_what_can_be_typed() {
 }
 
 #[test]
-fn bash_inserts_names_that_can_be_used() {
+fn bash_inserts_usable_names() {
     let desk = Desk::new();
     if !have("script") {
         return;
@@ -197,7 +197,7 @@ fn bash_inserts_names_that_can_be_used() {
 }
 
 #[test]
-fn zsh_offers_what_can_be_typed_and_inserts_names_that_can_be_used() {
+fn zsh_offers_valid_completions_and_inserts_usable_names() {
     let desk = Desk::new();
     if !have("zsh") || !have("script") {
         return;
@@ -231,7 +231,7 @@ fn zsh_offers_what_can_be_typed_and_inserts_names_that_can_be_used() {
 }
 
 #[test]
-fn fish_offers_what_can_be_typed() {
+fn fish_offers_valid_completions() {
     let desk = Desk::new();
     if !have("fish") {
         return;
@@ -241,7 +241,7 @@ fn fish_offers_what_can_be_typed() {
         let offered = desk.output("fish", &["--no-config", "-c", code, &words.join(" ")]);
         offered.lines().map(|line| line.split('\t').next().unwrap().to_string()).collect()
     });
-    // Where it is inserted, fish escapes it.
+    // Fish escapes it on insertion.
     let code = "source $COMPLETIONS/csalock.fish
         csalock unlock --force (complete -C 'csalock unlock tw')";
     assert!(desk.output("fish", &["--no-config", "-c", code]).contains("two words"));

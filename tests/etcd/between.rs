@@ -1,5 +1,5 @@
-//! What stands between a client and a server: it passes whole requests and replies on, one after the other on each
-//! connection, and does with each exchange what it is told.
+//! A proxy between a client and a server: it passes on whole requests and replies, one after the other on each
+//! connection, and treats each exchange as told.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ pub(crate) struct Between {
     pub(crate) address: String,
 }
 
-/// Where an exchange is cut; both sides lose the connection.
+/// The point at which an exchange is cut; both sides lose the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Where {
     BeforeSending,
@@ -20,7 +20,7 @@ pub(crate) enum Where {
     InTheReply,
 }
 
-/// What becomes of an exchange.
+/// The fate of an exchange.
 #[derive(Default)]
 pub(crate) struct Fate {
     pub(crate) cut: Option<Where>,
@@ -42,7 +42,7 @@ impl Between {
                 std::thread::spawn(move || {
                     let client = client.unwrap();
                     let Ok(behind) = TcpStream::connect(&server) else { return };
-                    // Whatever went wrong, both of them are to see that it is over.
+                    // After any failure both sides must see the end.
                     let _ = pass(&client, &behind, &*judge);
                     let _ = (client.shutdown(Shutdown::Both), behind.shutdown(Shutdown::Both));
                 });
@@ -52,8 +52,8 @@ impl Between {
     }
 }
 
-/// What a server is asked in place of a read of a key that begins like this, for the state at this revision: the answer
-/// is one that etcd gave once, and the read is stale. `None`: it is another request.
+/// The request that replaces a read of a key with this prefix, for the state at this revision: the reply is one that
+/// etcd gave once, so the read is stale. `None`: it is another request.
 pub(crate) fn as_it_was(request: &[u8], prefix: &str, revision: u64) -> Option<Vec<u8>> {
     let request = std::str::from_utf8(request).ok()?;
     let (head, body) = request.split_once("\r\n\r\n")?;

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// Number of attempts to start a cluster.
 const STARTS: usize = 5;
 
-/// How a cluster is to be.
+/// The properties of a cluster.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Setup {
     /// How many members: 0 is 1.
@@ -38,15 +38,15 @@ pub(crate) struct Setup {
     pub(crate) client_certificates: bool,
     /// The password of `root`, if users have to log in.
     pub(crate) root: Option<&'static str>,
-    /// What else is said to each of them.
+    /// Further arguments of each of them.
     pub(crate) arguments: Vec<&'static str>,
-    /// Where each of them runs; those that are not named: here, on the loopback.
+    /// The host of each member; the others are on the loopback of this one.
     pub(crate) places: Vec<Place>,
     /// The words that run etcdctl where it reaches all of them.
     pub(crate) reach: Vec<String>,
 }
 
-/// Where a server runs.
+/// The place of a server.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     pub(crate) address: String,
@@ -74,7 +74,7 @@ impl Member {
     }
 }
 
-/// Whether there is an etcd to test with.
+/// Whether etcd is installed.
 pub(crate) fn is_installed() -> bool {
     let found =
         |program: &str| Command::new(program).arg(if program == "etcd" { "--version" } else { "version" }).output();
@@ -92,7 +92,7 @@ pub(crate) fn shared() -> Option<&'static Cluster> {
     SHARED.get_or_init(|| Cluster::start(Setup::default())).as_ref()
 }
 
-/// A prefix that nobody else uses.
+/// A prefix of its own.
 pub(crate) fn new_prefix() -> String {
     static PREFIXES: AtomicU32 = AtomicU32::new(0);
     format!("test {}", PREFIXES.fetch_add(1, Ordering::Relaxed))
@@ -220,7 +220,7 @@ impl Cluster {
         false
     }
 
-    /// Where its members are to be asked.
+    /// Returns the endpoints of its members.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(|member| member.client.clone()).collect()
     }
@@ -230,7 +230,7 @@ impl Cluster {
         self.url_at(&self.endpoints(), prefix)
     }
 
-    /// The same, with other servers.
+    /// Opens it with other servers.
     pub(crate) fn url_at(&self, endpoints: &[String], prefix: &str) -> String {
         format!("{}://{}/{prefix}", if self.setup.tls { "etcds" } else { "etcd" }, endpoints.join(","))
     }
@@ -240,7 +240,7 @@ impl Cluster {
         self.place.path().join(name)
     }
 
-    /// What etcdctl says, as root if there are users.
+    /// Returns the output of etcdctl, as root if there are users.
     pub(crate) fn ctl(&self, words: &[&str]) -> String {
         self.ctl_as(self.setup.root.map(|password| ("root", password)), words)
     }
@@ -251,7 +251,7 @@ impl Cluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What the gateway of the first member answers.
+    /// Returns the reply of the gateway of the first member.
     pub(crate) fn post(&self, path: &str, question: &serde_json::Value) -> serde_json::Value {
         let (server, body) = (&self.members[0].client, question.to_string());
         let head = format!("POST {path} HTTP/1.0\r\nHost: {server}\r\nContent-Length: {}", body.len());
@@ -294,7 +294,7 @@ impl Cluster {
                     return self.members.iter().position(leads).unwrap();
                 }
             }
-            assert!(is_within(start, PATIENCE), "nobody leads");
+            assert!(is_within(start, PATIENCE), "the cluster has no leader");
         }
     }
 
@@ -325,11 +325,11 @@ impl Cluster {
 
     /// Adds a user with this role, who may read and write what begins like this.
     pub(crate) fn add_user(&self, user: &str, password: &str, prefix: &str) {
-        self.add_user_who_may(user, password, "readwrite", prefix);
+        self.add_user_with_permission(user, password, "readwrite", prefix);
     }
 
     /// Adds a user with a role of the same name: `read`, `write` or `readwrite`.
-    pub(crate) fn add_user_who_may(&self, user: &str, password: &str, what: &str, prefix: &str) {
+    pub(crate) fn add_user_with_permission(&self, user: &str, password: &str, what: &str, prefix: &str) {
         self.insist(&["role", "add", user]);
         self.insist(&["role", "grant-permission", user, "--prefix=true", what, prefix]);
         self.insist(&["user", "add", &format!("{user}:{password}")]);
@@ -355,12 +355,12 @@ impl Drop for Cluster {
     }
 }
 
-/// An authority, its certificates for `server` (this host) and `client` (nobody in particular), and a strange authority.
+/// An authority, its certificates for `server` (this host) and `client` (an arbitrary user), and an unknown authority.
 fn make_certificates(place: &Path) {
     let script = r#"
         set -e
         key() { openssl ecparam -name prime256v1 -genkey -noout -out "$1.key"; }
-        for ca in ca stranger; do
+        for ca in ca unknown_authority; do
             key $ca
             openssl req -x509 -new -key $ca.key -days 2 -subj "/O=csalock $ca" -out $ca.pem
         done

@@ -1,4 +1,4 @@
-//! Somebody who acts: which task he is at, which step of it, and what he holds as far as he was told.
+//! An actor: its task, the step in it, and the grants that it was told of.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ pub(crate) struct Actor {
     /// The task that is at hand.
     pub(crate) task: usize,
     pub(crate) phase: Phase,
-    /// A reply was lost, or somebody was faster.
+    /// A reply was lost, or another actor was faster.
     pub(crate) repeated: bool,
-    /// Somebody rang.
+    /// A notification came.
     pub(crate) rung: bool,
     /// Its patience is over, or it must give way: it leaves the queue.
     pub(crate) leaves: bool,
-    /// It was refused something: it gives back what it has.
+    /// A request was refused: it releases its other locks.
     pub(crate) refused: bool,
-    /// Whose grants it is about to break.
+    /// The actor whose grants it is about to break.
     pub(crate) breaking: Option<Vec<usize>>,
     /// How often it renewed what it keeps.
     pub(crate) renewals: u8,
-    /// The last version that it saw of each name: nobody reads what is older than what he has seen.
+    /// The last version that it saw of each name: an actor reads no version older than the last one it saw.
     pub(crate) seen: Vec<u64>,
-    /// What it holds of each name.
+    /// Its grants by name.
     pub(crate) holds: Vec<Hold>,
     /// The lease by which others take it for alive while it waits.
     pub(crate) waits_by: Option<u64>,
@@ -34,7 +34,7 @@ pub(crate) struct Actor {
     pub(crate) begun: Option<u64>,
 }
 
-/// What somebody holds of one name, as far as he knows.
+/// The grant of an actor on one name, as far as it knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Hold {
     pub(crate) is: Holding,
@@ -54,7 +54,7 @@ pub(crate) enum Holding {
     Told,
     /// It has begun to give it back.
     GivingBack,
-    /// Its lease is over, somebody broke it, or its owner is dead.
+    /// Its lease is over, another actor broke it, or its owner is dead.
     Lost,
 }
 
@@ -76,7 +76,7 @@ impl From<Mode> for HeldMode {
     }
 }
 
-/// Where in a task somebody is.
+/// The step of an actor in its task.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Phase {
     /// About to read.
@@ -96,11 +96,11 @@ pub(crate) struct Swapping {
     pub(crate) name: usize,
     pub(crate) expect: Option<u64>,
     pub(crate) body: Option<Arc<Bytes>>,
-    /// What it is told then; `None`: to look again.
+    /// The result that it learns then; `None`: to read again.
     pub(crate) answer: Option<Answer>,
-    /// Whom it rings then.
+    /// The actors that it notifies then.
     pub(crate) rings: Vec<usize>,
-    /// Whose grants it breaks.
+    /// The actors whose grants it breaks.
     pub(crate) breaks: Vec<usize>,
     /// It says in it that it has the lock.
     pub(crate) says: bool,
@@ -111,7 +111,7 @@ pub(crate) struct Swapping {
 pub(crate) enum Answer {
     /// It holds, by this token (`None`: the version of this swap), on this slot, until this lease is over.
     Granted { token: Option<u64>, mode: HeldMode, slot: u32, lease: Option<u64> },
-    /// It is no more in the queue.
+    /// It is not in the queue any more.
     Left,
     /// It was granted it before it could leave.
     FindsIt,
@@ -141,14 +141,14 @@ impl Actor {
         }
     }
 
-    /// Whether it may do as it likes with a name.
+    /// Whether it may use a name freely.
     pub(crate) fn holds(&self, name: usize) -> bool {
         self.holds[name].is == Holding::Told
     }
 }
 
 impl Hold {
-    /// It is over, without having been given back.
+    /// It is over, without a release.
     pub(crate) fn lose(&mut self) {
         if self.is != Holding::Nothing {
             self.is = Holding::Lost;

@@ -1,4 +1,5 @@
-//! What an actor asks of a record, and how it takes the answer: the loop of the engine, one step at a time.
+//! The requests of an actor for a record, and its treatment of the response: the loop of the engine, one step at a
+//! time.
 
 use std::sync::Arc;
 
@@ -80,7 +81,7 @@ fn follow(
             });
         }
         Transition::Wait { processes, leases, .. } => {
-            if let Some(victim) = victim_of_circle(world, state, at, task) {
+            if let Some(victim) = victim_of_cycle(world, state, at, task) {
                 state.actors[victim].rung |= victim != at;
                 state.actors[at].leaves |= victim == at;
                 if victim == at {
@@ -120,7 +121,7 @@ fn begin(world: &World, state: &mut State, at: usize, record: &mut Record, grant
     Some(())
 }
 
-/// Makes wrong what is to be wrong.
+/// Applies the planted fault.
 fn plant(world: &World, at: usize, task: Task, before: &Record, record: &mut Record) {
     match world.planted {
         Some(Planted::NobodyServed) if matches!(task, Task::GiveBack(_)) => {
@@ -151,8 +152,8 @@ fn answer(outcome: &Response) -> Answer {
     }
 }
 
-/// Who has to give up, if this wait is part of a circle.
-fn victim_of_circle(world: &World, state: &State, at: usize, task: Task) -> Option<usize> {
+/// Returns the victim, if this wait is part of a cycle.
+fn victim_of_cycle(world: &World, state: &State, at: usize, task: Task) -> Option<usize> {
     if !state.actors[at].holds.iter().any(|hold| hold.is == super::actor::Holding::Told) {
         return None;
     }
@@ -193,7 +194,7 @@ impl World {
         state.is_dead(&owner(&self.actors[of], of))
     }
 
-    /// What an actor asks for.
+    /// Returns the request of an actor.
     pub(crate) fn ask(&self, state: &mut State, at: usize, task: Task) -> Option<Request> {
         let actor = &state.actors[at];
         let claimant = |proof: Option<HandleHash>, owners| Credentials {
@@ -249,8 +250,8 @@ impl World {
         }
     }
 
-    /// Where other hosts cannot see whether a waiter lives, it says so by a lease. Whether it has a new one; `None`: there
-    /// is none left.
+    /// If other hosts cannot see whether a waiter lives, it shows that by a lease. Returns whether it has a new one;
+    /// `None`: no lease is left.
     fn lends_for_wait(&self, state: &mut State, at: usize, task: Task, step: &Transition) -> Option<bool> {
         let is_answered = match step {
             Transition::Done(outcome) | Transition::Write { response: Some(outcome), .. } => {
@@ -297,19 +298,19 @@ impl World {
         }
     }
 
-    /// Whether a waiter that looks would see anything but what it saw.
+    /// Whether a waiter that reads now would see a change.
     pub(crate) fn would_see_more(&self, state: &State, at: usize, seen: u64) -> bool {
         let Some(task) = self.task(state, at) else { return true };
         state.names[task.name()].now.number != seen || !self.would_wait(state, at)
     }
 
-    /// Whether a waiter that looks now would go on waiting.
+    /// Whether a waiter that reads now would continue to wait.
     pub(crate) fn would_wait(&self, state: &State, at: usize) -> bool {
         let mut state = state.clone();
         let Some(task) = self.task(&state, at) else { return false };
         let record = state.names[task.name()].now.record(&name(task.name()));
         let Some(ask) = self.ask(&mut state, at, task) else { return false };
         let step = decide_now(self, &state, self.actors[at].host, |facts| decide(&record, &ask, facts));
-        matches!(step, Transition::Wait { .. }) && victim_of_circle(self, &state, at, task).is_none()
+        matches!(step, Transition::Wait { .. }) && victim_of_cycle(self, &state, at, task).is_none()
     }
 }

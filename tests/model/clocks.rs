@@ -1,8 +1,8 @@
-//! A lease on a shared directory, seen by hosts that cannot see its holder, while the clock of the store is set forward and
-//! back at any time. The product's own `lock::age` says what a host knows of a lease that it finds.
+//! A lease on a shared directory, seen by hosts that cannot see its holder, while the clock of the store is set forward
+//! and back at any time. The product's own `lock::age` decides about the age of a lease.
 //!
-//! Host 0 began the lease. Host 1 was resumed from a snapshot of host 0: it has the same boot id, and another CLOCK_BOOTTIME.
-//! Host 2 is a stranger; one process there waits, and others look once and go.
+//! Host 0 began the lease. Host 1 was resumed from a snapshot of host 0: it has the same boot id, and another
+//! CLOCK_BOOTTIME. Host 2 is unrelated; one process there waits, and others read once and leave.
 
 use std::time::Duration;
 
@@ -27,12 +27,12 @@ struct Clocks {
     planted: Option<Planted>,
 }
 
-/// What is wrong on purpose.
+/// A planted fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planted {
     /// A lease is over when the store's clock says so.
     StoreBelieved,
-    /// What a host has seen counts by CLOCK_BOOTTIME alone.
+    /// Observations of a host count by CLOCK_BOOTTIME alone.
     BootBelieved,
     /// A process that does not wait leaves no sighting.
     NothingNoted,
@@ -118,7 +118,7 @@ impl Model for Clocks {
             Action::HolderRenews => {
                 state.renewals -= 1;
                 state.lease = Some((state.now, state.store));
-                // What was seen of the lease before is not written any more.
+                // Observations of the earlier lease are not written any more.
                 (state.waits_since, state.noted) = (None, None);
                 state.sightings.clear();
             }
@@ -212,7 +212,7 @@ fn steps(span: Duration) -> i32 {
 }
 
 fn clocks(planted: Option<Planted>) -> Clocks {
-    let more = if super::explore::is_full() { 1 } else { 0 };
+    let more = if super::extent::is_complete() { 1 } else { 0 };
     Clocks { until: 5 + 2 * more, settings: 2, renewals: 1 + more, looks: 3 + more, planted }
 }
 
@@ -224,7 +224,7 @@ fn a_clock_that_is_set_ends_no_lease_early_and_keeps_none() {
 }
 
 #[test]
-fn what_is_wrong_with_clocks_is_found() {
+fn wrong_clocks_are_found() {
     let planted = [
         (Planted::StoreBelieved, NEVER_EARLY),
         (Planted::StoreBelieved, NEVER_STUCK),

@@ -1,14 +1,15 @@
-//! The steps of the etcd store, as a model of their own: a lease that is asked for without waiting and whose key the next
-//! transaction puts; transactions whose reply is lost, that are sent again, and whose first copy may arrive last; leases
-//! that a new leader prolongs; reads of a lease's key that show it as it was before it was put; and a watch that begins at
-//! a version.
+//! The steps of the etcd store, as a model of their own: a lease that is requested without waiting and whose key the
+//! next transaction puts; transactions whose reply is lost, that are sent again, and whose first copy may arrive last;
+//! leases that a new leader prolongs; reads of a lease's key that show the state before it was put; and a watch that
+//! begins at a version.
 //!
-//! What a lease is worth rests on two clocks: its holder's, which begins before he asks, and etcd's, for which it is over
-//! when its key is gone. A leader may prolong it and never shortens it, so here it ends at any time after its holder's end.
+//! A lease depends on two clocks: that of its holder, which begins before the request, and that of etcd, for which it
+//! is over when its key is gone. A leader may prolong a lease and never shortens it, so here it ends at any time after
+//! its holder's end.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-/// A revision, and what was put with it: by whom, and under which lease.
+/// A revision and the write at it: its writer, and its lease.
 type Record = Option<(u64, usize, usize)>;
 
 #[derive(Debug, Clone)]
@@ -21,7 +22,7 @@ struct Cluster {
     planted: Option<Planted>,
 }
 
-/// What is wrong on purpose.
+/// A planted fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planted {
     /// The key of a lease is not put by the transaction that uses it.
@@ -47,7 +48,7 @@ struct State {
     lost_replies: u8,
     late_copies: u8,
     stale_reads: u8,
-    /// The highest revision that anybody was told.
+    /// The highest revision that any client was told.
     told: u64,
     numbers_fell: bool,
 }
@@ -74,7 +75,7 @@ struct Transaction {
 enum Client {
     Looks,
     Sends(Transaction),
-    /// Held by somebody else: it heard of what comes after this revision.
+    /// Held by another client; this one waits for changes after this revision.
     Waits(u64),
     Holds(u64),
     Ended,
@@ -86,7 +87,7 @@ enum Action {
     /// Looks, and does not see the key of the holder's lease, which is there.
     LooksStale(usize),
     LosesReply(usize),
-    /// The server that was asked takes its time: the request is sent to another one as well.
+    /// The server is slow, so the request is sent to another one too.
     SendsTwice(usize),
     Arrives(usize),
     GrantArrives(usize),
@@ -165,7 +166,7 @@ impl Model for Cluster {
             Action::LosesReply(at) => {
                 state.lost_replies -= 1;
                 let Client::Sends(transaction) = state.clients[at] else { return None };
-                // It is sent again, and the answer to that is heard: somebody was faster, perhaps itself.
+                // It is sent again, and that reply arrives: another client was faster, perhaps itself.
                 self.transact(state, transaction, true)?;
             }
             Action::SendsTwice(at) => {
@@ -183,7 +184,7 @@ impl Model for Cluster {
             Action::Dies(at) => {
                 state.crashes -= 1;
                 state.clients[at] = Client::Ended;
-                // Nobody asks what its clock says.
+                // No client asks for its clock.
                 state.leases[at].own_end = true;
             }
         }
@@ -210,10 +211,10 @@ impl Model for Cluster {
     }
 }
 
-const ONE_HOLDER: &str = "at most one holds by his own clock";
-const LEASED: &str = "whoever holds by his own clock has a lease whose key is there";
+const ONE_HOLDER: &str = "at most one client holds by its own clock";
+const LEASED: &str = "a holder by its own clock has a lease whose key exists";
 const RISES: &str = "revisions that are told rise";
-const HEARD: &str = "who waits hears of what was stored after he looked";
+const HEARD: &str = "a waiter learns of changes after its read";
 
 /// Whether a client holds by its own clock.
 fn holds(state: &State, at: usize) -> bool {
@@ -221,13 +222,13 @@ fn holds(state: &State, at: usize) -> bool {
 }
 
 impl Cluster {
-    /// Whether a watch that began behind this revision has something to tell; or the lease ended that was seen there.
+    /// Whether a watch that began after this revision reports a change, or the lease that was seen there has ended.
     fn is_rung(&self, state: &State, since: u64) -> bool {
         let is_seen = |(revision, ..): &(u64, usize, usize)| *revision == since;
         state.revision > since || (state.record.as_ref().is_some_and(is_seen) && self.is_over(state))
     }
 
-    /// Whether nobody holds by the record: it is not there, or the key of its lease is gone.
+    /// Whether the record has no holder: it is missing, or the key of its lease is gone.
     fn is_over(&self, state: &State) -> bool {
         state.record.is_none_or(|(_, _, lease)| !state.leases[lease].has_key)
     }
@@ -250,7 +251,7 @@ impl Cluster {
             Client::Sends(transaction) => {
                 let lease = &mut state.leases[at];
                 if transaction.takes && !lease.is_known && !lease.own_end {
-                    // etcd does not know it: it is asked for again, and nobody has used it.
+                    // etcd does not know the lease: it is requested again, and no client has used it.
                     lease.is_known = true;
                     return;
                 }
@@ -293,7 +294,7 @@ impl Cluster {
             state.record = Some((state.revision, by, by));
         } else {
             state.record = None;
-            // Who gives back revokes his lease, its key with it.
+            // A release revokes the lease, with its key.
             state.leases[by] = Lease { is_known: false, has_key: false, own_end: true, was_used: true };
         }
         Some(state.revision)
@@ -319,7 +320,7 @@ fn cluster(clients: usize) -> Cluster {
 
 #[test]
 fn leases_by_transactions_that_are_lost_repeated_and_late() {
-    let clients = if super::explore::is_full() { 3 } else { 2 };
+    let clients = if super::extent::is_complete() { 3 } else { 2 };
     let checker = cluster(clients).checker().threads(2).spawn_bfs().join();
     eprintln!("model: etcd: {} states", checker.unique_state_count());
     checker.assert_properties();
@@ -337,16 +338,16 @@ fn a_lease_without_its_key_is_seen() {
 }
 
 #[test]
-fn two_hold_where_a_transaction_compares_nothing() {
+fn two_callers_hold_if_a_transaction_compares_nothing() {
     is_seen(Planted::NothingCompared, ONE_HOLDER);
 }
 
 #[test]
-fn two_hold_where_a_stale_read_alone_says_that_a_lease_is_over() {
+fn two_callers_hold_if_a_stale_read_alone_proves_an_expired_lease() {
     is_seen(Planted::LeaseNotCompared, ONE_HOLDER);
 }
 
 #[test]
-fn nobody_hears_of_what_came_before_a_watch_that_begins_too_late() {
+fn a_watch_that_begins_too_late_misses_earlier_changes() {
     is_seen(Planted::WatchBeginsLate, HEARD);
 }

@@ -5,11 +5,6 @@ use stateright::{Checker, HasDiscoveries, Model};
 use super::state::State;
 use super::world::World;
 
-/// Whether the larger worlds are to be explored as well.
-pub(crate) fn is_full() -> bool {
-    std::env::var_os("CSALOCK_MODEL").is_some_and(|value| value == "full")
-}
-
 /// Explores all of it; every promise must be kept.
 pub(crate) fn every_promise_is_kept(what: &str, world: World) {
     let started = std::time::Instant::now();

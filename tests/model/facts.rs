@@ -7,18 +7,18 @@ use csalock::lock::{Begun, Facts, Lease, LeaseClock, Liveness, ProcessId, Query,
 use super::state::State;
 use super::world::{Planted, World, home};
 
-/// Something that somebody has found out.
+/// A fact that an actor has found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Known {
-    /// What became of the process with this pid on this host.
+    /// The state of the process with this pid on this host.
     Fate(u8, i32, Seen),
     /// Whether this lease is over.
     Over(u64, bool),
-    /// Whether this lease outlasts a patience without end: no.
+    /// Whether this lease outlasts an unlimited wait: no.
     NotOutlasted(u64),
     /// This lease begins now.
     Lent(u64),
-    /// Nobody here makes decisions.
+    /// No actor makes commit records here.
     Undecided(usize),
 }
 
@@ -64,7 +64,7 @@ impl Known {
         }
     }
 
-    /// Whether asking later cannot bring anything else.
+    /// Whether a later request cannot have another result.
     pub(crate) fn is_final(&self) -> bool {
         !matches!(self, Known::Fate(_, _, Seen::Alive) | Known::Over(_, false))
     }

@@ -12,7 +12,7 @@ const ONE_DIES: Faults =
     Faults { crashes: 1, lost_replies: 0, stale_reads: 0, late_arrivals: 0, late_copies: 0, leases: 0 };
 
 #[test]
-fn two_hold_at_once_where_who_cannot_be_seen_is_taken_for_dead() {
+fn two_callers_hold_at_once_if_an_unknown_process_counts_as_dead() {
     let renewing = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host);
     let faults = Faults { leases: 4, ..Faults::default() };
     let world = with(Planted::UnknownIsDead, vec![renewing(0), renewing(1)], faults);
@@ -20,13 +20,13 @@ fn two_hold_at_once_where_who_cannot_be_seen_is_taken_for_dead() {
 }
 
 #[test]
-fn two_hold_at_once_where_a_swap_does_not_compare() {
+fn two_callers_hold_at_once_if_a_commit_does_not_compare() {
     let world = with(Planted::NothingCompared, vec![takes(0), takes(0)], Faults::default());
     a_promise_is_broken(world, &[promises::FIT, promises::KEPT]);
 }
 
 #[test]
-fn a_queue_is_stuck_where_giving_back_serves_nobody() {
+fn a_queue_is_stuck_if_a_release_grants_no_waiter() {
     let world = with(Planted::NobodyServed, vec![takes(0), takes(0)], Faults::default());
     a_promise_is_broken(world, &[promises::SERVED]);
 }
@@ -44,7 +44,7 @@ fn tokens_fall_where_a_number_is_forgotten_with_its_record() {
 }
 
 #[test]
-fn what_was_given_back_stands_again_where_births_are_not_counted() {
+fn a_released_lock_returns_without_creation_guards() {
     let renewing = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host).staying();
     let faults = Faults { lost_replies: 1, late_copies: 1, leases: 3, ..Faults::default() };
     let world = with(Planted::BirthsUncounted, vec![renewing(0), renewing(1)], faults);
@@ -52,19 +52,19 @@ fn what_was_given_back_stands_again_where_births_are_not_counted() {
 }
 
 #[test]
-fn somebody_waits_for_ever_where_nobody_is_rung_and_nobody_looks() {
+fn a_waiter_waits_forever_without_wake_ups_and_polls() {
     let world = with(Planted::NobodyRung, vec![takes(0).staying(), takes(0)], Faults::default());
     a_promise_is_broken(World { bounded_looks: false, ..world }, &[promises::WOKEN]);
 }
 
 #[test]
-fn a_shell_has_a_lock_that_it_knows_nothing_of_where_a_grant_does_not_depend_on_its_waiter() {
+fn a_shell_holds_an_unknown_lock_if_a_grant_does_not_depend_on_its_waiter() {
     let shells = vec![takes(0), takes(0).for_shell()];
     a_promise_is_broken(with(Planted::BornConfirmed, shells, ONE_DIES), &[promises::HANDLES]);
 }
 
 #[test]
-fn a_name_is_stuck_where_the_dead_are_taken_for_alive() {
+fn a_name_is_stuck_if_a_dead_process_counts_as_alive() {
     let world = with(Planted::DeathUnseen, vec![takes(0), takes(0)], ONE_DIES);
     a_promise_is_broken(world, &[promises::NOT_STUCK, promises::WOKEN]);
 }

@@ -1,4 +1,4 @@
-//! What must be so in every state, whatever happened before.
+//! The invariants of every state.
 
 use csalock::lock::{Acquire, Grant, Lifetime, Mode, Record, Request, Response, Transition, Waiter, decide};
 use stateright::Property;
@@ -8,16 +8,16 @@ use super::facts::decide_now;
 use super::state::{Broken, State};
 use super::world::{Script, World, name, owner, party, process, proof, whose};
 
-pub(crate) const FIT: &str = "those who hold fit together";
-pub(crate) const RECORD_FITS: &str = "those who hold by the record fit together";
+pub(crate) const FIT: &str = "the holders are compatible";
+pub(crate) const RECORD_FITS: &str = "the holders in the record are compatible";
 pub(crate) const TOKENS: &str = "tokens rise in the order of granting";
-pub(crate) const FIRST_COME: &str = "of two who wait and live, the first is served first";
-pub(crate) const PLACES: &str = "nobody who lives and waits loses his place";
-pub(crate) const KEPT: &str = "no grant ends that somebody alive still has";
-pub(crate) const SERVED: &str = "a queue is served by whoever changes the record";
-pub(crate) const HANDLES: &str = "every grant has a handle that somebody has, or depends on who waits for it";
+pub(crate) const FIRST_COME: &str = "the first of two live waiters is granted first";
+pub(crate) const PLACES: &str = "no live waiter loses its position";
+pub(crate) const KEPT: &str = "no grant of a live holder ends";
+pub(crate) const SERVED: &str = "a queue is granted by every change of the record";
+pub(crate) const HANDLES: &str = "every grant has a known handle, or depends on its waiter";
 pub(crate) const NOT_STUCK: &str = "no name is stuck once the dead are gone";
-pub(crate) const WOKEN: &str = "who waits has somebody who wakes him, or looks himself";
+pub(crate) const WOKEN: &str = "a waiter is woken by another actor, or polls";
 
 /// Newcomers act as this one.
 const NEWCOMER: usize = 7;
@@ -33,11 +33,11 @@ pub(crate) fn all() -> Vec<Property<World>> {
         Property::always(SERVED, |_, state: &State| state.broken != Some(SERVED)),
         Property::always(HANDLES, have_handles),
         Property::always(NOT_STUCK, |world, state| !is_over(world, state) || is_free_for_all(world, state)),
-        Property::always(WOKEN, |world, state| !everybody_waits(world, state)),
+        Property::always(WOKEN, |world, state| !all_actors_wait(world, state)),
     ]
 }
 
-/// Whether those fit together who were told that they hold, and have not begun to give back.
+/// Whether the holders that were told so, and have not begun to release, are compatible.
 fn do_fit(state: &State) -> bool {
     (0..state.names.len()).all(|name| {
         let holds = state.actors.iter().map(|actor| actor.holds[name]).filter(|hold| hold.is == Holding::Told);
@@ -88,7 +88,7 @@ pub(crate) fn broken_by_swap(
     if old.waiters.iter().any(|waiter| is_there(waiter) && !holds(waiter.proof) && !waits(waiter.proof)) {
         return Some(PLACES);
     }
-    // Whoever was granted it came after all those before him in the queue; a newcomer after all of them.
+    // The holder was granted after all waiters before it in the queue; a newcomer comes after all of them.
     for grant in new.holders.iter().filter(is_new) {
         let place = old.waiters.iter().position(|waiter| waiter.proof == grant.proof).unwrap_or(old.waiters.len());
         if old.waiters[..place].iter().any(|waiter| is_there(waiter) && !holds(waiter.proof)) {
@@ -113,7 +113,7 @@ pub(crate) fn broken_by_swap(
     first_fits.then_some(SERVED)
 }
 
-/// Whether somebody may end this grant of an actor.
+/// Whether an actor may end this grant of another one.
 fn may_end(world: &World, state: &State, by: usize, swap: &Swapping, grant: &Grant) -> bool {
     let Some(whose) = whose(&grant.proof) else { return false };
     let is_over = grant.lifetime.lease().is_some_and(|lease| state.is_over(lease.ends));
@@ -122,8 +122,8 @@ fn may_end(world: &World, state: &State, by: usize, swap: &Swapping, grant: &Gra
     whose == by || swap.breaks.contains(&whose) || is_over || is_lost || grant.lifetime == Lifetime::OwnerDied
 }
 
-/// Whether somebody is told of a token below one that somebody was told of, whose grant cannot have been beside this one.
-/// Remembers it.
+/// Whether an actor is told a token below a token that was told before, although the two grants cannot have overlapped.
+/// Remembers the token.
 pub(crate) fn broken_by_token(state: &mut State, name: usize, token: u64, mode: HeldMode) -> Option<Broken> {
     let (any, exclusive) = &mut state.told[name];
     let below = if mode == HeldMode::Exclusive { *any } else { *exclusive };
@@ -134,8 +134,8 @@ pub(crate) fn broken_by_token(state: &mut State, name: usize, token: u64, mode: 
     (token <= below).then_some(TOKENS)
 }
 
-/// No grant stands of which nobody knows: its actor was told of it, is about to be told, has said itself that it has it, or
-/// is dead; or its time is over.
+/// Every grant is known: its actor was told of it, is about to be told, has confirmed it, or is dead; or its time is
+/// over.
 fn have_handles(world: &World, state: &State) -> bool {
     (0..world.names).all(|at| {
         let record = state.names[at].now.record(&name(at));
@@ -156,7 +156,7 @@ fn is_over(_world: &World, state: &State) -> bool {
     state.on_its_way.is_empty() && state.actors.iter().all(|actor| actor.phase == Phase::Ended)
 }
 
-/// Whether somebody who comes now gets every name at once, where no lease is left.
+/// Whether a newcomer gets every name at once when no lease is left.
 fn is_free_for_all(world: &World, state: &State) -> bool {
     let state = &State { over: u32::MAX, ..state.clone() };
     let script = Script::job(&[]);
@@ -169,15 +169,15 @@ fn is_free_for_all(world: &World, state: &State) -> bool {
     })
 }
 
-/// Whether all who have not ended wait, and nothing will ever let them look; or they would look in vain.
-fn everybody_waits(world: &World, state: &State) -> bool {
+/// Whether all live actors wait, and no event will ever let them read; or they would read in vain.
+fn all_actors_wait(world: &World, state: &State) -> bool {
     let waits = |at: usize| matches!(state.actors[at].phase, Phase::Waiting { .. });
     let idle = |at: usize| state.actors[at].phase == Phase::Ended || !world.can_go_on(state, at);
     let all = 0..world.actors.len();
     if !state.on_its_way.is_empty() || !all.clone().any(waits) || !all.clone().all(idle) {
         return false;
     }
-    // What waits for a lease will see it end.
+    // A waiter for a lease sees its end.
     let mut after = state.clone();
     after.over = u32::MAX;
     all.filter(|at| waits(*at)).all(|at| !world.can_go_on(&after, at))

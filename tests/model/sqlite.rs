@@ -1,5 +1,5 @@
-//! The steps of the SQLite store, as a model of their own: begin immediate, look at row and counter, count, write, commit,
-//! with a crash between any two of them, after which whoever comes next rolls the journal back.
+//! The steps of the SQLite store, as a model of their own: begin immediate, read row and counter, count, write, commit.
+//! A crash may come between any two of them; the next process then rolls the journal back.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -10,10 +10,10 @@ struct Database {
     planted: Option<Planted>,
 }
 
-/// What is wrong on purpose.
+/// A planted fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Planted {
-    /// Who begins does not lock: two may look before either writes.
+    /// A transaction does not lock when it begins: two may read before either writes.
     BeginDeferred,
     /// The counter goes with the row.
     CounterForgotten,
@@ -29,12 +29,12 @@ struct Pages {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct State {
     pages: Pages,
-    /// What they were, while a transaction writes.
+    /// The old contents, while a transaction writes.
     journal: Option<Pages>,
     locked_by: Option<usize>,
     processes: Vec<Process>,
     crashes: u8,
-    /// The highest version that anybody was told.
+    /// The highest version that any process was told.
     told: u64,
     numbers_fell: bool,
 }
@@ -174,7 +174,7 @@ impl Database {
         };
     }
 
-    /// Whoever finds a journal that nobody is writing puts everything back as it was.
+    /// A process that finds an abandoned journal restores the old contents.
     fn roll_back(&self, state: &mut State) {
         if state.locked_by.is_none() {
             state.pages = state.journal.take().unwrap_or(state.pages);
@@ -189,7 +189,7 @@ impl Database {
 }
 
 fn database() -> Database {
-    Database { processes: 3, crashes: if super::explore::is_full() { 3 } else { 2 }, planted: None }
+    Database { processes: 3, crashes: if super::extent::is_complete() { 3 } else { 2 }, planted: None }
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn is_seen(planted: Planted, promises: &[&str]) {
 }
 
 #[test]
-fn two_hold_where_a_transaction_does_not_lock_when_it_begins() {
+fn two_callers_hold_if_a_transaction_does_not_lock_when_it_begins() {
     is_seen(Planted::BeginDeferred, &[ONE_HOLDER, WHOLE]);
 }
 

@@ -4,12 +4,12 @@ use super::actor::{Actor, Swapping};
 use super::storage::Kept;
 use super::world::{Faults, World};
 
-/// What a promise was broken by.
+/// The event that broke a promise.
 pub(crate) type Broken = &'static str;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct State {
-    /// What is stored under each name.
+    /// The stored object for each name.
     pub(crate) names: Vec<Kept>,
     pub(crate) actors: Vec<Actor>,
     /// The processes that are dead, by [`super::context::bit`].
@@ -17,11 +17,11 @@ pub(crate) struct State {
     /// How many leases were lent, and which of them are over.
     pub(crate) lent: u8,
     pub(crate) over: u32,
-    /// What may still go wrong.
+    /// The faults that may still happen.
     pub(crate) left: Faults,
-    /// What was sent and has not arrived.
+    /// The requests that were sent and have not arrived.
     pub(crate) on_its_way: Vec<Sent>,
-    /// The highest token of which anybody was told, and the highest of an exclusive grant, for each name.
+    /// For each name, the highest token that any actor was told, and the highest of an exclusive grant.
     pub(crate) told: Vec<(u64, u64)>,
     /// A promise that the last step has broken.
     pub(crate) broken: Option<Broken>,

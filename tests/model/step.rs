@@ -1,4 +1,4 @@
-//! What can happen next: somebody goes on, or the world interferes.
+//! The possible next events: an actor continues, or the world interferes.
 
 use stateright::{Model, Property};
 
@@ -28,7 +28,7 @@ pub(crate) enum Action {
     DiesSending(usize),
     /// It has sent its swap to a server that is slow, and sends it to another one.
     SendsTwice(usize),
-    /// What was sent arrives.
+    /// A sent request arrives.
     Arrives(usize),
     /// This lease is over.
     Expires(u64),
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// The leases that are not over and that mean something to anybody.
+    /// The leases that are not over and that matter to an actor.
     fn relevant_leases(&self, state: &State) -> u32 {
         let mut relevant = 0;
         for (at, kept) in state.names.iter().enumerate() {
@@ -237,7 +237,7 @@ impl World {
     }
 
     fn has_seen(&self, state: &mut State, at: usize, name: usize, version: u64) {
-        // What does not matter to what may happen does not make two states of one.
+        // A difference without consequences does not make two states of one.
         if state.left.stale_reads > 0 {
             state.actors[at].seen[name] = version;
         }
@@ -251,15 +251,15 @@ impl World {
     fn expire(&self, state: &mut State, lease: u64) {
         state.over |= 1 << lease;
         for (script, actor) in self.actors.iter().zip(&mut state.actors) {
-            // A holder counts from before it asked, so for itself its lease was over first. Leases that are renewed last
-            // equally long, so one that was lent earlier is over by then as well.
+            // A holder counts from before its request, so for itself its lease ends first. Renewed leases last equally
+            // long, so an earlier lease is over by then too.
             let is_lost = |own: u64| own == lease || (script.lasts == Lasts::Renewing && own < lease);
             let lost = actor.holds.iter_mut().filter(|hold| hold.lease.is_some_and(is_lost));
             lost.for_each(super::actor::Hold::lose);
         }
     }
 
-    /// An actor's process dies; its shell, if it has one, gives back what it has.
+    /// An actor's process dies; its shell, if it has one, releases its locks.
     fn die(&self, state: &mut State, at: usize) {
         state.dead |= bit(&process(at));
         if self.actors[at].for_shell && !state.is_dead(&owner(&self.actors[at], at)) {
@@ -270,7 +270,7 @@ impl World {
         }
     }
 
-    /// What an actor's grants depend on dies.
+    /// The owner of an actor's grants dies.
     fn lose_owner(&self, state: &mut State, at: usize) {
         state.dead |= bit(&owner(&self.actors[at], at));
         state.actors[at].holds.iter_mut().for_each(super::actor::Hold::lose);
@@ -297,11 +297,11 @@ impl World {
         state.actors[at].phase = Phase::Ended;
     }
 
-    /// Tells an actor what came of what it asked for.
+    /// Tells an actor the result of its request.
     pub(crate) fn tell(&self, state: &mut State, at: usize, answer: Answer, stored: u64) {
         let Some(task) = self.task(state, at) else { return };
         let about = task.name();
-        // Whoever is told late may have lost it already.
+        // An actor that learns of its grant late may have lost it already.
         let is_lost = |lease: u64| state.is_over(lease);
         let is_lost = match answer {
             Answer::Granted { lease, .. } => lease.is_some_and(is_lost) || state.is_dead(&owner(&self.actors[at], at)),
@@ -352,7 +352,7 @@ impl World {
         self.process_may_exit(state, at);
     }
 
-    /// What takes a lock for a shell ends when it has it.
+    /// A process that acquires a lock for a shell ends when it has it.
     fn process_may_exit(&self, state: &mut State, at: usize) {
         let takes = |task: &Task| matches!(task, Task::Take(..) | Task::Try(..));
         let done = !self.actors[at].tasks[state.actors[at].task..].iter().any(takes) || state.actors[at].refused;

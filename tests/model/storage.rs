@@ -12,7 +12,7 @@ pub(crate) type Bytes = Vec<u8>;
 /// Records by their version and bytes.
 type Records = HashMap<(u64, Arc<Bytes>), Arc<Record>>;
 
-/// What is stored under one name, and what was before the last swap.
+/// The stored object of one name, and its state before the last commit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Kept {
     pub(crate) now: Version,
@@ -26,7 +26,7 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// What a swap has to expect.
+    /// The version that a commit must expect.
     pub(crate) fn expect(&self, births: bool) -> Option<u64> {
         (births || self.body.is_some()).then_some(self.number)
     }
@@ -45,7 +45,7 @@ impl Version {
 }
 
 impl Kept {
-    /// Replaces it, if it is what is expected or nobody compares.
+    /// Replaces the object if it has the expected version, or if the fault skips the comparison.
     pub(crate) fn swap(&mut self, expect: Option<u64>, body: Option<Arc<Bytes>>, compares: bool) -> bool {
         if compares && expect.map_or(self.now.body.is_some(), |number| number != self.now.number) {
             return false;
@@ -56,7 +56,7 @@ impl Kept {
     }
 }
 
-/// What is written for a record: nothing where nothing in it needs keeping.
+/// Returns the stored bytes for a record: none if no part of it needs keeping.
 pub(crate) fn body(record: &Record) -> Option<Arc<Bytes>> {
     (!record.is_removable()).then(|| Arc::new(encode(record)))
 }

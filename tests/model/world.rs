@@ -7,17 +7,17 @@ use csalock::lock::{Handle, HandleHash, Mode, Owner, PidDomain, ProcessId};
 pub(crate) struct World {
     /// How many names there are.
     pub(crate) names: usize,
-    /// Who is in it.
+    /// The actors in it.
     pub(crate) actors: Vec<Script>,
-    /// What may go wrong.
+    /// The faults that may happen.
     pub(crate) faults: Faults,
     /// How many slots [`Mode::Slot`] means.
     pub(crate) slots: u32,
-    /// Whether a waiter looks although nothing prompted it, as it does after a bounded time.
+    /// Whether a waiter polls without a wake-up, as it does after a bounded time.
     pub(crate) bounded_looks: bool,
     /// Whether the hosts are copies of one machine: a process that is not on one of them may run on another.
     pub(crate) copies: bool,
-    /// What is wrong on purpose.
+    /// A planted fault.
     pub(crate) planted: Option<Planted>,
 }
 
@@ -38,22 +38,22 @@ pub(crate) struct Faults {
     pub(crate) leases: u8,
 }
 
-/// What somebody does, one task after the other.
+/// The tasks of an actor, one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct Script {
-    /// The host that it is on. What is on another one cannot be seen.
+    /// Its host. Processes of another host cannot be seen.
     pub(crate) host: u8,
-    /// Whether the lock is for a shell, which lives on when the process ends that takes it.
+    /// Whether the lock is for a shell, which outlives the process that acquires.
     pub(crate) for_shell: bool,
     /// How long its grants last.
     pub(crate) lasts: Lasts,
     /// Whether it may leave the queue at any time.
     pub(crate) impatient: bool,
-    /// Whether it refuses what somebody did not give back.
+    /// Whether it refuses a stale lock.
     pub(crate) refuses_stale: bool,
-    /// Whether it lives on when it has done everything.
+    /// Whether it lives on after its last task.
     pub(crate) stays: bool,
-    /// What it does.
+    /// Its tasks.
     pub(crate) tasks: Vec<Task>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum Lasts {
     OwnerLives,
     /// By a lease at most.
     AtMost,
-    /// By a lease that somebody renews.
+    /// By a lease that a keeper renews.
     Renewing,
 }
 
@@ -90,7 +90,7 @@ pub(crate) enum Task {
 /// A rule that is wrong on purpose, to see that a promise can be broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Planted {
-    /// Who cannot be seen is taken for dead.
+    /// An unknown process counts as dead.
     UnknownIsDead,
     /// A swap does not compare.
     NothingCompared,
@@ -98,15 +98,15 @@ pub(crate) enum Planted {
     NobodyServed,
     /// The first waiter steps back behind the last.
     QueueJumped,
-    /// What was removed is forgotten with its number.
+    /// A removed record is forgotten with its number.
     NumbersForgotten,
-    /// Where nothing is, nobody knows what was there.
+    /// The number of an absent record is unknown.
     BirthsUncounted,
-    /// Nobody is rung.
+    /// No actor is notified.
     NobodyRung,
-    /// What is granted to a waiter does not depend on it.
+    /// A grant to a waiter does not depend on the waiter.
     BornConfirmed,
-    /// Nobody sees that somebody is dead.
+    /// No actor sees that another is dead.
     DeathUnseen,
 }
 
@@ -134,32 +134,32 @@ impl Script {
         }
     }
 
-    /// The same, on another host, where only leases tell.
+    /// The script on another host, which only sees leases.
     pub(crate) fn elsewhere(self, host: u8) -> Script {
         Script { host, ..self }
     }
 
-    /// The same, for a shell that lives on.
+    /// The script for a shell that lives on.
     pub(crate) fn for_shell(self) -> Script {
         Script { for_shell: true, ..self }
     }
 
-    /// The same, by such leases.
+    /// The script with grants of this lifetime.
     pub(crate) fn lasting(self, lasts: Lasts) -> Script {
         Script { lasts, ..self }
     }
 
-    /// The same, that may leave the queue.
+    /// The script that may leave the queue.
     pub(crate) fn impatient(self) -> Script {
         Script { impatient: true, ..self }
     }
 
-    /// The same, that goes on with something else.
+    /// The script that lives on after its last task.
     pub(crate) fn staying(self) -> Script {
         Script { stays: true, ..self }
     }
 
-    /// The same, that refuses what was not given back.
+    /// The script that refuses a stale lock.
     pub(crate) fn refusing_stale(self) -> Script {
         Script { refuses_stale: true, ..self }
     }
@@ -181,12 +181,12 @@ impl World {
         World { names, actors, faults: Faults::default(), slots: 2, bounded_looks: true, copies: false, planted: None }
     }
 
-    /// Whether the store counts how often a name came to be, as one must whose requests may come twice.
+    /// Whether the store counts the creations of a name, which a store needs if its requests may arrive twice.
     pub(crate) fn counts_births(&self) -> bool {
         self.faults.late_copies > 0 && self.planted != Some(Planted::BirthsUncounted)
     }
 
-    /// Whether actors are on several hosts, so that leases tell what nobody can see.
+    /// Whether actors are on several hosts, so that only leases show what cannot be seen.
     pub(crate) fn has_many_hosts(&self) -> bool {
         self.actors.iter().any(|actor| actor.host != self.actors[0].host)
     }
@@ -213,25 +213,25 @@ pub(crate) fn bit(process: &ProcessId) -> u32 {
     1 << process.pid
 }
 
-/// Where a host's processes are.
+/// The processes of a host.
 pub(crate) fn home(host: u8) -> PidDomain {
     let machine = char::from(b'm' + host).to_string();
     PidDomain { boot: machine.clone(), pids: "p".into(), net: u64::from(host), machine }
 }
 
-/// What proves an actor's grants.
+/// Returns the credentials for the grants of an actor.
 pub(crate) fn proof(actor: usize) -> HandleHash {
     use std::sync::OnceLock;
     static PROOFS: OnceLock<Vec<HandleHash>> = OnceLock::new();
     PROOFS.get_or_init(|| (0..8).map(|at| Handle::new([at; 16]).proof()).collect())[actor]
 }
 
-/// Whose proof it is.
+/// Returns the actor with this proof.
 pub(crate) fn whose(wanted: &HandleHash) -> Option<usize> {
     (0..8).find(|actor| proof(*actor) == *wanted)
 }
 
-/// Whose the grants of an actor are.
+/// Returns the owner of the grants of an actor.
 pub(crate) fn party(script: &Script, actor: usize) -> Owner {
     Owner {
         domain: home(script.host),

@@ -2,7 +2,8 @@
 
 use csalock::lock::Mode;
 
-use super::explore::{every_promise_is_kept, is_full};
+use super::explore::every_promise_is_kept;
+use super::extent::is_complete;
 use super::world::{Faults, Lasts, Script, Task, World, shares, takes};
 
 const EXCLUSIVE: Mode = Mode::Exclusive;
@@ -13,12 +14,12 @@ const NOTHING: Faults =
 /// Explores a world with fewer faults in CI, with more of them where everything is asked for.
 fn explore(what: &str, names: usize, actors: &[Script], in_ci: Faults, in_full: Faults) {
     let mut world = World::of(names, actors.to_vec());
-    world.faults = if is_full() { in_full } else { in_ci };
+    world.faults = if is_complete() { in_full } else { in_ci };
     every_promise_is_kept(what, world);
 }
 
 #[test]
-fn three_want_one_name_and_any_of_them_may_die() {
+fn three_callers_want_one_name_and_any_may_die() {
     explore(
         "three want one name",
         1,
@@ -29,7 +30,7 @@ fn three_want_one_name_and_any_of_them_may_die() {
 }
 
 #[test]
-fn replies_are_lost_and_what_the_dead_have_sent_arrives() {
+fn replies_are_lost_and_requests_of_dead_processes_arrive() {
     explore(
         "lost replies, late arrivals",
         1,
@@ -40,7 +41,7 @@ fn replies_are_lost_and_what_the_dead_have_sent_arrives() {
 }
 
 #[test]
-fn what_was_given_back_is_taken_again() {
+fn a_released_lock_is_acquired_again() {
     let twice =
         || Script::job(&[Task::Take(0, EXCLUSIVE), Task::GiveBack(0), Task::Take(0, EXCLUSIVE), Task::GiveBack(0)]);
     explore(
@@ -65,7 +66,7 @@ fn readers_and_a_writer() {
 }
 
 #[test]
-fn three_want_one_of_two_slots() {
+fn three_callers_want_one_of_two_slots() {
     let slot = || shares(0, Mode::Slot);
     explore(
         "slots",
@@ -77,7 +78,7 @@ fn three_want_one_of_two_slots() {
 }
 
 #[test]
-fn two_names_in_opposite_orders_and_somebody_who_wants_one() {
+fn two_names_in_opposite_orders_and_a_caller_that_wants_one() {
     let both = |first, second| {
         let (take, give) = ([Task::Take(first, EXCLUSIVE), Task::Take(second, EXCLUSIVE)], Task::GiveBack);
         Script::job(&[take[0], take[1], give(second), give(first)])
@@ -99,7 +100,7 @@ fn two_names_in_opposite_orders_and_somebody_who_wants_one() {
 }
 
 #[test]
-fn shells_whose_locks_are_taken_for_them() {
+fn shells_acquire_through_a_child_process() {
     let shell = || takes(0).for_shell();
     explore(
         "shells",
@@ -136,14 +137,14 @@ fn hosts_that_cannot_see_each_others_processes() {
         Faults { crashes: 1, stale_reads: 1, leases: 3, ..NOTHING },
         Faults { crashes: 1, lost_replies: 1, stale_reads: 1, late_arrivals: 1, leases: 4, ..NOTHING },
     );
-    if is_full() {
+    if is_complete() {
         let faults = Faults { crashes: 1, leases: 4, ..NOTHING };
         explore("three hosts", 1, &[renewing(0), renewing(1), renewing(2)], faults, faults);
     }
 }
 
 #[test]
-fn a_server_that_was_slow_does_what_another_has_done_already() {
+fn a_slow_server_repeats_the_work_of_another() {
     let renewing = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host).staying();
     explore(
         "late copies",
@@ -155,19 +156,19 @@ fn a_server_that_was_slow_does_what_another_has_done_already() {
 }
 
 #[test]
-fn a_keeper_renews_for_an_owner_who_dies_or_gives_back() {
+fn a_keeper_renews_for_an_owner_that_dies_or_releases() {
     let holder = takes(0).lasting(Lasts::Renewing).for_shell();
     let keeper = Script::job(&[Task::Keep { of: 0, name: 0, renewals: 1 }]);
     let other = |host| takes(0).lasting(Lasts::Renewing).elsewhere(host);
     explore(
-        "a keeper, and others who see the owner",
+        "a keeper, and others that see the owner",
         1,
         &[holder.clone(), keeper.clone(), other(0)],
         Faults { crashes: 1, leases: 3, ..NOTHING },
         Faults { crashes: 2, lost_replies: 1, leases: 4, ..NOTHING },
     );
     explore(
-        "a keeper, and others who do not",
+        "a keeper, and others that do not see the owner",
         1,
         &[holder, keeper, other(1)],
         Faults { crashes: 1, leases: 3, ..NOTHING },
@@ -185,14 +186,14 @@ fn leases_that_end_while_their_holders_live() {
         Faults { crashes: 1, lost_replies: 1, leases: 3, ..NOTHING },
         Faults { crashes: 2, lost_replies: 2, stale_reads: 2, late_arrivals: 1, leases: 4, ..NOTHING },
     );
-    if is_full() {
+    if is_complete() {
         let faults = Faults { crashes: 1, leases: 3, ..NOTHING };
         explore("time limits, three", 1, &[leased(), leased(), takes(0)], faults, faults);
     }
 }
 
 #[test]
-fn two_break_at_once_what_somebody_holds_and_somebody_waits_for() {
+fn two_callers_break_a_held_lock_with_a_waiter_at_once() {
     let breaker = || Script::job(&[Task::Break(0)]);
     explore(
         "two breakers",
@@ -204,7 +205,7 @@ fn two_break_at_once_what_somebody_holds_and_somebody_waits_for() {
 }
 
 #[test]
-fn two_collect_at_once_what_the_dead_left() {
+fn two_collectors_remove_a_dead_grant_at_once() {
     let collector = || Script::job(&[Task::Collect(0)]);
     explore(
         "two collectors",
@@ -216,7 +217,7 @@ fn two_collect_at_once_what_the_dead_left() {
 }
 
 #[test]
-fn some_give_up_waiting_and_some_do_not_wait_at_all() {
+fn callers_give_up_and_callers_do_not_wait_at_all() {
     let tries = Script::job(&[Task::Try(0, EXCLUSIVE), Task::GiveBack(0)]);
     explore(
         "giving up",
@@ -228,7 +229,7 @@ fn some_give_up_waiting_and_some_do_not_wait_at_all() {
 }
 
 #[test]
-fn somebody_refuses_what_was_not_given_back() {
+fn a_caller_refuses_a_stale_lock() {
     explore(
         "refusing what is stale",
         1,
@@ -239,7 +240,7 @@ fn somebody_refuses_what_was_not_given_back() {
 }
 
 #[test]
-fn who_waits_is_woken_without_ever_looking_for_himself() {
+fn a_waiter_is_woken_without_polling() {
     let (takes, shares) = (|| takes(0).staying(), |share| shares(0, share).staying());
     let shell = || takes().for_shell();
     let leased = || takes().lasting(Lasts::AtMost);

@@ -85,7 +85,7 @@ fn take(engine: &Engine) -> HandleHash {
     }
 }
 
-pub(crate) fn force_removes_no_lock_that_took_the_place_of_an_unreadable_record(rig: &Rig) {
+pub(crate) fn force_removes_no_lock_that_replaced_an_unreadable_record(rig: &Rig) {
     rig.put(b"x", None, b"garbage");
     let (other, taken) = (engine(rig, None), Arc::new(Mutex::new(None)));
     let proof = taken.clone();
@@ -99,13 +99,13 @@ pub(crate) fn force_removes_no_lock_that_took_the_place_of_an_unreadable_record(
     let proofs = [&holders, &held].map(|grants| grants.iter().map(|grant| Some(grant.proof)).collect::<Vec<_>>());
     let taken = *taken.lock().unwrap();
     assert_eq!(proofs, [vec![taken], vec![taken]]);
-    // What force sees, it breaks.
+    // Force breaks the record that it saw.
     let answer = engine(rig, None).break_lock(b"x", None, None).unwrap();
     assert!(matches!(&answer, Response::Broken(broken) if broken.len() == 1), "{answer:?}");
     assert!(!engine(rig, None).inspect(b"x").unwrap().is_held());
 }
 
-pub(crate) fn force_removes_an_unreadable_record_whoever_is_faster(rig: &Rig) {
+pub(crate) fn force_removes_an_unreadable_record_during_other_commands(rig: &Rig) {
     for replacement in [None, Some(&b"other garbage"[..])] {
         let version = rig.put(b"x", None, b"garbage");
         let store = rig.again();
@@ -121,7 +121,7 @@ pub(crate) fn force_removes_an_unreadable_record_whoever_is_faster(rig: &Rig) {
     }
 }
 
-pub(crate) fn a_sweep_removes_no_page_that_took_the_place_of_what_was_left(rig: &Rig) {
+pub(crate) fn a_sweep_removes_no_page_that_replaced_an_orphaned_page(rig: &Rig) {
     let key = Page::key(b"x", 7);
     let page = |more: &str| format!("csalock-page 1\nname x%00{:016x}\n{more}", 7).into_bytes();
     let version = rig.put(&key, None, &page(""));
@@ -163,7 +163,7 @@ pub(crate) fn an_error_about_a_record_bears_its_version(rig: &Rig) {
     assert_eq!(rig.store.read(b"x"), Ok(None));
 }
 
-pub(crate) fn a_sweep_passes_over_what_is_no_record(rig: &Rig) {
+pub(crate) fn a_sweep_passes_over_foreign_files(rig: &Rig) {
     rig.put(b"x", None, b"one");
     for number in 0..5 {
         let left = rig.path().join(format!("left-{number}"));

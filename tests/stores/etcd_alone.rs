@@ -1,4 +1,4 @@
-//! What is true of the etcd store alone: its leases, its bells, and what it says when a cluster is not to be had.
+//! Properties of the etcd store alone: its leases, its channels, and its messages for an unreachable cluster.
 
 use std::io::{Read, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -26,7 +26,7 @@ use crate::rig::{Effects, Rig, stored};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Whatever is bounded ends in this time, also on a machine that is busy.
+/// Maximum duration of a bounded call, even on a busy machine.
 const BOUNDED: Duration = Duration::from_secs(16);
 
 fn open_as(url: &str, access: &Access) -> csalock::error::Result<Etcd> {
@@ -86,7 +86,7 @@ fn a_lease_is_over_exactly_when_its_key_is_gone() {
 }
 
 #[test]
-fn a_lease_lasts_as_long_as_it_was_lent_for_and_ends_soon_after() {
+fn a_lease_lasts_its_duration_and_ends_soon_after() {
     let Some(rig) = Rig::etcd() else { return };
     let begun = Instant::now();
     let lease = rig.store.leases().grant(SECOND / 2).unwrap();
@@ -106,7 +106,7 @@ fn a_lease_lasts_as_long_as_it_was_lent_for_and_ends_soon_after() {
 #[test]
 fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
     let Some(rig) = Rig::etcd() else { return };
-    // What counts births is there from the first one on.
+    // The creation guards exist from the first creation on.
     let first = rig.put(b"x", None, b"body");
     rig.remove(b"x", &first);
     let before = rig.footprint();
@@ -199,7 +199,7 @@ fn several_changes_are_one() {
 }
 
 #[test]
-fn a_bell_wakes_who_hears_it_also_if_it_rang_before() {
+fn a_notification_wakes_its_subscriber_even_if_it_came_earlier() {
     let Some(rig) = Rig::etcd() else { return };
     let ringer = rig.again();
     let lease = rig.store.leases().grant(60 * SECOND).unwrap();
@@ -233,13 +233,13 @@ fn history_stays_within_its_limits() {
     }
     let mut lines = Vec::new();
     rig.store.read_history(&mut |line| lines.push(line.to_vec())).unwrap();
-    // Nobody looks each time.
+    // Not every call reads.
     assert!(lines.len() < 900, "{}", lines.len());
     assert!(lines.last().unwrap().ends_with(b" 999\n"));
 }
 
 #[test]
-fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any() {
+fn lines_of_history_beyond_one_page_are_removed_by_the_limits_alone() {
     const LINES: u64 = 10_300;
     const LENGTH: u64 = 100;
     let Some(cluster) = etcd::shared() else { return };
@@ -274,7 +274,7 @@ fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any(
     // Some of these look whether there are too many.
     let all = (0..400).map(|_| remember(1 << 30)).last().unwrap();
     assert_eq!(count(), all);
-    // Of a size for more than one question still.
+    // The size is still more than one page.
     let kept = 10_100;
     let all = std::iter::repeat_with(|| remember(kept * LENGTH)).find(|all| count() < all - 100).unwrap();
     let left = lines();
@@ -283,7 +283,7 @@ fn of_more_lines_of_history_than_one_question_lists_the_limits_alone_remove_any(
 }
 
 #[test]
-fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
+fn a_value_with_fewer_readers_than_the_store_is_refused() {
     let Some(rig) = Rig::etcd() else { return };
     let swap = |mode| {
         rig.store.commit(&WriteSet::from(Write {
@@ -300,7 +300,7 @@ fn what_fewer_are_to_read_than_may_read_the_store_is_refused() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_with_words() {
+fn an_oversized_record_is_refused_with_an_explanation() {
     let Some(rig) = Rig::etcd() else { return };
     let error = rig.store.commit(&WriteSet::of(b"x", None, Some(&vec![b'x'; 3 << 20]))).unwrap_err();
     assert!(error.kind() == ErrorKind::InputOutput && error.to_string().contains("large"), "{error}");
@@ -308,7 +308,7 @@ fn what_is_too_large_is_refused_with_words() {
 }
 
 #[test]
-fn nothing_listening_is_said_at_once() {
+fn a_port_without_a_listener_is_reported_at_once() {
     let servers = [etcd::free_port(), etcd::free_port()].map(|port| format!("127.0.0.1:{port}"));
     let store = open(&format!("etcd://{}/p", servers.join(",")));
     assert_fails(&store, ErrorKind::Unavailable, 2 * SECOND, &["refused", &servers[0], &servers[1]]);
@@ -316,13 +316,13 @@ fn nothing_listening_is_said_at_once() {
 }
 
 #[test]
-fn a_name_that_leads_nowhere_is_said_soon() {
+fn a_host_name_without_an_address_is_reported_soon() {
     let store = open("etcd://no-such-host.invalid:2379/p");
     assert_fails(&store, ErrorKind::Unavailable, BOUNDED, &["no-such-host.invalid:2379", "name"]);
 }
 
 #[test]
-fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
+fn a_silent_server_ends_the_wait_at_the_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
     bound_soon(&store);
@@ -333,7 +333,7 @@ fn a_server_that_never_answers_ends_with_the_time_that_was_given() {
 }
 
 #[test]
-fn who_asked_in_vain_is_not_held_up_as_long_by_each_question_that_follows() {
+fn a_call_after_a_timeout_fails_sooner() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let store = open(&format!("etcd://{}/p", silent.local_addr().unwrap()));
     let [first, second] = [(); 2].map(|()| {
@@ -345,7 +345,7 @@ fn who_asked_in_vain_is_not_held_up_as_long_by_each_question_that_follows() {
 }
 
 #[test]
-fn a_server_that_never_answers_does_not_hide_the_others() {
+fn a_silent_server_does_not_hide_the_others() {
     let Some(cluster) = etcd::shared() else { return };
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let dead = format!("127.0.0.1:{}", etcd::free_port());
@@ -360,7 +360,7 @@ fn a_server_that_never_answers_does_not_hide_the_others() {
 }
 
 #[test]
-fn a_gateway_that_is_off_says_so() {
+fn a_disabled_gateway_is_reported() {
     let setup = Setup { arguments: vec!["--enable-grpc-gateway=false"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     assert_fails(
@@ -372,7 +372,7 @@ fn a_gateway_that_is_off_says_so() {
 }
 
 #[test]
-fn what_answers_and_is_no_etcd_says_so() {
+fn a_server_that_is_not_etcd_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
@@ -386,11 +386,11 @@ fn what_answers_and_is_no_etcd_says_so() {
 }
 
 #[test]
-fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
+fn reads_and_writes_need_a_majority() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
     let version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"one"))).unwrap());
-    // Without the one that leads, the others go on.
+    // Without their leader, the other servers continue.
     cluster.kill(cluster.leader());
     let version = match store.commit(&WriteSet::of(b"x", Some(&version), Some(b"two"))).unwrap() {
         CommitResult::Done(version) => version,
@@ -413,7 +413,7 @@ fn without_a_majority_nothing_is_read_or_written_and_with_one_everything_is() {
 }
 
 #[test]
-fn a_leader_that_stands_still_is_passed_by() {
+fn a_hung_leader_is_bypassed() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
     let mut version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"0"))).unwrap());
@@ -425,7 +425,7 @@ fn a_leader_that_stands_still_is_passed_by() {
             CommitResult::Done(version) => version,
             CommitResult::Conflict => {
                 let found = store.read(b"x").unwrap().unwrap();
-                assert_eq!(found.body, body, "nobody else writes there");
+                assert_eq!(found.body, body, "no other client writes there");
                 found.version
             }
         };
@@ -461,7 +461,7 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
 }
 
 #[test]
-fn a_birth_that_was_undone_does_not_happen_again_when_a_server_wakes_up() {
+fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
     let Some(cluster) = etcd::shared() else { return };
     // The last transaction, as it was sent.
     let last: Arc<Mutex<Vec<u8>>> = Arc::default();
@@ -488,7 +488,7 @@ fn a_birth_that_was_undone_does_not_happen_again_when_a_server_wakes_up() {
 }
 
 #[test]
-fn what_is_found_when_a_cluster_is_examined() {
+fn doctor_examines_a_cluster() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let worst = |findings: &[Finding], topic: &str| {
         findings.iter().filter(|finding| finding.topic == topic).map(|finding| finding.verdict).max()
@@ -524,7 +524,7 @@ fn with_ca(cluster: &Cluster) -> Access {
 }
 
 #[test]
-fn tls_with_the_right_authority_works_and_with_another_says_so() {
+fn tls_works_with_the_right_authority_and_explains_a_wrong_one() {
     let Some(cluster) = Cluster::start(Setup { tls: true, ..Setup::default() }) else { return };
     let store = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
     let version = stored(store.commit(&WriteSet::of(b"x", None, Some(&[b'x'; 100_000]))).unwrap());
@@ -536,9 +536,9 @@ fn tls_with_the_right_authority_works_and_with_another_says_so() {
     store.end_lease(&lease);
     poll(&mut [PollFd::new(hearing.descriptor(), PollFlags::POLLIN)], PollTimeout::from(5000u16)).unwrap();
     assert!(hearing.is_notified() && store.leases().is_expired(&lease).unwrap());
-    let stranger = Access { cacert: Some(cluster.path("stranger.pem")), ..Access::default() };
+    let unknown_authority = Access { cacert: Some(cluster.path("unknown_authority.pem")), ..Access::default() };
     let words = [&cluster.endpoints()[0][..], "CSALOCK_ETCD_CACERT"];
-    assert_fails(&open_as(&cluster.url("p"), &stranger).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
+    assert_fails(&open_as(&cluster.url("p"), &unknown_authority).unwrap(), ErrorKind::Unavailable, 2 * SECOND, &words);
     // Plain to one that speaks TLS, and the other way round.
     let plain = cluster.url("p").replace("etcds:", "etcd:");
     let begun = Instant::now();
@@ -563,7 +563,7 @@ fn tls_with_the_right_authority_works_and_with_another_says_so() {
 }
 
 #[test]
-fn a_server_that_wants_a_certificate_gets_one_or_says_so() {
+fn a_server_that_requires_a_certificate_gets_one_or_is_reported() {
     let setup = Setup { tls: true, client_certificates: true, ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let without = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
@@ -602,7 +602,7 @@ fn logging_in() {
     store.end_lease(&lease);
     assert!(store.leases().is_expired(&lease).unwrap());
 
-    // The token is kept for others, in a file that nobody else can read and that does not bear the password.
+    // The token is kept for others, in a private file that does not contain the password.
     let [kept] = &tokens(runtime.path())[..] else { panic!("{:?}", tokens(runtime.path())) };
     assert_eq!(std::fs::metadata(kept).unwrap().permissions().mode() & 0o7777, 0o600);
     assert_eq!(std::fs::metadata(kept.parent().unwrap()).unwrap().permissions().mode() & 0o7777, 0o700);
@@ -611,7 +611,7 @@ fn logging_in() {
     assert!(open_as(&url, &cron).unwrap().read(b"x").unwrap().is_some());
     assert_eq!(std::fs::read_to_string(kept).unwrap(), token);
 
-    // One that is of no use is replaced; one that others could have written is not even tried.
+    // A useless file is replaced; a file that others could have written is not even tried.
     for (wrong, mode) in [("nonsense.17", 0o600), (&token[..], 0o666), ("", 0o600)] {
         std::fs::write(kept, wrong).unwrap();
         std::fs::set_permissions(kept, PermissionsExt::from_mode(mode)).unwrap();
@@ -645,7 +645,7 @@ fn logging_in() {
 }
 
 #[test]
-fn passwords_in_files_and_where_nobody_asks_for_one() {
+fn passwords_come_from_files_and_may_be_superfluous() {
     let Some(cluster) = etcd::shared() else { return };
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("password");
@@ -663,7 +663,7 @@ fn passwords_in_files_and_where_nobody_asks_for_one() {
 }
 
 #[test]
-fn a_full_cluster_says_so() {
+fn a_full_cluster_is_reported() {
     let setup = Setup { arguments: vec!["--quota-backend-bytes", "200000"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let store = open(&cluster.url("p"));
@@ -672,6 +672,6 @@ fn a_full_cluster_says_so() {
     });
     let full = full.unwrap();
     assert!(full.kind() == ErrorKind::InputOutput && full.to_string().contains("full"), "{full}");
-    // What is there can still be read.
+    // Existing records can still be read.
     assert!(store.read(b"x0").unwrap().is_some());
 }

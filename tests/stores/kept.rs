@@ -1,4 +1,4 @@
-//! What a swap is to outlast, and who may read it, as far as that can be seen without a power cut.
+//! The durability and the readers of a committed record, as far as they can be seen without a power cut.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -58,7 +58,7 @@ fn born_changed_and_removed(rig: &Rig, durabilities: [Durability; 3]) {
     }
 }
 
-pub(crate) fn a_record_has_the_mode_of_the_store_without_what_it_lacks_itself(rig: &Rig) {
+pub(crate) fn a_record_has_the_mode_of_the_store_without_missing_bits(rig: &Rig) {
     // The umask takes some of these away from a directory; then the store decides.
     fs::create_dir_all(rig.path()).unwrap();
     fs::set_permissions(rig.path(), PermissionsExt::from_mode(0o2755)).unwrap();

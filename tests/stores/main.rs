@@ -1,4 +1,4 @@
-//! What every store promises (`src/store.rs`), as one suite that runs on every store.
+//! The promises of every store (`src/store.rs`), as one suite that runs on every store.
 
 #![allow(missing_docs)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -36,7 +36,7 @@ macro_rules! keep {
 mod every_store {
     keep! { promises on memory, directory, beside, sqlite, etcd: {
         a_record_that_was_never_written_is_absent
-        what_was_written_is_read_back
+        a_written_record_is_read_back
         the_first_swap_expects_none
         a_stale_version_conflicts_and_changes_nothing
         a_version_that_never_was_conflicts
@@ -46,12 +46,12 @@ mod every_store {
         names_of_every_kind_are_records_of_their_own
         bodies_of_every_size_are_kept_exactly
         a_scan_sees_every_record_once
-        a_scan_that_is_told_to_stop_stops
-        a_scan_may_remove_what_it_sees
-        a_scan_sees_what_stays_once_while_others_come_and_go
+        a_scan_stops_on_request
+        a_scan_may_remove_the_records_that_it_sees
+        a_scan_sees_a_lasting_record_once_while_others_come_and_go
         opening_and_asking_create_nothing
         a_second_opener_sees_the_same_records
-        many_takes_leave_nothing_behind
+        many_acquisitions_leave_no_leftovers
         a_change_that_needs_the_end_of_a_lease_conflicts_while_the_lease_lasts
         the_place_of_a_record_shows_its_name_escaped
         lines_of_history_come_back_in_order
@@ -69,16 +69,16 @@ mod stores_whose_leases_end_by_clocks_that_a_test_can_set {
 mod stores_that_processes_share {
     keep! { storms on directory, beside, sqlite, etcd: {
         steps_of_many_processes_on_one_record_are_all_kept
-        tokens_of_many_processes_that_also_remove_are_never_given_twice
+        tokens_are_never_issued_twice_even_with_removals
         processes_killed_in_mid_storm_leave_a_store_that_works
     } }
 }
 
 mod stores_that_others_change_meanwhile {
     keep! { breaking on memory, directory, beside, sqlite, etcd: {
-        force_removes_no_lock_that_took_the_place_of_an_unreadable_record
-        force_removes_an_unreadable_record_whoever_is_faster
-        a_sweep_removes_no_page_that_took_the_place_of_what_was_left
+        force_removes_no_lock_that_replaced_an_unreadable_record
+        force_removes_an_unreadable_record_during_other_commands
+        a_sweep_removes_no_page_that_replaced_an_orphaned_page
     } }
     mod files {
         keep! { breaking on directory, beside, sqlite: {
@@ -86,19 +86,19 @@ mod stores_that_others_change_meanwhile {
         } }
         mod entries {
             keep! { breaking on directory, beside: {
-                a_sweep_passes_over_what_is_no_record
+                a_sweep_passes_over_foreign_files
             } }
         }
     }
 }
 
-mod stores_that_keep_what_they_are_told_to {
+mod durable_stores {
     keep! { kept on memory, directory, beside, sqlite, etcd: {
         swaps_of_every_durability_do_the_same
     } }
     mod modes {
         keep! { kept on directory, beside: {
-            a_record_has_the_mode_of_the_store_without_what_it_lacks_itself
+            a_record_has_the_mode_of_the_store_without_missing_bits
         } }
         keep! { kept on sqlite: {
             a_record_that_fewer_may_read_than_the_database_is_refused
@@ -111,13 +111,13 @@ mod stores_that_keep_what_they_are_told_to {
         } }
         mod directories {
             keep! { traced on directory: {
-                what_dies_with_the_boot_is_not_synced
-                what_has_to_be_whole_is_synced_before_it_is_pointed_to
-                what_lasts_is_synced_from_the_inside_outward
+                volatile_records_are_not_synced
+                an_atomic_record_is_synced_before_its_pointer
+                a_durable_record_is_synced_from_the_inside_outward
                 all_levels_above_a_default_store_are_synced
             } }
             keep! { traced on beside: {
-                what_lasts_beside_files_is_synced_with_its_directory
+                a_durable_record_beside_files_is_synced_with_its_directory
             } }
         }
         mod databases {

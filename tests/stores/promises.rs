@@ -21,7 +21,7 @@ pub(crate) fn a_record_that_was_never_written_is_absent(rig: &Rig) {
     assert_eq!(rig.store.read(b"x").unwrap(), None);
 }
 
-pub(crate) fn what_was_written_is_read_back(rig: &Rig) {
+pub(crate) fn a_written_record_is_read_back(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
     assert_eq!(rig.store.read(b"x").unwrap(), Some(Versioned { version, body: b"one".to_vec(), may_be_torn: false }));
     let version = rig.put(b"x", Some(&version), b"two");
@@ -232,7 +232,7 @@ pub(crate) fn a_scan_sees_every_record_once(rig: &Rig) {
     assert!(versions_agree);
 }
 
-pub(crate) fn a_scan_that_is_told_to_stop_stops(rig: &Rig) {
+pub(crate) fn a_scan_stops_on_request(rig: &Rig) {
     for number in 0..10 {
         rig.put(&[number + 1], None, b"body");
     }
@@ -244,7 +244,7 @@ pub(crate) fn a_scan_that_is_told_to_stop_stops(rig: &Rig) {
     assert_eq!((stopped.map_err(|error| error.kind()), visits), (Err(ErrorKind::Bug), 3));
 }
 
-pub(crate) fn a_scan_may_remove_what_it_sees(rig: &Rig) {
+pub(crate) fn a_scan_may_remove_the_records_that_it_sees(rig: &Rig) {
     for number in 0..600 {
         let name = format!("record {number}");
         rig.put(name.as_bytes(), None, name.as_bytes());
@@ -261,7 +261,7 @@ pub(crate) fn a_scan_may_remove_what_it_sees(rig: &Rig) {
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
-pub(crate) fn a_scan_sees_what_stays_once_while_others_come_and_go(rig: &Rig) {
+pub(crate) fn a_scan_sees_a_lasting_record_once_while_others_come_and_go(rig: &Rig) {
     let mut expected = Vec::new();
     for number in 0..300 {
         let name = format!("stays {number}");
@@ -323,15 +323,15 @@ pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
     assert_eq!(rig.body(b"x"), Some(b"three".to_vec()));
 }
 
-pub(crate) fn many_takes_leave_nothing_behind(rig: &Rig) {
-    let take_and_give_back = |number: u32| {
+pub(crate) fn many_acquisitions_leave_no_leftovers(rig: &Rig) {
+    let acquire_and_release = |number: u32| {
         let name = format!("lock {}", number % 7);
         let version = rig.put(name.as_bytes(), None, &[b'x'; 600]);
         rig.remove(name.as_bytes(), &version);
     };
-    (0..7).for_each(take_and_give_back);
+    (0..7).for_each(acquire_and_release);
     let before = rig.footprint();
-    (0..rig.many()).for_each(take_and_give_back);
+    (0..rig.many()).for_each(acquire_and_release);
     assert_eq!(rig.footprint(), before);
     assert_eq!(rig.bodies(), [b""; 0]);
 }
@@ -394,7 +394,7 @@ pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
     }
 }
 
-/// History is kept in the order in which it came, or not at all; it is no record.
+/// History is kept in order of arrival, or not at all; it is not a record.
 pub(crate) fn lines_of_history_come_back_in_order(rig: &Rig) {
     let store = &rig.store;
     let lines = || {

@@ -46,7 +46,7 @@ pub(crate) struct Rig {
     pub(crate) kind: Kind,
     pub(crate) store: Arc<dyn Store>,
     place: TempDir,
-    /// Where the store is: a path, or for etcd a URL.
+    /// The place of the store: a path, or for etcd a URL.
     path: PathBuf,
 }
 
@@ -67,7 +67,7 @@ impl Rig {
         Some(Rig::new(Kind::Sqlite, None))
     }
 
-    /// `None`: there is no etcd to be tested with.
+    /// Returns `None` without etcd.
     pub(crate) fn etcd() -> Option<Rig> {
         let url = etcd::shared()?.url(&etcd::new_prefix());
         Some(Rig::new(Kind::Etcd, Some(url.into())))
@@ -81,12 +81,12 @@ impl Rig {
         Rig { kind, store, place, path }
     }
 
-    /// Where the store is.
+    /// The place of the store.
     pub(crate) fn path(&self) -> PathBuf {
         self.path.clone()
     }
 
-    /// What the place of each of its records names.
+    /// The name in the place of each of its records.
     pub(crate) fn is_in(&self) -> &Path {
         if self.kind == Kind::Etcd { &self.path } else { self.around() }
     }
@@ -98,7 +98,7 @@ impl Rig {
         }
     }
 
-    /// How often a lock is to be taken before it is clear that nothing is left behind.
+    /// Number of acquisitions after which leftovers would show.
     pub(crate) fn many(&self) -> u32 {
         if self.kind == Kind::Etcd { 1000 } else { 10_000 }
     }
@@ -108,7 +108,7 @@ impl Rig {
         self.place.path()
     }
 
-    /// The same store, as another user of it opens it.
+    /// Opens the same store as another user of it.
     pub(crate) fn again(&self) -> Arc<dyn Store> {
         match self.kind {
             Kind::Memory => self.store.clone(),
@@ -116,7 +116,7 @@ impl Rig {
         }
     }
 
-    /// The same kind of store on a host whose clocks the test sets.
+    /// Opens the same kind of store on a host whose clocks the test sets.
     pub(crate) fn faked(&self) -> (Arc<dyn Store>, Fake) {
         let fake = Fake::new(1);
         (self.kind.open(&self.path(), Arc::new(fake.clone())), fake)
@@ -163,7 +163,7 @@ impl Rig {
 pub(crate) fn stored(swap: CommitResult) -> Version {
     match swap {
         CommitResult::Done(version) => version,
-        CommitResult::Conflict => panic!("a swap that nobody disturbed met a conflict"),
+        CommitResult::Conflict => panic!("an undisturbed commit met a conflict"),
     }
 }
 

@@ -13,17 +13,17 @@ use csalock::store::{CommitResult, Store, Version, WriteSet};
 
 use crate::rig::{Kind, Rig};
 
-/// What a process is to do, which kind of store to do it on, where that is, and where to write down what it did.
-const PART: &str = "CSALOCK_STORM_PART";
-const KIND: &str = "CSALOCK_STORM_KIND";
-const STORE: &str = "CSALOCK_STORM_STORE";
-const LOG: &str = "CSALOCK_STORM_LOG";
-const WHO: &str = "CSALOCK_STORM_WHO";
+/// The parameters of a process: its part, the kind of store, its place, and the log of its steps.
+const PART: &str = "CSALOCK_TEST_PART";
+const KIND: &str = "CSALOCK_TEST_KIND";
+const STORE: &str = "CSALOCK_TEST_STORE";
+const LOG: &str = "CSALOCK_TEST_LOG";
+const WHO: &str = "CSALOCK_TEST_WHO";
 
 const PROCESSES: usize = 8;
 const STEPS: usize = 100;
 
-/// Who had no turn after so many tries will never have one.
+/// Maximum number of attempts; a process without a turn by then is starved.
 const MOST_TRIES: usize = 1_000_000;
 
 pub(crate) fn steps_of_many_processes_on_one_record_are_all_kept(rig: &Rig) {
@@ -32,7 +32,7 @@ pub(crate) fn steps_of_many_processes_on_one_record_are_all_kept(rig: &Rig) {
     assert_grown_and_never_given_twice(&logs, PROCESSES);
 }
 
-pub(crate) fn tokens_of_many_processes_that_also_remove_are_never_given_twice(rig: &Rig) {
+pub(crate) fn tokens_are_never_issued_twice_even_with_removals(rig: &Rig) {
     let logs = storm(rig, "take");
     assert_eq!(rig.bodies(), [b""; 0]);
     assert_grown_and_never_given_twice(&logs, PROCESSES * STEPS);
@@ -50,7 +50,7 @@ pub(crate) fn processes_killed_in_mid_storm_leave_a_store_that_works(rig: &Rig) 
         rig.await_last_words();
         assert_sound(rig);
     }
-    // What the dead wrote down has happened, and at most one step of each beyond it.
+    // The steps that dead processes logged have happened, and at most one more step of each.
     let counted = counts(&rig.body(b"counts").unwrap());
     for (at, log) in killed.iter().enumerate() {
         let (count, written) = (counted[PROCESSES + at], log.len());
@@ -156,7 +156,7 @@ fn worker() {
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     match &part[..] {
         "count" => (1..=STEPS).for_each(|step| worker.count(step)),
-        "take" => (1..=STEPS).for_each(|step| worker.take_and_give_back(step)),
+        "take" => (1..=STEPS).for_each(|step| worker.acquire_and_release(step)),
         "toil" => worker.toil(),
         part => panic!("there is no part {part}"),
     }
@@ -173,10 +173,10 @@ impl Worker<'_> {
         (&self.log).write_all(format!("{token}\n").as_bytes()).unwrap();
     }
 
-    /// Reads and swaps until the step is done: `None` when somebody has already built on it.
+    /// Reads and commits until the step is done: `None` if another process has already built on it.
     ///
-    /// A conflict may also mean that it was done and the reply was lost, so `step` says [`AfterWait::Done`] when it finds what
-    /// it wanted.
+    /// A conflict may also mean that the commit succeeded and the reply was lost, so `step` returns [`AfterWait::Done`]
+    /// when it finds its result.
     fn until_done(&self, name: &[u8], step: impl Fn(Option<&[u8]>) -> Next) -> Option<Version> {
         let mut highest = 0;
         for _ in 0..MOST_TRIES {
@@ -213,13 +213,13 @@ impl Worker<'_> {
             counts[self.who] = step;
             Next::Become(Some(counts.iter().map(|count| format!("{count}\n")).collect::<String>().into_bytes()))
         });
-        // Whose reply was lost does not know its token.
+        // A process with a lost reply does not know its token.
         self.note(done.map_or(0, |version| version.number));
     }
 
-    /// The record is born, changed once and removed. Who meets somebody else's second version removes that, as one who
-    /// finds an abandoned lock does.
-    fn take_and_give_back(&self, step: usize) {
+    /// The record is created, changed once and removed. A process that meets the second version of another one removes
+    /// it, like a caller that finds an abandoned lock.
+    fn acquire_and_release(&self, step: usize) {
         let [first, second] = ["once", "twice"].map(|times| format!("{times} {} {step}", self.who).into_bytes());
         let mut born = None;
         for _ in 0..MOST_TRIES {
@@ -247,7 +247,7 @@ impl Worker<'_> {
         });
         if let Some(changed) = changed {
             self.note(changed.number);
-            // Whether we or somebody else remove it is all the same.
+            // Either this process or another one removes it.
             self.store.commit(&WriteSet::of(b"lock", Some(&changed), None)).unwrap();
         }
     }
@@ -265,7 +265,7 @@ impl Worker<'_> {
     }
 }
 
-/// What a step makes of the record that it found.
+/// The effect of a step on the record that it found.
 enum Next {
     /// It is already as it should be.
     Done,
@@ -277,7 +277,7 @@ fn counts(body: &[u8]) -> Vec<usize> {
     String::from_utf8(body.to_vec()).unwrap().lines().map(|line| line.parse().unwrap()).collect()
 }
 
-/// Every record can be read, is as somebody wrote it, and is what the scan shows.
+/// Every record can be read, is as a process wrote it, and agrees with the scan.
 fn assert_sound(rig: &Rig) {
     let whole = |body: &[u8]| match body {
         [first @ b'a'..=b'z', ..] => {

@@ -1,5 +1,5 @@
-//! What reaches the disk, and when, as strace(1) shows it, and what becomes of a swap when that fails. Like the storms,
-//! this is the test program again, with the steps to take in the environment.
+//! The writes that reach the disk, with their order, as strace(1) shows them, and the result of a commit when they
+//! fail. Like the storms, this is the test program again, with the steps in the environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use csalock::store::{CommitResult, Directory, Durability, Layout, Store, Swept, 
 
 use crate::rig::{Effects, Kind, Rig};
 
-const KIND: &str = "CSALOCK_TRACED_KIND";
-const STORE: &str = "CSALOCK_TRACED_STORE";
-const STEPS: &str = "CSALOCK_TRACED_STEPS";
-const ANSWERS: &str = "CSALOCK_TRACED_ANSWERS";
+const KIND: &str = "CSALOCK_TEST_KIND";
+const STORE: &str = "CSALOCK_TEST_STORE";
+const STEPS: &str = "CSALOCK_TEST_STEPS";
+const ANSWERS: &str = "CSALOCK_TEST_ANSWERS";
 
-/// What changes names or waits for the disk. The last is how the steps are told apart: nobody else asks for that.
+/// The calls that change names or wait for the disk. The last separates the steps, because no other code makes it.
 const CALLS: &str = "trace=openat,?mkdir,mkdirat,?rename,renameat,?renameat2,?unlink,unlinkat,?mknod,mknodat,?chmod,\
                      fchmod,fsync,fdatasync,syncfs,?readlink,readlinkat";
 
@@ -30,12 +30,12 @@ const DRAFT: [&str; 4] = [
     "chmod store/.work/.new.ID/embryo.0.ID 0644",
 ];
 
-pub(crate) fn what_dies_with_the_boot_is_not_synced(rig: &Rig) {
+pub(crate) fn volatile_records_are_not_synced(rig: &Rig) {
     let Some(steps) = trace(rig, "x.put.boot x.put.boot x.remove.boot y.put.boot y.remove.boot") else { return };
     assert!(!steps.iter().flatten().any(|call| call.starts_with("sync")), "{steps:#?}");
 }
 
-pub(crate) fn what_has_to_be_whole_is_synced_before_it_is_pointed_to(rig: &Rig) {
+pub(crate) fn an_atomic_record_is_synced_before_its_pointer(rig: &Rig) {
     let Some(steps) = trace(rig, "x.put.boot x.remove.boot y.put.whole y.put.whole y.remove.whole") else { return };
     let born = [
         "sync store/.work/.new.ID/embryo.0.ID",
@@ -53,7 +53,7 @@ pub(crate) fn what_has_to_be_whole_is_synced_before_it_is_pointed_to(rig: &Rig) 
     assert!(!steps[4].iter().any(|call| call.starts_with("sync")), "{steps:#?}");
 }
 
-pub(crate) fn what_lasts_is_synced_from_the_inside_outward(rig: &Rig) {
+pub(crate) fn a_durable_record_is_synced_from_the_inside_outward(rig: &Rig) {
     let all = "x.put.lasting x.put.lasting x.put.lasting x.remove.lasting y.put.lasting y.remove.lasting z.put.boot \
                z.put.boot z.remove.lasting";
     let Some(steps) = trace(rig, all) else { return };
@@ -110,7 +110,7 @@ pub(crate) fn what_lasts_is_synced_from_the_inside_outward(rig: &Rig) {
     assert_eq!(steps[8], buried);
 }
 
-pub(crate) fn what_lasts_beside_files_is_synced_with_its_directory(rig: &Rig) {
+pub(crate) fn a_durable_record_beside_files_is_synced_with_its_directory(rig: &Rig) {
     let Some(steps) = trace(rig, "x.put.lasting x.remove.lasting") else { return };
     let syncs =
         |step: usize| -> Vec<&str> { steps[step].iter().filter_map(|call| call.strip_prefix("sync ")).collect() };
@@ -132,7 +132,8 @@ pub(crate) fn a_commit_that_lasts_is_synced_with_the_removal_of_its_journal(rig:
     let Some(steps) = trace(rig, "x.put.lasting x.put.lasting x.put.boot x.remove.whole x.remove.lasting") else {
         return;
     };
-    // SQLite syncs the journal's directory when it made the journal. What counts is the one after the journal is gone.
+    // SQLite syncs the journal's directory when it creates the journal. The sync after the removal of the journal is
+    // the one that counts.
     let lasting = |step: usize| {
         let at = |what: &str| steps[step].iter().position(|call| call == what).unwrap_or_else(|| panic!("{steps:#?}"));
         assert!(at("sync store-journal") < at("sync store") && at("sync store") < at("unlink store-journal"));
@@ -154,7 +155,7 @@ pub(crate) fn a_private_record_is_never_open_to_others(rig: &Rig) {
     assert!(modes.len() > 2 && modes.iter().all(|call| call.ends_with(" 0600")), "{steps:#?}");
 }
 
-/// What the disk refuses is no success, and leaves the old record or the new one.
+/// An error of the disk is not a success, and leaves the old record or the new one.
 pub(crate) fn a_sync_that_fails_is_an_error_and_tears_nothing(rig: &Rig) {
     let (mut old, mut new) = (0, 0);
     for (prepared, step) in [(0, "put"), (1, "put"), (2, "put"), (1, "remove"), (2, "remove")] {
@@ -184,7 +185,7 @@ pub(crate) fn a_sync_that_fails_is_an_error_and_tears_nothing(rig: &Rig) {
             assert!(answers[0] == "74" || journal, "{step} {inject} {answers:?} {log}");
             assert!([before, after].contains(&found.as_deref()), "{step} {inject} {found:?} {log}");
             *(if found.as_deref() == after { &mut new } else { &mut old }) += 1;
-            // And nobody is in the way of the next one.
+            // The next caller is not blocked.
             let version = rig.store.version(name.as_bytes());
             let version = rig.put(name.as_bytes(), version.as_ref(), b"next");
             rig.remove(name.as_bytes(), &version);
@@ -229,7 +230,7 @@ fn run(rig: &Rig, kind: &str, store: &Path, steps: &str, options: &[&str]) -> Op
     let output = match command.output() {
         Err(error) => {
             use std::io::Write;
-            // Straight to stderr: what `eprintln!` says in a test that passes, nobody sees.
+            // Directly to stderr, because a passing test does not show the output of `eprintln!`.
             let _ = writeln!(std::io::stderr(), "SKIPPED: strace: {error}");
             return None;
         }

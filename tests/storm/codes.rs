@@ -28,12 +28,12 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What is wrong with how these calls ended, and how often each ended how.
+/// Returns the wrong ends of these calls, and how often each end came.
 pub(crate) fn judge(said: &str, kind: Kind, schedule: &Schedule) -> (Vec<String>, BTreeMap<i32, usize>) {
     let (mut wrong, mut counts) = (Vec::new(), BTreeMap::new());
     for line in said.lines() {
         let Some(call) = Call::parse(line) else {
-            wrong.push(format!("{line:?} is no call"));
+            wrong.push(format!("{line:?} is not a call"));
             continue;
         };
         *counts.entry(call.status).or_default() += 1;
@@ -72,11 +72,11 @@ fn may_end(call: &Call<'_>, kind: Kind, schedule: &Schedule) -> bool {
         status if status == busy => takes(call),
         80 => round.wait.fail_on_stale,
         84 => takes_several(&round.what),
-        // Whoever was to hear the answer was killed: what it could not be told was given back.
+        // The reader of the output was killed; its unreported lock was released.
         74 => round.kills(),
         124 => call.has("--max-hold"),
         137 => round.kills() || call.has("--max-hold"),
-        // Nobody is left to hear the answer.
+        // No process is left to read the output.
         141 => round.kills(),
         // libfaketime found something of another process that had the same pid and was killed.
         1 => round.clock.is_some(),
@@ -84,8 +84,8 @@ fn may_end(call: &Call<'_>, kind: Kind, schedule: &Schedule) -> bool {
     }
 }
 
-/// Whether it may hold one lock while it waits for another, and so be in a circle with one who does the same the other
-/// way round.
+/// Whether it may hold one lock while it waits for another, and so be in a cycle with a caller that does the same in
+/// the other order.
 fn takes_several(what: &What) -> bool {
     match what {
         What::Nested { .. } => true,

@@ -1,11 +1,11 @@
-//! What was counted in a storm: values that only grow by what was written, ids that nobody else has, values that one
-//! created and one deleted.
+//! The counts of a storm: values that grow only by acknowledged writes, unique ids, and values that one caller created
+//! and one deleted.
 
 use std::collections::BTreeSet;
 
 use crate::codes::Call;
 
-/// What was said to have been written, each number once; and of how many it is not known.
+/// The acknowledged writes, each number once, and the number of unknown ones.
 #[derive(Debug)]
 pub(crate) struct Count {
     /// The numbers that were said to be written, in whichever order.
@@ -14,7 +14,7 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// What is wrong if the count now stands at this.
+    /// Returns the errors if the count is now this value.
     pub(crate) fn judge(&self, name: &str, found: u64) -> Vec<String> {
         let mut wrong = twice(name, &self.acknowledged);
         let highest = self.acknowledged.iter().max().copied().unwrap_or_default();
@@ -23,7 +23,7 @@ impl Count {
         }
         let missing = found.saturating_sub(self.acknowledged.len() as u64);
         if missing > self.unknown as u64 {
-            wrong.push(format!("{name}: {missing} counted that nobody wrote, {} may have", self.unknown));
+            wrong.push(format!("{name}: {missing} counted without a write, {} may have", self.unknown));
         }
         wrong
     }
@@ -44,8 +44,8 @@ pub(crate) fn done<'a>(calls: impl Iterator<Item = Call<'a>>) -> (usize, usize) 
     })
 }
 
-/// What is wrong with how often something was created that was not there, and deleted that was there. Of so many rounds
-/// that were killed nothing is known.
+/// Returns the errors in the numbers of creations of a missing value and deletions of an existing one. The results of
+/// killed rounds are unknown.
 pub(crate) fn judge_turns(created: (usize, usize), deleted: (usize, usize), killed: usize) -> Vec<String> {
     let mut wrong = Vec::new();
     if created.0 > deleted.0 + deleted.1 + killed + 1 {

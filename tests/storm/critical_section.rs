@@ -1,10 +1,11 @@
-//! What the processes of a storm run under a lock: this very program, started anew, that tells the witness.
+//! The critical section of a storm: this very program, started again, that reports to the witness.
 
 use std::path::Path;
 
 use crate::exclusion::{Entry, Witness, boottime, identity};
 
-/// How long after the end of its lease a command may still be seen alive: whoever ends it must be given the processor.
+/// Maximum time after the end of its lease in which a command may still be seen alive, because its supervisor needs the
+/// processor.
 const OVERDUE: u64 = 2500;
 
 /// How a critical section is told what it is: words, each `KEY=VALUE`.
@@ -21,7 +22,7 @@ pub(crate) fn words() -> Vec<String> {
         .to_vec()
 }
 
-/// What scripts and commands run, in and out of locks.
+/// The commands of scripts, inside and outside of locks.
 #[test]
 #[ignore = "the processes of a storm run it"]
 fn critical_section() {
@@ -54,7 +55,7 @@ fn critical_section() {
 }
 
 fn parent() -> (i32, u64) {
-    // Who has none any more is the storm's own child; his has one that is not there.
+    // A child of the storm itself has no parent; its own child has one that does not exist.
     let parent = nix::unistd::getppid().as_raw();
     let is_orphan = std::env::var(STORM).is_ok_and(|storm| storm == parent.to_string());
     identity(parent).filter(|_| !is_orphan).unwrap_or((i32::MAX, 0))

@@ -1,9 +1,9 @@
-//! The witness: who is inside, by another book than csalock's.
+//! The witness: a record of the processes inside that is independent of csalock.
 //!
-//! Whoever is in a critical section says so in a file of places that flock(2) guards, each written with one write. One
-//! who comes in looks at all who are there. An entry counts while the process lives whose life the lock is bound to,
-//! and, where it is bound to a time, until the earliest moment at which that may be over on CLOCK_BOOTTIME. What the
-//! witness finds wrong is a line in the file `broken`; all that it sees is a line in `events`.
+//! A process in a critical section writes an entry into a file that flock(2) guards, each with one write. A process
+//! that enters checks all entries. An entry counts while the owner of the lock lives and, if the lock has a time limit,
+//! until the earliest moment at which that may be over on CLOCK_BOOTTIME. Errors are lines in the file `broken`; all
+//! observations are lines in `events`.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -20,7 +20,7 @@ use crate::schedule::SLOTS;
 const PLACES: u64 = 512;
 const PLACE: usize = 512;
 
-/// Somebody who is in, or a name that an id has.
+/// A process that is inside, or a name of an id.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Entry {
     /// Which round of which worker.
@@ -28,25 +28,25 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     /// `x`, `s`, `j`; `c` is a claim.
     pub(crate) share: char,
-    /// Whose life it is bound to: pid and start.
+    /// The owner: pid and start.
     pub(crate) owner: Option<(i32, u64)>,
     /// No later than when it was asked for: the lease, if there is one, began after it.
     pub(crate) asked: u64,
     pub(crate) until: Option<u64>,
-    /// When its owner must have been ended, where somebody is there to do it.
+    /// The time by which its owner must have been ended, if it has a supervisor or keeper.
     pub(crate) overdue: Option<u64>,
     pub(crate) token: Option<u64>,
-    /// Of a claim.
+    /// The entry of a claim.
     pub(crate) id: String,
 }
 
-/// What is remembered of a name.
+/// The remembered state of a name.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Mark {
     name: String,
     highest: u64,
     highest_exclusive: u64,
-    /// Until when everything that was asked for may have been broken; for ever while somebody is about it.
+    /// The time until which all earlier grants may have been broken; unlimited while a break is under way.
     broken: u64,
     breakers: Vec<(i32, u64)>,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Witness {
     place: PathBuf,
 }
 
-/// The file of places, while nobody else has it.
+/// The file of entries, locked by this process.
 struct Book<'a> {
     file: Flock<File>,
     witness: &'a Witness,
@@ -81,8 +81,8 @@ impl Witness {
         Book { file, witness: self, now: boottime() }
     }
 
-    /// Comes in, under all of these names. Whether it counts: one whose owner is gone, or whose time is over, or
-    /// whose lock may have been broken meanwhile, is not inside.
+    /// Enters under all of these names. Returns whether the entry counts: a process without a live owner, after its
+    /// time, or with a lock that may have been broken meanwhile, is not inside.
     pub(crate) fn enter(&self, entries: &[Entry]) -> bool {
         let book = self.book();
         for entry in entries {
@@ -107,7 +107,7 @@ impl Witness {
         }
     }
 
-    /// Somebody is about to break the lock, or has `done` it.
+    /// A process is about to break the lock, or has `done` it.
     pub(crate) fn breaks(&self, name: &str, breaker: (i32, u64), done: bool) {
         let book = self.book();
         let (at, mut mark) = book.mark(name);
@@ -148,7 +148,7 @@ impl Book<'_> {
         self.file.write_all_at(&[0; PLACE], at * PLACE as u64).unwrap();
     }
 
-    /// Everybody who has a place. Those whose owners died give it up.
+    /// Returns all entries. Entries of dead owners are removed.
     fn entries(&self) -> Vec<(u64, Entry)> {
         let mut bytes = vec![0; PLACE * PLACES as usize];
         let read = self.file.read_at(&mut bytes, 0).unwrap() / PLACE;
@@ -173,11 +173,11 @@ impl Book<'_> {
         unreachable!()
     }
 
-    /// Whether its lock may have been broken since it was asked for.
+    /// Whether its lock may have been broken since the request.
     fn is_broken(&self, entry: &Entry) -> bool {
         let (at, mut mark) = self.mark(&entry.name);
         if !mark.breakers.is_empty() {
-            // Until now at least. One who died did not say when he was done.
+            // Until now at least. A dead process did not report its end.
             mark.broken = self.now;
             mark.breakers.retain(|breaker| lives(Some(*breaker)));
             self.write(at, &mark);
@@ -216,7 +216,7 @@ impl Book<'_> {
                 self.broken(entry, &format!("while the command of {other:?} outlives its lease"));
             }
             if self.is_broken(other) {
-                // Nobody may be left who would go out.
+                // The process that would leave may be dead.
                 self.clear(*at);
             }
         }
@@ -255,7 +255,7 @@ impl Book<'_> {
     }
 }
 
-/// Nobody's life is for ever.
+/// No owner lives forever.
 fn lives(owner: Option<(i32, u64)>) -> bool {
     owner.is_none_or(|(pid, start)| proc::lives(pid) && proc::start_of(pid) == Some(start))
 }

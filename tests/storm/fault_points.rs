@@ -15,7 +15,7 @@ struct Process {
     name: String,
 }
 
-/// Everybody there is, but zombies.
+/// Returns all processes except zombies.
 fn all() -> Vec<Process> {
     let pids = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter_map(look).collect()
@@ -29,7 +29,7 @@ fn look(pid: i32) -> Option<Process> {
     (!matches!(fields[0], "Z" | "X")).then_some(process)
 }
 
-/// Whether a process has this in its environment: so the keepers are known, who are in no group of ours.
+/// Whether a process has this in its environment; this finds keepers, which are in no group of the storm.
 fn has_in_environment(pid: i32, what: &Path) -> bool {
     let what = what.as_os_str().as_encoded_bytes();
     let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -47,7 +47,8 @@ fn family(first: i32) -> Vec<Process> {
     found
 }
 
-/// The pid, and the start, of whoever is meant of those who come of this process, or of the keepers of this place.
+/// Returns the pid and the start of the chosen one among the descendants of this process, or among the keepers of this
+/// place.
 pub(crate) fn find(aim: Aim, first: i32, place: &Path) -> Option<(i32, u64)> {
     let family = family(first);
     let name_of = |pid: i32| family.iter().find(|process| process.pid == pid).map(|process| process.name.as_str());
@@ -59,7 +60,7 @@ pub(crate) fn find(aim: Aim, first: i32, place: &Path) -> Option<(i32, u64)> {
         Aim::Waiter => find(&|process| calls(process) && name_of(process.parent) == Some("csalock")),
         Aim::Command => find(&|process| !calls(process) && name_of(process.parent) == Some("csalock")),
         Aim::Shell => find(&|process| process.name == "dash"),
-        // They are in nobody's family.
+        // They are not descendants.
         Aim::Keeper => all().into_iter().find(is_keeper).map(|found| found.pid),
         Aim::Any(number) => family.get(number % family.len().max(1)).map(|found| found.pid),
     };
@@ -67,17 +68,17 @@ pub(crate) fn find(aim: Aim, first: i32, place: &Path) -> Option<(i32, u64)> {
     Some((pid, proc::start_of(pid)?))
 }
 
-/// Whether it was there to be hit.
+/// Whether the target existed.
 pub(crate) fn send(who: (i32, u64), signal: Signal) -> bool {
     proc::start_of(who.0) == Some(who.1) && kill(Pid::from_raw(who.0), signal).is_ok()
 }
 
-/// From now on whoever loses his parent is a child of this process, which so learns of his end without looking around.
+/// Makes this process the parent of orphans, so that it learns of their ends without a scan.
 pub(crate) fn adopt_orphans() {
     nix::sys::prctl::set_child_subreaper(true).unwrap();
 }
 
-/// Whether anybody is left of a process group whose first process has been waited for.
+/// Whether a process group whose leader has been reaped still has a process.
 pub(crate) fn is_left(group: i32) -> bool {
     while waitpid(Pid::from_raw(-group), Some(WaitPidFlag::WNOHANG)).is_ok_and(|end| end != WaitStatus::StillAlive) {}
     killpg(Pid::from_raw(group), None).is_ok()
@@ -96,7 +97,7 @@ pub(crate) fn bury_keepers() {
     }
 }
 
-/// Everybody who works with what is in this place.
+/// Returns all processes that use files in this place.
 pub(crate) fn users_of(place: &Path) -> Vec<String> {
     let here = |process: &Process| process.name.starts_with("csalock") && has_in_environment(process.pid, place);
     all().iter().filter(|process| here(process)).map(|process| format!("{} {}", process.pid, process.name)).collect()

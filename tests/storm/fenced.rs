@@ -1,5 +1,5 @@
-//! What a lease cannot prevent, a token can: a writer that was frozen beyond its lease comes too late, and is refused by a
-//! register that has seen a higher `CSALOCK_TOKEN`. Nothing that the register accepted is lost.
+//! A token prevents what a lease cannot: a writer that was frozen beyond its lease comes too late, and a register that
+//! has seen a higher `CSALOCK_TOKEN` refuses it. The register loses no accepted write.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -24,7 +24,7 @@ struct Register {
     fences: bool,
 }
 
-/// What is in the file.
+/// The content of the file.
 #[derive(Debug, Clone, Copy, Default)]
 struct Content {
     number: u64,
@@ -54,12 +54,12 @@ impl Register {
         result
     }
 
-    /// A read counts as well: whoever read before a higher token came must not write after it.
+    /// A read counts too: a reader from before a higher token must not write after it.
     fn read(&self, token: u64) -> Option<u64> {
         self.with(|content| self.admits(content, token).then_some(content.number))
     }
 
-    /// Whether it was accepted.
+    /// Whether the write was accepted.
     fn write(&self, token: u64, number: u64) -> bool {
         self.with(|content| {
             let is_admitted = self.admits(content, token);
@@ -77,10 +77,10 @@ impl Register {
     }
 }
 
-/// What runs under the lock: adds one to the number, slowly.
+/// The critical section: it adds one to the number, slowly.
 #[test]
 #[ignore = "the writers run it"]
-fn adds_one() {
+fn add_one_as_a_client() {
     let Ok(token) = std::env::var("CSALOCK_TOKEN") else { return };
     let (token, register) = (token.parse().unwrap(), Register::new(Path::new(".")));
     let Some(number) = register.read(token) else { return };
@@ -95,7 +95,7 @@ fn writer(sandbox: &Sandbox) -> Child {
     let this = std::env::current_exe().unwrap().display().to_string();
     let mut command = Command::new("setsid");
     command.arg(CSALOCK).args(["run", "-q", "-w", "60s", "--ttl", sandbox.lease("300ms"), "--on-lost", "warn", "x"]);
-    command.args(["--", &this, "fenced::adds_one", "--exact", "--ignored", "--test-threads=1"]);
+    command.args(["--", &this, "fenced::add_one_as_a_client", "--exact", "--ignored", "--test-threads=1"]);
     command
         .env_clear()
         .envs(crate::supervised::mark())
@@ -117,7 +117,7 @@ fn has_read(sandbox: &Sandbox, group: Pid) -> bool {
     entries.filter_map(Result::ok).any(|entry| entry.file_name().to_string_lossy().ends_with(&end))
 }
 
-/// Whoever holds the lock, and has read, is frozen with its csalock until the next one has read.
+/// A holder that has read is frozen with its csalock until the next one has read.
 fn nothing_is_lost(kind: Kind) {
     Sandbox::with(kind, |sandbox| {
         let frozen = AtomicUsize::new(0);
@@ -153,27 +153,27 @@ fn nothing_is_lost(kind: Kind) {
 }
 
 #[test]
-fn with_tokens_nothing_is_lost_on_a_directory() {
+fn tokens_prevent_lost_writes_on_a_directory() {
     nothing_is_lost(Kind::Directory);
 }
 
 #[test]
-fn with_tokens_nothing_is_lost_on_sqlite() {
+fn tokens_prevent_lost_writes_on_sqlite() {
     nothing_is_lost(Kind::Sqlite);
 }
 
 #[test]
-fn with_tokens_nothing_is_lost_on_a_shared_directory() {
+fn tokens_prevent_lost_writes_on_a_shared_directory() {
     nothing_is_lost(Kind::Shared);
 }
 
 #[test]
-fn with_tokens_nothing_is_lost_on_etcd() {
+fn tokens_prevent_lost_writes_on_etcd() {
     nothing_is_lost(Kind::Etcd);
 }
 
 #[test]
-fn without_tokens_a_late_write_is_lost_and_seen_to_be() {
+fn a_late_write_without_tokens_is_lost_and_detected() {
     for fences in [true, false] {
         let place = tempfile::tempdir().unwrap();
         let register = Register { fences, ..Register::new(place.path()) };

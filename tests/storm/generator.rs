@@ -1,4 +1,4 @@
-//! What is drawn for a round of a storm, and how often each of it comes.
+//! The random choices for a round of a storm, and their frequencies.
 
 use fastrand::Rng;
 
@@ -139,9 +139,9 @@ mod tests {
         assert_eq!((rounds(7), troubles(7)), (rounds(7), troubles(7)));
         assert_ne!(rounds(7), rounds(8));
         assert_ne!(troubles(7), troubles(8));
-        // Nor do two workers do the same.
+        // Two workers do not do the same either.
         assert_ne!(rounds(7)[..50], rounds(7)[50..100]);
-        // This must stay so, or a seed that somebody noted means nothing any more.
+        // This must not change, because a seed in a report would lose its meaning.
         assert_eq!(
             format!("{:?}", Schedule::new(7).trouble(0)),
             "Trouble { quiet: 2.719s, lasts: 270ms, kills: true, server: 59 }"

@@ -1,4 +1,4 @@
-//! Histories: what was called on values, claims and locks, when, and what came of it; judged name by name.
+//! Histories: the calls on values, claims and locks, with their times and results; judged name by name.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ pub(crate) struct History {
 
 type Calls<T> = Mutex<BTreeMap<String, Vec<Call<T>>>>;
 
-/// What came of a call, and when.
+/// The result of a call, and its time.
 pub(crate) struct Returned {
     pub(crate) from: u64,
     pub(crate) until: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Returned {
     pub(crate) stdout: String,
 }
 
-/// A lock that somebody has until it is released.
+/// A lock that is held until it is released.
 pub(crate) struct Held {
     pub(crate) handle: String,
     token: u64,
@@ -66,7 +66,7 @@ pub(crate) fn names(kind: char) -> impl Iterator<Item = String> {
 }
 
 impl History {
-    /// Writes down a call. Of one that was refused, and did nothing, nothing; of one whose result is unknown, that.
+    /// Logs a call. A refused call without effect is left out; an unknown result is logged as unknown.
     pub(crate) fn add(&self, op: Op, name: &str, who: &str, worker: usize, returned: &Returned) -> Option<Held> {
         let (id, found) = (format!("h{worker}"), returned.stdout.trim_end().to_string());
         match (op, returned.status) {
@@ -92,7 +92,7 @@ impl History {
             (Op::Break, 0) => self.locks.add(name, returned, OnMutex::Break),
             // Refused for what others do meanwhile, or nothing to break.
             (_, 75 | 84) | (Op::Break, 81) => {}
-            // A lock that nobody was told of is nobody's.
+            // A lock that was not reported has no holder.
             (Op::Get | Op::LookUp | Op::Lock { .. }, _) => {}
             (Op::Put, _) => self.values.add_unknown(name, returned, OnRegister::Put(who.to_string())),
             (Op::PutIfAbsent, _) => {
@@ -106,7 +106,7 @@ impl History {
         None
     }
 
-    /// Writes down that a lock was given back.
+    /// Logs the release of a lock.
     pub(crate) fn add_unlock(&self, name: &str, held: &Held, returned: &Returned) {
         match returned.status {
             0 => self.locks.add(name, returned, OnMutex::Unlock(held.token, true)),
@@ -115,7 +115,7 @@ impl History {
         }
     }
 
-    /// What is wrong, and how many calls there were.
+    /// Returns the errors, and the number of calls.
     pub(crate) fn judge(&self) -> (Vec<String>, usize) {
         let values = judge_each::<Register>(&self.values);
         let claims = judge_each::<Claims>(&self.claims);

@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// What an object does: its state, and what an operation with its result makes of that.
+/// The semantics of an object: its state, and the effect of an operation with its result.
 pub(crate) trait Object: Sized {
     type State: Clone + Eq + Hash + Debug;
     type Operation: Clone + PartialEq + Debug;
@@ -69,7 +69,7 @@ struct Search<'a, O: Object> {
     lookers: HashMap<&'a str, usize>,
 }
 
-/// What is wrong with this history, if no order of it is right.
+/// Returns the error of this history, if no order of it is right.
 pub(crate) fn judge<O: Object>(calls: &[Call<O::Operation>]) -> Result<(), String> {
     let calls = O::narrowed(calls);
     let mut order: Vec<usize> = (0..calls.len()).collect();
@@ -143,7 +143,7 @@ impl<O: Object> Search<'_, O> {
             if call.from > first_return {
                 break;
             }
-            // A call that changes nothing, now or ever, does as well at once as later.
+            // A call that changes nothing, now or ever, is equally right now and later.
             if O::is_pure(&call.operation) && O::apply(state, &call.operation).is_some() {
                 return vec![at];
             }
@@ -154,7 +154,7 @@ impl<O: Object> Search<'_, O> {
         next.sort_by_key(|at| self.calls[*at].until);
         let mut perhaps: Vec<usize> = Vec::new();
         for at in self.unknown.iter().copied().filter(|at| !self.done[*at]) {
-            // Of those that are alike, the earliest does as well as any.
+            // The earliest of equal calls is as good as any.
             let is_alike = |other: &usize| self.calls[*other].operation == self.calls[at].operation;
             if self.calls[at].from <= first_return && !perhaps.iter().any(is_alike) {
                 perhaps.push(at);

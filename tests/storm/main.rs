@@ -1,14 +1,11 @@
 //! The long storm: forty processes that do everything csalock can do, at random, while they are killed and stopped,
-//! their clocks are set, the disk is full and servers are restarted; and a witness who knows nothing of csalock.
+//! their clocks are set, the disk is full and servers are restarted; and a witness that knows nothing of csalock.
 //!
-//! What happens is a pure function of a seed: which command is run when by whom, and which fault befalls it at which
-//! point ([`schedule`]). How the kernel interleaves all of that is not, so a seed brings back what was done, not what
-//! came of it. By environment:
-//!
-//! - `CSALOCK_STORM=SECONDS`: how long it lasts on each store; else ten, which with beginning and end is one minute for all;
-//! - `CSALOCK_STORM_SEED=N`: the storm with this seed, which each storm prints first and again when it fails.
-//!
-//! An hour on one store: `CSALOCK_STORM=3600 cargo test --profile checked --test storm on_etcd -- --nocapture`
+//! The events are a pure function of a seed: which worker runs which command when, and which fault hits it at which
+//! point ([`schedule`]). The kernel's interleaving is not, so a seed repeats the events, but not always their results.
+//! Each storm prints its seed first and again when it fails; `CSALOCK_SEED=N` repeats it. A storm lasts ten seconds on
+//! each store, longer with `CSALOCK_TESTS`. Ten minutes on one store: `CSALOCK_TESTS=hours cargo test --profile checked
+//! --test storm on_etcd -- --nocapture`
 
 #![allow(clippy::disallowed_methods, reason = "a test is a process of its own, with clocks and children")]
 #![allow(clippy::unwrap_used, reason = "in a test that is how a failure shows")]
@@ -18,6 +15,8 @@
 mod checker;
 #[path = "../etcd/mod.rs"]
 mod etcd;
+#[path = "../extent/mod.rs"]
+mod extent;
 #[allow(dead_code, reason = "the tests of behaviour use the rest")]
 #[allow(unused_imports, reason = "likewise")]
 #[path = "../behaviour/sandbox/mod.rs"]

@@ -17,13 +17,13 @@ fn witness() -> (tempfile::TempDir, Witness) {
     (place, witness)
 }
 
-/// Somebody who lives as long as this test does, and has name a.
+/// A process that lives as long as this test and has name a.
 fn entry(who: &str, share: char) -> Entry {
     let owner = identity(std::process::id() as i32);
     Entry { who: who.into(), name: "a".into(), share, owner, asked: boottime(), ..Entry::default() }
 }
 
-/// What the witness says when these come in, one after the other.
+/// Returns the verdict of the witness when these enter one after the other.
 fn seen(entries: &[Entry]) -> String {
     let (_place, witness) = witness();
     entries.iter().for_each(|entry| {
@@ -33,7 +33,7 @@ fn seen(entries: &[Entry]) -> String {
 }
 
 #[test]
-fn two_who_do_not_fit_are_seen() {
+fn two_incompatible_holders_are_seen() {
     for (one, other, fit) in
         [('x', 'x', false), ('x', 's', false), ('s', 'x', false), ('s', 'j', false), ('s', 's', true), ('j', 'j', true)]
     {
@@ -45,7 +45,7 @@ fn two_who_do_not_fit_are_seen() {
 }
 
 #[test]
-fn who_went_out_or_died_or_has_no_time_left_or_was_broken_is_not_in() {
+fn a_holder_that_left_or_died_or_expired_or_was_broken_is_not_inside() {
     let (_place, witness) = witness();
     let one = |change: &dyn Fn(&mut Entry)| {
         let mut entry = entry("one", 'x');
@@ -70,7 +70,7 @@ fn who_went_out_or_died_or_has_no_time_left_or_was_broken_is_not_in() {
     let me = identity(std::process::id() as i32).unwrap();
     let parent = identity(nix::unistd::getppid().as_raw()).unwrap();
     witness.breaks("a", me, false);
-    assert!(!witness.enter(&[entry("other", 'x')]), "what is taken while somebody breaks it may be broken");
+    assert!(!witness.enter(&[entry("other", 'x')]), "a grant during a break may be broken");
     witness.breaks("a", parent, false);
     witness.breaks("a", me, true);
     std::thread::sleep(Duration::from_millis(2));
@@ -83,11 +83,11 @@ fn who_went_out_or_died_or_has_no_time_left_or_was_broken_is_not_in() {
     let asked_meanwhile = entry("other", 'x');
     breaker.kill().unwrap();
     breaker.wait().unwrap();
-    assert!(!witness.enter(&[asked_meanwhile]), "nobody said when he was done who was to break it");
+    assert!(!witness.enter(&[asked_meanwhile]), "the break has not reported its end");
     wait_until("time passes", || witness.enter(&[entry("other", 'x')]));
     assert_eq!(witness.broken(), "");
     one(&|_| {});
-    assert!(witness.broken().contains("other"), "who came in since is not broken");
+    assert!(witness.broken().contains("other"), "a later holder is not broken");
 }
 
 #[test]
@@ -128,12 +128,12 @@ fn a_name_that_two_ids_have_is_seen() {
 }
 
 #[test]
-fn a_lost_update_and_one_that_nobody_made_are_seen() {
+fn a_lost_update_and_an_invented_update_are_seen() {
     let wrong = |acknowledged: &[u64], unknown, found| {
         Count { acknowledged: acknowledged.to_vec(), unknown }.judge("n", found).len()
     };
     assert_eq!(wrong(&[1, 3, 2], 0, 3), 0);
-    assert_eq!(wrong(&[1, 2, 4], 1, 5), 1, "two numbers and one who may have written them");
+    assert_eq!(wrong(&[1, 2, 4], 1, 5), 1, "two numbers and one possible writer");
     assert_eq!(wrong(&[1, 2, 4], 2, 5), 0);
     assert_eq!(wrong(&[1, 2, 2], 9, 9), 1, "twice the same");
     assert_eq!(wrong(&[1, 2, 3], 9, 2), 1, "fallen back");
@@ -146,7 +146,7 @@ fn a_lost_update_and_one_that_nobody_made_are_seen() {
 #[test]
 fn an_exit_code_that_a_command_does_not_have_is_seen() {
     let schedule = Schedule::new(1);
-    // A round that is neither killed nor has a choice of its own.
+    // A round without a kill and without a choice of its own.
     let plain = (0..).find(|number| {
         let round = schedule.round(0, *number);
         round.fault.is_none()
@@ -174,7 +174,7 @@ fn an_exit_code_that_a_command_does_not_have_is_seen() {
 }
 
 #[test]
-fn one_who_goes_in_without_the_lock_is_seen_in_a_storm() {
+fn a_process_that_enters_without_the_lock_is_seen_in_a_storm() {
     let ground = Ground::new(Kind::Directory, false).unwrap();
     let schedule = Schedule { cheats: true, ..Schedule::new(1) };
     let goes_on = || ground.witness.broken().is_empty();

@@ -1,4 +1,4 @@
-//! What befalls the store: a disk that is full for a while, servers that are killed or stand still.
+//! The faults of the store: a disk that is full for a while, servers that are killed or stopped.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::schedule::{Schedule, Trouble};
 use crate::setup::Ground;
 
-/// Troubles one after the other until it is over. Says how many there were. Nothing of them is left.
+/// Causes failures one after the other until the end. Returns their number. It leaves none of them.
 pub(crate) fn befall(ground: &Ground, schedule: &Schedule, over: &AtomicBool) -> usize {
     let sleep = |span: Duration| {
         let begun = Instant::now();

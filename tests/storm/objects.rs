@@ -1,4 +1,4 @@
-//! What a value, a claim and a lock are to those who call: the objects that histories are checked against.
+//! The meaning of a value, a claim and a lock for their callers: the objects that histories are checked against.
 
 use crate::linear::{Call, Object};
 
@@ -7,7 +7,7 @@ pub(crate) struct Register;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OnRegister {
-    /// What was found; `None`: that there is nothing.
+    /// The value found; `None`: there is none.
     Get(Option<String>),
     Put(String),
     /// Only if there was nothing; and whether so.
@@ -72,7 +72,7 @@ pub(crate) enum OnClaims {
     /// By this id; and whether it was had.
     Claim(String, bool),
     Unclaim(String, bool),
-    /// Who has it.
+    /// Its holder.
     LookUp(Option<String>),
 }
 
@@ -107,9 +107,9 @@ pub(crate) struct Mutex;
 pub(crate) enum OnMutex {
     /// With this token.
     Lock(u64),
-    /// What has this token; and whether it was held until then.
+    /// The grant with this token; and whether it was held until then.
     Unlock(u64, bool),
-    /// Whoever holds it.
+    /// The holder.
     Break,
 }
 
@@ -142,7 +142,7 @@ mod tests {
     use crate::linear::judge;
     use fastrand::Rng;
 
-    /// Each `from, until, operation`; 0 is no return.
+    /// Each `from, until, operation`; 0 is a call without a return.
     fn is_right<O: Object>(calls: &[(u64, u64, O::Operation)]) -> bool {
         let call = |(from, until, operation): &(u64, u64, O::Operation)| Call {
             from: *from,
@@ -167,7 +167,7 @@ mod tests {
             // Those that overlap see either.
             &[(1, 9, put("a")), (2, 3, get("")), (4, 5, get("a"))],
             &[(1, 9, put("a")), (1, 9, put("b")), (2, 3, get("b")), (4, 5, get("a")), (10, 11, get("a"))],
-            // Without a result: never, late, or at once.
+            // Without a result: never, late, or immediately.
             &[(1, 0, put("a")), (2, 3, get("")), (4, 5, get(""))],
             &[(1, 0, put("a")), (2, 3, get("")), (4, 5, put("b")), (6, 7, get("b")), (8, 9, get("a"))],
             &[(1, 2, OnRegister::PutIfAbsent("a".into(), true)), (3, 4, OnRegister::PutIfAbsent("b".into(), false))],
@@ -189,7 +189,7 @@ mod tests {
             &[(1, 9, put("a")), (2, 3, get("a")), (4, 5, get(""))],
             // Two see two writes in two orders.
             &[(1, 9, put("a")), (1, 9, put("b")), (2, 3, get("a")), (4, 5, get("b")), (6, 7, get("a"))],
-            // What has no result happens once.
+            // A call without a result happens once.
             &[(1, 0, put("a")), (2, 3, get("a")), (4, 5, put("b")), (6, 7, get("b")), (8, 9, get("a"))],
             &[(1, 2, OnRegister::PutIfAbsent("a".into(), true)), (1, 2, OnRegister::PutIfAbsent("b".into(), true))],
             &[(1, 2, put("a")), (3, 9, OnRegister::Delete(true)), (3, 9, OnRegister::Delete(true))],
@@ -251,7 +251,7 @@ mod tests {
         let moments = (0..count).map(|number| {
             let operation = make(rng, &state, number);
             let unknown = rng.u64(..8) == 0 && !O::is_pure(&operation);
-            // What has no result may not have happened.
+            // A call without a result may not have happened.
             if !unknown || rng.bool() {
                 state = O::apply(&state, &operation).unwrap();
             }
@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// Whether some order of the rest is right, by trying all of them.
+    /// Whether some order of the rest is right, by enumeration.
     fn has_order(state: &Option<String>, calls: &[Call<OnRegister>]) -> bool {
         let first_return = calls.iter().filter_map(|call| call.until).min();
         let Some(first_return) = first_return else { return true };
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_finds_what_all_orders_together_find() {
+    fn the_search_agrees_with_the_enumeration_of_all_orders() {
         let mut right = 0;
         for seed in 0..2000 {
             let rng = &mut Rng::with_seed(seed);

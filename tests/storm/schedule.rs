@@ -1,5 +1,5 @@
-//! What happens in a storm: every round of every worker, every fault and every trouble of the store. All of it is a
-//! pure function of the seed, so that a seed is enough to have the same again.
+//! The events of a storm: every round of every worker, every fault, and every failure of the store. All of it is a pure
+//! function of the seed, so a seed is enough to repeat it.
 
 use std::time::Duration;
 
@@ -10,28 +10,28 @@ use crate::generator;
 /// Locks that are held in every mode, by one holder's life or by time.
 pub(crate) const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// The lock that is held for ever and broken.
+/// The lock that is held permanently and broken.
 pub(crate) const BREAKABLE: &str = "d";
 
 /// A lock that is a file's, for `--flock` and flock(1).
 pub(crate) const FILE: &str = "./f";
 
-/// How many may have a place at once, whoever asks.
+/// The number of slots for all callers.
 pub(crate) const SLOTS: u32 = 3;
 
-/// Somebody who waits as long as it takes.
+/// A waiter without a timeout.
 pub(crate) const INFINITE: u32 = u32::MAX;
 
-/// How many pairs of names there are to be claimed.
+/// Number of pairs of names to claim.
 pub(crate) const PAIRS: usize = 4;
 
 pub(crate) struct Schedule {
     pub(crate) seed: u64,
-    /// Whether the first worker goes in without asking anybody: to see that it is seen.
+    /// Whether the first worker enters without a lock, to show that this is seen.
     pub(crate) cheats: bool,
 }
 
-/// What a worker does, and what is done to it meanwhile.
+/// The actions of a worker, and the faults meanwhile.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Round {
     pub(crate) what: What,
@@ -56,7 +56,7 @@ pub(crate) enum What {
         inner: Hold,
         no_fork: bool,
     },
-    /// Under `lock`, given back in this way.
+    /// Under `lock`, released in this way.
     Script {
         hold: Hold,
         end: End,
@@ -110,7 +110,7 @@ pub(crate) enum Share {
     Slot,
 }
 
-/// How a script gives back what it holds.
+/// The way in which a script releases its locks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum End {
     AsOwner,
@@ -142,14 +142,14 @@ pub(crate) enum Op {
     Claim,
     Unclaim,
     LookUp,
-    /// And unlocks after so long.
+    /// The script unlocks after this time.
     Lock {
         stay: u32,
     },
     Break,
 }
 
-/// How long, and how, somebody is willing to wait.
+/// The timeout of a wait, and its form.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Wait {
     /// 0: not at all.
@@ -160,7 +160,7 @@ pub(crate) struct Wait {
     pub(crate) attempts: bool,
 }
 
-/// What befalls one of a round's processes, so many milliseconds after the round began.
+/// A fault of one of a round's processes, this many milliseconds after the round began.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Fault {
     pub(crate) after: u32,
@@ -171,14 +171,14 @@ pub(crate) struct Fault {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Shot {
     Kill,
-    /// For so long.
+    /// The duration.
     Stop(u32),
 }
 
-/// Whom it is to hit. Where there is no such process it hits any of the round's.
+/// The target. If there is no such process, any process of the round is hit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Aim {
-    /// The csalock that was called, which is also the guardian of a command.
+    /// The csalock that was called, which is also the supervisor of a command.
     Caller,
     /// The one that takes the lock, and becomes the command.
     Waiter,
@@ -188,13 +188,13 @@ pub(crate) enum Aim {
     Any(usize),
 }
 
-/// What befalls the store.
+/// A failure of the store.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Trouble {
     /// How long it was quiet before.
     pub(crate) quiet: Duration,
     pub(crate) lasts: Duration,
-    /// Of a server: whether it is killed, or stands still.
+    /// The failure of a server: it is killed, or it hangs.
     pub(crate) kills: bool,
     /// Which server, counted round and round those that there are.
     pub(crate) server: usize,
@@ -217,7 +217,7 @@ impl Schedule {
         let what = if self.cheats && worker == 0 { What::Cheat } else { generator::what(rng) };
         let mut wait = generator::wait(rng);
         if matches!(what, What::Forever { .. }) {
-            // It may be that nobody comes any more who breaks it.
+            // The process that would break it may never come.
             wait.timeout = wait.timeout.min(5000);
         }
         let clocks = ["-10d", "+10d", "-1h", "+90s"];
@@ -263,7 +263,7 @@ impl Round {
         u64::from(stay + stop + 4 * self.wait.timeout.min(5000))
     }
 
-    /// Whether nothing says when it is to end: it waits as long as it takes, or looks at all there is.
+    /// Whether it has no time limit: it waits without a timeout, or reads all names.
     pub(crate) fn takes_its_time(&self) -> bool {
         self.wait.timeout == INFINITE || matches!(self.what, What::Look(_))
     }

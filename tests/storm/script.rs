@@ -3,8 +3,8 @@
 use crate::critical_section::words as section;
 use crate::schedule::{BREAKABLE, End, FILE, Hold, INFINITE, Look, Round, Share, Wait, What};
 
-/// `c` is csalock, and notes how it ended. `now` says when it is, no later than it is. `tell` tells the witness; where
-/// that is killed the script ends, for what it gave back after that the witness would take for held.
+/// `c` is csalock, and notes its exit code. `now` prints the time, never too late. `tell` reports to the witness; if
+/// that is killed the script ends, because the witness would count its later releases as held.
 const PRELUDE: &str = r#"
 c() { csalock "$@"; s=$?; echo "$W $s $*" >> codes; return $s; }
 now() { read -r up rest < /proc/uptime; asked=${up%.*}${up#*.}0; }
@@ -13,7 +13,7 @@ of() { rest=${held#*\"$1\":}; rest=${rest#[[\"]}; echo "${rest%%[]\"\},]*}"; }
 tokens() { case $held in *\"tokens\"*) rest=${held#*\"tokens\":[}; echo "${rest%%]*}";; *) of token;; esac; }
 "#;
 
-/// What a worker runs, and what it tells the section if that is the command itself.
+/// The command of a worker, and its message to the section if it is the command itself.
 pub(crate) struct Words {
     pub(crate) words: Vec<String>,
     pub(crate) told: String,
@@ -95,7 +95,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
                 names.reverse();
             }
             let names = names.join(" ");
-            // What the one before him left when he was killed is given up first.
+            // The leftovers of its killed predecessor are given up first.
             let give_up = format!("tell do=unclaims id=w{worker}; c unclaim -q --id w{worker} --all");
             script(format!(
                 "{give_up}; c claim -q{wait} --id w{worker} {names} > /dev/null || exit 0
@@ -130,14 +130,14 @@ fn under_lock(hold: &Hold, end: End, renew: Option<u32>, wait: &str) -> String {
         let renewed = Hold { ttl: Some(ttl), stay: 5, ..hold.clone() };
         format!("now; c renew -q --ttl {ttl}ms {names} && {}", stay_again(&renewed))
     });
-    let give_back = match end {
+    let release = match end {
         End::AsOwner => format!("c unlock -q {names}"),
         End::ByHandle => format!("handle=$(of handle) && c unlock -q --handle $handle {names}"),
         End::All => "c unlock -q --all".to_string(),
         End::Dies => ":".to_string(),
     };
     format!(
-        "now; held=$(c lock -q --json{}{wait} {names}) || exit 0\n{}\n{}\n{give_back}",
+        "now; held=$(c lock -q --json{}{wait} {names}) || exit 0\n{}\n{}\n{release}",
         taking(&hold),
         stay(&hold),
         again.unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! Where a storm takes place: a sandbox, and a store on a small disk of its own, or on servers of its own.
+//! The place of a storm: a sandbox, and a store on a small disk of its own, or on servers of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,6 +10,7 @@ use csalock::store::{Location, Store};
 use crate::critical_section::{self, STORM, TOLD};
 use crate::etcd::{Cluster, Setup};
 use crate::exclusion::Witness;
+use crate::extent::{Extent, extent};
 use crate::sandbox::{CSALOCK, Done, Kind, Mount, Sandbox, faketime, is_root};
 
 /// Short, so that leases are renewed, and are over while servers are gone.
@@ -28,7 +29,7 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// `None`, and a word about it, where there is no such store. `long`: with as many servers as people have.
+    /// Returns `None` and prints SKIPPED where the store is not available. `long`: with a realistic number of servers.
     pub(crate) fn new(kind: Kind, long: bool) -> Option<Ground> {
         let cluster = match kind {
             Kind::Etcd => Some(Cluster::start(Setup {
@@ -61,7 +62,7 @@ impl Ground {
         self.kind
     }
 
-    /// Words to be run, in a session of their own, by somebody who is called like this.
+    /// Returns a command in a session of its own, for the caller with this name.
     pub(crate) fn command(&self, words: &[String], who: &str, clock: Option<&str>) -> Command {
         let program = if words[0] == "csalock" { CSALOCK } else { &words[0] };
         let mut command = Command::new("setsid");
@@ -78,7 +79,7 @@ impl Ground {
         command
     }
 
-    /// csalock, called by nobody in particular.
+    /// Returns the result of csalock, called by this process.
     pub(crate) fn csalock(&self, words: &[&str]) -> Done {
         let call = self.sandbox.as_ref().unwrap().csalock(words).env("CSALOCK_STORE", &self.store);
         call.env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace()).capture()
@@ -88,7 +89,7 @@ impl Ground {
         std::fs::read(self.place.join(file)).map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
     }
 
-    /// Where every commit is logged.
+    /// The log of every commit.
     pub(crate) fn trace(&self) -> PathBuf {
         self.place.join("trace")
     }
@@ -102,8 +103,8 @@ impl Ground {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        // What went wrong in a long storm is to be looked at.
-        if std::thread::panicking() && std::env::var_os("CSALOCK_STORM").is_some() {
+        // The files of a failed long storm are kept for inspection.
+        if std::thread::panicking() && extent() > Extent::Quick {
             println!("left as it was: {}", self.place.display());
             let (from, to) = (self.place.join("mount"), self.place.join("store as it was"));
             let _ = Command::new("cp").arg("-a").args([from, to]).status();

@@ -10,6 +10,7 @@ use crate::codes::{self, Call};
 use crate::counts::{self, Count};
 use crate::etcd::fair::is_within;
 use crate::exclusion::boottime;
+use crate::extent::{self, Extent};
 use crate::fault_points;
 use crate::history;
 use crate::nemesis;
@@ -20,59 +21,50 @@ use crate::worker::{Figures, Worker};
 
 const PROCESSES: usize = 40;
 
-/// How long a storm lasts if nobody says otherwise.
-const SECONDS: u64 = 10;
-
-/// So many rounds are the least that says anything.
+/// Minimum number of rounds of a meaningful storm.
 const FEW: usize = 200;
 
 /// How much of what happened last is shown of each name.
 const LAST: usize = 15;
 
-/// What came of a storm.
+/// The result of a storm.
 pub(crate) struct Verdict {
     pub(crate) wrong: Vec<String>,
-    /// What happened, in numbers.
+    /// The events, in numbers.
     pub(crate) figures: String,
-    /// What happened last, by name.
+    /// The last events, by name.
     pub(crate) last: String,
 }
 
-fn set<T: std::str::FromStr>(variable: &str) -> Option<T> {
-    std::env::var(variable).ok().map(|text| text.parse().ok().unwrap_or_else(|| panic!("{variable}={text}")))
-}
-
 #[test]
-fn on_a_directory_nobody_is_in_twice_and_nothing_is_lost() {
+fn a_storm_on_a_directory_never_admits_two_holders_and_loses_nothing() {
     on(Kind::Directory);
 }
 
 #[test]
-fn on_sqlite_nobody_is_in_twice_and_nothing_is_lost() {
+fn a_storm_on_sqlite_never_admits_two_holders_and_loses_nothing() {
     on(Kind::Sqlite);
 }
 
 #[test]
-fn on_etcd_nobody_is_in_twice_and_nothing_is_lost() {
+fn a_storm_on_etcd_never_admits_two_holders_and_loses_nothing() {
     on(Kind::Etcd);
 }
 
 /// The directory of several hosts is slower, and much the same; so it is for long storms.
 #[test]
-fn on_a_shared_directory_nobody_is_in_twice_and_nothing_is_lost() {
-    if set::<u64>("CSALOCK_STORM").is_some() {
+fn a_storm_on_a_shared_directory_never_admits_two_holders_and_loses_nothing() {
+    if extent::extent() > Extent::Quick {
         on(Kind::Shared);
     }
 }
 
 fn on(kind: Kind) {
-    let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let seed = set("CSALOCK_STORM_SEED").unwrap_or(clock.as_micros() as u64);
-    let again = format!("{kind:?}: CSALOCK_STORM_SEED={seed}");
+    let seed = extent::seed();
+    let again = format!("{kind:?}: CSALOCK_SEED={seed}");
     println!("{again}");
-    let long = set("CSALOCK_STORM");
-    let Some(ground) = Ground::new(kind, long.is_some()) else { return };
-    let lasts = Duration::from_secs(long.unwrap_or(SECONDS));
+    let Some(ground) = Ground::new(kind, extent::extent() > Extent::Quick) else { return };
+    let lasts = Duration::from_secs(extent::storm_seconds());
     let verdict = storm(&ground, &Schedule::new(seed), PROCESSES, lasts, &|| true);
     println!("{again}: {}", verdict.figures);
     let shown = verdict.wrong.iter().take(50).cloned().collect::<Vec<_>>().join("\n");
@@ -80,8 +72,8 @@ fn on(kind: Kind) {
     assert!(count == 0, "{again}\n{}\n{count} things are wrong:\n{shown}\n{}", verdict.figures, verdict.last);
 }
 
-/// A storm with so many processes, as long as it is to go on, at most for so long; and what is to be said of it. A
-/// machine that has other things to do is given more time, for so few rounds say nothing.
+/// Runs a storm with this many processes while `goes_on`, for this time at most, and returns its result. A busy machine
+/// gets more time, because too few rounds prove nothing.
 pub(crate) fn storm(
     ground: &Ground,
     schedule: &Schedule,
@@ -126,8 +118,8 @@ pub(crate) fn storm(
     let (codes, ends) = codes::judge(&said, ground.kind(), schedule);
     wrong.extend(codes);
     wrong.extend(ground.read("said").lines().filter(|line| line.contains("panicked")).map(str::to_string));
-    wrong.extend(everybody_ends(ground));
-    wrong.extend(what_was_counted(ground, schedule, &said));
+    wrong.extend(all_processes_end(ground));
+    wrong.extend(judge_counts(ground, schedule, &said));
     wrong.extend(claims_are_whole(ground, processes));
     let (out_of_order, calls) = figures.history.judge();
     wrong.extend(out_of_order);
@@ -169,8 +161,8 @@ fn last(ground: &Ground, events: &str) -> String {
     format!("what happened last:\n{}\nwhat was said last:\n{}", shown.join("\n\n"), tail(&said))
 }
 
-/// Keepers too, and guardians.
-fn everybody_ends(ground: &Ground) -> Option<String> {
+/// Keepers too, and supervisors.
+fn all_processes_end(ground: &Ground) -> Option<String> {
     let begun = Instant::now();
     loop {
         let left = fault_points::users_of(&ground.place);
@@ -184,7 +176,7 @@ fn everybody_ends(ground: &Ground) -> Option<String> {
     }
 }
 
-fn what_was_counted(ground: &Ground, schedule: &Schedule, said: &str) -> Vec<String> {
+fn judge_counts(ground: &Ground, schedule: &Schedule, said: &str) -> Vec<String> {
     let numbers = |file: &str| -> Vec<u64> { ground.read(file).lines().map(|line| line.parse().unwrap()).collect() };
     let calls = |verb: &'static str, name: &'static str| {
         said.lines().filter_map(Call::parse).filter(move |call| call.verb() == verb && call.has(name))
@@ -204,7 +196,7 @@ fn what_was_counted(ground: &Ground, schedule: &Schedule, said: &str) -> Vec<Str
     wrong
 }
 
-/// Of what is claimed each id has a whole pair; and it can be given up.
+/// Each id has whole pairs of claims, and can give them up.
 fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
     let said = ground.csalock(&["status", "--json"]).stdout;
     let mut claims: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -238,7 +230,8 @@ fn claims_are_whole(ground: &Ground, processes: usize) -> Vec<String> {
     wrong
 }
 
-/// At once: whoever held is dead or has given back; but for what was to be held for ever.
+/// All names can be acquired at once: their holders are dead or have released, except permanent locks, which are
+/// broken.
 fn all_can_be_taken(ground: &Ground) -> Vec<String> {
     ground.csalock(&["unlock", "-q", "--force", BREAKABLE]);
     let mut wrong = Vec::new();
@@ -253,7 +246,7 @@ fn all_can_be_taken(ground: &Ground) -> Vec<String> {
     wrong
 }
 
-/// What the dead left is swept, every record can be read, and the store is well.
+/// The leftovers of dead processes are swept, every record can be read, and the store is healthy.
 fn nothing_is_left(ground: &Ground) -> Vec<String> {
     let mut wrong = Vec::new();
     for value in ["n", "o", "p"].map(str::to_string).into_iter().chain(history::names('r')) {

@@ -1,4 +1,4 @@
-//! One of the workers: does round after round, has befall each what is to befall it, and sees that each ends.
+//! One of the workers: it does round after round, causes the faults of each, and checks that each ends.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -21,10 +21,10 @@ use crate::setup::Ground;
 /// How much longer than it may a round can last on a machine that has other things to do, with its store away.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Who takes his time is stuck when nobody got anything done for so long.
+/// A storm is stuck after this time without progress of any worker.
 const STANDSTILL: u64 = 60_000;
 
-/// What happened in a storm.
+/// The events of a storm, counted.
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) rounds: AtomicUsize,
@@ -83,7 +83,7 @@ impl Worker<'_> {
         }
     }
 
-    /// One call, and what came of it in the history; of a lock, the call that gives it back as well.
+    /// One call with its result in the history; for a lock, its release too.
     fn operate(&self, round: &Round, op: Op, number: usize, who: &str) {
         let name = history::name(op, number);
         self.figures.rounds.fetch_add(1, Ordering::Relaxed);
@@ -171,8 +171,8 @@ impl Running {
         }
     }
 
-    /// Its status as a shell has it, when all of the group have ended; `None`: they do not, though they should, or
-    /// though nobody else has been in their way for long.
+    /// Returns its status as a shell has it, when all of the group have ended. `None`: they do not end, though they
+    /// should, or though no other process has blocked them for long.
     fn end(mut self, takes_its_time: bool, last_end: &AtomicU64) -> Option<i32> {
         let mut pause = Duration::from_millis(5);
         while !self.is_over_within(self.limit.saturating_sub(self.begun.elapsed()).max(pause)) || self.is_left() {

@@ -1,9 +1,9 @@
 //! A test program under a supervisor: with default signals, and without processes that outlive it.
 //!
-//! Before `main` the program forks. The child runs the tests. The parent ends every process that has its mark in the
-//! environment when the tests end, or when it is told to end, or when the cargo(1) that started it is gone: servers, sleeping
-//! jobs and keepers too. It does not adopt orphans, for who adopts them matters to what is tested. Only SIGKILL to the
-//! supervisor itself leaves processes behind.
+//! Before `main` the program forks twice. One child runs the tests. The supervisor ends every process that has its mark in
+//! the environment: servers, sleeping jobs and keepers too. It does so when the tests end, on a signal, and when the
+//! cargo(1) that started it is gone. The other child, the cleaner, does the same if the supervisor is killed. Neither
+//! adopts orphans, because tests check the parents of processes.
 //!
 //! nohup(1) and background jobs of shells start programs with ignored signals, which csalock rightly passes on. The
 //! tests must not depend on that, so all dispositions are reset here.
@@ -16,7 +16,7 @@ use nix::libc;
 use nix::sys::prctl;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, kill, raise, signal, sigprocmask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, getppid};
+use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, setsid};
 
 /// Marks the processes of a run, by the pid of its supervisor.
 pub(crate) const MARK: &str = "TEST_RUN_OF_CSALOCK";
@@ -42,6 +42,11 @@ extern "C" fn begin() {
     // cargo(1) may be ended alone. A shell may go, and leave its background jobs.
     let starter = Some(getppid())
         .filter(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("cargo")));
+    let supervisor = getpid();
+    // SAFETY: there is no other thread yet.
+    if let Ok(ForkResult::Child) = unsafe { fork() } {
+        clean_after(supervisor);
+    }
     // SAFETY: there is no other thread yet.
     match unsafe { fork() } {
         Ok(ForkResult::Parent { child }) => supervise(child, starter),
@@ -51,6 +56,24 @@ extern "C" fn begin() {
             unsafe { std::env::set_var(MARK, getppid().to_string()) };
         }
     }
+}
+
+/// Waits for the end of the supervisor and ends the processes that it left.
+fn clean_after(supervisor: Pid) -> ! {
+    // The end of the parent is a signal, and no other signal reaches this process.
+    let end: SigSet = [Signal::SIGUSR1].into_iter().collect();
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
+    let _ = setsid();
+    // A reader of the output must not wait for this process.
+    for descriptor in 0..3 {
+        let _ = nix::unistd::close(descriptor);
+    }
+    let _ = prctl::set_pdeathsig(Signal::SIGUSR1);
+    while getppid() == supervisor {
+        next(&end, Duration::from_secs(1));
+    }
+    end_all(supervisor);
+    exit(0)
 }
 
 /// Waits for the tests, ends what is left, and ends like the tests.
@@ -68,7 +91,7 @@ fn supervise(tests: Pid, starter: Option<Pid>) -> ! {
         }
     }
     let _ = kill(tests, Signal::SIGKILL);
-    end_all();
+    end_all(getpid());
     match (status, ending) {
         (Some(WaitStatus::Exited(_, code)), _) => exit(code),
         (Some(WaitStatus::Signaled(_, signal, _)), _) | (_, Some(signal)) => {
@@ -85,7 +108,7 @@ fn exit(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// The next of these signals, if one comes in time.
+/// Returns the next of these signals, if one comes in time.
 fn next(signals: &SigSet, at_most: Duration) -> Option<Signal> {
     let timeout = libc::timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
     // SAFETY: both pointers are to values that live until it returns.
@@ -93,7 +116,7 @@ fn next(signals: &SigSet, at_most: Duration) -> Option<Signal> {
     Signal::try_from(number).ok()
 }
 
-/// Reaps all that have ended; what became of the tests.
+/// Reaps the children that have ended. Returns the status of the tests.
 fn reap(tests: Pid) -> Option<WaitStatus> {
     let mut status = None;
     while let Ok(ended) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
@@ -108,28 +131,27 @@ fn reap(tests: Pid) -> Option<WaitStatus> {
 /// Time after which a killed process that still exists hangs in the kernel.
 const GONE: Duration = Duration::from_secs(10);
 
-/// Kills every process that has the mark of this run, until there is none, and waits until all of them are gone: one may be
-/// born while the others are killed, and a killed process loses its environment before it ends.
-fn end_all() {
-    let mark = format!("{MARK}={}", std::process::id());
+/// Kills every process with the mark of this supervisor and waits until all of them are gone. A process may start another
+/// one meanwhile, have no mark before its exec(2), and loses its mark before it ends, so two scans in a row must find none.
+fn end_all(supervisor: Pid) {
+    let mark = format!("{MARK}={supervisor}");
     let is_marked = |pid: &i32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
     };
     let mut killed = std::collections::BTreeSet::new();
     let start = std::time::Instant::now();
-    loop {
+    let mut scans_without = 0;
+    while scans_without < 2 || (!killed.is_empty() && start.elapsed() < GONE) {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let marked: Vec<i32> = pids.filter(is_marked).collect();
         for pid in &marked {
             let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
         }
+        scans_without = if marked.is_empty() { scans_without + 1 } else { 0 };
         killed.extend(&marked);
         killed.retain(|pid| is_running(*pid));
-        if marked.is_empty() && (killed.is_empty() || start.elapsed() > GONE) {
-            return;
-        }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -141,7 +163,7 @@ fn is_running(pid: i32) -> bool {
 }
 
 #[allow(dead_code, reason = "not every test program clears an environment")]
-/// The mark, for a process that is started with an environment of its own.
+/// Returns the mark, for a process with an environment of its own.
 pub(crate) fn mark() -> Option<(&'static str, std::ffi::OsString)> {
     Some((MARK, std::env::var_os(MARK)?))
 }

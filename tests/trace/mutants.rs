@@ -16,7 +16,7 @@ use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
 use crate::checker::{self, Report};
 
-/// What is wrong with a store.
+/// The fault of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     Nothing,
@@ -28,9 +28,9 @@ enum Wrong {
     OtherBytes,
     /// A removed record comes back.
     RemovalUndone,
-    /// What was written long ago arrives once more.
+    /// An old write arrives once more.
     LateCopy,
-    /// Numbers begin anew after a removal.
+    /// Numbers restart after a removal.
     NumbersForgotten,
     /// A lease is over before its time.
     LeasesEarly,
@@ -163,7 +163,7 @@ impl Leases for Shared {
 }
 
 /// Two processes, 1 and 2, of one host that use one store.
-struct Stage {
+struct Fixture {
     store: Shared,
     hosts: [Fake; 2],
     engines: [Engine; 2],
@@ -171,8 +171,8 @@ struct Stage {
     _place: tempfile::TempDir,
 }
 
-impl Stage {
-    fn new(wrong: Wrong) -> Stage {
+impl Fixture {
+    fn new(wrong: Wrong) -> Fixture {
         let place = tempfile::tempdir().unwrap();
         let log = place.path().join("trace");
         let hosts = [Fake::new(1), Fake::new(2)];
@@ -182,7 +182,7 @@ impl Stage {
         let store = Shared(Arc::new(faulty));
         let engines =
             hosts.clone().map(|host| Engine::new(Box::new(store.clone()), Arc::new(host)).tracing(log.clone()));
-        Stage { store, hosts, engines, log, _place: place }
+        Fixture { store, hosts, engines, log, _place: place }
     }
 
     fn applicant(&self, who: usize, lifetime: Lifetime) -> AcquireRequest {
@@ -204,7 +204,7 @@ impl Stage {
         AcquireRequest { lifetime, ..AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process) }
     }
 
-    /// One tries to take x. Who is refused goes away.
+    /// One process tries to take x. A refused process goes away.
     fn take(&self, who: usize, lifetime: Lifetime) -> AcquireRequest {
         self.take_with(who, self.applicant(who, lifetime))
     }
@@ -260,28 +260,28 @@ fn nothing_is_found(report: &Report) {
 }
 
 #[test]
-fn nothing_is_found_where_nothing_is_wrong() {
-    let stage = Stage::new(Wrong::Nothing);
-    stage.take_and_release(0);
-    let leased = stage.take(0, Lifetime::Ttl(1000));
-    stage.take(1, Lifetime::WhileOwnerLives);
-    stage.pass(Duration::from_millis(1001));
-    let other = stage.take(1, Lifetime::WhileOwnerLives);
-    stage.release(0, &leased);
-    stage.release(1, &other);
+fn the_checker_accepts_a_correct_trace() {
+    let fixture = Fixture::new(Wrong::Nothing);
+    fixture.take_and_release(0);
+    let leased = fixture.take(0, Lifetime::Ttl(1000));
+    fixture.take(1, Lifetime::WhileOwnerLives);
+    fixture.pass(Duration::from_millis(1001));
+    let other = fixture.take(1, Lifetime::WhileOwnerLives);
+    fixture.release(0, &leased);
+    fixture.release(1, &other);
     // 1 dies, and does nothing afterwards.
-    stage.take(0, Lifetime::WhileOwnerLives);
-    stage.hosts[1].set_liveness(1, Liveness::Dead);
-    stage.take_and_release(1);
-    let end = checker::end_of(&stage.store);
-    let report = checker::check(&stage.lines(), Some(&end));
+    fixture.take(0, Lifetime::WhileOwnerLives);
+    fixture.hosts[1].set_liveness(1, Liveness::Dead);
+    fixture.take_and_release(1);
+    let end = checker::end_of(&fixture.store);
+    let report = checker::check(&fixture.lines(), Some(&end));
     nothing_is_found(&report);
     assert_eq!((report.names, report.filled, report.lost_replies), (1, 0, 0));
     assert!(report.steps >= 8, "{}", report.figures());
 }
 
 #[test]
-fn what_a_store_does_wrong_is_found() {
+fn faults_of_stores_are_found() {
     let mut missed = Vec::new();
     for (wrong, why) in [
         (Wrong::NothingCompared, "no commit removes"),
@@ -291,24 +291,24 @@ fn what_a_store_does_wrong_is_found() {
         (Wrong::LateCopy, "no commit explains the version"),
         (Wrong::NumbersForgotten, "is not above"),
     ] {
-        let stage = Stage::new(wrong);
-        stage.take_and_release(0);
-        stage.take_and_release(1);
-        nothing_is_found(&stage.report());
-        let held = stage.take(0, Lifetime::Ttl(60_000));
+        let fixture = Fixture::new(wrong);
+        fixture.take_and_release(0);
+        fixture.take_and_release(1);
+        nothing_is_found(&fixture.report());
+        let held = fixture.take(0, Lifetime::Ttl(60_000));
         // The copy of a grant that has ended; the others strike at the next chance.
         if wrong == Wrong::NumbersForgotten || wrong == Wrong::RemovalUndone {
-            stage.release(0, &held);
+            fixture.release(0, &held);
         }
-        stage.store.arm();
+        fixture.store.arm();
         for _ in 0..2 {
-            stage.renew(0, &held);
-            stage.take_and_release(1);
-            stage.release(0, &held);
-            stage.take_and_release(0);
-            stage.break_all();
+            fixture.renew(0, &held);
+            fixture.take_and_release(1);
+            fixture.release(0, &held);
+            fixture.take_and_release(0);
+            fixture.break_all();
         }
-        let report = stage.report();
+        let report = fixture.report();
         if !report.wrong.iter().any(|found| found.contains(why)) {
             missed.push(format!("{wrong:?}: {:#?}", report.wrong));
         }
@@ -318,35 +318,35 @@ fn what_a_store_does_wrong_is_found() {
 
 #[test]
 fn a_lease_that_a_store_ends_early_is_found() {
-    let stage = Stage::new(Wrong::LeasesEarly);
-    stage.take(0, Lifetime::Ttl(60_000));
-    stage.store.arm();
-    stage.take(1, Lifetime::WhileOwnerLives);
-    is_found(&stage.report(), "a lease is taken for over 60000 ms early");
+    let fixture = Fixture::new(Wrong::LeasesEarly);
+    fixture.take(0, Lifetime::Ttl(60_000));
+    fixture.store.arm();
+    fixture.take(1, Lifetime::WhileOwnerLives);
+    is_found(&fixture.report(), "a lease is taken for over 60000 ms early");
 }
 
 #[test]
-fn a_host_that_takes_the_living_for_dead_is_found() {
-    let stage = Stage::new(Wrong::Nothing);
-    stage.take(0, Lifetime::WhileOwnerLives);
-    stage.hosts[1].set_liveness(1, Liveness::Dead);
-    stage.take_and_release(1);
-    nothing_is_found(&stage.report());
-    stage.pass(Duration::from_millis(1));
-    stage.take_and_release(0);
-    is_found(&stage.report(), "process 1 is taken for dead, but commits");
+fn a_host_that_declares_a_live_process_dead_is_found() {
+    let fixture = Fixture::new(Wrong::Nothing);
+    fixture.take(0, Lifetime::WhileOwnerLives);
+    fixture.hosts[1].set_liveness(1, Liveness::Dead);
+    fixture.take_and_release(1);
+    nothing_is_found(&fixture.report());
+    fixture.pass(Duration::from_millis(1));
+    fixture.take_and_release(0);
+    is_found(&fixture.report(), "process 1 is taken for dead, but commits");
 }
 
 /// An engine that does its work itself, and may do it wrong: it changes a decision before it commits.
 struct Clumsy<'a> {
-    stage: &'a Stage,
+    fixture: &'a Fixture,
     step: u64,
 }
 
 impl Clumsy<'_> {
     /// Decides about the record as it is, changes the decision, and commits it.
     fn commit(&mut self, ask: &Request, change: impl FnOnce(&mut Record)) {
-        let store = &self.stage.store;
+        let store = &self.fixture.store;
         let stored = store.read(b"x").unwrap();
         let version = stored.as_ref().map(|stored| stored.version);
         let before = stored
@@ -373,7 +373,7 @@ impl Clumsy<'_> {
     }
 
     fn decided(&self, before: &Record, ask: &Request) -> (Facts, Record) {
-        let mut facts = Facts::at(self.stage.hosts[1].wall().as_millis() as u64);
+        let mut facts = Facts::at(self.fixture.hosts[1].wall().as_millis() as u64);
         loop {
             match decide(before, ask, &facts) {
                 Ok(lock::Transition::Write { record, .. }) => return (facts, record),
@@ -385,15 +385,15 @@ impl Clumsy<'_> {
     }
 
     fn now(&self) -> u64 {
-        self.stage.hosts[1].boottime().as_millis() as u64
+        self.fixture.hosts[1].boottime().as_millis() as u64
     }
 
     fn log(&self, event: Event) {
         // A process of its own.
-        let home = self.stage.hosts[1].domain().unwrap();
+        let home = self.fixture.hosts[1].domain().unwrap();
         let line =
             Line { domain: home, process: ProcessId { pid: 3, start: 1 }, step: self.step, at: self.now(), event };
-        append(&self.stage.log, &serde_json::to_string(&line).unwrap());
+        append(&self.fixture.log, &serde_json::to_string(&line).unwrap());
     }
 }
 
@@ -403,33 +403,33 @@ fn append(log: &Path, line: &str) {
 }
 
 /// x is held by this process, and 2 waits for it. Returns who holds.
-fn with_a_waiter(stage: &Stage, holder: i32) -> AcquireRequest {
-    let holder = stage.applicant_for(ProcessId { pid: holder, start: 1 }, 0, Lifetime::WhileOwnerLives);
-    let held = stage.take_with(0, holder);
-    let mut ask = take_ask(stage);
+fn with_a_waiter(fixture: &Fixture, holder: i32) -> AcquireRequest {
+    let holder = fixture.applicant_for(ProcessId { pid: holder, start: 1 }, 0, Lifetime::WhileOwnerLives);
+    let held = fixture.take_with(0, holder);
+    let mut ask = take_ask(fixture);
     let Request::Acquire(application) = &mut ask else { unreachable!() };
     application.queue = true;
-    Clumsy { stage, step: 100 }.commit(&ask, |_| {});
-    nothing_is_found(&stage.report());
+    Clumsy { fixture, step: 100 }.commit(&ask, |_| {});
+    nothing_is_found(&fixture.report());
     held
 }
 
-fn take_ask(stage: &Stage) -> Request {
-    let AcquireRequest { handle, owner: party, process, .. } = stage.applicant(1, Lifetime::WhileOwnerLives);
+fn take_ask(fixture: &Fixture) -> Request {
+    let AcquireRequest { handle, owner: party, process, .. } = fixture.applicant(1, Lifetime::WhileOwnerLives);
     Request::Acquire(lock::Acquire::new(lock::Waiter::new(handle.proof(), party, process)))
 }
 
-fn release_ask(stage: &Stage, held: &AcquireRequest) -> Request {
-    Request::Release(stage.engines[0].by_proof(held.handle.proof()).unwrap())
+fn release_ask(fixture: &Fixture, held: &AcquireRequest) -> Request {
+    Request::Release(fixture.engines[0].by_proof(held.handle.proof()).unwrap())
 }
 
 #[test]
-fn what_an_engine_does_wrong_is_found() {
+fn faults_of_engines_are_found() {
     let twice = |record: &mut Record| {
         let more = Grant { token: None, slot: 1, ..record.holders[0].clone() };
         record.holders.push(more);
     };
-    let nobody_is_served = |record: &mut Record| {
+    let no_waiter_is_granted = |record: &mut Record| {
         let grant = record.holders.remove(0);
         record.waiters = vec![waiter_of(grant)];
     };
@@ -437,16 +437,16 @@ fn what_an_engine_does_wrong_is_found() {
     let dropped = |record: &mut Record| record.holders.clear();
     for (what, change) in [
         ("twice", &twice as &dyn Fn(&mut Record)),
-        ("nobody is served", &nobody_is_served),
+        ("no waiter is granted", &no_waiter_is_granted),
         ("old token", &old_token),
         ("dropped", &dropped),
     ] {
-        let stage = Stage::new(Wrong::Nothing);
-        let held = with_a_waiter(&stage, 1);
-        Clumsy { stage: &stage, step: 0 }.commit(&release_ask(&stage, &held), change);
-        let report = stage.report();
+        let fixture = Fixture::new(Wrong::Nothing);
+        let held = with_a_waiter(&fixture, 1);
+        Clumsy { fixture: &fixture, step: 0 }.commit(&release_ask(&fixture, &held), change);
+        let report = fixture.report();
         assert!(!report.wrong.is_empty(), "{what}");
-        // Two exclusive holders are refused by whoever reads the record.
+        // A reader refuses a record with two exclusive holders.
         let why = if what == "twice" { "its record is unreadable" } else { "the rules make another record of it" };
         is_found(&report, why);
     }
@@ -466,28 +466,28 @@ fn waiter_of(grant: Grant) -> lock::Waiter {
 
 #[test]
 fn an_engine_that_commits_past_the_log_is_found() {
-    let stage = Stage::new(Wrong::Nothing);
-    let held = with_a_waiter(&stage, 1);
-    let quiet = std::fs::read(&stage.log).unwrap();
-    Clumsy { stage: &stage, step: 0 }.commit(&release_ask(&stage, &held), |_| {});
-    std::fs::write(&stage.log, quiet).unwrap();
-    let end = checker::end_of(&stage.store);
-    is_found(&checker::check(&stage.lines(), Some(&end)), "the store has");
-    stage.take_and_release(0);
-    stage.break_all();
-    is_found(&stage.report(), "no commit explains the version before");
+    let fixture = Fixture::new(Wrong::Nothing);
+    let held = with_a_waiter(&fixture, 1);
+    let quiet = std::fs::read(&fixture.log).unwrap();
+    Clumsy { fixture: &fixture, step: 0 }.commit(&release_ask(&fixture, &held), |_| {});
+    std::fs::write(&fixture.log, quiet).unwrap();
+    let end = checker::end_of(&fixture.store);
+    is_found(&checker::check(&fixture.lines(), Some(&end)), "the store has");
+    fixture.take_and_release(0);
+    fixture.break_all();
+    is_found(&fixture.report(), "no commit explains the version before");
 }
 
 #[test]
 fn a_decision_by_facts_that_are_not_so_is_found() {
-    let stage = Stage::new(Wrong::Nothing);
-    stage.take(0, Lifetime::WhileOwnerLives);
-    let stale = stage.lines();
-    stage.hosts[1].set_liveness(1, Liveness::Dead);
-    stage.take_and_release(1);
-    let mut lines = stage.lines();
+    let fixture = Fixture::new(Wrong::Nothing);
+    fixture.take(0, Lifetime::WhileOwnerLives);
+    let stale = fixture.lines();
+    fixture.hosts[1].set_liveness(1, Liveness::Dead);
+    fixture.take_and_release(1);
+    let mut lines = fixture.lines();
     nothing_is_found(&checker::check(&lines, None));
-    // The same commits, by facts that say that 1 lives.
+    // The same commits, with facts that declare process 1 alive.
     for line in &mut lines[stale.len()..] {
         let Event::Intent(intents) = &mut line.event else { continue };
         let Some(decided) = intents[0].decided.as_mut() else { continue };
@@ -499,11 +499,11 @@ fn a_decision_by_facts_that_are_not_so_is_found() {
 
 #[test]
 fn a_result_may_be_missing_but_no_commit() {
-    let stage = Stage::new(Wrong::Nothing);
+    let fixture = Fixture::new(Wrong::Nothing);
     for who in [0, 1, 0] {
-        stage.take_and_release(who);
+        fixture.take_and_release(who);
     }
-    let lines = stage.lines();
+    let lines = fixture.lines();
     let is_result = |line: &Line| matches!(line.event, Event::Committed(..));
     for at in (0..lines.len()).filter(|at| is_result(&lines[*at])) {
         // Its process was killed.
@@ -516,7 +516,7 @@ fn a_result_may_be_missing_but_no_commit() {
         let mut lost = lines.clone();
         lost[at].event = Event::Conflict;
         nothing_is_found(&checker::check(&lost, None));
-        // Nobody said that it would be made.
+        // The commit was not announced.
         let step = (lines[at].process, lines[at].step);
         let unsaid: Vec<Line> = lines.iter().filter(|line| (line.process, line.step) != step).cloned().collect();
         let is_last = at + 1 == lines.len();
@@ -526,26 +526,26 @@ fn a_result_may_be_missing_but_no_commit() {
 
 #[test]
 fn a_line_that_was_torn_is_passed_over() {
-    let stage = Stage::new(Wrong::Nothing);
-    stage.take_and_release(0);
-    let text = std::fs::read_to_string(&stage.log).unwrap();
-    let whole = stage.lines().len();
-    std::fs::write(&stage.log, format!("{text}{}{text}", &text[..100])).unwrap();
-    assert_eq!(stage.lines().len(), 2 * whole);
-    std::fs::write(&stage.log, format!("{text}nonsense\n")).unwrap();
-    assert!(checker::read(std::slice::from_ref(&stage.log)).is_err());
+    let fixture = Fixture::new(Wrong::Nothing);
+    fixture.take_and_release(0);
+    let text = std::fs::read_to_string(&fixture.log).unwrap();
+    let whole = fixture.lines().len();
+    std::fs::write(&fixture.log, format!("{text}{}{text}", &text[..100])).unwrap();
+    assert_eq!(fixture.lines().len(), 2 * whole);
+    std::fs::write(&fixture.log, format!("{text}nonsense\n")).unwrap();
+    assert!(checker::read(std::slice::from_ref(&fixture.log)).is_err());
 }
 
 #[test]
 fn a_grant_that_ends_before_its_record_is_read_again_keeps_its_token() {
-    let stage = Stage::new(Wrong::Nothing);
+    let fixture = Fixture::new(Wrong::Nothing);
     // 9 is dead, so the next one grants the lock to 2, which dies then.
-    with_a_waiter(&stage, 9);
-    stage.store.0.inside.lock().unwrap().doomed.push(2);
+    with_a_waiter(&fixture, 9);
+    fixture.store.0.inside.lock().unwrap().doomed.push(2);
     let patience = WaitPolicy { limit: Some(Duration::from_secs(1)), attempts: None, backoff: None };
-    let taken = stage.applicant(0, Lifetime::WhileOwnerLives);
-    stage.engines[0].acquire(b"x", &taken, &patience, None, &mut |_| None).unwrap();
-    nothing_is_found(&stage.report());
-    let endings = stage.engines[0].inspect(b"x").unwrap().record.ended_grants;
+    let taken = fixture.applicant(0, Lifetime::WhileOwnerLives);
+    fixture.engines[0].acquire(b"x", &taken, &patience, None, &mut |_| None).unwrap();
+    nothing_is_found(&fixture.report());
+    let endings = fixture.engines[0].inspect(b"x").unwrap().record.ended_grants;
     assert!(endings.iter().all(|ending| ending.grant.token.is_some()), "{endings:?}");
 }

@@ -91,7 +91,7 @@ fn release(engine: &Engine, holder: &AcquireRequest) -> Response {
 }
 
 #[test]
-fn who_does_not_even_get_into_the_queue_gives_up_in_time() {
+fn a_caller_that_cannot_join_the_queue_gives_up_in_time() {
     let (engine, host, rivals) = contended();
     let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
     assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));
@@ -104,7 +104,7 @@ fn who_does_not_even_get_into_the_queue_gives_up_in_time() {
 }
 
 #[test]
-fn who_cannot_leave_the_queue_ends_his_lease_and_is_passed_over() {
+fn a_waiter_that_cannot_leave_the_queue_ends_its_lease_and_is_passed_over() {
     let (engine, host, rivals) = contended();
     let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
     assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));
@@ -126,7 +126,7 @@ fn who_cannot_leave_the_queue_ends_his_lease_and_is_passed_over() {
 }
 
 #[test]
-fn who_gives_back_has_the_right_of_way_and_who_waits_makes_way() {
+fn a_release_has_priority_over_waiters() {
     let (engine, host, rivals) = contended();
     let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
     assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));

@@ -132,7 +132,7 @@ fn a_decision_reads_back_and_nothing_else_does() {
 }
 
 #[test]
-fn holders_that_cannot_be_beside_each_other_are_not_believed() {
+fn incompatible_holders_are_not_believed() {
     let wrong = |change: &dyn Fn(&mut Record)| {
         let mut record = full();
         record.holders[0].claim = None;

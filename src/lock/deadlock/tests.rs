@@ -85,7 +85,7 @@ fn names(names: &str) -> Vec<String> {
 }
 
 #[test]
-fn two_who_wait_for_each_other_agree_who_gives_up() {
+fn two_waiters_in_a_cycle_agree_on_the_victim() {
     let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE)]);
     let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
     assert_eq!(found(1, &[a.clone(), b.clone()]), Some((names("ba"), 2)));
@@ -94,7 +94,7 @@ fn two_who_wait_for_each_other_agree_who_gives_up() {
 }
 
 #[test]
-fn a_long_way_round() {
+fn a_cycle_of_many_locks() {
     let ring: Vec<Record> = (1..=5)
         .map(|pid| {
             record(
@@ -112,7 +112,7 @@ fn a_long_way_round() {
 }
 
 #[test]
-fn who_stands_behind_a_circle_is_not_in_it() {
+fn a_waiter_behind_a_cycle_is_not_in_it() {
     let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE), waits(9, ALONE)]);
     let b = record("b", vec![holds(2, ALONE, 0)], vec![waits(1, ALONE)]);
     assert_eq!(found(9, &[a.clone(), b.clone()]), None);
@@ -120,7 +120,7 @@ fn who_stands_behind_a_circle_is_not_in_it() {
 }
 
 #[test]
-fn a_place_that_somebody_may_give_back_is_no_circle() {
+fn a_slot_that_another_holder_may_release_is_not_a_cycle() {
     let stuck = |other: i32| {
         let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE)]);
         let b = record("b", vec![holds(2, Mode::Slot, 0), holds(other, Mode::Slot, 1)], vec![waits(1, Mode::Slot)]);
@@ -159,7 +159,7 @@ fn a_lease_ends_by_itself() {
 }
 
 #[test]
-fn by_the_grants_that_one_works_under() {
+fn a_cycle_closes_through_the_enclosing_grants() {
     let under = Waiter { enclosing_grants: vec![proof(1)], ..waits(7, ALONE) };
     let a = record("a", vec![holds(1, ALONE, 0)], vec![waits(2, ALONE)]);
     let b = record("b", vec![holds(2, ALONE, 0)], vec![under.clone()]);

@@ -160,7 +160,7 @@ fn slots_are_numbered_from_the_lowest_free_one() {
 }
 
 #[test]
-fn a_dead_holder_is_evicted_and_the_taker_is_told() {
+fn a_dead_holder_is_evicted_and_the_next_holder_is_told() {
     let mut record = queue(&[Mode::Exclusive]);
     let (response, _) = apply(&mut record, 9, Request::Acquire(wants(2, Mode::Exclusive)), &[1]);
     let Some(Response::Granted(_, Some(ending))) = response else { panic!("{response:?}") };
@@ -168,7 +168,7 @@ fn a_dead_holder_is_evicted_and_the_taker_is_told() {
 }
 
 #[test]
-fn a_waiter_is_served_before_a_newcomer_who_finds_the_holder_dead() {
+fn a_waiter_is_granted_before_a_newcomer_that_finds_the_holder_dead() {
     let mut record = queue(&[Mode::Exclusive; 2]);
     let newcomer = Acquire { queue: false, ..wants(3, Mode::Exclusive) };
     let (response, wake) = apply(&mut record, 9, Request::Acquire(newcomer), &[1]);
@@ -208,7 +208,7 @@ fn every_ask_may_be_repeated() {
 }
 
 #[test]
-fn only_the_handle_or_the_owner_gives_back() {
+fn only_the_handle_or_the_owner_releases() {
     let record = queue(&[Mode::Exclusive]);
     for stranger in [handle_of(2), by_owner(2)] {
         assert!(matches!(settle(&record, &Request::Release(stranger), &[]), Transition::Done(Response::NotOwner(..))));
@@ -229,7 +229,7 @@ fn the_owner_is_the_first_of_the_chain_that_lives() {
 }
 
 #[test]
-fn waiting_for_oneself_is_a_deadlock() {
+fn a_wait_for_the_callers_own_lock_is_a_deadlock() {
     let record = queue(&[Mode::Exclusive]);
     let mut application = wants(2, Mode::Exclusive);
     application.entry.enclosing_grants = vec![proof(1)];
@@ -240,7 +240,7 @@ fn waiting_for_oneself_is_a_deadlock() {
 }
 
 #[test]
-fn a_lease_that_is_over_ends_the_grant_for_everybody() {
+fn a_lease_that_is_over_ends_the_grant_for_all_callers() {
     let mut record = queue(&[Mode::Exclusive]);
     record.holders[0].lifetime = Lifetime::ExpiresAt(lease(0));
     for ask in [Request::Release(handle_of(1)), Request::Renew(by_owner(1), Lifetime::ExpiresAt(lease(9)))] {
@@ -257,7 +257,7 @@ fn a_lease_that_is_over_ends_the_grant_for_everybody() {
 }
 
 #[test]
-fn a_step_names_the_leases_whose_end_it_rests_on() {
+fn a_transition_names_the_leases_that_must_have_ended() {
     let mut record = queue(&[Mode::Shared, Mode::Shared, Mode::Exclusive]);
     (record.holders[0].lifetime, record.holders[1].lifetime) =
         (Lifetime::ExpiresAt(lease(0)), Lifetime::ExpiresAt(lease(5)));
@@ -299,7 +299,7 @@ fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
 }
 
 #[test]
-fn an_unconfirmed_grant_is_not_yet_its_owners() {
+fn an_unconfirmed_grant_does_not_belong_to_its_owner() {
     let mut record = Record::free(b"x");
     let mut application = wants(2, Mode::Exclusive);
     application.entry.owner = owner(&[20]);
@@ -313,7 +313,7 @@ fn an_unconfirmed_grant_is_not_yet_its_owners() {
 }
 
 #[test]
-fn what_was_decided_stands_and_is_confirmed_by_the_next_who_writes() {
+fn a_committed_batch_is_confirmed_by_the_next_writer() {
     let mut record = Record::free(b"x");
     let mut application = wants(DECIDED, Mode::Shared);
     application.entry.owner = owner(&[20]);
@@ -328,7 +328,7 @@ fn what_was_decided_stands_and_is_confirmed_by_the_next_who_writes() {
 }
 
 #[test]
-fn a_claim_stands_against_all_but_its_own_id() {
+fn a_claim_excludes_all_but_its_own_id() {
     let claims = |pid: i32, id: &[u8]| {
         let mut application = wants(pid, Mode::Exclusive);
         application.entry.owner = owner(&[]);
@@ -377,7 +377,7 @@ fn forever_outlives_its_owner() {
 }
 
 #[test]
-fn a_break_ends_only_what_was_seen() {
+fn a_break_ends_only_the_grant_that_was_seen() {
     let mut record = queue(&[Mode::Exclusive; 2]);
     let (response, wake) = apply(&mut record, 9, Request::Break(vec![proof(1)]), &[]);
     assert!(matches!(response, Some(Response::Broken(broken)) if broken.len() == 1));
@@ -404,7 +404,7 @@ fn a_break_removes_a_grant_whose_owner_died() {
 }
 
 #[test]
-fn a_broken_grant_is_remembered_until_its_holder_hears_of_it_or_dies() {
+fn a_broken_grant_is_remembered_until_its_holder_learns_of_it_or_dies() {
     let mut record = queue(&[Mode::Exclusive]);
     apply(&mut record, 9, Request::Break(vec![proof(1)]), &[]);
     assert!(record.is_free() && !record.is_removable());
@@ -417,7 +417,7 @@ fn a_broken_grant_is_remembered_until_its_holder_hears_of_it_or_dies() {
 }
 
 #[test]
-fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_hears_of_it_or_dies() {
+fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_learns_of_it_or_dies() {
     const SUPERVISOR: i32 = 70;
     let mut query = wants(1, Mode::Exclusive);
     query.entry.owner.supervisor = Some(process(SUPERVISOR));
@@ -458,7 +458,7 @@ fn a_waiter_that_leaves_wakes_the_next_which_watched_it() {
 }
 
 #[test]
-fn withdrawing_lets_those_behind_pass() {
+fn a_cancelled_wait_lets_later_waiters_pass() {
     let mut record = queue(&[Mode::Shared, Mode::Exclusive, Mode::Shared]);
     let (response, wake) = apply(&mut record, 9, Request::Cancel(proof(2), None), &[]);
     assert_eq!((response, wake, holders(&record)), (Some(Response::Cancelled), vec![proof(3)], vec![1, 3]));
@@ -475,7 +475,7 @@ fn collecting_removes_the_dead_wherever_they_stand() {
 }
 
 #[test]
-fn a_waiter_watches_the_one_before_it_and_the_first_one_the_holder() {
+fn a_waiter_watches_the_waiter_before_it_and_the_first_watches_the_holder() {
     let record = queue(&[Mode::Exclusive; 3]);
     for (pid, watched) in [(2, 1), (3, 2)] {
         let step = settle(&record, &Request::Acquire(wants(pid, Mode::Exclusive)), &[]);
@@ -513,7 +513,7 @@ fn crowded(count: usize) -> Record {
 }
 
 #[test]
-fn who_finds_the_record_full_goes_to_a_page() {
+fn a_waiter_that_finds_the_record_full_goes_to_a_page() {
     let full = queue(&[Mode::Exclusive; INLINE_WAITERS + 1]);
     let Transition::Write { record, response: None, .. } =
         settle(&full, &Request::Acquire(wants(99, Mode::Exclusive)), &[])
@@ -547,7 +547,7 @@ fn a_page_is_fetched_when_few_are_left_and_its_first_is_woken() {
 }
 
 #[test]
-fn who_is_fetched_twice_stands_once() {
+fn a_waiter_that_is_fetched_twice_is_queued_once() {
     let record = crowded(2);
     let page: Vec<Waiter> = [1, 3, 50].iter().map(|pid| wants(*pid, Mode::Exclusive).entry).collect();
     let Transition::Write { record, .. } = ask_with_pages(&record, &Request::Release(handle_of(1)), &[(3, page)])
@@ -559,7 +559,7 @@ fn who_is_fetched_twice_stands_once() {
 }
 
 #[test]
-fn from_a_page_that_is_being_fetched_one_leaves_by_the_record() {
+fn a_waiter_on_a_page_in_transfer_leaves_by_the_record() {
     let record = crowded(INLINE_WAITERS);
     let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Mode::Exclusive).entry).collect();
     let Transition::Write { record, response, .. } =
@@ -579,7 +579,7 @@ fn held_by(pid: i32, lifetime: Lifetime) -> Record {
 }
 
 #[test]
-fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
+fn a_lease_can_be_renewed_late_until_another_caller_acquires_the_lock() {
     let renewed = |ends| Lifetime::Keepalive(lease(ends));
     let credentials = handle_of(1);
     let held = held_by(1, renewed(0));
@@ -599,7 +599,7 @@ fn a_lease_that_is_renewed_late_is_renewed_as_long_as_nobody_took_the_lock() {
 }
 
 #[test]
-fn whoever_is_mourned_is_dead_for_everybody() {
+fn an_owner_recorded_as_dead_is_dead_for_all_callers() {
     let credentials = handle_of(1);
     let mut held = held_by(1, Lifetime::Keepalive(lease(5)));
     let Transition::Write { record, .. } = settle(&held, &Request::OwnerDied(credentials.clone()), &[]) else {
@@ -617,7 +617,7 @@ fn whoever_is_mourned_is_dead_for_everybody() {
 }
 
 #[test]
-fn nobody_takes_the_lock_of_an_owner_whom_he_sees_alive() {
+fn no_caller_evicts_an_owner_that_it_sees_alive() {
     let late = held_by(1, Lifetime::Keepalive(lease(0)));
     let waits = settle(&late, &Request::Acquire(wants(2, Mode::Exclusive)), &[]);
     let Transition::Write { record, response: None, .. } = waits else { panic!() };

@@ -88,7 +88,7 @@ fn versions(record: &Record) -> (Option<u64>, Option<u64>) {
 }
 
 #[test]
-fn the_first_version_is_the_records_and_each_write_adds_one() {
+fn the_first_version_of_a_value_is_that_of_the_record_and_each_write_adds_one() {
     let mut record = Record::free(b"x");
     assert!(matches!(put(&mut record, 40, writing(9, b"a")), Response::Written(..)));
     assert_eq!(versions(&record), (Some(40), Some(40)));
@@ -107,7 +107,7 @@ fn the_first_version_is_the_records_and_each_write_adds_one() {
 }
 
 #[test]
-fn who_does_not_hold_it_waits_and_who_says_he_does_is_refused() {
+fn a_caller_without_the_lock_waits_and_a_false_handle_is_refused() {
     let mut record = held(1);
     let before = record.clone();
     assert!(matches!(put(&mut record, 2, writing(9, b"a")), Response::Busy(holders) if holders.len() == 1));
@@ -118,7 +118,7 @@ fn who_does_not_hold_it_waits_and_who_says_he_does_is_refused() {
 }
 
 #[test]
-fn nobody_writes_past_a_queue() {
+fn no_caller_writes_past_a_queue() {
     let mut record = held(1);
     let owner = record.holders.remove(0).owner;
     record.waiters.push(Waiter::new(proof(3), owner, ProcessId { pid: 3, start: 1 }));
@@ -126,7 +126,7 @@ fn nobody_writes_past_a_queue() {
 }
 
 #[test]
-fn a_grant_that_is_over_writes_only_if_it_says_so_and_was_the_last() {
+fn an_expired_grant_writes_only_on_request_and_if_it_was_the_last() {
     let mut record = held(0);
     let unlock = Writing { require_lock: true, release: true, ..writing(1, b"a") };
     assert!(matches!(put(&mut record, 9, unlock.clone()), Response::NotOwner(holders, Some(_)) if holders.is_empty()));
@@ -147,7 +147,7 @@ fn a_grant_that_is_over_writes_only_if_it_says_so_and_was_the_last() {
 }
 
 #[test]
-fn a_repetition_is_seen_for_what_it_is() {
+fn a_repeated_request_is_recognized() {
     let mut record = Record::free(b"x");
     put(&mut record, 40, writing(9, b"a"));
     let mut again = writing(9, b"a");
@@ -163,7 +163,7 @@ fn a_repetition_is_seen_for_what_it_is() {
 }
 
 #[test]
-fn a_condition_is_looked_at_before_anybody_waits() {
+fn a_condition_is_checked_before_the_wait() {
     let mut record = held(1);
     let absent = |pid| Writing { precondition: Some(Precondition::Absent), ..writing(pid, b"a") };
     let version = |pid, version| Writing { precondition: Some(Precondition::Version(version)), ..writing(pid, b"b") };

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_another_host_is_over_when_it_was_seen_for_its_span_whatever_the_store_says() {
+    fn a_lease_of_another_host_expires_after_its_duration_under_observation() {
         let here = host("here");
         for store in [HOUR, 10 * HOUR, 20 * HOUR] {
             let (seen, lease) = (Seen::default(), lease(&host("there"), 10 * HOUR));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_step_of_the_stores_clock_a_host_counts_anew() {
+    fn a_host_counts_anew_after_a_step_of_the_stores_clock() {
         let (here, lease) = (host("here"), lease(&host("there"), 10 * HOUR));
         let sightings = noted(&Seen::default(), &here, &lease, 10 * HOUR);
         here.pass(61 * SECOND);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_never_believes_in_a_lease_for_longer_than_it_lasts() {
+    fn a_holder_never_trusts_a_lease_beyond_its_end() {
         // The lease starts late in one second, and the read is late in another.
         let (here, lease) = (host("here"), lease(&host("there"), HOUR));
         let left = remaining(&here, &lease, || Ok(HOUR + 10 * SECOND)).unwrap();
@@ -279,14 +279,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_told_in_whole_seconds_ends_later() {
+    fn a_lease_reported_in_whole_seconds_ends_later() {
         let lease = |store| lease(&host("there"), store).ends;
         assert_eq!(lease(HOUR), 3_662_000);
         assert_eq!(lease(HOUR + Duration::from_micros(500)), 3_660_011);
     }
 
     #[test]
-    fn the_time_of_a_fresh_file_is_one_that_nobody_can_choose() {
+    fn the_time_of_a_fresh_file_cannot_be_chosen_by_a_user() {
         let file = tempfile::tempfile().unwrap();
         let wrong = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(2_147_415_594);
         file.set_times(std::fs::FileTimes::new().set_modified(wrong)).unwrap();

@@ -3,7 +3,7 @@
 //!
 //! It runs the real code, one system call at a time ([`replay`], [`super::sys`] in test builds). On its file system
 //! each call is one step ([`file_system`]). The clients ([`client`]) do what the engine does: read, acquire a free or
-//! stale lock, change it, release it. [`world`] has the invariants; `CSALOCK_MODEL=full` explores larger worlds.
+//! stale lock, change it, release it. [`world`] has the invariants; `CSALOCK_TESTS=hours` explores larger worlds.
 
 mod client;
 mod file_system;

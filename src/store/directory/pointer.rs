@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_are_none_of_ours() {
+    fn foreign_processes_are_not_descendants() {
         let ident = "00000001ffffffffffffffff";
         for name in ["", "cur", "cur.1", &format!("cur.x.{ident}"), "rec.1", &format!("cur.1.{ident}.x")] {
             assert!(Name::parse(name.as_bytes()).is_none(), "{name}");

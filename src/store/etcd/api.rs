@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_is_zero_empty_or_false() {
+    fn omitted_fields_are_zero_empty_or_false() {
         let done: Done =
             serde_json::from_str(r#"{"header":{"cluster_id":"1","revision":"9223372036854775807"}}"#).unwrap();
         assert_eq!((done.header.revision, done.succeeded), (i64::MAX as u64, false));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_etcd_never_says_is_not_taken_for_an_answer() {
+    fn an_impossible_reply_of_etcd_is_an_error() {
         for found in [
             "{}",
             "[]",
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_prefix_is_the_first_key_behind_it() {
+    fn the_end_of_a_prefix_is_the_first_key_after_it() {
         assert_eq!(prefix_end(b"p/records/"), b"p/records0");
         assert_eq!(prefix_end(b"a\xff\xff"), b"b");
         assert_eq!(prefix_end(b"\xff"), b"\0");

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_begins_with_a_line_that_says_so() {
+    fn a_watch_begins_with_its_confirmation() {
         let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
         let created = "5e\r\n{\"result\":{\"header\":{\"revision\":\"3\"},\"created\":true}}\n\r\n";
         let begun = |text: &str| begun(text.as_bytes());

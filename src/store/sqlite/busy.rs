@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_crowd_a_call_waits_for_its_turn() {
+    fn a_call_in_a_crowd_waits_for_its_turn() {
         let (fake, file) = (Fake::new(1), tempfile::NamedTempFile::new().unwrap());
         let busy = Busy::new(file.path().to_path_buf(), Arc::new(fake.clone()));
         busy.bound(Some(fake.boottime()));

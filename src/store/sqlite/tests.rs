@@ -41,7 +41,7 @@ fn with_database(change: &str) -> (TempDir, std::path::PathBuf) {
 }
 
 #[test]
-fn where_no_database_can_be_the_error_says_why() {
+fn an_impossible_database_is_explained() {
     let place = tempfile::tempdir().unwrap();
     let root = place.path();
     fs::write(root.join("text"), "no database, but rather a long text. ".repeat(100)).unwrap();
@@ -92,7 +92,7 @@ fn the_umask_alone_decides_about_the_mode_of_the_file() {
 }
 
 #[test]
-fn a_file_left_empty_by_a_crash_is_a_store_with_nothing_in_it() {
+fn a_file_left_empty_by_a_crash_is_an_empty_store() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     fs::write(&path, "").unwrap();
@@ -102,7 +102,7 @@ fn a_file_left_empty_by_a_crash_is_a_store_with_nothing_in_it() {
 }
 
 #[test]
-fn other_databases_are_told_apart_and_left_alone() {
+fn other_databases_are_recognized_and_left_alone() {
     let place = tempfile::tempdir().unwrap();
     let foreign = place.path().join("foreign");
     Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE t(x)").unwrap();
@@ -132,7 +132,7 @@ fn a_database_that_lost_something_is_corrupt_and_never_free() {
 }
 
 #[test]
-fn a_database_replaced_under_us_is_looked_at_anew() {
+fn a_replaced_database_is_opened_again() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let store = open(&path).unwrap();
@@ -177,7 +177,7 @@ fn owner(pid: i32, command: &[u8], label: Option<&[u8]>) -> Owner {
 }
 
 #[test]
-fn the_views_show_what_the_records_say() {
+fn the_views_agree_with_the_records() {
     let nasty = b"sh -c 'x=\"a b\\n=%20,:'\n\xff;";
     let lease = Lease { clock: LeaseClock::Boot("b-1".into()), ends: 5, wall: 1_795_409_000_123 };
     let grant = |number: u8, token, party, lifetime| Grant {

@@ -14,7 +14,7 @@ type Inode = usize;
 
 const ROOT: Inode = 0;
 
-/// A change of names. Nothing else is in the journal.
+/// A change of names. The journal has only those.
 #[derive(Debug, Clone)]
 enum Change {
     Make { at: Inode, name: String, made: Inode },
@@ -39,20 +39,20 @@ pub(super) struct Disk {
     kept: usize,
     names: Names,
     inodes: Inode,
-    /// What was written into a file: what the disk has for sure, and what came after it.
+    /// The content of a file: the bytes on the disk, and the later writes.
     files: BTreeMap<Inode, (Vec<u8>, Vec<Write>)>,
 }
 
-/// What becomes of what was written and not synced.
+/// The fate of writes that were not synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Kept,
     Lost,
     /// The length is there and the bytes are not.
     Zeros,
-    /// Of each write the first half.
+    /// The first half of each write.
     Torn,
-    /// Of the writes some are there: a seed says which.
+    /// Some of the writes, chosen by a seed.
     Some(u64),
 }
 

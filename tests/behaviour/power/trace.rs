@@ -1,9 +1,9 @@
-//! What a program did to the files below a place, as strace(1) saw it.
+//! The effects of a program on the files below a place, as strace(1) saw them.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
-/// What changes files and names, waits for the disk, or is how a script says something: by a chdir(2) to nowhere.
+/// A call that changes files and names, that waits for the disk, or by which a script prints: a chdir(2) to nowhere.
 pub(super) const CALLS: &str = "trace=openat,?open,?creat,?mkdir,mkdirat,?mknod,mknodat,?rename,renameat,?renameat2,?unlink,\
     unlinkat,?rmdir,?link,linkat,?symlink,symlinkat,write,pwrite64,writev,pwritev,?pwritev2,ftruncate,?truncate,fallocate,\
     copy_file_range,?sendfile,fsync,fdatasync,syncfs,?sync,chdir";

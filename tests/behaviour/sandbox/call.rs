@@ -8,7 +8,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use super::{Job, Sandbox, plain};
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) code: Option<i32>,
@@ -17,7 +17,7 @@ pub(crate) struct Done {
     pub(crate) stderr: String,
 }
 
-/// A call that is being described. Nothing said is: no input, status 0, nothing on stdout, nothing on stderr.
+/// A call under description. Defaults: no input, status 0, nothing on stdout, nothing on stderr.
 #[must_use = "a call that is not run tests nothing"]
 pub(crate) struct Call<'a> {
     sandbox: &'a Sandbox,
@@ -67,7 +67,7 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// All of stderr, likewise.
+    /// The expected stderr, complete.
     pub(crate) fn stderr(mut self, text: impl Into<String>) -> Self {
         self.stderr = text.into();
         self
@@ -90,13 +90,13 @@ impl<'a> Call<'a> {
         assert!(found == wanted, "{what}\nwanted {wanted:#?}\nfound  {found:#?}");
     }
 
-    /// Runs it and says what came of it, whatever that is.
+    /// Runs it and returns its result.
     #[track_caller]
     pub(crate) fn capture(self) -> Done {
         self.spawn().wait()
     }
 
-    /// The call itself, for whoever has his own way to run it.
+    /// Returns the call itself, for a test that runs it in its own way.
     pub(crate) fn into_command(self) -> Command {
         self.command
     }

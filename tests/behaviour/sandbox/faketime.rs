@@ -10,14 +10,14 @@ use super::{Kind, skip};
 
 /// The library to preload, and the variables that it wants: this much later, or earlier, on the wall clock alone.
 pub(crate) fn faketime(kind: Kind, offset: &str) -> Option<[(&'static str, String); 4]> {
-    // What hosts share by a directory counts on its file system's clock, which would be faked as well.
+    // Hosts that share a directory use the clock of its file system, which would be faked too.
     if kind == Kind::Shared {
         return None;
     }
     other_times(offset)
 }
 
-/// The same, with other times of files, too: a shared store sees another clock of its server.
+/// Sets other times of files, too: a shared store sees another clock of its server.
 pub(crate) fn other_times(offset: &str) -> Option<[(&'static str, String); 4]> {
     let library = LIBRARY.as_ref()?;
     Some([

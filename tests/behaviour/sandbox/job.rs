@@ -1,4 +1,4 @@
-//! A process that runs beside the test. It and all of its process group end with the test.
+//! A process of the test. It and all of its process group end with the test.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,7 +34,7 @@ impl Job {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
     }
 
-    /// Kills it without a word, and waits for its end. Its children live on.
+    /// Kills it, and waits for its end. Its children live on.
     pub(crate) fn kill(&mut self) {
         self.send(Signal::SIGKILL);
         // Its stdin stays open for those who inherited it.
@@ -54,7 +54,7 @@ impl Job {
         self.child.stdin.as_mut().unwrap().write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
-    /// What it has printed so far.
+    /// Returns the output so far.
     pub(crate) fn printed(&self) -> String {
         content(&self.stdout)
     }

@@ -1,4 +1,4 @@
-//! Where a test plays: a directory of its own, a store, an environment without anything of ours in it.
+//! The place of a test: a directory of its own, a store, an environment without variables of csalock.
 
 mod call;
 mod faketime;
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use crate::etcd;
 use crate::etcd::fair::is_within;
+use crate::extent::{Extent, extent};
 
 use csalock::engine::Engine;
 use csalock::host::Unix;
@@ -39,7 +40,7 @@ pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
 /// The shells that scripts are tried in.
 pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh"];
 
-/// Whoever waits longer than this in a test waits for ever.
+/// Maximum time that a test waits for a condition.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The kinds of stores there are.
@@ -55,13 +56,13 @@ pub(crate) enum Kind {
 pub(crate) struct Sandbox {
     directory: tempfile::TempDir,
     kind: Kind,
-    /// What comes before the name of a store in its URL, and behind it.
+    /// Returns the URL before and after the name of a store.
     around: (String, &'static str),
     jobs: AtomicU32,
 }
 
 impl Sandbox {
-    /// Tests in one, where its kind of store is to be had.
+    /// Runs a test in a sandbox, if its kind of store is available.
     pub(crate) fn with(kind: Kind, test: impl FnOnce(&Sandbox)) {
         if kind != Kind::Etcd || etcd::shared().is_some() {
             test(&Sandbox::new(kind));
@@ -114,7 +115,7 @@ impl Sandbox {
         self.store_at("store")
     }
 
-    /// Where the store is, if it is a file.
+    /// Returns the path of the store, if it is a file.
     pub(crate) fn store_path(&self) -> PathBuf {
         assert!(self.is_of_files(), "etcd has no path");
         self.path("store")
@@ -125,7 +126,7 @@ impl Sandbox {
         if self.is_of_files() { self.store_path().display().to_string() } else { self.store() }
     }
 
-    /// Whether anything of the store is there.
+    /// Whether any file of the store exists.
     pub(crate) fn store_exists(&self) -> bool {
         match self.kind {
             Kind::Etcd => {
@@ -139,7 +140,7 @@ impl Sandbox {
         }
     }
 
-    /// Where its history is, and its older generation.
+    /// Returns the paths of its history and of the older generation.
     pub(crate) fn history_paths(&self) -> [PathBuf; 2] {
         let below = if self.is_directory() { "store/.work/history" } else { "store-history" };
         [self.path(below), self.path(format!("{below}.1"))]
@@ -167,13 +168,13 @@ impl Sandbox {
         if self.is_of_files() { of_files } else { "1s" }
     }
 
-    /// How many of something that a test does often: a tenth where each takes some answers of a server, and of hundreds
-    /// where nobody asked for all of them.
+    /// Returns the number of repetitions in a test: a tenth where each takes replies of a server, and a fraction of
+    /// hundreds in a quick run.
     pub(crate) fn many(&self, of_files: usize) -> usize {
         let of_this = if self.is_of_files() { of_files } else { of_files.div_ceil(10) };
         match of_this {
-            1_000.. if !is_thorough() => of_this.div_ceil(10),
-            100.. if !is_thorough() => of_this.div_ceil(3),
+            1_000.. if extent() == Extent::Quick => of_this.div_ceil(10),
+            100.. if extent() == Extent::Quick => of_this.div_ceil(3),
             _ => of_this,
         }
     }
@@ -192,7 +193,7 @@ impl Sandbox {
         lines
     }
 
-    /// Waits until it is seen that the owner of a lock died, and everybody has said so who will.
+    /// Waits until the death of the owner of a lock is visible and recorded.
     pub(crate) fn await_abandoned(&self, name: &str) {
         wait_until("it is abandoned", || self.state(name) == "abandoned");
         if self.is_shared() {
@@ -268,14 +269,14 @@ impl Sandbox {
         }
     }
 
-    /// Somebody who holds the lock until its stdin ends.
+    /// A holder of the lock until its stdin ends.
     pub(crate) fn holder(&self, name: &str) -> Job {
         let job = self.csalock(["run", "-w", "inf", name, "cat"]).spawn();
         wait_until("the holder holds", || self.sight(name)["holders"][0]["command"] == "cat");
         job
     }
 
-    /// Somebody who waits for the lock, and runs the script when it has it.
+    /// A waiter for the lock that then runs the script.
     pub(crate) fn waiter(&self, name: &str, script: &str) -> Job {
         let before = self.waiting(name);
         let job = self.csalock(["run", "-w", "inf", name, "dash", "-c", script]).spawn();
@@ -283,7 +284,7 @@ impl Sandbox {
         job
     }
 
-    /// What `status --json` says about one lock.
+    /// Returns the JSON status of one lock.
     pub(crate) fn sight(&self, name: impl AsRef<OsStr>) -> Value {
         let arguments = [OsStr::new("status"), OsStr::new("--json"), name.as_ref()];
         let done = self.csalock(arguments).capture();
@@ -311,13 +312,13 @@ impl Sandbox {
         engine.inspect(name.as_bytes()).unwrap().record.waiters.len()
     }
 
-    /// Whether nothing is left beside records, and no record is left but of those who live.
+    /// Whether no auxiliary object is left, and no record except those of live holders.
     pub(crate) fn is_tidy(&self) -> bool {
         self.csalock(["gc"]).capture();
         self.internal() == 0 && self.csalock(["status", "-1"]).capture().stdout.is_empty()
     }
 
-    /// How many pages, notes, decisions and values there are beside records.
+    /// Returns the number of pages, notes, commit records and values.
     pub(crate) fn internal(&self) -> usize {
         let mut internal = 0;
         let mut count =
@@ -340,12 +341,12 @@ impl Sandbox {
         csalock::store::open(&location, csalock::environment::Environment::etcd, Arc::new(Unix::new())).unwrap()
     }
 
-    /// Changes a record behind everybody's back.
+    /// Changes a record without csalock.
     pub(crate) fn edit(&self, name: &str, change: impl Fn(&mut Record)) {
         self.edit_in(name, |_, record| change(record));
     }
 
-    /// The same, with leases of the store.
+    /// Changes a record, with access to the leases of its store.
     pub(crate) fn edit_in(&self, name: &str, change: impl Fn(&dyn Store, &mut Record)) {
         let store = self.open();
         let found = store.read(name.as_bytes()).unwrap().unwrap();
@@ -404,31 +405,26 @@ pub(crate) fn wait_until_or_show(what: &str, mut is_so: impl FnMut() -> bool, ev
     let begun = Instant::now();
     while !is_so() {
         assert!(is_within(begun, PATIENCE), "waited in vain until {what}: {}", evidence());
-        // What takes longer is looked at less often: most looks start a process, and other tests run meanwhile.
+        // A longer wait polls less often: most polls start a process, and other tests run meanwhile.
         std::thread::sleep((begun.elapsed() / 20).clamp(Duration::from_millis(2), Duration::from_millis(50)));
     }
-}
-
-/// Whether everything is to be tried that there is time for: `CSALOCK_TESTS=all`. Else what takes minutes is tried in part.
-pub(crate) fn is_thorough() -> bool {
-    std::env::var_os("CSALOCK_TESTS").is_some_and(|which| which == "all")
 }
 
 /// The steps, from the first on, at which a command is killed: others in each run, and each of them where there is time, as
 /// in `syscalls.rs`.
 pub(crate) fn steps() -> impl Iterator<Item = usize> {
-    let (first, every) = if is_thorough() { (1, 1) } else { (1 + std::process::id() as usize % 3, 3) };
+    let (first, every) = if extent() > Extent::Quick { (1, 1) } else { (1 + std::process::id() as usize % 3, 3) };
     (first..).step_by(every)
 }
 
 /// Says, past every capture of output, that something was not tried.
 pub(crate) fn skip(what: &str, why: &str) {
     use std::io::Write;
-    // Straight to stderr: what `eprintln!` says in a test that passes, nobody sees.
+    // Directly to stderr, because a passing test does not show the output of `eprintln!`.
     let _ = writeln!(std::io::stderr(), "SKIPPED: {what}: {why}");
 }
 
-/// Whether a program can be used; says so if not.
+/// Whether a program is installed; prints SKIPPED if not.
 pub(crate) fn has(program: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());

@@ -1,4 +1,4 @@
-//! Hosts of one's own: network namespaces, each with a cable to one switch, that can be cut. Where root can make them.
+//! Virtual hosts: network namespaces, each with a cable to one switch, that can be cut. Only root can create them.
 
 use std::process::{Child, Command};
 
@@ -14,7 +14,7 @@ pub(crate) struct Network {
 struct Namespace(Child);
 
 impl Network {
-    /// `None`, and a word about it, where that cannot be.
+    /// Returns `None` and prints SKIPPED where that is not possible.
     pub(crate) fn new(hosts: usize) -> Option<Network> {
         let tools = ["ip", "nsenter", "unshare", "setpriv"];
         if !is_root("a network of one's own") || !tools.into_iter().all(has) {
@@ -57,7 +57,7 @@ impl Network {
 
     /// The words that run a program there which sees no processes but its own, as on a machine of its own.
     pub(crate) fn on_a_machine(&self, host: usize) -> Vec<String> {
-        // Whoever is process 1 of a namespace is not like others, so that is a shell.
+        // Process 1 of a namespace has special rules, so a shell takes that place.
         let alone = ["unshare", "-pf", "--kill-child", "--mount-proc", "dash", "-c", "\"$@\"; exit $?", "dash"];
         self.on(host).into_iter().chain(alone.map(str::to_string)).collect()
     }
@@ -78,7 +78,7 @@ impl Namespace {
         let words = ["--pdeathsig", "KILL", "unshare", "--net", "sleep", "infinity"];
         let namespace = Namespace(Command::new("setpriv").args(words).spawn().unwrap());
         let of = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-        // Where it is not allowed it ends at once.
+        // Without permission it ends at once.
         wait_until("there is a network namespace", || of(namespace.0.id()) != of(std::process::id()));
         if of(namespace.0.id()).is_none() {
             skip("a network of one's own", "no network namespace can be made here");

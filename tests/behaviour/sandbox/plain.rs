@@ -20,7 +20,7 @@ pub(crate) fn plain(text: &str, sandbox: &Sandbox) -> String {
     for (before, name) in [("pid ", "PID"), ("\"pid\":", "PID"), ("token ", "TOKEN"), ("\"token\":", "TOKEN")] {
         text = after(&text, before, |char| char.is_ascii_digit(), name);
     }
-    // Where hosts share the store.
+    // The field of stores that hosts share.
     while let Some((before, rest)) = text.split_once(",\"renewed_until\":\"") {
         text = format!("{before}{}", rest.split_once('"').unwrap().1);
     }

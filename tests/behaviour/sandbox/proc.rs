@@ -20,7 +20,7 @@ pub(crate) fn stat(pid: i32) -> Option<(char, i32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// Whether a process is there and not a zombie.
+/// Whether a process exists and is not a zombie.
 pub(crate) fn lives(pid: i32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }

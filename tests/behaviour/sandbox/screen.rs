@@ -10,11 +10,11 @@ pub(crate) struct Screen<'a> {
     socket: String,
 }
 
-/// What bash says when it has nothing to do.
+/// The prompt of bash.
 pub(crate) const PROMPT: &str = "ready>";
 
 impl<'a> Screen<'a> {
-    /// With so many columns and rows; `None`, and a word about it, where there is no tmux(1).
+    /// Opens a screen with this many columns and rows. Returns `None` and prints SKIPPED without tmux(1).
     pub(crate) fn new(sandbox: &'a Sandbox, columns: u32, rows: u32) -> Option<Screen<'a>> {
         if !has("tmux") {
             return None;
@@ -51,18 +51,18 @@ impl<'a> Screen<'a> {
         self.tmux(&["resize-window", "-x", &columns.to_string(), "-y", &rows.to_string()]);
     }
 
-    /// All that is to be seen, without blanks at the ends of lines and empty lines at the end.
+    /// Returns the visible text, without trailing blanks and trailing empty lines.
     pub(crate) fn text(&self) -> String {
         self.tmux(&["capture-pane", "-p"]).trim_end().to_string()
     }
 
-    /// Waits until this is to be seen, and says what else is.
+    /// Waits until this is visible, and returns the whole text.
     #[track_caller]
     pub(crate) fn shows(&self, wanted: &str) -> String {
         self.becomes(wanted, |text| text.contains(wanted))
     }
 
-    /// Waits until what is to be seen is so.
+    /// Waits until the visible text fulfils the condition.
     #[track_caller]
     pub(crate) fn becomes(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let mut text = String::new();
@@ -76,7 +76,7 @@ impl<'a> Screen<'a> {
         text
     }
 
-    /// Waits until bash is done with the line that was typed last, and says all that is to be seen above its prompt.
+    /// Waits until bash has finished the last typed line. Returns the text above its prompt.
     #[track_caller]
     pub(crate) fn done(&self) -> String {
         let text = self.becomes(PROMPT, |text| text.lines().last() == Some(PROMPT) && text.lines().count() > 1);

@@ -5,11 +5,10 @@ use nix::libc::{self, c_long};
 
 use super::tracer::{Fault, Made};
 
-/// What a call fails with, besides being the last of its process.
+/// Returns the errors of a call, besides being the last of its process.
 enum Fails {
     With(&'static [Errno]),
-    /// The same, and it may have been done for all that: so it is with what changes names, on a file system that is
-    /// not on this host.
+    /// The call fails, but may have had its effect, as for changes of names on a remote file system.
     OrWasDone(&'static [Errno]),
 }
 
@@ -86,7 +85,7 @@ pub(crate) fn path_at(number: u64) -> Option<usize> {
     CALLS.iter().find(|call| call.0 as u64 == number)?.2
 }
 
-/// What a call is called.
+/// Returns the name of a call.
 pub(crate) fn name(number: u64) -> String {
     let known = CALLS.iter().map(|call| (call.0, call.1)).chain(FEW.iter().map(|call| (call.0, call.1)));
     let fcntl = [(libc::SYS_fcntl, "fcntl"), (libc::SYS_exit_group, "exit_group"), (libc::SYS_close, "close")];
@@ -94,7 +93,7 @@ pub(crate) fn name(number: u64) -> String {
     found.map_or_else(|| format!("call {number}"), |call| call.1.to_string())
 }
 
-/// What can happen at a call, besides being the last of its process.
+/// Returns the faults of a call, besides being the last of its process.
 pub(crate) fn faults(made: &Made) -> Vec<Fault> {
     let number = made.number as c_long;
     if number == libc::SYS_fcntl {
@@ -111,7 +110,7 @@ pub(crate) fn faults(made: &Made) -> Vec<Fault> {
         With(errors) => (errors, false),
         OrWasDone(errors) => (errors, true),
     };
-    // What nobody can be told any more.
+    // Output without a reader.
     if number == libc::SYS_write && made.arguments[0] == 2 {
         return vec![Fault::Fails(EINTR)];
     }
@@ -119,9 +118,9 @@ pub(crate) fn faults(made: &Made) -> Vec<Fault> {
     if matches!(number, libc::SYS_read | libc::SYS_write | libc::SYS_writev) && !made.path.starts_with('/') {
         return vec![Fault::Fails(EINTR)];
     }
-    // Who only reads needs no room.
+    // A call that only reads needs no space.
     let reads = number == libc::SYS_openat && made.arguments[2] as i32 & libc::O_CREAT == 0;
-    // Where /proc hides the processes of others, and /etc is not for everybody, that is so always.
+    // A hidden /proc, or an /etc without read permission, always looks like this.
     let hidden = |errno: Errno| errno == EACCES && (made.path.starts_with("/proc/") || made.path.starts_with("/etc/"));
     let mut faults: Vec<Fault> = errors
         .iter()
@@ -173,7 +172,7 @@ pub(crate) fn is_of_a_descriptor(number: u64) -> bool {
     all.contains(&(number as c_long))
 }
 
-/// Whether somebody else may see that it was made. To be killed before or after one that nobody can see is the same.
+/// Whether another process may see that it was made. A kill before an invisible call equals a kill after it.
 pub(crate) fn is_seen(made: &Made) -> bool {
     let number = made.number as c_long;
     let unseen = [

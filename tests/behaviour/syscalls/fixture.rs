@@ -1,4 +1,4 @@
-//! Where a scenario plays: a store, who holds and waits in it, and what they were told.
+//! The place of a scenario: a store, its holders and waiters, and the answers that they got.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +17,7 @@ use crate::sandbox::{Call, Job, Kind, Sandbox, wait_until};
 /// How long the leases are that the commands take.
 pub(crate) const LEASE: &str = "12s";
 
-/// Where the records are.
+/// The place of the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Directory,
@@ -29,20 +29,20 @@ pub(crate) enum Place {
     Etcd,
 }
 
-/// What is so before the command is run.
+/// The state before the command is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Before {
-    /// There is no store yet.
+    /// The store does not exist yet.
     NoStore,
-    /// Somebody living holds the name; HANDLE proves it.
+    /// A live process holds the name; HANDLE proves it.
     Held(&'static str),
     /// The one who calls the command holds it.
     Mine(&'static str),
-    /// It was held by somebody who was killed.
+    /// A process held it and was killed.
     Left(&'static str),
-    /// Somebody waits for the name.
+    /// A process waits for the name.
     Waiter(&'static str),
-    /// Whoever holds the name gives it back as soon as the command waits for it.
+    /// The holder releases the name as soon as the command waits for it.
     FreedSoon(&'static str),
     /// The name has the value "old".
     Value(&'static str),
@@ -52,12 +52,12 @@ pub(crate) enum Before {
     Claimed(&'static str, &'static str),
 }
 
-/// A stage that is set.
-pub(crate) struct Stage {
+/// A fixture that is set.
+pub(crate) struct Fixture {
     pub(crate) sandbox: Sandbox,
     pub(crate) place: Place,
     pub(crate) engine: Arc<Engine>,
-    /// Who holds: the name, the secret, and whether it is the one who calls.
+    /// A holder: the name, the secret, and whether it is the caller.
     pub(crate) held: Vec<(&'static str, Handle)>,
     pub(crate) mine: Vec<(&'static str, Handle)>,
     pub(crate) waiters: Vec<(&'static str, Job)>,
@@ -70,8 +70,8 @@ struct Others {
     dead: ProcessId,
 }
 
-impl Stage {
-    pub(crate) fn set(place: Place, before: &[Before]) -> Stage {
+impl Fixture {
+    pub(crate) fn set(place: Place, before: &[Before]) -> Fixture {
         let sandbox = Sandbox::new(match place {
             Place::Directory | Place::Beside => Kind::Directory,
             Place::Shared => Kind::Shared,
@@ -80,17 +80,24 @@ impl Stage {
         });
         let host = Arc::new(Unix::new());
         let engine = Arc::new(Engine::new(open(&sandbox, place), host).tracing(sandbox.path(&TRACE[1..])));
-        let mut stage =
-            Stage { sandbox, place, engine, held: Vec::new(), mine: Vec::new(), waiters: Vec::new(), releasing: None };
+        let mut fixture = Fixture {
+            sandbox,
+            place,
+            engine,
+            held: Vec::new(),
+            mine: Vec::new(),
+            waiters: Vec::new(),
+            releasing: None,
+        };
         if !before.contains(&Before::NoStore) {
-            stage.take_and_give_back();
+            fixture.acquire_and_release();
         }
-        before.iter().for_each(|before| stage.prepare(*before));
-        stage
+        before.iter().for_each(|before| fixture.prepare(*before));
+        fixture
     }
 
     /// So that the store is there, and what rests in it.
-    fn take_and_give_back(&self) {
+    fn acquire_and_release(&self) {
         for name in ["y", "x"] {
             let handle = self.take(name, self.engine.host().this_process().unwrap());
             self.release(name, handle.proof()).unwrap();
@@ -115,7 +122,7 @@ impl Stage {
     fn take(&self, name: &str, owner: ProcessId) -> Handle {
         let host = self.engine.host();
         let handle = self.engine.new_handle().unwrap();
-        let command = b"somebody".to_vec();
+        let command = b"holder".to_vec();
         let party = Owner {
             domain: host.domain().unwrap(),
             processes: vec![owner],
@@ -135,7 +142,7 @@ impl Stage {
         let claimant = self.engine.by_proof(proof).unwrap();
         match self.engine.apply(name.as_bytes(), &Request::Release(claimant)) {
             Ok(Response::Released(_)) => Ok(()),
-            other => Err(format!("{name} is not given back: {other:?}")),
+            other => Err(format!("{name} is not released: {other:?}")),
         }
     }
 
@@ -151,7 +158,7 @@ impl Stage {
         let (engine, before) = (self.engine.clone(), std::time::Instant::now());
         self.releasing = Some(std::thread::spawn(move || {
             let waits = || engine.inspect(name.as_bytes()).is_ok_and(|sight| !sight.record.waiters.is_empty());
-            // Should it never wait, then because it was killed before.
+            // If it never waits, it was killed before.
             while !waits() && before.elapsed() < std::time::Duration::from_millis(300) {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
@@ -161,7 +168,7 @@ impl Stage {
         }));
     }
 
-    /// Waits for whoever is to free a name soon.
+    /// Waits for the holder that frees a name soon.
     pub(crate) fn settle(&mut self) {
         if let Some(releasing) = self.releasing.take() {
             releasing.join().unwrap();
@@ -183,14 +190,14 @@ impl Stage {
             word => word.to_string(),
         });
         let mut typed: Vec<String> = typed.collect();
-        // A keeper that cannot be rung looks when it is time to renew.
+        // A keeper without a channel polls when its renewal is due.
         let call = |typed: Vec<String>| {
             self.sandbox.csalock(typed).env("CSALOCK_LEASE", LEASE).env("CSALOCK_TRACE", self.trace())
         };
         if self.place != Place::Beside {
             return call(typed);
         }
-        // Where no name says which store it is.
+        // The name does not select a store.
         if ["gc", "doctor", "status", "history", "lookup"].contains(&words[0]) {
             let store = self.sandbox.path("files/.csalock").display().to_string();
             typed.splice(1..1, ["--store".to_string(), store]);
@@ -198,7 +205,7 @@ impl Stage {
         call(typed).without("CSALOCK_STORE")
     }
 
-    /// Where every commit is logged.
+    /// The log of every commit.
     pub(crate) fn trace(&self) -> PathBuf {
         self.sandbox.path(&TRACE[1..])
     }
@@ -212,7 +219,7 @@ impl Stage {
         self.engine.inspect(name.as_bytes())
     }
 
-    /// Drafts are swept when they are older than any that somebody still works at.
+    /// Drafts are swept when they are older than any draft in use.
     pub(crate) fn age_drafts(&self) {
         for place in [self.store_path(), self.store_path().join(".work")] {
             for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
@@ -231,8 +238,8 @@ impl Stage {
         self.sandbox.path(if self.place == Place::Beside { "files/.csalock" } else { "store" })
     }
 
-    /// What the store weighs: how many files and directories of which mode and size. Which record rests in it, and which
-    /// token is the highest, stands in names, and is of no account.
+    /// Returns the weight of the store: the number of files and directories by mode and size. Names differ in the
+    /// parked record and the highest token, so they do not count.
     pub(crate) fn weight(&self) -> Vec<String> {
         if self.place == Place::Sqlite {
             let database = rusqlite::Connection::open(self.store_path()).unwrap();

@@ -1,5 +1,5 @@
-//! What must be true after a command, whatever happened to it: nobody holds who was not told, nobody who was told has
-//! lost it, the next one gets in at once, values and claims are there wholly or not at all, and nothing is left behind.
+//! The invariants after a command under any fault: a holder was told so, no holder that was told has lost its lock, the
+//! next caller gets in at once, values and claims exist wholly or not at all, and no leftovers remain.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use csalock::lock::{Handle, HandleHash};
 
 use super::calls;
-use super::fixture::{Before, Place, Stage};
+use super::fixture::{Before, Fixture, Place};
 use super::scenarios::{About, Scenario};
 use super::tracer::Traced;
 use crate::checker;
@@ -17,7 +17,7 @@ use crate::sandbox::{CSALOCK, Done, proc, wait_until};
 /// Exit codes that a mishap may lead to. It is never an answer: busy, not held and the like are said only when they are so.
 const CODES: [i32; 5] = [69, 71, 73, 74, 77];
 
-/// What happened to a command.
+/// The fault that hit a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mishap {
     None,
@@ -27,7 +27,7 @@ pub(crate) enum Mishap {
     Killed,
 }
 
-/// A wait that was not rung for ends by itself in this time, also on a machine that is busy.
+/// A wait without a wake-up ends in this time, even on a busy machine.
 const BOUNDED: Duration = Duration::from_secs(20);
 
 type Verdict = Result<(), String>;
@@ -35,35 +35,35 @@ type Verdict = Result<(), String>;
 /// Ends everything that is still held, and looks whether all was well. `weight` is what the store weighs with nothing in
 /// it, `undisturbed` what the command prints if nothing happens.
 pub(crate) fn check(
-    stage: &mut Stage,
+    fixture: &mut Fixture,
     scenario: &Scenario,
     mishap: Mishap,
     run: &Traced,
     weight: &[String],
     undisturbed: Option<&str>,
 ) -> Verdict {
-    stage.settle();
+    fixture.settle();
     answer(scenario, mishap, run, undisturbed)?;
     if scenario.words[0] == "run" {
-        // Its command may outlive its guardian, and holds as long.
+        // Its command may outlive its supervisor, and holds as long.
         gone(run)?;
     }
     if mishap == Mishap::Killed {
-        // What was half-way to being stored is stored by whoever comes by.
-        stage.call(&["gc"]).capture();
+        // A half-stored record is completed by the next caller.
+        fixture.call(&["gc"]).capture();
     }
     let succeeded = run.status.code() == Some(0);
     let given = handles(&run.stdout);
-    holders(stage, scenario, succeeded, &given)?;
-    values(stage, scenario, succeeded)?;
-    claims(stage, scenario, succeeded)?;
-    give_back(stage, scenario, succeeded, &given)?;
-    waiters(stage)?;
-    forget_value(stage)?;
-    next(stage)?;
-    tidy(stage, weight)?;
+    holders(fixture, scenario, succeeded, &given)?;
+    values(fixture, scenario, succeeded)?;
+    claims(fixture, scenario, succeeded)?;
+    release_all(fixture, scenario, succeeded, &given)?;
+    waiters(fixture)?;
+    forget_value(fixture)?;
+    next(fixture)?;
+    tidy(fixture, weight)?;
     gone(run)?;
-    traced(stage)
+    traced(fixture)
 }
 
 /// A clear answer: the true one, or that it could not be found out and why.
@@ -87,7 +87,7 @@ fn answer(scenario: &Scenario, mishap: Mishap, run: &Traced, undisturbed: Option
         // The command of run-with-lock was killed.
         (Some(137), _) if killed => Ok(()),
         (Some(126 | 127), _) if at_exec => Ok(()),
-        // There was nobody who would have renewed its lease.
+        // The lease had no keeper.
         (Some(85), _) if run.stderr.contains("it was not run") => Ok(()),
         (Some(code), _) if !CODES.contains(&code) => Err(format!("exit {code}")),
         // A doctor's findings are results.
@@ -113,21 +113,21 @@ fn handles(stdout: &str) -> Vec<Handle> {
     words.filter_map(Handle::parse).collect()
 }
 
-fn names(stage: &Stage, scenario: &Scenario) -> Vec<&'static str> {
-    let _ = stage;
+fn names(fixture: &Fixture, scenario: &Scenario) -> Vec<&'static str> {
+    let _ = fixture;
     let has_y = scenario.words.contains(&"Y") || format!("{:?}", scenario.before).contains("\"y\"");
     if has_y { vec!["x", "y"] } else { vec!["x"] }
 }
 
-/// Who holds was told so, and who was told so holds.
-fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
+/// The holders are exactly the callers that were told so.
+fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
     let proofs = |held: &[(&str, Handle)], name: &str| -> Vec<HandleHash> {
         held.iter().filter(|(of, _)| *of == name).map(|(_, handle)| handle.proof()).collect()
     };
     let ends = matches!(scenario.about, About::Ending | About::Writing { gives_back: true });
     let takes = scenario.about == About::Taking;
-    for name in names(stage, scenario) {
-        let sight = stage.sight(name).map_err(|error| format!("{name}: {error}"))?;
+    for name in names(fixture, scenario) {
+        let sight = fixture.sight(name).map_err(|error| format!("{name}: {error}"))?;
         let standing: Vec<_> = sight
             .record
             .holders
@@ -139,7 +139,7 @@ fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]
         if standing.len() > 1 {
             return Err(format!("{name} has two holders: {standing:?}"));
         }
-        let before = [proofs(&stage.held, name), proofs(&stage.mine, name)].concat();
+        let before = [proofs(&fixture.held, name), proofs(&fixture.mine, name)].concat();
         let to_be_held = if takes && succeeded && scenario.words.contains(&name.to_uppercase().as_str()) {
             given.iter().map(Handle::proof).collect()
         } else if ends {
@@ -151,14 +151,14 @@ fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]
             return Err(format!("{name} was lost: {:?}", sight.record));
         }
         for grant in standing {
-            let is_waiters = stage.waiters.iter().any(|(of, job)| {
+            let is_waiters = fixture.waiters.iter().any(|(of, job)| {
                 *of == name
                     && (grant.owner.processes.iter().any(|owner| owner.pid == job.pid())
                         || grant.owner.command == b"true")
             });
             let is_known = before.contains(&grant.proof) || given.iter().any(|handle| handle.proof() == grant.proof);
             if !is_known && !is_waiters {
-                return Err(format!("{name} is held by somebody who was not told: {grant:?}"));
+                return Err(format!("{name} is held by a process that was not told: {grant:?}"));
             }
             if succeeded && ends && before.contains(&grant.proof) {
                 return Err(format!("{name} is still held: {grant:?}"));
@@ -171,8 +171,8 @@ fn holders(stage: &Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]
     Ok(())
 }
 
-fn values(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
-    let found = stage.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?;
+fn values(fixture: &Fixture, scenario: &Scenario, succeeded: bool) -> Verdict {
+    let found = fixture.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?;
     let text = found.map(|(_, bytes)| String::from_utf8_lossy(&bytes).into_owned());
     let old = match () {
         () if scenario.before.contains(&Before::Value("x")) => Some("old".to_string()),
@@ -190,21 +190,21 @@ fn values(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
     Ok(())
 }
 
-/// Removes the value, by somebody who has never held the lock: else it might be said that he lost it.
-fn forget_value(stage: &Stage) -> Verdict {
-    if stage.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?.is_none() {
+/// Removes the value as a caller that has never held the lock, because an earlier holder might be told of its loss.
+fn forget_value(fixture: &Fixture) -> Verdict {
+    if fixture.engine.value(b"x").map_err(|error| format!("value of x: {error}"))?.is_none() {
         return Ok(());
     }
-    let wait = if stage.place == Place::Etcd { "-w 10s" } else { "-n" };
-    let script = format!("{CSALOCK} del {wait} {}; exit $?", stage.typed("x"));
-    let call = stage.sandbox.script("dash", &script).env("CSALOCK_TRACE", stage.trace());
-    let done = if stage.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
+    let wait = if fixture.place == Place::Etcd { "-w 10s" } else { "-n" };
+    let script = format!("{CSALOCK} del {wait} {}; exit $?", fixture.typed("x"));
+    let call = fixture.sandbox.script("dash", &script).env("CSALOCK_TRACE", fixture.trace());
+    let done = if fixture.place == Place::Beside { call.without("CSALOCK_STORE") } else { call }.capture();
     if done.code == Some(0) { Ok(()) } else { Err(format!("del: {done:?}")) }
 }
 
-fn claims(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
+fn claims(fixture: &Fixture, scenario: &Scenario, succeeded: bool) -> Verdict {
     let claimed = |name: &str| -> Result<Option<String>, String> {
-        let found = stage.engine.claim_of(name.as_bytes()).map_err(|error| format!("claim of {name}: {error}"))?;
+        let found = fixture.engine.claim_of(name.as_bytes()).map_err(|error| format!("claim of {name}: {error}"))?;
         Ok(found.and_then(|grant| grant.claim).map(|id| String::from_utf8_lossy(&id).into_owned()))
     };
     let found = (claimed("x")?, claimed("y")?);
@@ -227,20 +227,20 @@ fn claims(stage: &Stage, scenario: &Scenario, succeeded: bool) -> Verdict {
     }
     for (name, id) in [("X", found.0), ("Y", found.1)] {
         if let Some(id) = id {
-            quiet(stage, &["unclaim", "--id", &id, name])?;
+            quiet(fixture, &["unclaim", "--id", &id, name])?;
         }
     }
     Ok(())
 }
 
-fn give_back(stage: &mut Stage, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
-    for (name, handle) in stage.held.iter().chain(&stage.mine) {
-        // Whoever ended it need not know.
-        let _ = stage.release(name, handle.proof());
+fn release_all(fixture: &mut Fixture, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
+    for (name, handle) in fixture.held.iter().chain(&fixture.mine) {
+        // The process that ended it need not know.
+        let _ = fixture.release(name, handle.proof());
     }
-    for name in names(stage, scenario) {
+    for name in names(fixture, scenario) {
         for handle in given {
-            let released = stage.release(name, handle.proof());
+            let released = fixture.release(name, handle.proof());
             if succeeded && scenario.about == About::Taking && scenario.words.contains(&name.to_uppercase().as_str()) {
                 released?;
             }
@@ -249,38 +249,38 @@ fn give_back(stage: &mut Stage, scenario: &Scenario, succeeded: bool, given: &[H
     Ok(())
 }
 
-/// Who waited gets in now.
-fn waiters(stage: &mut Stage) -> Verdict {
-    for (name, mut job) in stage.waiters.drain(..) {
+/// The waiter gets in now.
+fn waiters(fixture: &mut Fixture) -> Verdict {
+    for (name, mut job) in fixture.waiters.drain(..) {
         let begun = Instant::now();
         while !job.has_ended() && is_within(begun, BOUNDED) {
             proc::wait_for_end(job.pid(), BOUNDED / 10);
         }
         if !job.has_ended() {
-            return Err(format!("who waited for {name} waits on: {:?}", stage.engine.inspect(name.as_bytes())));
+            return Err(format!("the waiter for {name} still waits: {:?}", fixture.engine.inspect(name.as_bytes())));
         }
         let done = job.wait();
         if done.code != Some(0) {
-            return Err(format!("who waited for {name} did not get it: {done:?}"));
+            return Err(format!("the waiter for {name} did not acquire it: {done:?}"));
         }
     }
     Ok(())
 }
 
 /// The next one gets in at once; but a server may be busy.
-fn next(stage: &Stage) -> Verdict {
-    let wait = if stage.place == Place::Etcd { &["-w", "10s"][..] } else { &["-n"] };
-    quiet(stage, &[&["run"][..], wait, &["X", "--also", "Y", "true"]].concat())
+fn next(fixture: &Fixture) -> Verdict {
+    let wait = if fixture.place == Place::Etcd { &["-w", "10s"][..] } else { &["-n"] };
+    quiet(fixture, &[&["run"][..], wait, &["X", "--also", "Y", "true"]].concat())
 }
 
-fn tidy(stage: &Stage, weight: &[String]) -> Verdict {
-    stage.age_drafts();
-    let swept = stage.call(&["gc"]).capture();
+fn tidy(fixture: &Fixture, weight: &[String]) -> Verdict {
+    fixture.age_drafts();
+    let swept = fixture.call(&["gc"]).capture();
     if swept.code != Some(0) || !swept.stderr.is_empty() {
         return Err(format!("gc: {swept:?}"));
     }
     let mut unreadable = None;
-    stage
+    fixture
         .engine
         .for_each_lock(&mut |sight| {
             unreadable = sight.err().or(unreadable.take());
@@ -290,18 +290,18 @@ fn tidy(stage: &Stage, weight: &[String]) -> Verdict {
     if let Some(error) = unreadable {
         return Err(format!("unreadable: {error}"));
     }
-    let found = stage.weight();
+    let found = fixture.weight();
     let mut found = found;
-    if stage.place == Place::Etcd {
-        // A lease that nobody could give back.
+    if fixture.place == Place::Etcd {
+        // A lease that could not be released.
         wait_until("it is as it was", || {
-            found = stage.weight();
+            found = fixture.weight();
             found == weight
         });
     }
     if found != weight {
         let listing =
-            if stage.place == Place::Etcd { found.clone() } else { stage.sandbox.listing(stage.store_path()) };
+            if fixture.place == Place::Etcd { found.clone() } else { fixture.sandbox.listing(fixture.store_path()) };
         return Err(format!("left behind: {found:?} instead of {weight:?}: {listing:#?}"));
     }
     Ok(())
@@ -320,18 +320,18 @@ fn gone(run: &Traced) -> Verdict {
 }
 
 /// Every version of every name is explained by a commit that the rules allow.
-fn traced(stage: &Stage) -> Verdict {
-    if !stage.trace().exists() {
+fn traced(fixture: &Fixture) -> Verdict {
+    if !fixture.trace().exists() {
         return Ok(());
     }
-    let end = checker::end_of(stage.engine.store());
-    let report = checker::check_file(&stage.trace(), Some(&end));
+    let end = checker::end_of(fixture.engine.store());
+    let report = checker::check_file(&fixture.trace(), Some(&end));
     if report.wrong.is_empty() { Ok(()) } else { Err(format!("the trace: {}", report.wrong.join("\n"))) }
 }
 
-fn quiet(stage: &Stage, words: &[&str]) -> Verdict {
+fn quiet(fixture: &Fixture, words: &[&str]) -> Verdict {
     let begun = Instant::now();
-    let done: Done = stage.call(words).capture();
+    let done: Done = fixture.call(words).capture();
     match done.code {
         Some(0) if done.stderr.lines().all(|line| line.contains("was taken over from")) => Ok(()),
         _ => Err(format!("{words:?} after {:?}: {done:?}", begun.elapsed())),

@@ -10,14 +10,14 @@ pub(crate) struct Scenario {
     pub(crate) words: &'static [&'static str],
     /// The exit code, if nothing goes wrong.
     pub(crate) code: i32,
-    /// What it is about.
+    /// The names that it uses.
     pub(crate) about: About,
 }
 
-/// What a command does to the names, if it does it.
+/// The effect of a successful command on the names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum About {
-    /// It takes them, and whoever calls it holds them afterwards.
+    /// It acquires them, and its caller holds them afterwards.
     Taking,
     /// It ends what is held.
     Ending,
@@ -62,7 +62,7 @@ pub(crate) const ALL: &[Scenario] = &[
     of("unlock --all", &[Mine("x")], &["unlock", "--all", "X"], 0, Ending),
     of("unlock, waited for", BUSY, &["unlock", "--handle", "HANDLE", "X"], 0, Ending),
     of("unlock --force, waited for", BUSY, &["unlock", "--force", "X"], 0, Ending),
-    of("unlock, somebody else's", BUSY, &["unlock", "X"], 82, Nothing),
+    of("unlock, another holder's", BUSY, &["unlock", "X"], 82, Nothing),
     of("run", &[], &["run", "X", "true"], 0, Nothing),
     of("run, in no store", &[NoStore], &["run", "X", "true"], 0, Nothing),
     of("run, left", &[Left("x")], &["run", "X", "true"], 0, Nothing),

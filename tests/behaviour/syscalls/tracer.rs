@@ -1,9 +1,9 @@
-//! A tree of processes that is run from system call to system call, and meets with one mishap on the way.
+//! A tree of processes that runs from system call to system call, with one fault on the way.
 //!
-//! A point is a call of one of the processes, in the order in which these are born: each has the same calls every time,
-//! as far as it does not depend on the others. The command of `run-with-lock` is let go as soon as it is executed, and
-//! whoever is still there a moment after the first of them has ended is let go as well. A thread of its own traces, so
-//! that it waits for nobody else's children.
+//! A point is a call of one of the processes, in the order of their start: each makes the same calls every time, as far
+//! as it does not depend on the others. The command of `run-with-lock` is detached as soon as it is executed, and so is
+//! a process that still runs a moment after the end of the first. A thread of its own traces, so that it waits only for
+//! its own children.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -27,13 +27,13 @@ use crate::etcd::fair::fair;
 /// The file that commits are logged to, in the sandbox.
 pub(crate) const TRACE: &str = "/commits.trace";
 
-/// Whoever needs longer than this for a command hangs.
+/// Maximum duration of a command; a longer one hangs.
 const HANGS: Duration = Duration::from_secs(40);
 
-/// So long those in the background have nothing to do until they are let go.
+/// Number of quiet checks after which the processes in the background are detached.
 const QUIET: u32 = 10;
 
-/// What happens at a point.
+/// The fault at a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The process is killed instead of making the call.
@@ -65,7 +65,7 @@ pub(crate) struct Point {
 pub(crate) struct Made {
     pub(crate) number: u64,
     pub(crate) arguments: [u64; 6],
-    /// What it is about, if that is a path.
+    /// Its path, if it has one.
     pub(crate) path: String,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn trace(command: Command, point: Option<Point>) -> Traced {
     trace_with(command, point, Pids::default())
 }
 
-/// The same, seen by somebody who wants to know its processes.
+/// Traces like `trace`, and reports the processes to the caller.
 pub(crate) fn trace_with(mut command: Command, point: Option<Point>, pids: Pids) -> Traced {
     let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
     command.stdin(Stdio::null()).stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
@@ -124,14 +124,14 @@ struct Tracer {
     traced: HashMap<Pid, usize>,
     made: Vec<Vec<Made>>,
     met: Option<Made>,
-    /// What the call of a process, that is being made, is to come back with.
+    /// The result of the pending call of a process.
     comes_back_with: HashMap<Pid, Errno>,
 }
 
 impl Tracer {
     fn new(command: &mut Command, point: Option<Point>, pids: Pids) -> Tracer {
         // SAFETY: between fork and exec only this one system call is made.
-        #[allow(unsafe_code, reason = "whoever is to be traced has to ask for it itself")]
+        #[allow(unsafe_code, reason = "a traced process must ask for it itself")]
         unsafe {
             command.pre_exec(|| ptrace::traceme().map_err(|errno| std::io::Error::from_raw_os_error(errno as i32)))
         };
@@ -218,7 +218,7 @@ impl Tracer {
         match status {
             WaitStatus::PtraceSyscall(pid) => {
                 self.at_call(pid);
-                // Who was killed just now does not go on.
+                // A process that was just killed does not continue.
                 let _ = ptrace::syscall(pid, None);
             }
             WaitStatus::PtraceEvent(pid, _, libc::PTRACE_EVENT_EXEC) => {
@@ -274,7 +274,7 @@ impl Tracer {
             None => None,
         };
         let path = path.unwrap_or_default();
-        // What the tests write down is not what they test.
+        // The log of the tests is not part of the test.
         if path.ends_with(TRACE) {
             return;
         }
@@ -308,7 +308,7 @@ impl Tracer {
     }
 
     fn fails(&mut self, pid: Pid, errno: Errno) {
-        // There is no such call, so nothing is done.
+        // An invalid call number has no effect.
         if let Ok(mut registers) = ptrace::getregs(pid) {
             registers.orig_rax = u64::MAX;
             let _ = ptrace::setregs(pid, registers);
@@ -326,11 +326,11 @@ impl Tracer {
 }
 
 fn end(pid: Pid) {
-    // Who is gone already need not end.
+    // A process that is already gone need not end.
     let _ = kill(pid, Signal::SIGKILL);
 }
 
-/// What a descriptor of a process leads to.
+/// Returns the target of a descriptor of a process.
 fn file_of(pid: Pid, descriptor: u64) -> Option<String> {
     let found = std::fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).ok()?;
     Some(found.display().to_string())

@@ -1,10 +1,10 @@
-//! Strange things in the place of `.csalock` beside a file.
+//! Foreign objects in the place of `.csalock` beside a file.
 
 use super::{Outside, bounded_beside, plant};
 use crate::sandbox::{Kind, Sandbox};
 
 #[test]
-fn nothing_in_the_place_of_the_store_beside_a_file_is_followed_or_taken_for_one() {
+fn no_object_in_place_of_the_store_beside_a_file_is_followed_or_used() {
     for make in ["ln -s $OUT", "ln -s none", "mkfifo", "touch", "ln -s ."] {
         let sandbox = Sandbox::new(Kind::Directory);
         let outside = Outside::new(&sandbox);
@@ -48,7 +48,7 @@ fn a_record_beside_a_file_that_leads_elsewhere_is_refused() {
 }
 
 #[test]
-fn a_directory_with_a_question_mark_is_one_like_any_other() {
+fn a_directory_with_a_question_mark_is_a_plain_directory() {
     let sandbox = Sandbox::new(Kind::Directory);
     plant(&sandbox, "mkdir 'what?' 'what?shared=1'");
     for directory in ["what?", "what?shared=1"] {

@@ -1,5 +1,5 @@
-//! Things that change between our look and our step: somebody exchanges what is ours for a link that leads out of the
-//! store, and back, as fast as he can, while commands run.
+//! Objects that change between a check and its use: another process exchanges files of csalock for a link that leads
+//! out of the store, and back, as fast as possible, while commands run.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 use super::{Outside, SECRET, bounded, bounded_beside, plant};
+use crate::extent::choose;
 use crate::sandbox::{Done, Kind, Sandbox, wait_until};
 
-/// So many commands run meanwhile; see the top of `strangers.rs`.
+/// Returns the number of commands that run meanwhile.
 fn commands() -> usize {
-    std::env::var("CSALOCK_SWAPS").ok().and_then(|many| many.parse().ok()).unwrap_or(40)
+    choose(40, 400, 10_000)
 }
 
 /// Exchanges two paths until `work` is through.
@@ -27,7 +28,7 @@ fn while_exchanged(one: &Path, other: &Path, mut work: impl FnMut(usize)) {
                 if !exchanged && through.load(Ordering::Relaxed) {
                     break;
                 }
-                // As long as a command takes for some of its steps, so that all of them are hit.
+                // About the duration of a command's step, so that every step is hit.
                 (0..exchanges.load(Ordering::Relaxed) % 7 * 1000).for_each(|_| std::hint::spin_loop());
             }
         });
@@ -44,7 +45,7 @@ fn while_exchanged(one: &Path, other: &Path, mut work: impl FnMut(usize)) {
     assert!(exchanges.into_inner() > commands(), "it was exchanged too seldom to try anything");
 }
 
-/// A store elsewhere, in which `x` is free, and `bait` is held by somebody with a secret.
+/// A store elsewhere, in which `x` is free, and a holder with a secret has `bait`.
 fn bait(sandbox: &Sandbox) -> PathBuf {
     plant(
         sandbox,
@@ -56,7 +57,7 @@ fn bait(sandbox: &Sandbox) -> PathBuf {
     sandbox.path("outside/store")
 }
 
-/// Nobody is in, and nothing was seen of what is outside.
+/// No process is inside, and no content from outside was shown.
 #[track_caller]
 fn is_no_lock(sandbox: &Sandbox, done: &Done, codes: &[i32]) {
     assert!(codes.contains(&done.code.unwrap()), "{done:?}");
@@ -64,7 +65,7 @@ fn is_no_lock(sandbox: &Sandbox, done: &Done, codes: &[i32]) {
 }
 
 #[test]
-fn a_record_that_is_exchanged_for_a_link_is_never_somebody_elses() {
+fn a_record_that_is_exchanged_for_a_link_never_leads_to_another_lock() {
     let sandbox = Sandbox::new(Kind::Directory);
     let mut outside = Outside::new(&sandbox);
     let bait = bait(&sandbox);
@@ -104,7 +105,7 @@ fn a_working_directory_that_is_exchanged_for_a_link_leads_nowhere() {
         assert!(matches!(done.code, Some(0 | 65)), "{words:?} {done:?}");
     });
     outside.is_as_it_was("an exchange");
-    // A lock whose giving back met the link is still there, of somebody dead.
+    // A lock whose release met the link is still there, with a dead holder.
     let taken = sandbox.csalock(["run", "-n", "y", "true"]).capture();
     assert_eq!((taken.code, taken.stdout.as_str()), (Some(0), ""), "{taken:?}");
     assert!(taken.stderr.is_empty() || taken.stderr.ends_with(", which died without releasing it\n"), "{taken:?}");

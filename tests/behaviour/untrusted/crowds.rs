@@ -1,4 +1,4 @@
-//! Far more of everything than anybody needs.
+//! Far larger numbers than any real use.
 
 use std::fs;
 use std::path::Path;
@@ -6,11 +6,12 @@ use std::path::Path;
 use csalock::lock::{Handle, Mode, ProcessId};
 
 use super::bounded;
+use crate::extent::choose;
 use crate::sandbox::{Kind, Sandbox};
 
-/// How many entries; see the top of `strangers.rs`.
+/// Returns the number of entries.
 fn many() -> usize {
-    std::env::var("CSALOCK_MANY").ok().and_then(|many| many.parse().ok()).unwrap_or(2_000)
+    choose(2_000, 20_000, 1_000_000)
 }
 
 fn fill(place: &Path, name: impl Fn(usize) -> String) {
@@ -22,7 +23,7 @@ fn store(sandbox: &Sandbox) {
 }
 
 #[test]
-fn strangers_in_the_store_are_in_nobodys_way() {
+fn foreign_files_in_the_store_block_no_caller() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     fill(&sandbox.store_path(), |number| format!("stranger-{number}"));
@@ -34,7 +35,7 @@ fn strangers_in_the_store_are_in_nobodys_way() {
 }
 
 #[test]
-fn strangers_in_the_working_directory_are_in_nobodys_way() {
+fn foreign_files_in_the_working_directory_block_no_caller() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     sandbox.csalock(["run", "x", "true"]).run();
@@ -70,7 +71,7 @@ fn drafts_without_end_in_a_records_directory_are_cleared_away() {
         fs::create_dir_all(&place).unwrap();
         fill(&place, |number| format!("rec.00000001{number:016x}"));
     }
-    // Nobody has it, for there is no pointer.
+    // The name has no holder, because it has no pointer.
     assert_eq!(bounded(&sandbox, &["status", "-1"]).stdout, "other\n");
     assert_eq!(bounded(&sandbox, &["run", "-n", "x", "true"]).code, Some(0));
     assert_eq!(bounded(&sandbox, &["run", "-n", "other", "true"]).code, Some(84));
@@ -79,7 +80,7 @@ fn drafts_without_end_in_a_records_directory_are_cleared_away() {
 }
 
 #[test]
-fn a_record_of_thousands_is_shown_and_waited_for_in_a_moment() {
+fn a_record_of_thousands_is_shown_and_queued_at_once() {
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
     let parties = 2000;
@@ -90,7 +91,7 @@ fn a_record_of_thousands_is_shown_and_waited_for_in_a_moment() {
             let mut secret = [0; 16];
             secret[..8].copy_from_slice(&number.to_le_bytes());
             let mut grant = csalock::lock::Grant { proof: Handle::new(secret).proof(), ..grant.clone() };
-            // Each another process that cannot be seen from here: nobody is known to be dead.
+            // Each is another process that cannot be seen from here, so none is known to be dead.
             grant.owner.domain.boot = "elsewhere".to_string();
             grant.owner.domain.machine = "elsewhere".to_string();
             grant.owner.processes = vec![ProcessId { pid: 1 + number as i32, start: number as u64 }];
@@ -107,7 +108,7 @@ fn a_record_of_thousands_is_shown_and_waited_for_in_a_moment() {
 }
 
 #[test]
-fn pages_that_are_not_there_keep_nobody_waiting() {
+fn missing_pages_block_no_waiter() {
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
     sandbox.edit("x", |record| record.pages = Some(csalock::lock::Pages { first: 7, last: 206 }));

@@ -55,7 +55,7 @@ const INSTEAD_OF_ITS_DIRECTORY: [Strange; 6] = [
     },
 ];
 
-/// In the place of the record of `x`, that was locked for good.
+/// The place of the record of `x`, which was locked permanently.
 const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
     Strange {
         what: "a link",
@@ -113,7 +113,7 @@ const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
     },
 ];
 
-/// A store in which `other` is held and `x` as well.
+/// A store in which `other` and `x` are held.
 fn store(sandbox: &Sandbox) -> Outside<'_> {
     for name in ["other", "x"] {
         sandbox.csalock(["lock", "--forever", name]).stdout("HANDLE\n").run();
@@ -121,7 +121,7 @@ fn store(sandbox: &Sandbox) -> Outside<'_> {
     Outside::new(sandbox)
 }
 
-/// What every command answers while that is in the way of `x`. `other` is shown, held and given back as ever.
+/// The result of every command while that object is in the way of `x`. `other` is shown, held and released as usual.
 #[track_caller]
 fn is_refused(sandbox: &Sandbox, outside: &Outside<'_>, strange: &Strange, said: &str) {
     for words in [
@@ -163,7 +163,7 @@ fn needs_root(strange: &Strange) -> bool {
 }
 
 #[test]
-fn what_stands_where_the_directory_of_a_record_belongs_is_named_and_left_alone() {
+fn a_foreign_object_in_place_of_the_directory_of_a_record_is_named_and_left_alone() {
     let sandbox = Sandbox::new(Kind::Directory);
     let outside = store(&sandbox);
     for strange in INSTEAD_OF_ITS_DIRECTORY.iter().filter(|strange| !needs_root(strange)) {
@@ -175,7 +175,7 @@ fn what_stands_where_the_directory_of_a_record_belongs_is_named_and_left_alone()
 }
 
 #[test]
-fn what_stands_where_a_record_belongs_is_no_lock_until_force_removes_it() {
+fn a_foreign_object_in_place_of_a_record_is_not_a_lock_until_force_removes_it() {
     let sandbox = Sandbox::new(Kind::Directory);
     let outside = store(&sandbox);
     for strange in INSTEAD_OF_ITS_RECORD.iter().filter(|strange| !needs_root(strange)) {
@@ -258,7 +258,7 @@ const IN_WORK: [Strange; 15] = [
         said: "",
     },
     Strange {
-        what: "names that are no text",
+        what: "names that are not text",
         script: "touch -d '1 hour ago' \"$W/\"$'.new.\\xff' \"$W/\"$'token.\\xff' \"$W/\"$'rest.\\xff\\n' \"$STORE/\"$'\\n\\x1b[2J' ; rm \"$STORE/\"$'\\n\\x1b[2J'",
         code: 0,
         said: "",
@@ -266,7 +266,7 @@ const IN_WORK: [Strange; 15] = [
 ];
 
 #[test]
-fn whatever_is_in_the_working_directory_leads_nobody_out_of_the_store() {
+fn objects_in_the_working_directory_never_lead_out_of_the_store() {
     for strange in &IN_WORK {
         let sandbox = Sandbox::new(Kind::Directory);
         let outside = store(&sandbox);
@@ -277,7 +277,7 @@ fn whatever_is_in_the_working_directory_leads_nobody_out_of_the_store() {
         let said = strange.said.replace("AWAY", AWAY);
         let said = if said.is_empty() { said } else { format!("csalock: {said}\n") };
         let above = sandbox.listing("rec.00000001fffffffffffffffe");
-        // This one rests, and needs nothing in there before it is given back.
+        // This record is parked, and needs no directory before its release.
         let done = bounded(&sandbox, &["run", "-n", "x", "true"]);
         let is_in_its_place = strange.what.ends_with(" in its place");
         let kept = said.replace("csalock: ", "csalock: lock x could not be released: ");
@@ -306,7 +306,7 @@ fn whatever_is_in_the_working_directory_leads_nobody_out_of_the_store() {
 }
 
 #[test]
-fn a_link_in_the_place_of_the_store_is_followed_where_nobody_else_can_have_put_it_there() {
+fn a_link_in_place_of_the_store_is_followed_if_no_other_user_can_have_created_it() {
     let sandbox = Sandbox::new(Kind::Directory);
     let outside = store(&sandbox);
     plant(
@@ -331,11 +331,11 @@ fn a_link_in_the_place_of_the_store_is_followed_where_nobody_else_can_have_put_i
                     real directory\n";
         assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(77), said.to_string()), "{words:?}");
     }
-    outside.is_as_it_was("a link that somebody else made");
+    outside.is_as_it_was("a link of another user");
 }
 
 #[test]
-fn what_is_no_store_is_named_and_left_alone_whatever_it_is() {
+fn a_foreign_object_in_place_of_the_store_is_named_and_left_alone() {
     let sandbox = Sandbox::new(Kind::Directory);
     let outside = Outside::new(&sandbox);
     let mut strange = vec![
@@ -362,11 +362,11 @@ fn what_is_no_store_is_named_and_left_alone_whatever_it_is() {
         bounded(&sandbox, &["doctor"]);
     }
     assert!(!sandbox.path("files/ran").exists());
-    outside.is_as_it_was("what is no store");
+    outside.is_as_it_was("a foreign directory");
 }
 
 #[test]
-fn numbers_that_cannot_rise_any_more_are_refused_and_never_begin_anew() {
+fn exhausted_numbers_are_refused_and_never_restart() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     let renumber = |number: &str| {
@@ -387,7 +387,7 @@ fn numbers_that_cannot_rise_any_more_are_refused_and_never_begin_anew() {
 }
 
 #[test]
-fn a_record_in_another_names_place_is_nobodys() {
+fn a_record_in_the_place_of_another_name_is_an_error() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     plant(&sandbox, "cp -r $STORE/x $STORE/y; cp -r $STORE/x $STORE/%6e");
@@ -404,7 +404,7 @@ fn a_record_in_another_names_place_is_nobodys() {
 }
 
 #[test]
-fn what_only_looks_like_something_beside_records_is_an_unreadable_record() {
+fn a_false_auxiliary_object_is_an_unreadable_record() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     for body in ["csalock-", "csalock-page 1\n", "csalock-value 1\nname x\n", "csalock-page 1\nname other%00"] {
@@ -419,7 +419,7 @@ fn what_only_looks_like_something_beside_records_is_an_unreadable_record() {
 }
 
 #[test]
-fn what_cannot_be_cleared_away_is_named() {
+fn files_that_cannot_be_removed_are_named() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
     plant(&sandbox, "mkdir -p $STORE/z/rec.00000001ffffffffffffffff/mine");
@@ -433,7 +433,7 @@ fn what_cannot_be_cleared_away_is_named() {
 }
 
 #[test]
-fn what_is_not_for_us_is_passed_over_and_the_others_are_shown() {
+fn unreadable_records_are_passed_over_and_the_others_are_shown() {
     if !is_root("another user") {
         return;
     }

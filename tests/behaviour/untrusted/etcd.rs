@@ -1,5 +1,4 @@
-//! Whatever answers where an etcd should be: it costs neither much time nor much memory, nobody gets a lock by it, and it is
-//! named.
+//! A foreign server in the place of etcd costs little time and memory, grants no lock, and is named.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -53,7 +52,7 @@ fn answer(status: &str, body: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Answers until somebody has had enough.
+/// Replies until the client closes the connection.
 fn converse(mut stream: TcpStream, lie: &Lie, asked: &AtomicUsize) {
     let _ = stream.set_read_timeout(Some(Duration::from_secs(60)));
     let mut read = Vec::new();
@@ -110,7 +109,7 @@ fn dripping() -> Liar {
 
 const HEADER: &str = r#"{"header":{"revision":"5"}"#;
 
-/// What a record's key, `x` below `records`, is in base64: where the prefix is `p`.
+/// The key of the record `x` below `records` in base64, with the prefix `p`.
 const KEY_OF_X: &str = "cC9yZWNvcmRzL3g=";
 
 /// Those that are never through.
@@ -143,7 +142,7 @@ fn liars() -> Vec<(&'static str, Liar)> {
         ("success alone", says(r#"{"succeeded":true}"#)),
         ("a number for a list", says(&format!("{HEADER},\"kvs\":5}}"))),
         ("keys without anything", kvs("{}")),
-        ("keys that are no base64", kvs(r#"{"key":"\u001b]0;POISON","mod_revision":"5"}"#)),
+        ("keys that are not base64", kvs(r#"{"key":"\u001b]0;POISON","mod_revision":"5"}"#)),
         ("another key", kvs(r#"{"key":"AAAA","value":"AAAA","mod_revision":"5"}"#)),
         ("a record that is none", kvs(&format!(r#"{{"key":"{KEY_OF_X}","value":"AAAA","mod_revision":"5"}}"#))),
         (
@@ -191,13 +190,13 @@ fn try_on(sandbox: &Sandbox, liar: &Liar, words: &[&str]) -> Done {
 
 /// All at once, for some take all the time that a call may take.
 #[test]
-fn whatever_answers_where_an_etcd_should_be_grants_nothing_and_is_named() {
+fn a_foreign_server_grants_nothing_and_is_named() {
     let all = liars();
     thread::scope(|scope| {
         for (what, liar) in &all {
             scope.spawn(move || {
                 let sandbox = Sandbox::at_servers(std::slice::from_ref(&liar.address));
-                // Who has answered was heard, however busy the machine is; who keeps us waiting is not waited for.
+                // A reply that came was read, even on a busy machine; a silent server is not waited for.
                 let patience = if SLOW.contains(what) { "300ms" } else { "20s" };
                 let run = ["run", "-w", patience, "x", "touch", "ran"];
                 // The others have ten seconds, and take them: `silent_store` waits for that.
@@ -223,7 +222,7 @@ fn whatever_answers_where_an_etcd_should_be_grants_nothing_and_is_named() {
 }
 
 #[test]
-fn nobody_is_sent_elsewhere() {
+fn the_client_follows_no_redirect() {
     let elsewhere = Liar::saying(ok(r#"{"header":{"revision":"5"},"succeeded":true}"#));
     for status in ["301 Moved", "302 Found", "303 See", "307 There", "308 There"] {
         let there = format!("http://{}/v3/kv/range", elsewhere.address);
@@ -238,7 +237,7 @@ fn nobody_is_sent_elsewhere() {
 
 /// It reads as an etcd would, and lies about the one step that counts.
 #[test]
-fn a_swap_that_did_not_happen_is_no_lock() {
+fn a_failed_commit_is_not_a_lock() {
     for lie in [
         r#"{"succeeded":true}"#,
         r#"{"header":{"revision":"0"},"succeeded":true}"#,
@@ -256,7 +255,7 @@ fn a_swap_that_did_not_happen_is_no_lock() {
 
 /// Lists that repeat themselves, or go on after nothing.
 #[test]
-fn a_list_without_an_end_comes_to_one() {
+fn an_endless_list_is_cut_off() {
     let pair = |key: &str| format!(r#"{{"key":"{key}","value":"AAAA","mod_revision":"5"}}"#);
     for kvs in [String::new(), pair(KEY_OF_X), pair("AAAA"), format!("{0},{0}", pair(KEY_OF_X))] {
         let liar = Liar::saying(ok(&format!("{HEADER},\"kvs\":[{kvs}],\"more\":true}}")));
@@ -269,9 +268,9 @@ fn a_list_without_an_end_comes_to_one() {
     }
 }
 
-/// Answers that nobody waits for, and watches.
+/// Replies that no caller waits for, and watches.
 #[test]
-fn what_is_not_waited_for_is_bounded_as_well() {
+fn a_call_without_a_wait_is_bounded_too() {
     for flood in ["HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n", "HTTP/1.1 200 OK\r\nX: "] {
         let liar = Liar::new(move |path, stream| match path {
             "/v3/kv/range" => stream.write_all(&ok(&format!("{HEADER}}}"))),
@@ -285,7 +284,7 @@ fn what_is_not_waited_for_is_bounded_as_well() {
             }
         });
         let sandbox = Sandbox::at_servers(std::slice::from_ref(&liar.address));
-        // Whoever may write the keys can grant: this one does, and then floods us.
+        // A user that may write the keys can grant: this one does, and then floods the client.
         for words in [&["lock", "--forever", "x"][..], &["put", "x", "value"]] {
             try_on(&sandbox, &liar, words);
         }

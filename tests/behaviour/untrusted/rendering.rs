@@ -1,4 +1,4 @@
-//! Everything that is shown may have been chosen by a stranger: no byte of it moves a cursor, names a window, colours,
+//! Every shown text may be the choice of an untrusted user: no byte of it moves a cursor, names a window, colours,
 //! reorders or hides.
 
 use csalock::lock::{EndReason, EndedGrant, Lifetime, Record};
@@ -9,7 +9,7 @@ use crate::sandbox::{Call, Done, Sandbox, has, wait_until};
 /// Controls of ASCII, of Latin 1, and of Unicode, and lines that are none.
 const POISON: &str = "\u{1b}]0;POISON\u{7}\u{1b}[2J\r\nforged: line\t\u{8}\u{7f}\u{9b}31m\u{85}\u{202e}\u{2066}\u{200b}\u{feff}\u{e0041}";
 
-/// The same as bytes that are no text.
+/// The same text as bytes that are not UTF-8.
 fn bytes() -> Vec<u8> {
     [POISON.as_bytes(), b"\xff\xc3\x1b[31m"].concat()
 }
@@ -27,7 +27,7 @@ fn is_clean(what: &str, done: &Done) {
     }
 }
 
-/// A record in which everything that is anybody's choice is poison.
+/// A record with poison in every free field.
 fn poisoned(record: &mut Record) {
     let holders = record.holders.iter_mut();
     for party in holders.map(|grant| &mut grant.owner).chain(record.waiters.iter_mut().map(|waiter| &mut waiter.owner))
@@ -103,7 +103,7 @@ on_every_store! {
         }
     }
 
-    fn an_unreadable_record_is_told_of_without_harm(sandbox: &Sandbox) {
+    fn an_unreadable_record_is_reported_without_harm(sandbox: &Sandbox) {
         sandbox.csalock(["lock", "--forever", POISON]).stdout("HANDLE\n").run();
         for body in [bytes(), [b"csalock ", &bytes()[..]].concat(), [b"csalock 1\n", &bytes()[..], b"\nsum 0000000000000000\n"].concat()] {
             sandbox.overwrite(POISON, &body);
@@ -116,7 +116,7 @@ on_every_store! {
 }
 
 on_every_store_of_files! {
-    fn a_poisoned_place_is_told_of_without_harm(sandbox: &Sandbox) {
+    fn a_poisoned_place_is_reported_without_harm(sandbox: &Sandbox) {
         let place = sandbox.store_at(format!("files/{POISON}"));
         for words in [&["run", "-n", "x", "true"][..], &["status"], &["history"], &["doctor"], &["doctor", "--json"], &["lock", "--forever", "x"], &["run", "-n", "x", "true"]] {
             is_clean(&format!("{words:?}"), &ends(sandbox.csalock(words).env("CSALOCK_STORE", &place), words));
@@ -128,7 +128,7 @@ on_every_store_of_files! {
                 is_clean(store, &ends(sandbox.csalock(words).env("CSALOCK_STORE", store), words));
             }
         }
-        // Among the strangers in a store as well.
+        // The names of foreign files in a store are shown escaped, too.
         sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
         if sandbox.is_directory() {
             sandbox.file(&format!("store/{POISON}"), "");
@@ -143,7 +143,7 @@ on_every_store_of_files! {
 }
 
 #[test]
-fn a_poisoned_file_or_directory_is_told_of_without_harm() {
+fn a_poisoned_file_or_directory_is_reported_without_harm() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     let path = format!("./{POISON}");
     let call = |words: &[&str]| ends(sandbox.csalock(words).without("CSALOCK_STORE"), words);
@@ -165,7 +165,7 @@ fn a_poisoned_file_or_directory_is_told_of_without_harm() {
 }
 
 #[test]
-fn what_is_said_wrongly_is_repeated_without_harm() {
+fn an_invalid_argument_is_repeated_without_harm() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     for words in [
         &[POISON][..],
@@ -224,7 +224,7 @@ fn what_is_said_wrongly_is_repeated_without_harm() {
     }
 }
 
-/// What is drawn on a terminal has controls of ours; what a stranger chose is not among them.
+/// The program draws controls on a terminal; the text of an untrusted record is not among them.
 #[track_caller]
 fn is_drawn_clean(what: &str, drawn: &str) {
     for poison in [

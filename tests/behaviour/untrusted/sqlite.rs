@@ -1,4 +1,4 @@
-//! A database with something strange in it, or in its place, or beside it.
+//! A database with foreign contents, in its place, or beside it.
 
 use rusqlite::Connection;
 
@@ -12,7 +12,7 @@ fn store(sandbox: &Sandbox) -> Outside<'_> {
     Outside::new(sandbox)
 }
 
-/// Nobody gets in, and everybody is told.
+/// No caller gets in, and every caller is told the reason.
 #[track_caller]
 fn refuses(sandbox: &Sandbox, words: &[&str], code: i32, said: &str) -> Done {
     let done = bounded(sandbox, words);
@@ -22,7 +22,7 @@ fn refuses(sandbox: &Sandbox, words: &[&str], code: i32, said: &str) -> Done {
 }
 
 #[test]
-fn what_stands_where_a_journal_belongs_is_named() {
+fn a_foreign_object_in_place_of_a_journal_is_named() {
     for (make, behind) in
         [("mkfifo", "journal"), ("ln -s $OUT/file", "journal"), ("mkdir", "journal"), ("mkfifo", "wal")]
     {
@@ -41,7 +41,7 @@ fn what_stands_where_a_journal_belongs_is_named() {
 }
 
 #[test]
-fn what_stands_where_the_database_belongs_is_named() {
+fn a_foreign_object_in_place_of_the_database_is_named() {
     let sandbox = Sandbox::new(Kind::Sqlite);
     let outside = Outside::new(&sandbox);
     for (make, code, said) in [
@@ -62,7 +62,7 @@ fn what_stands_where_the_database_belongs_is_named() {
 }
 
 #[test]
-fn what_stands_where_history_and_notes_belong_leads_nowhere() {
+fn a_foreign_object_in_place_of_history_or_notes_leads_nowhere() {
     for make in ["ln -s $OUT/history", "ln -s $OUT", "mkfifo", "mkdir", "ln -s none"] {
         let sandbox = Sandbox::new(Kind::Sqlite);
         let outside = store(&sandbox);
@@ -104,13 +104,13 @@ fn a_journal_that_names_another_file_removes_nothing() {
     assert_eq!(sandbox.state("x"), "held");
 }
 
-/// Changes the database behind everybody's back.
+/// Changes the database without csalock.
 fn edit(sandbox: &Sandbox, sql: &str) {
     Connection::open(sandbox.store_path()).unwrap().execute_batch(sql).unwrap();
 }
 
 #[test]
-fn rows_that_make_no_sense_are_no_locks_and_the_others_are_shown() {
+fn invalid_rows_are_not_locks_and_the_others_are_shown() {
     let no_body = "STORE (row x) has no version, or no body of 4 MiB at most; nothing was changed; see who wrote it, then `csalock \
                    unlock --force` removes it";
     for (sql, said) in [
@@ -141,7 +141,7 @@ fn a_last_version_number_is_the_last() {
 }
 
 #[test]
-fn nothing_that_somebody_put_into_the_database_runs_in_our_name() {
+fn no_planted_sql_runs_with_the_rights_of_the_caller() {
     let without_end = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT sum(x) FROM c";
     let sandbox = Sandbox::new(Kind::Sqlite);
     store(&sandbox);

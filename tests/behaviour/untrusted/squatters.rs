@@ -1,4 +1,4 @@
-//! Somebody rings where he has no business.
+//! Notifications from a foreign process.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sandbox::{Kind, Sandbox, wait_until};
 
-/// So many rings.
+/// Number of notifications.
 const RINGS: usize = 20_000;
 
 #[test]
-fn who_is_rung_on_and_on_gets_no_lock_by_that_and_does_not_miss_his() {
+fn a_flood_of_notifications_grants_no_lock_and_hides_no_grant() {
     let sandbox = Sandbox::new(Kind::Directory);
     let mut holder = sandbox.holder("x");
     let mut waiter = sandbox.waiter("x", "echo in");

@@ -1,5 +1,5 @@
-//! What somebody can do to the others who shares a store with them, and what not. (That he breaks their locks with
-//! `--force`, or by changing files, no lock of files can prevent; that stands in `SECURITY.md`.)
+//! The harm that one user of a shared store can do to the others, and its limits. (No lock of files can prevent that a
+//! user breaks locks with `--force` or by changing files; see `SECURITY.md`.)
 
 use std::os::unix::fs::symlink;
 
@@ -17,7 +17,7 @@ fn shared() -> Option<(Sandbox, String)> {
 }
 
 #[test]
-fn what_is_to_be_seen_of_a_lock_does_not_open_it() {
+fn the_visible_part_of_a_lock_does_not_open_it() {
     let Some((sandbox, store)) = shared() else { return };
     let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
     let seen = Carl.csalock(&sandbox, &store, &["status", "--json", "x"]).capture().line();
@@ -30,13 +30,13 @@ fn what_is_to_be_seen_of_a_lock_does_not_open_it() {
         assert!(matches!(code, 64 | 81 | 82), "{code}");
     }
     assert_eq!(Bert.code(&sandbox, &store, &["status", "-q", "x"]), 0);
-    // The handle opens it for whoever has it and may write there.
+    // Every process with the handle and write permission can release it.
     assert_eq!(Carl.code(&sandbox, &store, &["unlock", "--handle", &handle, "x"]), 77);
     assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--handle", &handle, "x"]), 0);
 }
 
 #[test]
-fn who_breaks_a_lock_is_named_and_its_holder_is_told() {
+fn a_break_names_its_caller_and_is_reported_to_the_holder() {
     let Some((sandbox, store)) = shared() else { return };
     let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
     assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--force", "x"]), 0);
@@ -47,7 +47,7 @@ fn who_breaks_a_lock_is_named_and_its_holder_is_told() {
 }
 
 #[test]
-fn who_floods_a_queue_or_a_store_ends_and_the_others_go_on() {
+fn a_flood_of_a_queue_or_a_store_ends_and_other_callers_go_on() {
     let Some((sandbox, store)) = shared() else { return };
     let mut holder = Anne.holder(&sandbox, &store, "x");
     let script = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); csalock run -w inf x true & done; wait";
@@ -61,7 +61,7 @@ fn who_floods_a_queue_or_a_store_ends_and_the_others_go_on() {
     wait_until("the flood is there", || waiting() >= 16);
     assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "other", "true"]), 0);
     assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
-    // The dead of the flood are nobody's way.
+    // The dead waiters of the flood block no caller.
     nix::sys::signal::killpg(nix::unistd::Pid::from_raw(flood.pid()), nix::sys::signal::Signal::SIGKILL).unwrap();
     flood.kill();
     let waiter = Anne.csalock(&sandbox, &store, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
@@ -70,7 +70,7 @@ fn who_floods_a_queue_or_a_store_ends_and_the_others_go_on() {
 }
 
 #[test]
-fn who_may_only_read_stops_neither_history_nor_gc() {
+fn a_reader_blocks_neither_history_nor_gc() {
     if !is_root("users") || !has("setpriv") || !has("bash") || !has("flock") {
         return;
     }
@@ -109,7 +109,7 @@ fn who_may_only_read_stops_neither_history_nor_gc() {
 }
 
 #[test]
-fn links_that_somebody_plants_lead_nobody_out_of_the_store() {
+fn planted_links_never_lead_out_of_the_store() {
     let Some((sandbox, store)) = shared() else { return };
     let outside = place(&sandbox, "outside", (0, 0, 0o700));
     std::fs::write(outside.join("file"), "roots").unwrap();
@@ -134,7 +134,7 @@ fn links_that_somebody_plants_lead_nobody_out_of_the_store() {
 }
 
 #[test]
-fn files_that_somebody_replaces_are_no_free_lock() {
+fn replaced_files_are_not_a_free_lock() {
     let Some((sandbox, store)) = shared() else { return };
     let _holder = Anne.holder(&sandbox, &store, "x");
     let directory = sandbox.path("shared/x");
@@ -146,7 +146,7 @@ fn files_that_somebody_replaces_are_no_free_lock() {
         std::os::unix::fs::chown(&record, Some(4102), Some(GROUP)).unwrap();
         assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 65);
     }
-    // Nor is one that others cannot read.
+    // A store that others cannot read is refused too.
     std::fs::set_permissions(&record, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
     assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "x", "true"]), 77);
     std::fs::write(&record, &whole).unwrap();

@@ -4,12 +4,12 @@ use crate::etcd::{Cluster, Setup};
 use crate::sandbox::Sandbox;
 
 #[test]
-fn in_etcd_a_reader_may_see_and_not_take() {
+fn a_reader_in_etcd_may_see_but_not_acquire() {
     let Some(cluster) = Cluster::start(Setup { root: Some("geheim"), ..Setup::default() }) else { return };
     let sandbox = Sandbox::at(&cluster);
     cluster.add_user("writer", "wort", "p/");
     cluster.add_user("stranger", "wort", "q/");
-    cluster.add_user_who_may("reader", "wort", "read", "p/");
+    cluster.add_user_with_permission("reader", "wort", "read", "p/");
     let code = |user: &str, words: &[&str]| {
         let call = sandbox.csalock(words).env("CSALOCK_STORE", cluster.url("p"));
         call.env("CSALOCK_ETCD_USER", user).env("CSALOCK_ETCD_PASSWORD", "wort").capture().code.unwrap()
@@ -28,7 +28,7 @@ fn in_etcd_a_reader_may_see_and_not_take() {
     assert_eq!(deeds.map(|words| code("stranger", words)), [77; 7]);
     let reader = deeds.map(|words| code("reader", words));
     assert_eq!(reader, [0, 0, 77, reader[3], 77, 77, 77]);
-    // This test itself is the owner, whoever is logged in.
+    // This test itself is the owner, under any login.
     assert!(matches!(reader[3], 75 | 77 | 84), "{reader:?}");
     assert_eq!(deeds.map(|words| code("writer", words)), [0, 0, 0, 84, 0, 0, 0]);
 }

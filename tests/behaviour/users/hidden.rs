@@ -3,15 +3,15 @@
 use super::{Anne, Bert, GROUP, place};
 use crate::sandbox::{Call, Kind, Sandbox, has, is_root, wait_until};
 
-/// Bert, in a mount namespace in which /proc shows him nobody but himself.
-fn bert_sees_nobody<'a>(sandbox: &'a Sandbox, store: &str, hiding: &str, arguments: &[&str]) -> Call<'a> {
+/// Bert, in a mount namespace whose /proc shows only his own processes.
+fn bert_sees_no_process<'a>(sandbox: &'a Sandbox, store: &str, hiding: &str, arguments: &[&str]) -> Call<'a> {
     let script = format!("mount -t proc -o {hiding} proc /proc && exec \"$@\"");
     let words: Vec<String> = ["unshare", "-m", "sh", "-c", &script, "sh"].iter().map(ToString::to_string).collect();
     sandbox.csalock_by(&[words, Bert.words()].concat(), arguments).env("CSALOCK_STORE", store)
 }
 
 #[test]
-fn who_cannot_be_seen_is_not_taken_for_dead() {
+fn an_unknown_process_does_not_count_as_dead() {
     if !is_root("users") || !has("setpriv") || !has("unshare") {
         return;
     }
@@ -21,13 +21,13 @@ fn who_cannot_be_seen_is_not_taken_for_dead() {
         let store = sandbox.store_at("shared");
         let mut holder = Anne.csalock(&sandbox, &store, &["run", "-F", "x", "sleep", "1000"]).spawn();
         wait_until("it is held", || Anne.code(&sandbox, &store, &["status", "-q", "x"]) == 0);
-        let done = bert_sees_nobody(&sandbox, &store, hiding, &["run", "-n", "x", "true"]).capture();
+        let done = bert_sees_no_process(&sandbox, &store, hiding, &["run", "-n", "x", "true"]).capture();
         assert_eq!(done.code, Some(75), "{hiding} {done:?}");
-        let done = bert_sees_nobody(&sandbox, &store, hiding, &["gc"]).capture();
+        let done = bert_sees_no_process(&sandbox, &store, hiding, &["gc"]).capture();
         assert_eq!(done.code, Some(0), "{hiding} {done:?}");
         assert_eq!(Anne.code(&sandbox, &store, &["status", "-q", "x"]), 0, "{hiding}");
-        // Her death is seen all the same, by whoever waits and by whoever comes later.
-        let waiter = bert_sees_nobody(&sandbox, &store, hiding, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
+        // Waiters and later callers see her death all the same.
+        let waiter = bert_sees_no_process(&sandbox, &store, hiding, &["run", "-w", "inf", "x", "echo", "mine"]).spawn();
         wait_until("it waits", || {
             let done = Anne.csalock(&sandbox, &store, &["status", "--json", "x"]).capture();
             !serde_json::from_str::<serde_json::Value>(&done.stdout).unwrap()[0]["waiters"]
@@ -40,7 +40,7 @@ fn who_cannot_be_seen_is_not_taken_for_dead() {
         let mut holder = Anne.csalock(&sandbox, &store, &["run", "-F", "y", "sleep", "1000"]).spawn();
         wait_until("it is held", || Anne.code(&sandbox, &store, &["status", "-q", "y"]) == 0);
         holder.kill();
-        let done = bert_sees_nobody(&sandbox, &store, hiding, &["run", "-n", "y", "true"]).capture();
+        let done = bert_sees_no_process(&sandbox, &store, hiding, &["run", "-n", "y", "true"]).capture();
         assert_eq!(done.code, Some(0), "{hiding} {done:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a user who is killed leaves behind, and others need gone.
+//! The leftovers of a killed user that others need removed.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::sandbox::{Kind, Sandbox, an_hour_later, has, is_root, wait_until};
 const SOMETHING: &str = "0123456789abcdef01234567";
 
 #[test]
-fn what_root_leaves_in_a_users_store_is_the_users() {
+fn files_of_root_in_the_store_of_a_user_belong_to_the_user() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -22,14 +22,14 @@ fn what_root_leaves_in_a_users_store_is_the_users() {
     for words in [&["run", "x", "true"][..], &["unlock", "--force", "y"], &["put", "z", "other"], &["gc"]] {
         assert_eq!(Anne.code(&sandbox, &store, words), 0, "{words:?}");
     }
-    // But not what she is not to read.
+    // But not the file that she must not read.
     assert_eq!(Root.code(&sandbox, &store, &["put", "--mode", "600", "z", "secret"]), 0);
     assert_eq!(Anne.code(&sandbox, &store, &["get", "-q", "z"]), 77);
     assert_eq!(Anne.code(&sandbox, &store, &["del", "z"]), 0);
 }
 
 #[test]
-fn root_gives_nothing_away_that_it_did_not_make() {
+fn root_changes_no_ownership_of_foreign_files() {
     if !is_root("users") || !has("setpriv") || !has("strace") {
         return;
     }
@@ -38,7 +38,7 @@ fn root_gives_nothing_away_that_it_did_not_make() {
     let home = place(&sandbox, "home-of-anne", (4101, 4101, 0o755));
     let roots = place(&sandbox, "home-of-anne/roots", (0, 0, 0o700));
     std::fs::write(roots.join("secret"), "").unwrap();
-    // Whatever Anne puts in the place of what root has just made: here it is stopped after mkdir(2).
+    // Anne replaces the object that root has just created: root is stopped here after mkdir(2).
     let file = home.join("file");
     let words = [
         "strace",
@@ -62,7 +62,7 @@ fn root_gives_nothing_away_that_it_did_not_make() {
 }
 
 #[test]
-fn a_directory_that_only_a_dead_user_may_remove_keeps_nobody_from_its_name() {
+fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -95,7 +95,7 @@ fn a_directory_that_only_a_dead_user_may_remove_keeps_nobody_from_its_name() {
                 assert_eq!(person.code(&sandbox, &store, &["del", name]), 0);
             }
         }
-        // Bert was killed in the same step, too; and whoever may remove it all does.
+        // Bert was killed in the same step, too; a user with permission removes all of it.
         for name in ["x", "y"] {
             place(&sandbox, &format!("shared/{name}"), (4101, group, mode & 0o2777));
             place(&sandbox, &format!("shared/{name}/inner"), (4102, group, mode & 0o2777));
@@ -109,7 +109,7 @@ fn a_directory_that_only_a_dead_user_may_remove_keeps_nobody_from_its_name() {
 }
 
 #[test]
-fn where_hosts_share_the_store_such_a_directory_keeps_nobody_from_its_name_for_long() {
+fn a_directory_of_a_dead_user_blocks_a_shared_store_for_a_short_time_only() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -134,7 +134,7 @@ fn where_hosts_share_the_store_such_a_directory_keeps_nobody_from_its_name_for_l
 }
 
 #[test]
-fn many_users_are_born_into_one_sticky_store_at_once() {
+fn many_users_create_records_in_one_sticky_store_at_once() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -204,7 +204,7 @@ fn unborn(place: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn who_comes_while_a_directory_is_made_is_not_refused() {
+fn a_caller_is_not_refused_while_another_creates_the_directory() {
     if !is_root("users") || !has("setpriv") || !has("strace") {
         return;
     }

@@ -60,7 +60,7 @@ pub(super) fn link(
     segments.into_iter().flatten().collect()
 }
 
-/// What builds on a version: another step, or the end.
+/// The successor of a version: another step, or the end.
 enum Needs<'a> {
     Step(&'a Step),
     End(&'a [u8]),
@@ -96,7 +96,7 @@ fn fill(key: &Key, chain: &mut Vec<Step>, open: &mut Vec<Step>, end: Option<&(Ve
                     step.intent.expect.is_none_or(|expect| expect.0 < version.0 && !built_on.contains(&expect));
                 is_next && step.intent.body.as_ref().is_some_and(|body| needs.fits(key, &body.0, version.0))
             };
-            // A creation fits only where a removal is missing as well.
+            // A creation fits only if a removal is missing too.
             let replaces = |step: &Step| step.intent.expect.is_some() && fits(step);
             Some((open.iter().position(replaces).or_else(|| open.iter().position(fits))?, version))
         });

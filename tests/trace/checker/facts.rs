@@ -7,7 +7,7 @@ use csalock::trace::{Decided, Line};
 
 use super::{Key, Known, Report, Step, named};
 
-/// When a lease was seen over for the first time, and by whom.
+/// The first observation of the end of a lease, and its process.
 type Over = HashMap<String, (u64, String)>;
 
 pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &mut Report) {
@@ -86,8 +86,8 @@ fn may_be(step: &Step, lease: &Lease, is_over: bool, decided: &Decided, over: &O
     {
         return Err(format!("a lease is taken for over {} ms early", begun.at / 1000 + begun.span - decided.until));
     }
-    // A step that reads, after its facts, that the lease is no longer in the record counts it as standing: it is late, and
-    // its commit conflicts, or its result is never known.
+    // A step counts a lease as standing if it reads, after its facts, that the record has lost it. The step is late,
+    // and its commit conflicts or its result stays unknown.
     if step.known != Known::Stored {
         return Ok(());
     }

@@ -27,7 +27,7 @@ pub(crate) type Version = (u64, u64);
 /// A name, by its place in its store.
 pub(crate) type Key = (String, Vec<u8>);
 
-/// What is known about the result of a commit.
+/// The known result of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Known {
     Stored,
@@ -47,10 +47,10 @@ pub(crate) struct Step {
     pub(crate) version: Option<Version>,
 }
 
-/// What stands in a store at the end: place, version and body.
+/// The content of a store at the end: place, version and body.
 pub(crate) type End = BTreeMap<String, (Version, Vec<u8>)>;
 
-/// What the checker found.
+/// The result of the checker.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) wrong: Vec<String>,
@@ -75,7 +75,7 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<Line>, String> {
     for path in paths {
         let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
         for line in text.lines() {
-            // What comes after the torn line of another process is whole.
+            // The lines after the torn line of another process are whole.
             let whole = line.rfind(START).map(|at| &line[at..]);
             match whole.map(serde_json::from_str) {
                 Some(Ok(line)) => lines.push(line),
@@ -87,7 +87,7 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<Vec<Line>, String> {
     Ok(lines)
 }
 
-/// What stands in a store.
+/// The content of a store.
 pub(crate) fn end_of(store: &dyn Store) -> End {
     let mut end = End::new();
     let mut visit = |place: &str, stored: csalock::error::Result<csalock::store::Versioned>| {

@@ -83,7 +83,7 @@ fn begun(mut next: Record, after: &Record, ask: &Request) -> Record {
     next
 }
 
-/// What was seen of a name so far.
+/// The state of a name so far.
 #[derive(Default)]
 struct Seen {
     highest: u64,
@@ -126,7 +126,7 @@ fn fit(record: &Record) -> bool {
     }
 }
 
-/// Checks a step of what is kept beside records.
+/// Checks a step of an auxiliary object.
 pub(super) fn beside(key: &Key, before: Option<&[u8]>, step: &Step) -> Result<(), String> {
     let after = step.intent.body.as_ref().map(|body| &body.0[..]);
     let (Some(before), Some(after)) = (before, after) else { return Ok(()) };

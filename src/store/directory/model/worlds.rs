@@ -1,27 +1,24 @@
 //! The worlds in which the directory store is explored, and those with deliberate errors.
 
 #![allow(clippy::print_stderr, reason = "the number of states")]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "how much is explored is said in the environment, how long it took is shown"
-)]
+#![allow(clippy::disallowed_methods, reason = "the time that an exploration takes is printed")]
 
 use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
+use self::extent::is_complete;
 use super::file_system::Wrong;
 use super::world::Script::{self, Sweeps, Takes, TakesAndChanges};
 use super::world::{Faults, ONE_HOLDER, World};
 
+#[path = "../../../../tests/extent/mod.rs"]
+mod extent;
+
 const NOTHING: Faults = Faults { crashes: 0, lost_replies: 0, stale_looks: 0 };
 
-fn is_full() -> bool {
-    std::env::var_os("CSALOCK_MODEL").is_some_and(|value| value == "full")
-}
-
 fn explore(what: &str, is_nfs: bool, clients: &[Script], in_ci: Faults, in_full: Faults) {
-    let faults = if is_full() { in_full } else { in_ci };
+    let faults = if is_complete() { in_full } else { in_ci };
     let world = World { is_nfs, clients: clients.to_vec(), faults, wrong: None };
     let started = Instant::now();
     let done = world.clone().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_dfs().join();
@@ -49,12 +46,12 @@ fn story(path: stateright::Path<super::world::State, super::world::Action>) -> S
 }
 
 #[test]
-fn two_take_what_is_free_and_give_it_back() {
+fn two_callers_acquire_a_free_lock_and_release_it() {
     explore("two", false, &[Takes(1), Takes(1)], Faults { crashes: 1, ..NOTHING }, Faults { crashes: 2, ..NOTHING });
 }
 
 #[test]
-fn a_name_is_taken_again_and_again() {
+fn a_name_is_acquired_repeatedly() {
     explore("again", false, &[Takes(2), Takes(2)], NOTHING, Faults { crashes: 1, ..NOTHING });
 }
 
@@ -65,12 +62,12 @@ fn a_record_is_changed_and_removed() {
 }
 
 #[test]
-fn three_take_what_is_free() {
+fn three_callers_acquire_a_free_lock() {
     explore("three", false, &[Takes(1), Takes(1), Takes(1)], NOTHING, Faults { crashes: 1, ..NOTHING });
 }
 
 #[test]
-fn somebody_sweeps_while_others_are_at_work() {
+fn a_sweeper_runs_while_others_are_at_work() {
     let one_dies = Faults { crashes: 1, ..NOTHING };
     explore("sweeping", false, &[TakesAndChanges(1), Sweeps], one_dies, one_dies);
 }
@@ -86,7 +83,7 @@ fn replies_are_lost_while_a_record_is_changed() {
     let clients = [TakesAndChanges(1), TakesAndChanges(1)];
     let lost = Faults { lost_replies: 1, ..NOTHING };
     explore("NFS, changes", true, &clients, lost, Faults { lost_replies: 1, stale_looks: 1, ..NOTHING });
-    if is_full() {
+    if is_complete() {
         let faults = Faults { crashes: 1, ..lost };
         explore("NFS, changes, one dies", true, &clients, faults, faults);
     }
@@ -100,11 +97,11 @@ fn two_hold_where(wrong: Wrong, clients: &[Script]) {
 }
 
 #[test]
-fn two_hold_where_a_directory_that_is_not_empty_may_be_replaced() {
+fn two_callers_hold_if_a_full_directory_may_be_replaced() {
     two_hold_where(Wrong::ReplacesFullDirectory, &[Takes(1), Takes(1)]);
 }
 
 #[test]
-fn two_hold_where_two_may_win_one_rename() {
+fn two_callers_hold_if_two_may_win_one_rename() {
     two_hold_where(Wrong::TwoWinRename, &[Takes(2), Takes(2)]);
 }

@@ -1,0 +1,68 @@
+//! How much the tests try: `CSALOCK_TESTS=quick|all|hours`, the only switch of that kind.
+//!
+//! `quick` is the default and tries a sample of what takes long, other parts in each run. `all` adds what takes minutes,
+//! `hours` the complete model, every system call and long storms.
+//!
+//! Two parameters repeat one failure: `CSALOCK_SEED=N` is the seed of a storm, and `CSALOCK_SCENARIO=PART` limits the
+//! suites of system calls and exchanges to the scenarios whose names contain PART.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(clippy::disallowed_methods, reason = "the environment has the switch")]
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Extent {
+    Quick,
+    All,
+    Hours,
+}
+
+/// Returns the extent of this run. An unknown word fails the test.
+pub(crate) fn extent() -> Extent {
+    let word = variable("CSALOCK_TESTS").unwrap_or_default();
+    parse(&word).unwrap_or_else(|| panic!("CSALOCK_TESTS={word}: unknown extent; use quick, all or hours"))
+}
+
+pub(crate) fn parse(word: &str) -> Option<Extent> {
+    match word {
+        "" | "quick" => Some(Extent::Quick),
+        "all" => Some(Extent::All),
+        "hours" => Some(Extent::Hours),
+        _ => None,
+    }
+}
+
+/// Returns the value for the extent of this run.
+pub(crate) fn choose<T>(quick: T, all: T, hours: T) -> T {
+    match extent() {
+        Extent::Quick => quick,
+        Extent::All => all,
+        Extent::Hours => hours,
+    }
+}
+
+pub(crate) fn is_complete() -> bool {
+    extent() == Extent::Hours
+}
+
+/// Returns the duration of a storm in seconds.
+pub(crate) fn storm_seconds() -> u64 {
+    choose(10, 60, 600)
+}
+
+/// Returns the seed to repeat, or else a seed from the clock.
+pub(crate) fn seed() -> u64 {
+    let Some(text) = variable("CSALOCK_SEED") else {
+        let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        return clock.as_micros() as u64;
+    };
+    text.parse().unwrap_or_else(|_| panic!("CSALOCK_SEED={text}: expected an integer"))
+}
+
+/// Whether a scenario with this name is tried.
+pub(crate) fn has_scenario(name: &str) -> bool {
+    name.contains(&variable("CSALOCK_SCENARIO").unwrap_or_default())
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
