@@ -1,17 +1,14 @@
 //! The history file of a directory store: `.work/history`. A `.csalock` has none, because the last record takes the
 //! directory along, and would take the history too.
 
-use std::path::Path;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use std::os::fd::AsFd;
-
-use nix::errno::Errno;
 use nix::sys::stat::fstat;
 
-use super::root::{Root, WORK, no_work};
-use super::sys;
-use crate::error::{Error, Result};
+use super::root::Root;
+use super::work::WORK;
+use crate::error::Result;
 use crate::history::Limits;
 use crate::store::Layout;
 use crate::store::history_file::HistoryFile;
@@ -28,14 +25,10 @@ pub(super) fn note(root: &Root, line: &[u8], limits: &Limits, now: Duration) -> 
     history_file.append(line, limits, now)
 }
 
-/// Visits the history lines of the store at this path, and changes nothing.
-pub(super) fn read(root: &Root, store: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-    let path = store.join(WORK).join(NAME);
-    let work = match sys::open_directory(&root.directory, WORK) {
-        Err(Errno::ENOENT) => return Ok(()),
-        Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(no_work(errno, store)),
-        opened => opened.map_err(|errno| Error::os(errno, "read the history", &path))?,
-    };
+/// Visits the history lines, and changes nothing.
+pub(super) fn read(root: &Root, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
+    let Some(work) = root.existing_drafts()? else { return Ok(()) };
     let like = || fstat(&root.directory);
-    HistoryFile { at: work.as_fd(), name: NAME.into(), like: &like }.read(&path, visit)
+    let history_file = HistoryFile { at: work.as_fd(), name: NAME.into(), like: &like };
+    history_file.read(&root.path.join(WORK).join(NAME), visit)
 }

@@ -123,13 +123,6 @@ pub(super) fn changed(found: &FileStat) -> Duration {
     real::changed(found)
 }
 
-pub(super) fn changed_now(directory: &OwnedFd) -> Result<Duration, Errno> {
-    match replay::directory(directory) {
-        Some(_) => Ok(super::model::TIME),
-        None => real::changed_now(directory),
-    }
-}
-
 pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
     match replay::directory(&at) {
         Some(_) => Ok(super::model::TIME),
