@@ -47,7 +47,6 @@ mod doorbell;
 mod entry;
 mod file_name;
 mod health;
-mod history;
 mod lease;
 mod listing;
 mod opened;
@@ -56,7 +55,7 @@ pub(crate) mod pointer;
 mod register;
 mod root;
 mod sweep;
-mod sync_parents;
+mod sync;
 #[cfg(not(test))]
 mod sys;
 
@@ -67,6 +66,7 @@ mod model;
 mod sys;
 mod work;
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -78,9 +78,11 @@ use self::doorbell::Doorbell;
 use self::entry::Entry;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::file_name::{file_name, name_of_file};
-use self::listing::CachedListing;
+use self::listing::Listing;
 use self::pointer::{Pointer, UniqueId};
 use self::root::Root;
+use self::work::WORK;
+use super::history_file::HistoryFile;
 use super::{
     CommitResult, Finding, Layout, Scope, Store, Subscription, Swept, Version, Versioned, Visit, WriteOptions,
 };
@@ -93,6 +95,9 @@ use crate::name::escape_path;
 /// Maximum number of times that other processes may overtake a call before csalock reports an error.
 const MOST_LOOKS: usize = 10_000;
 
+/// Name of the history file in the working directory.
+const HISTORY: &str = "history";
+
 /// A store in a directory.
 pub struct Directory {
     path: PathBuf,
@@ -102,7 +107,7 @@ pub struct Directory {
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
     /// The listing of the last read, which saves a commit of that version a new listing.
-    seen: Mutex<Option<CachedListing>>,
+    seen: Mutex<Option<Listing>>,
     /// The known leases of a store that several hosts share.
     leases: lease::Seen,
 }
@@ -111,16 +116,11 @@ impl Directory {
     /// Opens the store at this absolute path; if it does not exist, the first commit creates it.
     /// Fails if the path leads to something other than a store, or if other users could tamper with the store.
     pub fn open(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
-        Directory::new(path, layout, false, host)
+        Directory::open_as(path, layout, false, host)
     }
 
-    /// Opens a store that other hosts use even if its file system looks local.
-    /// Fails as [`Directory::open`] does.
-    pub fn open_shared(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
-        Directory::new(path, layout, true, host)
-    }
-
-    fn new(path: &Path, layout: Layout, shared: bool, host: Arc<dyn Host>) -> Result<Directory> {
+    /// Opens a store that other hosts use, even if its file system looks local, if `shared` is true.
+    pub(super) fn open_as(path: &Path, layout: Layout, shared: bool, host: Arc<dyn Host>) -> Result<Directory> {
         let store = Directory {
             path: path.to_path_buf(),
             layout,
@@ -134,7 +134,7 @@ impl Directory {
         Ok(store)
     }
 
-    fn seen(&self) -> MutexGuard<'_, Option<CachedListing>> {
+    fn seen(&self) -> MutexGuard<'_, Option<Listing>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,7 +144,7 @@ impl Directory {
         self.existing()?.ok_or_else(gone)?.file_system_time()
     }
 
-    fn entry<'a>(&'a self, root: &'a Root, name: &[u8]) -> Entry<'a> {
+    fn entry(&self, root: &Arc<Root>, name: &[u8]) -> Entry {
         Entry::new(root, file_name::file_name(name))
     }
 
@@ -160,7 +160,7 @@ impl Store for Directory {
             let Some(root) = self.existing()? else { return Ok(None) };
             let entry = self.entry(&root, name);
             if let Some((stored, look)) = entry.stored(self.host.as_ref())? {
-                *self.seen() = look.keep();
+                *self.seen() = Some(look);
                 return Ok(Some(stored));
             }
             if !self.was_removed(&root) {
@@ -208,12 +208,12 @@ impl Store for Directory {
     }
 
     fn grant_lease(&self, span: Duration) -> Result<Lease> {
-        let lend = |root: &Root| lease::lend(self.host.as_ref(), root.scope, span, || root.file_system_time());
+        let lend = |root: &Arc<Root>| lease::lend(self.host.as_ref(), root.scope, span, || root.file_system_time());
         self.in_store(true, lend)?.ok_or_else(|| self.is_missing())
     }
 
     fn lease_ttl(&self, lease: &Lease) -> Result<Duration> {
-        let remaining = |root: &Root| lease::remaining(self.host.as_ref(), lease, || root.file_system_time());
+        let remaining = |root: &Arc<Root>| lease::remaining(self.host.as_ref(), lease, || root.file_system_time());
         self.in_store(false, remaining).map(Option::unwrap_or_default)
     }
 
@@ -270,17 +270,28 @@ impl Store for Directory {
     }
 
     fn append_history(&self, line: &[u8], limits: &Limits) {
-        if let Ok(Some(root)) = self.existing() {
-            let _ = history::note(&root, line, limits, self.host.wall());
+        // The history of a `.csalock` would be lost with the last record.
+        if let Ok(Some(root)) = self.existing()
+            && self.layout != Layout::Beside
+            && let Ok(work) = root.drafts()
+        {
+            let _ = history_file(work).append(line, limits, self.host.wall());
         }
     }
 
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        // The history would be lost with the last record.
         if self.layout == Layout::Beside {
             return Ok(false);
         }
-        let Some(root) = self.existing()? else { return Ok(true) };
-        history::read(&root, visit).map(|()| true)
+        if let Some(root) = self.existing()?
+            && let Some(work) = root.existing_drafts()?
+        {
+            history_file(&work).read(&root.path.join(WORK).join(HISTORY), visit)?;
+        }
+        Ok(true)
     }
+}
+
+fn history_file(work: &OwnedFd) -> HistoryFile<'_> {
+    HistoryFile { at: work.as_fd(), name: HISTORY.into(), like: "..".into() }
 }

@@ -7,7 +7,7 @@
 //! on disk:
 //!
 //! - a change: the record's file; the pointer is renamed; the record's directory, the store's, and the path to it
-//!   ([`super::sync_parents`]). Only then csalock removes the old record;
+//!   ([`super::sync`]). Only then csalock removes the old record;
 //! - a creation: the unnumbered record and the draft's directory; the draft is renamed onto the name; the rest as
 //!   above;
 //! - a removal: as a change, without a file. The tombstone says that the record is gone. Before the tombstone is
@@ -17,6 +17,8 @@
 //! If a sync fails after the rename of the pointer, others see the new record, and a power cut may restore the old one.
 //! Neither was removed, and the caller gets the error. A conflict is synced like a success if our rename may have
 //! happened ([`Commit::was_it_us`]). The caller may find its own commit in its next read, and treat it as done.
+
+use std::sync::Arc;
 
 use super::Directory;
 use super::entry::Entry;
@@ -33,7 +35,7 @@ const NOTHING_TO_DO: CommitResult = CommitResult::Done(Version { number: 0, mark
 /// One attempt to commit in an open store.
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
-    pub(super) root: &'a Root,
+    pub(super) root: &'a Arc<Root>,
     pub(super) keep: WriteOptions,
 }
 
@@ -41,11 +43,9 @@ impl Commit<'_> {
     /// Runs the attempt. It may fail if the store's directory itself is gone.
     pub(super) fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         let entry = self.store.entry(self.root, name);
-        let seen = self.store.seen().take().zip(expect);
-        let look = match seen.and_then(|(seen, expect)| seen.resume(&entry, expect)) {
-            Some(look) => Some(look),
-            None => entry.look()?,
-        };
+        // Reuse of a listing is as safe as a pause after it: the rename fails if another process was faster.
+        let seen = self.store.seen().take().filter(|seen| expect.is_some_and(|expect| seen.shows(&entry, expect)));
+        let look = if seen.is_some() { seen } else { entry.look()? };
         let Some(look) = look else {
             return match (expect, body) {
                 (None, Some(body)) => self.birth(&entry, body),
@@ -73,7 +73,7 @@ impl Commit<'_> {
         }
     }
 
-    fn birth(&self, entry: &Entry<'_>, body: &[u8]) -> Result<CommitResult> {
+    fn birth(&self, entry: &Entry, body: &[u8]) -> Result<CommitResult> {
         let unnumbered = Pointer { stage: Stage::Unnumbered, number: 0, ident: self.store.ident()? };
         let Some(look) = entry.create(&unnumbered, body, self.keep)? else { return Ok(CommitResult::Conflict) };
         let numbered = self.next_number().and_then(|number| {
@@ -91,7 +91,7 @@ impl Commit<'_> {
         }
     }
 
-    fn change(&self, look: &Listing<'_>, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
+    fn change(&self, look: &Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
         let ident = self.store.ident()?;
         let next = Pointer { stage: Stage::Current, number: self.number_after(look, pointer, ident)?, ident };
         if look.replace(pointer, &next, body, self.keep)? {
@@ -99,57 +99,60 @@ impl Commit<'_> {
             look.remove_records();
             return Ok(CommitResult::Done(next.version()));
         }
-        let swap = self.was_it_us(look.entry, next.ident)?;
+        let swap = self.was_it_us(&look.entry, next.ident)?;
         if swap == CommitResult::Conflict {
             look.withdraw(&next);
         }
         Ok(swap)
     }
 
-    fn remove(&self, look: &Listing<'_>, pointer: &Pointer) -> Result<CommitResult> {
-        let is_parked = self.is_parked(look.entry)?;
+    fn remove(&self, look: &Listing, pointer: &Pointer) -> Result<CommitResult> {
+        let is_parked = self.is_parked(&look.entry);
         let end = Pointer { stage: Stage::Tombstone, ..*pointer };
-        if !look.advance(pointer, &end)? {
+        let removed = look.advance(pointer, &end)?;
+        // If the reply to our rename was lost, our tombstone is there.
+        if !removed && look.entry.look()?.is_none_or(|now| now.pointer != Some(end)) {
             return Ok(CommitResult::Conflict);
         }
         self.settle(Some(look))?;
         if is_parked {
             look.remove_records();
-        } else {
-            // The record is gone, whatever stays of its directory.
-            let _ = self.purge(look, &end);
+        } else if let Err(error) = self.purge(look, &end)
+            // The record is gone, whatever stays of its directory. A failed sync must be reported all the same.
+            && self.keep.durability == Durability::Durable
+        {
+            return Err(error);
         }
-        Ok(CommitResult::Done(end.version()))
+        Ok(if removed { CommitResult::Done(end.version()) } else { CommitResult::Conflict })
     }
 
     /// Returns true if this record stays as a tombstone, and purges those that it replaces. In a shared store, listings
-    /// of other hosts may be stale; an auxiliary object is seldom needed twice.
-    fn is_parked(&self, entry: &Entry<'_>) -> Result<bool> {
+    /// of other hosts may be stale; an auxiliary object is seldom needed twice. A failure, such as a full disk, does not
+    /// stop the release: the sweep removes what stays.
+    fn is_parked(&self, entry: &Entry) -> bool {
         if self.store.layout == Layout::Beside || self.root.scope == Scope::Shared || !entry.is_record() {
-            return Ok(false);
+            return false;
         }
-        let Some(replaced) = self.root.park(entry, self.store.host.wall())? else { return Ok(false) };
+        let Ok(Some(replaced)) = self.root.park(entry, self.store.host.wall()) else { return false };
         for other in replaced {
-            // The sweep removes what stays of another record.
-            let other = Entry::new(self.root, other);
-            if let Ok(Some(look)) = other.look()
+            if let Ok(Some(look)) = Entry::new(self.root, other).look()
                 && let Some(end) = look.pointer.filter(|pointer| pointer.stage == Stage::Tombstone)
             {
                 let _ = self.purge(&look, &end);
             }
         }
-        Ok(true)
+        true
     }
 
     /// Gives an unnumbered record its version number, even if another process created it.
-    pub(super) fn finish_create(&self, look: &Listing<'_>, unnumbered: &Pointer) -> Result<()> {
+    pub(super) fn finish_create(&self, look: &Listing, unnumbered: &Pointer) -> Result<()> {
         let number = self.next_number()?;
         look.advance(unnumbered, &Pointer { stage: Stage::Inline, number, ..*unnumbered }).map(drop)
     }
 
     /// Decides if our rename happened although it found no source. Another process may have numbered our record, or the
     /// reply was lost. (If others went on from there, the caller finds itself in the record.)
-    fn was_it_us(&self, entry: &Entry<'_>, ident: UniqueId) -> Result<CommitResult> {
+    fn was_it_us(&self, entry: &Entry, ident: UniqueId) -> Result<CommitResult> {
         let look = entry.look()?;
         self.settle(look.as_ref())?;
         let ours = look.and_then(|look| look.pointer);
@@ -158,7 +161,7 @@ impl Commit<'_> {
     }
 
     /// Removes the directory of a tombstone. The next process removes what stays: the record is gone anyway.
-    pub(super) fn purge(&self, look: &Listing<'_>, end: &Pointer) -> Result<()> {
+    pub(super) fn purge(&self, look: &Listing, end: &Pointer) -> Result<()> {
         self.root.raise_token(end.number)?;
         if self.keep.durability == Durability::Durable {
             self.root.sync_token()?;
@@ -170,7 +173,7 @@ impl Commit<'_> {
 
     /// Returns the version number of a change. After a power cut a record may be at an earlier version than before, and
     /// the numbers above it were issued as tokens. The clock is above them all.
-    fn number_after(&self, look: &Listing<'_>, pointer: &Pointer, ident: UniqueId) -> Result<u64> {
+    fn number_after(&self, look: &Listing, pointer: &Pointer, ident: UniqueId) -> Result<u64> {
         let next = after(pointer.number).ok_or_else(|| used_up(&look.entry.path()))?;
         let is_of_this_boot = pointer.ident.boot == ident.boot;
         if is_of_this_boot || self.root.scope == Scope::Shared { Ok(next) } else { Ok(next.max(self.next_number()?)) }
@@ -181,7 +184,7 @@ impl Commit<'_> {
     }
 
     /// Syncs the names that were renamed in the directory, if they must outlast a power cut.
-    fn settle(&self, look: Option<&Listing<'_>>) -> Result<()> {
+    fn settle(&self, look: Option<&Listing>) -> Result<()> {
         if self.keep.durability < Durability::Durable {
             return Ok(());
         }

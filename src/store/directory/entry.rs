@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
@@ -31,14 +32,15 @@ const OPENINGS: usize = 1000;
 pub(super) const REMOVED_WHILE_OPEN: &[u8] = b".nfs";
 
 /// The place of one name's record, even if the record does not exist.
-pub(super) struct Entry<'a> {
-    pub(super) root: &'a Root,
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub(super) root: Arc<Root>,
     pub(super) file_name: OsString,
 }
 
-impl<'a> Entry<'a> {
-    pub(super) fn new(root: &'a Root, file_name: Vec<u8>) -> Entry<'a> {
-        Entry { root, file_name: OsString::from_vec(file_name) }
+impl Entry {
+    pub(super) fn new(root: &Arc<Root>, file_name: Vec<u8>) -> Entry {
+        Entry { root: root.clone(), file_name: OsString::from_vec(file_name) }
     }
 
     pub(super) fn path(&self) -> PathBuf {
@@ -70,7 +72,7 @@ impl<'a> Entry<'a> {
     }
 
     /// Lists the record's directory; returns `None` if there is no record.
-    pub(super) fn look(&'a self) -> Result<Option<Listing<'a>>> {
+    pub(super) fn look(&self) -> Result<Option<Listing>> {
         let (mut openings, mut listing) = (0, 0);
         loop {
             let directory = match sys::open_directory(&self.root.directory, self.file_name.as_os_str()) {
@@ -93,7 +95,7 @@ impl<'a> Entry<'a> {
                 Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(self.no_directory(errno)),
                 Err(errno) => return Err(self.failed("open the record's directory")(errno)),
             };
-            let look = match Listing::read(self, directory) {
+            let look = match Listing::read(self.clone(), directory) {
                 Ok(look) => look,
                 // The directory was removed after the open: the name is now unused, or leads to a new directory.
                 Err(Errno::ENOENT | Errno::ESTALE) if openings < OPENINGS => {
@@ -110,7 +112,7 @@ impl<'a> Entry<'a> {
     }
 
     /// Returns the record and the listing that led to it.
-    pub(super) fn stored(&'a self, host: &dyn Host) -> Result<Option<(Versioned, Listing<'a>)>> {
+    pub(super) fn stored(&self, host: &dyn Host) -> Result<Option<(Versioned, Listing)>> {
         let is_local = self.root.scope == Scope::Local;
         let mut missing: Option<Pointer> = None;
         for _ in 0..MOST_LOOKS {
@@ -136,19 +138,14 @@ impl<'a> Entry<'a> {
     }
 
     /// Creates an unnumbered record. Returns `None` if another process was faster.
-    pub(super) fn create(
-        &'a self,
-        unnumbered: &Pointer,
-        body: &[u8],
-        keep: WriteOptions,
-    ) -> Result<Option<Listing<'a>>> {
+    pub(super) fn create(&self, unnumbered: &Pointer, body: &[u8], keep: WriteOptions) -> Result<Option<Listing>> {
         let draft = format!(".new.{}", unnumbered.ident.text());
         let drafts = match self.root.drafts() {
             Err(errno @ (Errno::ENOTDIR | Errno::ELOOP)) => return Err(self.root.no_work(errno)),
             drafts => drafts,
         };
         match drafts.and_then(|drafts| self.put_in_place((drafts, &draft), unnumbered, body, keep)) {
-            Ok(directory) => Ok(Some(Listing::new(self, directory, Some(*unnumbered)))),
+            Ok(directory) => Ok(Some(Listing::new(self.clone(), directory, Some(*unnumbered)))),
             // The name exists, or the reply to our own rename was lost and this error answers the repetition.
             Err(Errno::EEXIST | Errno::ENOTEMPTY) => self.refuse_strangers().map(|()| None),
             Err(Errno::ENOENT | Errno::ESTALE) if !self.root.is_gone() => Ok(None),
@@ -164,7 +161,7 @@ impl<'a> Entry<'a> {
         body: &[u8],
         keep: WriteOptions,
     ) -> std::result::Result<OwnedFd, Errno> {
-        let root = self.root;
+        let root = &self.root;
         let prepared = sys::make_directory(drafts, draft, root.inner_mode, root.ownership).and_then(|directory| {
             let put = self
                 .write(&directory, &unnumbered.name(), body, keep)
@@ -194,12 +191,12 @@ impl<'a> Entry<'a> {
         body: &[u8],
         keep: WriteOptions,
     ) -> std::result::Result<(), Errno> {
-        let root = self.root;
+        let root = &self.root;
         let mode = keep.mode.map_or(Mode::all(), Mode::from_bits_truncate) & root.file_mode;
         // A file with a restricted mode keeps its writer as the owner.
         let ownership = if keep.mode.is_some() { root.ownership.without_owner() } else { root.ownership };
         let kind = (root.uncached, mode, ownership);
-        sys::create_file_as(directory, name, kind, body, keep.durability >= Durability::Atomic)
+        sys::create_file(directory, name, kind, body, keep.durability >= Durability::Atomic)
     }
 
     /// Fails if the directory contains foreign files and no file of csalock, because csalock never removes it.

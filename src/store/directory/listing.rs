@@ -1,7 +1,8 @@
 //! The names in a record's directory, and the renames and removals that change them.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 
@@ -12,39 +13,22 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Version, WriteOptions};
 
 /// The result of listing an entry's directory.
-pub(super) struct Listing<'a> {
-    pub(super) entry: &'a Entry<'a>,
+pub(super) struct Listing {
+    pub(super) entry: Entry,
     directory: OwnedFd,
     pub(super) pointer: Option<Pointer>,
     records: Vec<UniqueId>,
     silly_renames: Vec<Vec<u8>>,
 }
 
-/// A saved listing for a later commit that changes what was read. Reuse is as safe as a pause between listing and
-/// commit: the rename or removal of the pointer fails if another process was faster.
-pub(super) struct CachedListing {
-    file_name: OsString,
-    directory: OwnedFd,
-    pointer: Pointer,
-    records: Vec<UniqueId>,
-}
-
-impl CachedListing {
-    /// Returns the listing if it contains this version under this name.
-    pub(super) fn resume<'a>(self, entry: &'a Entry<'a>, version: &Version) -> Option<Listing<'a>> {
-        let is_it = self.file_name == entry.file_name && self.pointer.version() == *version;
-        is_it.then(|| Listing { records: self.records, ..Listing::new(entry, self.directory, Some(self.pointer)) })
-    }
-}
-
-impl<'a> Listing<'a> {
+impl Listing {
     /// Returns a listing with only this pointer in it.
-    pub(super) fn new(entry: &'a Entry<'a>, directory: OwnedFd, pointer: Option<Pointer>) -> Listing<'a> {
+    pub(super) fn new(entry: Entry, directory: OwnedFd, pointer: Option<Pointer>) -> Listing {
         Listing { entry, directory, pointer, records: Vec::new(), silly_renames: Vec::new() }
     }
 
     /// Lists the directory of a record.
-    pub(super) fn read(entry: &'a Entry<'a>, directory: OwnedFd) -> std::result::Result<Listing<'a>, Errno> {
+    pub(super) fn read(entry: Entry, directory: OwnedFd) -> std::result::Result<Listing, Errno> {
         let mut look = Listing::new(entry, directory, None);
         let Listing { directory, pointer, records, silly_renames, .. } = &mut look;
         sys::each_name::<Errno>(&*directory, &mut |name| {
@@ -72,15 +56,12 @@ impl<'a> Listing<'a> {
         self.pointer.is_none() && !self.records.is_empty()
     }
 
-    /// Returns a listing to save; `None` if this listing contains no record.
-    pub(super) fn keep(self) -> Option<CachedListing> {
-        let pointer = self.pointer.filter(Pointer::is_in_use)?;
-        let file_name = self.entry.file_name.clone();
-        Some(CachedListing { file_name, directory: self.directory, pointer, records: self.records })
+    /// Returns true if the listing shows this version of this entry.
+    pub(super) fn shows(&self, entry: &Entry, version: &Version) -> bool {
+        let is_same = Arc::ptr_eq(&self.entry.root, &entry.root) && self.entry.file_name == entry.file_name;
+        is_same && self.pointer.is_some_and(|pointer| pointer.version() == *version)
     }
-}
 
-impl Listing<'_> {
     /// Returns the bytes that the pointer refers to; `None` if they are missing because the record has changed.
     pub(super) fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
         let name = pointer.record();

@@ -42,7 +42,7 @@ impl Directory {
 
     /// Makes a call in the store, and repeats a call that failed because the store was removed. Returns `None` if the
     /// store does not exist and is not to be created.
-    pub(super) fn in_store<T>(&self, create: bool, call: impl Fn(&Root) -> Result<T>) -> Result<Option<T>> {
+    pub(super) fn in_store<T>(&self, create: bool, call: impl Fn(&Arc<Root>) -> Result<T>) -> Result<Option<T>> {
         for _ in 0..MOST_LOOKS {
             let root = if create { Some(self.existing_or_new()?) } else { self.existing()? };
             let Some(root) = root else { return Ok(None) };

@@ -14,9 +14,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 
 use super::file_name::is_file_name;
+use super::ownership::Ownership;
 use super::pointer::number_of;
 use super::sys;
 
@@ -51,7 +53,7 @@ impl Register {
         while self.token.is_none_or(|token| token < number) {
             let raised = match self.token {
                 Some(token) => sys::rename(work, format!("token.{token}").as_str(), work, OsStr::new(&new)),
-                None => sys::create_file(work, &new, mode, b"", false),
+                None => create(work, &new, mode),
             };
             match raised {
                 // Another process has raised the token.
@@ -84,11 +86,15 @@ impl Register {
         for name in &self.parked {
             sys::remove_file(work, OsStr::new(&marker(name)))?;
         }
-        match sys::create_file(work, &marker(file_name), mode, b"", false) {
+        match create(work, &marker(file_name), mode) {
             Ok(()) | Err(Errno::EEXIST) => Ok(Some(std::mem::take(&mut self.parked))),
             Err(errno) => Err(errno),
         }
     }
+}
+
+fn create(work: &OwnedFd, name: &str, mode: Mode) -> Result<(), Errno> {
+    sys::create_file(work, name, (OFlag::empty(), mode, Ownership::default()), b"", false)
 }
 
 /// Returns the name of a parked record's marker. File names of records are ASCII.

@@ -70,11 +70,19 @@ impl Root {
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
         let ownership = Ownership::in_directory(&found);
         checks::refuse_open_to_all(mode, path)?;
-        let is_sticky = mode.contains(Mode::S_ISVTX);
-        let has_work = || fstatat(&directory, WORK, AtFlags::AT_SYMLINK_NOFOLLOW) != Err(Errno::ENOENT);
-        if layout != Layout::Beside && !is_sticky && !has_work() {
-            checks::refuse_foreign(&directory, path, checks::is_record_place)?;
-        }
+        let has = |name| fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) != Err(Errno::ENOENT);
+        let has_locks = match layout {
+            _ if mode.contains(Mode::S_ISVTX) => true,
+            Layout::Own | Layout::Default if !has(WORK) => {
+                // The directory may have had the sticky bit before.
+                let has_locks = has(LOCKS);
+                if !has_locks {
+                    checks::refuse_foreign(&directory, path, checks::is_record_place)?;
+                }
+                has_locks
+            }
+            _ => false,
+        };
         // A process that does not know that other hosts share the store would not see their grants.
         let kind = fstatfs(&directory).map_err(failed)?.filesystem_type();
         let mut root = Root {
@@ -90,7 +98,7 @@ impl Root {
             work: OnceLock::new(),
             anchored: OnceLock::new(),
         };
-        let is_there = !is_sticky || root.enter_locks(create)?;
+        let is_there = !has_locks || root.enter_locks(create)?;
         Ok(is_there.then_some(root))
     }
 

@@ -87,13 +87,9 @@ fn random() -> Result<u64, Errno> {
     Ok(u64::from_be_bytes(random))
 }
 
-/// Creates a new file with these bytes, and syncs it if requested. Reports errors that a server returns only at close.
-pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    create_file_as(at, name, (OFlag::empty(), mode, Ownership::default()), bytes, synced)
-}
-
-/// Creates a file like [`create_file`], with more open flags, and gives it away.
-pub(super) fn create_file_as(
+/// Creates a new file with these bytes, with these additional open flags, mode and owner, and syncs it if requested.
+/// Reports errors that a server returns only at close.
+pub(super) fn create_file(
     at: impl AsFd,
     name: &str,
     (flags, mode, ownership): (OFlag, Mode, Ownership),

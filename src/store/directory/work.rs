@@ -15,7 +15,7 @@ use super::ownership::Ownership;
 use super::pointer::after;
 use super::register::Register;
 use super::root::Root;
-use super::{sync_parents, sys};
+use super::sys;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::name::escape_path;
@@ -70,11 +70,11 @@ impl Root {
     }
 
     /// Parks a record, if it may be parked: see [`Register::park`].
-    pub(super) fn park(&self, entry: &Entry<'_>, now: Duration) -> Result<Option<Vec<Vec<u8>>>> {
+    pub(super) fn park(&self, entry: &Entry, now: Duration) -> Result<Option<Vec<Vec<u8>>>> {
         self.in_work(|work| Register::read(work)?.park(work, entry.file_name.as_bytes(), now, self.file_mode))
     }
 
-    fn in_work<T>(&self, work: impl Fn(&OwnedFd) -> std::result::Result<T, Errno>) -> Result<T> {
+    pub(super) fn in_work<T>(&self, work: impl Fn(&OwnedFd) -> std::result::Result<T, Errno>) -> Result<T> {
         self.drafts().and_then(work).map_err(|errno| self.no_work(errno))
     }
 
@@ -83,30 +83,6 @@ impl Root {
         let drafts = self.drafts().map_err(|errno| self.no_work(errno))?;
         let failed = |errno| Error::os(errno, "ask for the time of the file system of", &self.path);
         sys::fresh_time(drafts, self.file_mode).map_err(failed)
-    }
-
-    /// Waits until the token is on disk. The directory that contains it may be new.
-    pub(super) fn sync_token(&self) -> Result<()> {
-        if self.layout == Layout::Beside {
-            return Ok(());
-        }
-        self.in_work(|work| sys::sync_directory(work))?;
-        self.sync()
-    }
-
-    /// Waits until the names in the store, and the store itself, are on disk.
-    pub(super) fn sync(&self) -> Result<()> {
-        let failed = |errno| Error::os(errno, "sync the store", &self.path);
-        sys::sync_directory(&self.directory).map_err(failed)?;
-        if self.anchored.get().is_none() {
-            let outermost = match &self.sticky {
-                Some(sticky) => sys::sync_directory(sticky).map(|()| sticky).map_err(failed)?,
-                None => &self.directory,
-            };
-            sync_parents::sync_above(outermost, self.layout).map_err(failed)?;
-            let _ = self.anchored.set(());
-        }
-        Ok(())
     }
 
     /// Returns the error for a directory for drafts that cannot be used.

@@ -187,6 +187,21 @@ fn a_sticky_store_with_records_of_an_earlier_csalock_is_refused() {
 }
 
 #[test]
+fn a_store_that_loses_the_sticky_bit_keeps_its_locks() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    let shared = place(&sandbox, "shared", (0, GROUP, 0o3770));
+    let store = sandbox.store_at("shared");
+    let holder = Anne.holder(&sandbox, &store, "x");
+    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o2770)).unwrap();
+    assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
+    drop(holder);
+    assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", "x", "true"]), 0);
+}
+
+#[test]
 fn the_directory_beside_a_file_in_a_sticky_directory_is_removed_by_its_maker() {
     if !is_root("users") || !has("setpriv") {
         return;

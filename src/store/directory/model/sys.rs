@@ -45,14 +45,7 @@ pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_ru
     }
 }
 
-pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    match replay::directory(&at) {
-        Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
-        None => real::create_file(at, name, mode, bytes, synced),
-    }
-}
-
-pub(super) fn create_file_as(
+pub(super) fn create_file(
     at: impl AsFd,
     name: &str,
     kind: (OFlag, Mode, Ownership),
@@ -61,7 +54,7 @@ pub(super) fn create_file_as(
 ) -> Result<(), Errno> {
     match replay::directory(&at) {
         Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
-        None => real::create_file_as(at, name, kind, bytes, synced),
+        None => real::create_file(at, name, kind, bytes, synced),
     }
 }
 
