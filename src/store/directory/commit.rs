@@ -107,7 +107,7 @@ impl Commit<'_> {
     }
 
     fn remove(&self, look: &Listing, pointer: &Pointer) -> Result<CommitResult> {
-        let is_parked = self.is_parked(&look.entry);
+        let is_parked = self.is_parked(&look.entry)?;
         let end = Pointer { stage: Stage::Tombstone, ..*pointer };
         let removed = look.advance(pointer, &end)?;
         // If the reply to our rename was lost, our tombstone is there.
@@ -127,13 +127,13 @@ impl Commit<'_> {
     }
 
     /// Returns true if this record stays as a tombstone, and purges those that it replaces. In a shared store, listings
-    /// of other hosts may be stale; an auxiliary object is seldom needed twice. A failure, such as a full disk, does not
-    /// stop the release: the sweep removes what stays.
-    fn is_parked(&self, entry: &Entry) -> bool {
+    /// of other hosts may be stale; an auxiliary object is seldom needed twice. The sweep removes what
+    /// stays of the others.
+    fn is_parked(&self, entry: &Entry) -> Result<bool> {
         if self.store.layout == Layout::Beside || self.root.scope == Scope::Shared || !entry.is_record() {
-            return false;
+            return Ok(false);
         }
-        let Ok(Some(replaced)) = self.root.park(entry, self.store.host.wall()) else { return false };
+        let Some(replaced) = self.root.park(entry, self.store.host.wall())? else { return Ok(false) };
         for other in replaced {
             if let Ok(Some(look)) = Entry::new(self.root, other).look()
                 && let Some(end) = look.pointer.filter(|pointer| pointer.stage == Stage::Tombstone)
@@ -141,7 +141,7 @@ impl Commit<'_> {
                 let _ = self.purge(&look, &end);
             }
         }
-        true
+        Ok(true)
     }
 
     /// Gives an unnumbered record its version number, even if another process created it.
