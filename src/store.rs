@@ -286,8 +286,7 @@ impl Leases for BootLeases {
 /// place that other users may write without the sticky bit.
 pub fn open(location: &Location, access: impl FnOnce() -> Access, host: Arc<dyn Host>) -> Result<Box<dyn Store>> {
     Ok(match location {
-        Location::Directory { path, layout, shared: false } => Box::new(Directory::open(path, *layout, host)?),
-        Location::Directory { path, layout, shared: true } => Box::new(Directory::open_shared(path, *layout, host)?),
+        Location::Directory { path, layout, shared } => Box::new(Directory::open_as(path, *layout, *shared, host)?),
         Location::Sqlite { path } => Box::new(Sqlite::open(path, host)?),
         Location::Etcd(cluster) => Box::new(Etcd::open(cluster, &access(), host)?),
     })

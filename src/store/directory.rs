@@ -10,9 +10,11 @@
 //! STORE/.work/token.17              the highest version number of any removed record
 //! STORE/.work/.new.IDENT/           a record that is being created
 //! STORE/.work/.bell.HASH            the wake-up channel for other network namespaces ([`doorbell`])
-//! STORE/.work/rest.nightly          the record of "nightly" may be parked
+//! STORE/.work/rest.nightly          the record of "nightly" is parked ([`register`])
 //! STORE/.work/history               the history of past grants ([`super::history_file`])
 //! ```
+//!
+//! If STORE has the sticky bit, all this is in the directory `STORE/.locks`, which does not have it.
 //!
 //! **Commit.** csalock writes `rec.NEW`, renames `cur.17.OLD` to `cur.18.NEW` and removes `rec.OLD`. ENOENT: another
 //! process was faster, or the reply to the first try was lost. The caller reads again and sees whose commit it was.
@@ -21,10 +23,9 @@
 //! fails if a record is there. Then it chooses the version number, above all earlier ones of this name because it is so
 //! late, and renames `embryo.0.NEW` to `born.N.NEW`. Any process may number an unnumbered record (`embryo`).
 //!
-//! **Removal.** csalock raises `token`; then it removes `born.16.OLD`, which succeeds once, and the directory. A
-//! changed record leaves several files. So csalock first renames `cur.17.OLD` to `end.17.OLD`, the tombstone, which
-//! permits removing the rest. Any process may revive a tombstone: `end.17.OLD` becomes `cur.18.NEW`. For that purpose a
-//! record of the store stays parked as a tombstone ([`parked`]).
+//! **Removal.** csalock renames `cur.17.OLD` to `end.17.OLD`, the tombstone. Any process may revive a tombstone:
+//! `end.17.OLD` becomes `cur.18.NEW`. For that purpose a record of the store stays parked as a tombstone. The others
+//! are removed: csalock raises `token`, and then it removes `rec.OLD`, `end.17.OLD` and the directory.
 //!
 //! **Sweeping.** After a commit csalock removes every `rec` that it saw before: the writers of those files can no
 //! longer succeed. A directory without a pointer (`cur`, `end`, `embryo`) can never get a pointer again and is removed.
@@ -40,19 +41,21 @@
 //! **Limits.** A stale directory listing, which NFS clients may have, costs a retry. Names that differ only in case
 //! need a case-sensitive file system; elsewhere the second name is refused, because a record contains its name.
 
+mod checks;
 mod commit;
 mod doorbell;
 mod entry;
-mod foreign_directory;
+mod file_name;
 mod health;
-mod high_water_mark;
-mod history;
 mod lease;
+mod listing;
+mod opened;
 mod ownership;
-mod parked;
 pub(crate) mod pointer;
+mod register;
 mod root;
-mod sync_parents;
+mod sweep;
+mod sync;
 #[cfg(not(test))]
 mod sys;
 
@@ -61,7 +64,9 @@ mod model;
 #[cfg(test)]
 #[path = "directory/model/sys.rs"]
 mod sys;
+mod work;
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -70,22 +75,27 @@ use nix::errno::Errno;
 
 use self::commit::Commit;
 use self::doorbell::Doorbell;
-use self::entry::{CachedListing, Entry, Listing};
+use self::entry::Entry;
 #[cfg(any(test, fuzzing))]
-pub(crate) use self::entry::{file_name, name_of_file};
-use self::pointer::{Pointer, Stage, UniqueId};
+pub(crate) use self::file_name::{file_name, name_of_file};
+use self::listing::Listing;
+use self::pointer::UniqueId;
 use self::root::Root;
+use self::work::WORK;
+use super::history_file::HistoryFile;
 use super::{
-    CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit, Write,
-    WriteOptions, WriteSet,
+    CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit, WriteSet,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::lock::{Lease, LeaseClock, Sighting};
 use crate::name::escape_path;
 
-/// Maximum number of times that other processes may overtake a read of one record before csalock reports an error.
+/// Maximum number of times that other processes may overtake a call before csalock reports an error.
 const MOST_LOOKS: usize = 10_000;
+
+/// Name of the history file in the working directory.
+const HISTORY: &str = "history";
 
 /// A store in a directory.
 pub struct Directory {
@@ -96,7 +106,7 @@ pub struct Directory {
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
     /// The listing of the last read, which saves a commit of that version a new listing.
-    seen: Mutex<Option<CachedListing>>,
+    seen: Mutex<Option<Listing>>,
     /// The known leases of a store that several hosts share.
     leases: lease::Seen,
 }
@@ -105,16 +115,11 @@ impl Directory {
     /// Opens the store at this absolute path; if it does not exist, the first commit creates it.
     /// Fails if the path leads to something other than a store, or if other users could tamper with the store.
     pub fn open(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
-        Directory::new(path, layout, false, host)
+        Directory::open_as(path, layout, false, host)
     }
 
-    /// Opens a store that other hosts use even if its file system looks local.
-    /// Fails as [`Directory::open`] does.
-    pub fn open_shared(path: &Path, layout: Layout, host: Arc<dyn Host>) -> Result<Directory> {
-        Directory::new(path, layout, true, host)
-    }
-
-    fn new(path: &Path, layout: Layout, shared: bool, host: Arc<dyn Host>) -> Result<Directory> {
+    /// Opens a store that other hosts use, even if its file system looks local, if `shared` is true.
+    pub(super) fn open_as(path: &Path, layout: Layout, shared: bool, host: Arc<dyn Host>) -> Result<Directory> {
         let store = Directory {
             path: path.to_path_buf(),
             layout,
@@ -128,106 +133,23 @@ impl Directory {
         Ok(store)
     }
 
-    /// Returns the open store; `None` if it does not exist.
-    fn existing(&self) -> Result<Option<Arc<Root>>> {
-        let mut known = self.root.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.is_none() {
-            let mut root = Root::open(&self.path, self.layout)?;
-            if let Some(root) = root.as_mut().filter(|_| self.shared) {
-                root.scope = Scope::Shared;
-            }
-            *known = root.map(Arc::new);
-        }
-        Ok(known.clone())
-    }
-
-    fn existing_or_new(&self) -> Result<Arc<Root>> {
-        for _ in 0..MOST_LOOKS {
-            if let Some(root) = self.existing()? {
-                return Ok(root);
-            }
-            // Another process may remove the empty directory before we open it.
-            Root::create(&self.path, self.layout)?;
-        }
-        Err(Error::os(Errno::ENOENT, "open the store", &self.path))
-    }
-
-    /// Returns true and forgets the directory if it was removed, as `.csalock` is removed with its last record.
-    fn was_removed(&self, root: &Root) -> bool {
-        let removed = self.layout == Layout::Beside && root.is_gone();
-        if removed {
-            self.forget_root();
-        }
-        removed
-    }
-
-    /// Forgets the open directory, so that the next call opens it anew.
-    fn forget_root(&self) {
-        *self.root.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
-    fn seen(&self) -> MutexGuard<'_, Option<CachedListing>> {
+    fn seen(&self) -> MutexGuard<'_, Option<Listing>> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the time of the file system.
     fn time(&self) -> Result<Duration> {
         let gone = || Error::os(Errno::ENOENT, "ask for the time of the file system of", &self.path);
-        self.existing()?.ok_or_else(gone)?.file_system_time(&self.path)
+        self.existing()?.ok_or_else(gone)?.file_system_time()
     }
 
-    fn entry<'a>(&'a self, root: &'a Root, name: &[u8]) -> Entry<'a> {
-        Entry::new(root, &self.path, entry::file_name(name))
+    fn entry(&self, root: &Arc<Root>, name: &[u8]) -> Entry {
+        Entry::new(root, file_name::file_name(name))
     }
 
     fn ident(&self) -> Result<UniqueId> {
         let mark = u64::from_be_bytes(self.host.random()?[..8].try_into().unwrap_or_default());
         Ok(UniqueId { boot: pointer::boot_tag(&self.host.domain()?.boot), mark })
-    }
-
-    fn stored<'a>(&self, root: &Root, entry: &'a Entry<'a>) -> Result<Option<(Versioned, Listing<'a>)>> {
-        let mut missing: Option<Pointer> = None;
-        for _ in 0..MOST_LOOKS {
-            let Some(look) = entry.look()? else { return Ok(None) };
-            // An unnumbered record has no version yet: the next commit numbers it and lists again.
-            let Some(pointer) = look.pointer.filter(Pointer::is_in_use) else { return Ok(None) };
-            let version = pointer.version();
-            if let Some(body) = look.body(&pointer).map_err(|error| error.in_version(version))? {
-                let this_boot = pointer::boot_tag(&self.host.domain()?.boot) == pointer.ident.boot;
-                let may_be_torn = !this_boot && root.scope == Scope::Local;
-                return Ok(Some((Versioned { version, body, may_be_torn }, look)));
-            }
-            // A record is removed only after its pointer moves on. A pointer that stays has lost its record.
-            if missing == Some(pointer) && root.scope == Scope::Local {
-                break;
-            }
-            missing = Some(pointer);
-        }
-        let error = Error::corrupt(format!("{} points to a record that is missing", escape_path(&entry.path())));
-        Err(match missing {
-            Some(pointer) => error.in_version(pointer.version()),
-            None => error,
-        })
-    }
-
-    /// Makes one change.
-    fn replace(&self, change: &Write<'_>) -> Result<CommitResult> {
-        for _ in 0..MOST_LOOKS {
-            let root = match (change.expect, change.body) {
-                (None, Some(_)) => self.existing_or_new()?,
-                _ => match self.existing()? {
-                    Some(root) => root,
-                    None => return Ok(CommitResult::Conflict),
-                },
-            };
-            let commit = Commit { store: self, root: &root, keep: change.options };
-            match commit.swap(change.name, change.expect.as_ref(), change.body) {
-                Ok(Some(swap)) => return Ok(swap),
-                Err(error) if !root.is_gone() => return Err(error),
-                Ok(None) | Err(_) => self.forget_root(),
-            }
-        }
-        Err(Error::os(Errno::ENOENT, "create a record in", &self.path))
     }
 
     /// Carries out the effects of a commit.
@@ -239,36 +161,15 @@ impl Directory {
         for (channel, _) in &set.wake {
             doorbell::ring(&root, channel);
         }
-        set.closed.iter().for_each(|channel| doorbell::remove(&root, &self.path, channel));
-        for line in &set.history {
-            let _ = history::note(&root, line.as_bytes(), &set.limits, self.host.wall());
-        }
-    }
-
-    /// Removes the remainder of one record; returns `false` if the entry is not a leftover.
-    fn sweep_entry(&self, root: &Root, file_name: &[u8], resting: &[Vec<u8>], dry_run: bool) -> Result<bool> {
-        let step = Commit { store: self, root, keep: WriteOptions::default() };
-        let entry = Entry::new(root, &self.path, file_name.to_vec());
-        let Some(look) = entry.look()? else {
-            if !dry_run {
-                // A process died just before this removal.
-                foreign_directory::remove_empty(&root.directory, entry::os(file_name));
+        set.closed.iter().for_each(|channel| doorbell::remove(&root, channel));
+        // The history of a `.csalock` would be lost with the last record.
+        if self.layout != Layout::Beside
+            && let Ok(work) = root.drafts()
+        {
+            for line in &set.history {
+                let _ = history_file(work).append(line.as_bytes(), &set.limits, self.host.wall());
             }
-            return Ok(false);
-        };
-        let stage = look.pointer.map(|pointer| pointer.stage);
-        let rests = stage == Some(Stage::Tombstone) && resting.iter().any(|name| name == file_name);
-        if rests || matches!(stage, Some(Stage::Inline | Stage::Current)) {
-            return Ok(false);
         }
-        match look.pointer {
-            _ if dry_run => {}
-            // A numbered record is visible, and so is the state of its maker.
-            Some(unnumbered) if unnumbered.stage == Stage::Unnumbered => step.finish_create(&look, &unnumbered)?,
-            Some(end) => step.purge(&look, &end)?,
-            None => look.clear()?,
-        }
-        Ok(true)
     }
 }
 
@@ -277,15 +178,15 @@ impl Store for Directory {
         for _ in 0..MOST_LOOKS {
             let Some(root) = self.existing()? else { return Ok(None) };
             let entry = self.entry(&root, name);
-            if let Some((stored, look)) = self.stored(&root, &entry)? {
-                *self.seen() = look.keep();
+            if let Some((stored, look)) = entry.stored(self.host.as_ref())? {
+                *self.seen() = Some(look);
                 return Ok(Some(stored));
             }
             if !self.was_removed(&root) {
                 return Ok(None);
             }
         }
-        Err(Error::os(Errno::ENOENT, "read from", &self.path))
+        Err(self.is_missing())
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
@@ -294,20 +195,26 @@ impl Store for Directory {
             let Some(new) = self.existing()? else { return Ok(()) };
             root = new;
         }
-        root.each_entry(&self.path, &mut |file_name| {
-            let entry = Entry::new(&root, &self.path, file_name.to_vec());
-            match self.stored(&root, &entry) {
+        root.each_entry(&mut |file_name| {
+            let entry = Entry::new(&root, file_name.to_vec());
+            match entry.stored(self.host.as_ref()) {
                 Ok(None) => Ok(()),
                 Ok(Some((stored, _))) => visit(&escape_path(&entry.path()), Ok(stored)),
                 // This user may not read the value; the record shows that it exists.
-                Err(error) if error.kind() == ErrorKind::Denied && !entry::is_record(file_name) => Ok(()),
+                Err(error) if error.kind() == ErrorKind::Denied && !entry.is_record() => Ok(()),
                 Err(error) => visit(&escape_path(&entry.path()), Err(error)),
             }
         })
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let done = set.commit_alone(self, |change| self.replace(change))?;
+        let done = set.commit_alone(self, |change| {
+            let swap = self.in_store(change.expect.is_none() && change.body.is_some(), |root| {
+                let commit = Commit { store: self, root, keep: change.options };
+                commit.swap(change.name, change.expect.as_ref(), change.body)
+            });
+            Ok(swap?.unwrap_or(CommitResult::Conflict))
+        })?;
         if done != CommitResult::Conflict {
             self.carry_out(set);
         }
@@ -327,14 +234,14 @@ impl Store for Directory {
     }
 
     fn describe(&self, name: &[u8]) -> String {
-        escape_path(&self.path.join(entry::os(&entry::file_name(name))))
+        escape_path(&self.records().join(sys::os(&file_name::file_name(name))))
     }
 
     fn subscribe(&self, topic: Topic<'_>) -> Option<Box<dyn Subscription>> {
         let Topic::Channel(channel, _) = topic else { return None };
         // A FIFO does not reach other hosts, so in a shared store a waiter polls.
         let root = self.existing_or_new().ok().filter(|root| root.scope == Scope::Local)?;
-        let doorbell = Doorbell::new(root, self.path.clone(), channel).ok()?;
+        let doorbell = Doorbell::new(root, channel).ok()?;
         Some(Box::new(doorbell))
     }
 
@@ -343,60 +250,35 @@ impl Store for Directory {
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {
-        let now = self.host.wall();
-        let mut swept = Swept::default();
-        if self.layout == Layout::Beside {
-            swept.removed += root::sweep_beside(&self.path, now, dry_run);
-        }
-        let Some(root) = self.existing()? else { return Ok(swept) };
-        if self.layout != Layout::Beside {
-            swept.removed += root.sweep_work(now, dry_run, &self.path)?;
-        }
-        let resting = root.resting(&self.path)?;
-        swept.removed += root.sweep_drafts(now, dry_run, &self.path)?;
-        root.each_entry(&self.path, &mut |file_name| {
-            match self.sweep_entry(&root, file_name, &resting, dry_run) {
-                Ok(removed) => swept.removed += u64::from(removed),
-                Err(error) => swept.pass_over(error)?,
-            }
-            Ok(())
-        })?;
-        if self.layout == Layout::Beside && !dry_run {
-            root.remove_if_empty(&self.path);
-        }
-        Ok(swept)
+        self.sweep_leftovers(dry_run)
     }
 
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        // The history would be lost with the last record.
         if self.layout == Layout::Beside {
             return Ok(false);
         }
-        let Some(root) = self.existing()? else { return Ok(true) };
-        history::read(&root, &self.path, visit).map(|()| true)
+        if let Some(root) = self.existing()?
+            && let Some(work) = root.existing_drafts()?
+        {
+            history_file(&work).read(&root.path.join(WORK).join(HISTORY), visit)?;
+        }
+        Ok(true)
     }
+}
+
+fn history_file(work: &OwnedFd) -> HistoryFile<'_> {
+    HistoryFile { at: work.as_fd(), name: HISTORY.into(), like: "..".into() }
 }
 
 impl Leases for Directory {
     fn grant(&self, span: Duration) -> Result<Lease> {
-        for _ in 0..MOST_LOOKS {
-            let root = self.existing_or_new()?;
-            match lease::lend(self.host.as_ref(), root.scope, span, || root.file_system_time(&self.path)) {
-                Err(_) if root.is_gone() => self.forget_root(),
-                lent => return lent,
-            }
-        }
-        Err(Error::os(Errno::ENOENT, "open the store", &self.path))
+        let lend = |root: &Arc<Root>| lease::lend(self.host.as_ref(), root.scope, span, || root.file_system_time());
+        self.in_store(true, lend)?.ok_or_else(|| self.is_missing())
     }
 
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
-        while let Some(root) = self.existing()? {
-            match lease::remaining(self.host.as_ref(), lease, || root.file_system_time(&self.path)) {
-                Err(_) if root.is_gone() => self.forget_root(),
-                remaining => return remaining,
-            }
-        }
-        Ok(Duration::ZERO)
+        let remaining = |root: &Arc<Root>| lease::remaining(self.host.as_ref(), lease, || root.file_system_time());
+        self.in_store(false, remaining).map(Option::unwrap_or_default)
     }
 
     fn is_expired(&self, lease: &Lease) -> Result<bool> {

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
@@ -60,8 +60,8 @@ pub(super) struct HistoryFile<'a> {
     pub(super) at: BorrowedFd<'a>,
     /// Name of the file in that directory.
     pub(super) name: PathBuf,
-    /// Returns the metadata of the file whose owner, group and mode the history file gets.
-    pub(super) like: &'a dyn Fn() -> nix::Result<FileStat>,
+    /// Name of the file or directory whose owner, group and mode the history file gets.
+    pub(super) like: PathBuf,
 }
 
 impl HistoryFile<'_> {
@@ -128,7 +128,8 @@ impl HistoryFile<'_> {
 
     /// Gives the new file the store's owner, group and mode. If that is not permitted, other users' lines are lost.
     fn share(&self, made: &OwnedFd, most: Mode) {
-        let (Ok(like), Ok(found)) = ((self.like)(), fstat(made)) else { return };
+        let like = fstatat(self.at, &self.like, AtFlags::AT_SYMLINK_NOFOLLOW);
+        let (Ok(like), Ok(found)) = (like, fstat(made)) else { return };
         let owner = (geteuid().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
         let group = (found.st_gid != like.st_gid).then(|| like.st_gid.into());
         let kept = (owner.is_none() && group.is_none()) || fchown(made, owner, group).is_ok();
@@ -253,8 +254,7 @@ mod tests {
     fn with(work: impl Fn(&HistoryFile<'_>, &Path)) {
         let place = tempfile::tempdir().unwrap();
         let directory = File::open(place.path()).unwrap();
-        let like = || fstat(&directory);
-        work(&HistoryFile { at: directory.as_fd(), name: "history".into(), like: &like }, place.path());
+        work(&HistoryFile { at: directory.as_fd(), name: "history".into(), like: ".".into() }, place.path());
     }
 
     fn lines(history_file: &HistoryFile<'_>) -> Vec<String> {
@@ -288,10 +288,9 @@ mod tests {
         with(|history_file, place| {
             let writer = |thread: usize| {
                 let directory = File::open(place).unwrap();
-                let like = || fstat(&directory);
-                let chronicle = HistoryFile { at: directory.as_fd(), name: "history".into(), like: &like };
+                let history_file = HistoryFile { at: directory.as_fd(), name: "history".into(), like: ".".into() };
                 for number in 0..100 {
-                    chronicle.append(format!("{thread} {number:016}\n").as_bytes(), &limits(20_000), NOW).unwrap();
+                    history_file.append(format!("{thread} {number:016}\n").as_bytes(), &limits(20_000), NOW).unwrap();
                 }
             };
             std::thread::scope(|scope| (0..8).for_each(|thread| drop(scope.spawn(move || writer(thread)))));
@@ -322,12 +321,12 @@ mod tests {
             history_file.append(b"new\n", &keep(3600), tomorrow).unwrap();
             assert_eq!(lines(history_file), ["new\n"]);
         });
-        with(|chronicle, place| {
-            chronicle.append(b"one\n", &keep(3600), today).unwrap();
+        with(|history_file, place| {
+            history_file.append(b"one\n", &keep(3600), today).unwrap();
             let file = File::options().append(true).open(place.join("history")).unwrap();
             file.set_modified(std::time::UNIX_EPOCH + tomorrow).unwrap();
-            chronicle.append(b"two\n", &keep(3600), tomorrow).unwrap();
-            assert_eq!(lines(chronicle), ["one\n", "two\n"]);
+            history_file.append(b"two\n", &keep(3600), tomorrow).unwrap();
+            assert_eq!(lines(history_file), ["one\n", "two\n"]);
             assert_eq!(fs::read_to_string(place.join("history.1")).unwrap(), "one\n");
         });
     }

@@ -239,13 +239,11 @@ impl Sqlite {
         Ok(connection)
     }
 
-    /// Runs `work` with the history file next to the database, which has the same users.
-    fn chronicle<T>(&self, work: impl FnOnce(&HistoryFile<'_>, &Path) -> T) -> T {
-        let mut path = self.path.clone().into_os_string();
-        path.push("-history");
-        let path = PathBuf::from(path);
-        let like = || nix::sys::stat::lstat(&self.path);
-        work(&HistoryFile { at: nix::fcntl::AT_FDCWD, name: path.clone(), like: &like }, &path)
+    /// Returns the history file next to the database, which has the same users.
+    fn history_file(&self) -> HistoryFile<'static> {
+        let mut name = self.path.clone().into_os_string();
+        name.push("-history");
+        HistoryFile { at: nix::fcntl::AT_FDCWD, name: name.into(), like: self.path.clone() }
     }
 
     /// Returns the records after `after` in the order of names, up to [`PAGE_BYTES`].
@@ -345,7 +343,7 @@ impl Store for Sqlite {
                 let _ = channels.commit(&WriteSet { wake, closed, ..WriteSet::default() });
             }
             for line in &set.history {
-                let _ = self.chronicle(|file, _| file.append(line.as_bytes(), &set.limits, self.host.wall()));
+                let _ = self.history_file().append(line.as_bytes(), &set.limits, self.host.wall());
             }
         }
         Ok(done)
@@ -372,7 +370,8 @@ impl Store for Sqlite {
     }
 
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        self.chronicle(|history_file, path| history_file.read(path, visit)).map(|()| true)
+        let history_file = self.history_file();
+        history_file.read(&history_file.name, visit).map(|()| true)
     }
 
     fn sweep(&self, dry_run: bool) -> Result<Swept> {

@@ -7,24 +7,25 @@
 //! on disk:
 //!
 //! - a change: the record's file; the pointer is renamed; the record's directory, the store's, and the path to it
-//!   ([`super::sync_parents`]). Only then csalock removes the old record;
+//!   ([`super::sync`]). Only then csalock removes the old record;
 //! - a creation: the unnumbered record and the draft's directory; the draft is renamed onto the name; the rest as
 //!   above;
-//! - a removal that leaves a tombstone: as a change, without a file. The tombstone says that the record is gone, so
-//!   later removals need not be synced;
-//! - a removal that leaves nothing: the high-water mark and the store's directory, because the number must outlast its
-//!   record. Then the pointer is removed and the record's directory synced. A directory without a pointer equals none;
-//!   its removal is not synced.
+//! - a removal: as a change, without a file. The tombstone says that the record is gone. Before the tombstone is
+//!   removed, the register and the store's directory are synced, because the number must outlast the record. A
+//!   directory without a pointer equals none, so later removals need not be synced.
 //!
 //! If a sync fails after the rename of the pointer, others see the new record, and a power cut may restore the old one.
 //! Neither was removed, and the caller gets the error. A conflict is synced like a success if our rename may have
 //! happened ([`Commit::was_it_us`]). The caller may find its own commit in its next read, and treat it as done.
 
+use std::sync::Arc;
+
 use super::Directory;
-use super::entry::{Entry, Listing};
-use super::parked::Rest;
+use super::entry::Entry;
+use super::listing::Listing;
 use super::pointer::{Pointer, Stage, UniqueId, after};
-use super::root::{Root, used_up};
+use super::root::Root;
+use super::work::used_up;
 use crate::error::{Error, Result};
 use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions};
 
@@ -34,56 +35,47 @@ const NOTHING_TO_DO: CommitResult = CommitResult::Done(Version { number: 0, mark
 /// One attempt to commit in an open store.
 pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
-    pub(super) root: &'a Root,
+    pub(super) root: &'a Arc<Root>,
     pub(super) keep: WriteOptions,
 }
 
 impl Commit<'_> {
-    /// Runs the attempt. Returns `None` if the store's directory itself is gone.
-    pub(super) fn swap(
-        &self,
-        name: &[u8],
-        expect: Option<&Version>,
-        body: Option<&[u8]>,
-    ) -> Result<Option<CommitResult>> {
+    /// Runs the attempt. It may fail if the store's directory itself is gone.
+    pub(super) fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         let entry = self.store.entry(self.root, name);
-        let seen = self.store.seen().take().zip(expect);
-        let look = match seen.and_then(|(seen, expect)| seen.resume(&entry, expect)) {
-            Some(look) => Some(look),
-            None => entry.look()?,
-        };
+        // Reuse of a listing is as safe as a pause after it: the rename fails if another process was faster.
+        let seen = self.store.seen().take().filter(|seen| expect.is_some_and(|expect| seen.shows(&entry, expect)));
+        let look = if seen.is_some() { seen } else { entry.look()? };
         let Some(look) = look else {
             return match (expect, body) {
                 (None, Some(body)) => self.birth(&entry, body),
-                (None, None) => self.settle(None).map(|()| Some(NOTHING_TO_DO)),
-                (Some(_), _) => Ok(Some(CommitResult::Conflict)),
+                (None, None) => self.settle(None).map(|()| NOTHING_TO_DO),
+                (Some(_), _) => Ok(CommitResult::Conflict),
             };
         };
         let Some(pointer) = look.pointer else {
             // The directory never gets a pointer again, so no process can be using it.
             look.clear()?;
-            return Ok(Some(CommitResult::Conflict));
+            return Ok(CommitResult::Conflict);
         };
         if pointer.stage == Stage::Unnumbered {
             self.finish_create(&look, &pointer)?;
-            return Ok(Some(CommitResult::Conflict));
+            return Ok(CommitResult::Conflict);
         }
         let found = (pointer.stage != Stage::Tombstone).then_some(pointer.version());
         if found.as_ref() != expect {
-            return Ok(Some(CommitResult::Conflict));
+            return Ok(CommitResult::Conflict);
         }
         match body {
             Some(body) => self.change(&look, &pointer, body),
             None if pointer.stage == Stage::Tombstone => self.settle(Some(&look)).map(|()| NOTHING_TO_DO),
             None => self.remove(&look, &pointer),
         }
-        .map(Some)
     }
 
-    fn birth(&self, entry: &Entry<'_>, body: &[u8]) -> Result<Option<CommitResult>> {
+    fn birth(&self, entry: &Entry, body: &[u8]) -> Result<CommitResult> {
         let unnumbered = Pointer { stage: Stage::Unnumbered, number: 0, ident: self.store.ident()? };
-        let Some(look) = entry.create(&unnumbered, body, self.keep)? else { return Ok(None) };
-        let Some(look) = look else { return Ok(Some(CommitResult::Conflict)) };
+        let Some(look) = entry.create(&unnumbered, body, self.keep)? else { return Ok(CommitResult::Conflict) };
         let numbered = self.next_number().and_then(|number| {
             let born = Pointer { stage: Stage::Inline, number, ..unnumbered };
             Ok(look.advance(&unnumbered, &born)?.then_some(born))
@@ -91,15 +83,15 @@ impl Commit<'_> {
         match numbered {
             Ok(Some(born)) => {
                 self.settle(Some(&look))?;
-                Ok(Some(CommitResult::Done(born.version())))
+                Ok(CommitResult::Done(born.version()))
             }
             // No process may number a record whose creation we report as failed.
             Err(error) if look.remove_pointer(&unnumbered)? => look.remove_directory().and(Err(error)),
-            _ => self.was_it_us(entry, unnumbered.ident).map(Some),
+            _ => self.was_it_us(entry, unnumbered.ident),
         }
     }
 
-    fn change(&self, look: &Listing<'_>, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
+    fn change(&self, look: &Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
         let ident = self.store.ident()?;
         let next = Pointer { stage: Stage::Current, number: self.number_after(look, pointer, ident)?, ident };
         if look.replace(pointer, &next, body, self.keep)? {
@@ -107,76 +99,60 @@ impl Commit<'_> {
             look.remove_records();
             return Ok(CommitResult::Done(next.version()));
         }
-        let swap = self.was_it_us(look.entry, next.ident)?;
+        let swap = self.was_it_us(&look.entry, next.ident)?;
         if swap == CommitResult::Conflict {
             look.withdraw(&next);
         }
         Ok(swap)
     }
 
-    fn remove(&self, look: &Listing<'_>, pointer: &Pointer) -> Result<CommitResult> {
-        let rests = self.may_rest(look.entry)?;
-        // The directory becomes empty, so it needs no tombstone.
-        if !rests && pointer.stage == Stage::Inline && look.may_remove_directory() {
-            return self.remove_whole(look, pointer);
-        }
+    fn remove(&self, look: &Listing, pointer: &Pointer) -> Result<CommitResult> {
+        let is_parked = self.is_parked(&look.entry)?;
         let end = Pointer { stage: Stage::Tombstone, ..*pointer };
-        if !look.advance(pointer, &end)? {
+        let removed = look.advance(pointer, &end)?;
+        // If the reply to our rename was lost, our tombstone is there.
+        if !removed && look.entry.look()?.is_none_or(|now| now.pointer != Some(end)) {
             return Ok(CommitResult::Conflict);
         }
         self.settle(Some(look))?;
-        if rests {
+        if is_parked {
             look.remove_records();
-        } else {
-            self.purge(look, &end)?;
+        } else if let Err(error) = self.purge(look, &end)
+            // The record is gone, whatever stays of its directory. A failed sync must be reported all the same.
+            && self.keep.durability == Durability::Durable
+        {
+            return Err(error);
         }
-        Ok(CommitResult::Done(end.version()))
+        Ok(if removed { CommitResult::Done(end.version()) } else { CommitResult::Conflict })
     }
 
-    /// Removes a record that consists of one file.
-    fn remove_whole(&self, look: &Listing<'_>, pointer: &Pointer) -> Result<CommitResult> {
-        self.raise_token(pointer.number)?;
-        let removed = look.remove_pointer(pointer)?;
-        if removed {
-            // Processes that died before their rename may have left records.
-            look.remove_records();
+    /// Returns true if this record stays as a tombstone, and purges those that it replaces. In a shared store, listings
+    /// of other hosts may be stale; an auxiliary object is seldom needed twice. The sweep removes what
+    /// stays of the others.
+    fn is_parked(&self, entry: &Entry) -> Result<bool> {
+        if self.store.layout == Layout::Beside || self.root.scope == Scope::Shared || !entry.is_record() {
+            return Ok(false);
         }
-        if self.keep.durability == Durability::Durable {
-            look.sync()?;
-        }
-        // A missing pointer leads here too, because the repetition reports it when the reply was lost.
-        self.remove_directories(look)?;
-        Ok(if removed { CommitResult::Done(pointer.version()) } else { CommitResult::Conflict })
-    }
-
-    /// Returns true if this record may stay as a tombstone, and purges those that it replaces.
-    fn may_rest(&self, entry: &Entry<'_>) -> Result<bool> {
-        let path = &self.store.path;
-        let instead_of = match self.root.may_rest(entry, self.store.host.wall(), path)? {
-            Rest::Yes => return Ok(true),
-            Rest::No => return Ok(false),
-            Rest::InsteadOf(others) => others,
-        };
-        for other in instead_of {
-            let other = Entry::new(self.root, path, other);
-            if let Some(look) = other.look()?
+        let Some(replaced) = self.root.park(entry, self.store.host.wall())? else { return Ok(false) };
+        for other in replaced {
+            if let Ok(Some(look)) = Entry::new(self.root, other).look()
                 && let Some(end) = look.pointer.filter(|pointer| pointer.stage == Stage::Tombstone)
             {
-                self.purge(&look, &end)?;
+                let _ = self.purge(&look, &end);
             }
         }
         Ok(true)
     }
 
     /// Gives an unnumbered record its version number, even if another process created it.
-    pub(super) fn finish_create(&self, look: &Listing<'_>, unnumbered: &Pointer) -> Result<()> {
+    pub(super) fn finish_create(&self, look: &Listing, unnumbered: &Pointer) -> Result<()> {
         let number = self.next_number()?;
         look.advance(unnumbered, &Pointer { stage: Stage::Inline, number, ..*unnumbered }).map(drop)
     }
 
     /// Decides if our rename happened although it found no source. Another process may have numbered our record, or the
     /// reply was lost. (If others went on from there, the caller finds itself in the record.)
-    fn was_it_us(&self, entry: &Entry<'_>, ident: UniqueId) -> Result<CommitResult> {
+    fn was_it_us(&self, entry: &Entry, ident: UniqueId) -> Result<CommitResult> {
         let look = entry.look()?;
         self.settle(look.as_ref())?;
         let ours = look.and_then(|look| look.pointer);
@@ -185,50 +161,33 @@ impl Commit<'_> {
     }
 
     /// Removes the directory of a tombstone. The next process removes what stays: the record is gone anyway.
-    pub(super) fn purge(&self, look: &Listing<'_>, end: &Pointer) -> Result<()> {
-        self.raise_token(end.number)?;
-        if look.may_remove_directory() {
-            look.remove(end)?;
-            self.remove_directories(look)?;
+    pub(super) fn purge(&self, look: &Listing, end: &Pointer) -> Result<()> {
+        self.root.raise_token(end.number)?;
+        if self.keep.durability == Durability::Durable {
+            self.root.sync_token()?;
         }
-        Ok(())
-    }
-
-    fn remove_directories(&self, look: &Listing<'_>) -> Result<()> {
-        look.remove_directory()?;
-        if self.store.layout == Layout::Beside {
-            self.root.remove_if_empty(&self.store.path);
-        }
+        look.remove(end)?;
+        self.root.remove_if_empty();
         Ok(())
     }
 
     /// Returns the version number of a change. After a power cut a record may be at an earlier version than before, and
     /// the numbers above it were issued as tokens. The clock is above them all.
-    fn number_after(&self, look: &Listing<'_>, pointer: &Pointer, ident: UniqueId) -> Result<u64> {
+    fn number_after(&self, look: &Listing, pointer: &Pointer, ident: UniqueId) -> Result<u64> {
         let next = after(pointer.number).ok_or_else(|| used_up(&look.entry.path()))?;
         let is_of_this_boot = pointer.ident.boot == ident.boot;
         if is_of_this_boot || self.root.scope == Scope::Shared { Ok(next) } else { Ok(next.max(self.next_number()?)) }
     }
 
     fn next_number(&self) -> Result<u64> {
-        self.root.next_number(self.store.host.as_ref(), &self.store.path)
-    }
-
-    fn raise_token(&self, number: u64) -> Result<()> {
-        self.root.raise_token(number, &self.store.path)?;
-        if self.keep.durability == Durability::Durable {
-            self.root.sync_token(&self.store.path)?;
-        }
-        Ok(())
+        self.root.next_number(self.store.host.as_ref())
     }
 
     /// Syncs the names that were renamed in the directory, if they must outlast a power cut.
-    fn settle(&self, look: Option<&Listing<'_>>) -> Result<()> {
+    fn settle(&self, look: Option<&Listing>) -> Result<()> {
         if self.keep.durability < Durability::Durable {
             return Ok(());
         }
-        look.map_or(Ok(()), Listing::sync)
-            .and_then(|()| self.root.sync(&self.store.path))
-            .map_err(Error::outcome_unknown)
+        look.map_or(Ok(()), Listing::sync).and_then(|()| self.root.sync()).map_err(Error::outcome_unknown)
     }
 }

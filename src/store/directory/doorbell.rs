@@ -4,9 +4,7 @@
 //! A process notifies by opening the FIFO for writing and closing it, which hangs up on the waiter. No data is written,
 //! so a name that leads elsewhere does no harm. The FIFO ends with the wait; `gc` removes that of a killed waiter.
 
-use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -15,7 +13,7 @@ use nix::sys::stat::{Mode, SFlag, fchmod, mknodat};
 
 use super::root::Root;
 use super::sys;
-use crate::store::{Layout, Subscription};
+use crate::store::Subscription;
 
 /// Prefix of the FIFO's name, among the drafts.
 pub(super) const PREFIX: &[u8] = b".bell.";
@@ -25,14 +23,13 @@ const CAUTIOUS: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOFOLLOW).union(OFlag::
 /// A FIFO that a waiter has open for reading.
 pub(super) struct Doorbell {
     root: Arc<Root>,
-    store: PathBuf,
     bell: Vec<u8>,
     fifo: OwnedFd,
 }
 
 impl Doorbell {
-    /// Creates the FIFO in the store at this path.
-    pub(super) fn new(root: Arc<Root>, store: PathBuf, bell: &[u8]) -> Result<Doorbell, Errno> {
+    /// Creates the FIFO in the store.
+    pub(super) fn new(root: Arc<Root>, bell: &[u8]) -> Result<Doorbell, Errno> {
         let (drafts, name) = (root.drafts()?, name(bell));
         let name = sys::os(&name);
         let private = Mode::S_IRUSR | Mode::S_IWUSR;
@@ -41,7 +38,7 @@ impl Doorbell {
         // Only users that may change the store can notify, and only the waiter gets the wake-up.
         root.ownership.give_file(&fifo);
         fchmod(&fifo, private | (root.inner_mode & (Mode::S_IWGRP | Mode::S_IWOTH)))?;
-        Ok(Doorbell { root, store, bell: bell.to_vec(), fifo })
+        Ok(Doorbell { root, bell: bell.to_vec(), fifo })
     }
 }
 
@@ -57,7 +54,7 @@ impl Subscription for Doorbell {
 
 impl Drop for Doorbell {
     fn drop(&mut self) {
-        remove(&self.root, &self.store, &self.bell);
+        remove(&self.root, &self.bell);
     }
 }
 
@@ -71,13 +68,10 @@ pub(super) fn is_heard(drafts: &OwnedFd, file_name: &[u8]) -> bool {
     openat(drafts, sys::os(file_name), OFlag::O_WRONLY | CAUTIOUS, Mode::empty()).is_ok()
 }
 
-/// Removes the FIFO of a waiter that is gone, if there is one in the store at this path.
-pub(super) fn remove(root: &Root, store: &std::path::Path, bell: &[u8]) {
-    let name = name(bell);
-    let name: &OsStr = sys::os(&name);
-    if root.drafts().is_ok_and(|drafts| sys::remove_if_there(drafts, name) == Ok(true)) && root.layout == Layout::Beside
-    {
-        root.remove_if_empty(store);
+/// Removes the FIFO of a waiter that is gone, if there is one.
+pub(super) fn remove(root: &Root, bell: &[u8]) {
+    if root.drafts().is_ok_and(|drafts| sys::remove_if_there(drafts, sys::os(&name(bell))) == Ok(true)) {
+        root.remove_if_empty();
     }
 }
 

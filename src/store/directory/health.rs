@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
-use super::root::WORK;
+use super::work::WORK;
 use super::{Directory, sys};
 use crate::error::{Error, Result};
 use crate::host::pause;
@@ -49,7 +49,7 @@ impl Directory {
 
     /// Compares the file system's time for new files, at which tokens begin, with ours. No lease expires by either.
     fn clock(&self) -> Result<Finding> {
-        let path = [self.path.join(WORK), self.path.clone()].into_iter().find(|path| path.is_dir());
+        let path = [self.records().join(WORK), self.records()].into_iter().find(|path| path.is_dir());
         let path = path.as_deref().or_else(|| first_that_exists(&self.path)).unwrap_or(Path::new("/"));
         let failed = |errno| Error::os(errno, "ask for the time of the file system of", path);
         let directory = open(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty());

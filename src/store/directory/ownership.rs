@@ -37,11 +37,6 @@ impl Ownership {
         Ownership { owner: None, ..self }
     }
 
-    /// Returns true if new files must belong to another user.
-    pub(super) fn has_owner(&self) -> bool {
-        self.owner.is_some()
-    }
-
     /// Gives away a file that we have just created. Only members of a group may give it files; files of other users
     /// keep their group.
     pub(super) fn give_file(&self, made: impl AsFd) {

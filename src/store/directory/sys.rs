@@ -87,13 +87,9 @@ fn random() -> Result<u64, Errno> {
     Ok(u64::from_be_bytes(random))
 }
 
-/// Creates a new file with these bytes, and syncs it if requested. Reports errors that a server returns only at close.
-pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    create_file_as(at, name, (OFlag::empty(), mode, Ownership::default()), bytes, synced)
-}
-
-/// Creates a file like [`create_file`], with more open flags, and gives it away.
-pub(super) fn create_file_as(
+/// Creates a new file with these bytes, with these additional open flags, mode and owner, and syncs it if requested.
+/// Reports errors that a server returns only at close.
+pub(super) fn create_file(
     at: impl AsFd,
     name: &str,
     (flags, mode, ownership): (OFlag, Mode, Ownership),
@@ -236,20 +232,12 @@ pub(super) fn each_name<E: From<Errno>>(
 /// Returns true if an open directory was removed, or replaced by another of its name. The call bypasses the NFS
 /// client's cache, which keeps a removed directory for some seconds.
 pub(super) fn is_removed(directory: impl AsFd) -> bool {
-    match attributes_now(&directory, rustix::fs::StatxFlags::NLINK) {
-        Ok(Some(found)) => found.stx_nlink == 0,
-        Ok(None) => fstat(directory).map_or(true, |found| found.st_nlink == 0),
-        Err(_) => true,
-    }
-}
-
-/// Returns the attributes of an open directory from the file system, not from a cache; `None` on kernels before 4.11.
-fn attributes_now(directory: impl AsFd, wanted: rustix::fs::StatxFlags) -> Result<Option<rustix::fs::Statx>, Errno> {
     let flags = rustix::fs::AtFlags::EMPTY_PATH | rustix::fs::AtFlags::STATX_FORCE_SYNC;
-    match answered(rustix::fs::statx(directory, "", flags, wanted)) {
-        Ok(found) => Ok(Some(found)),
-        Err(rustix::io::Errno::NOSYS) => Ok(None),
-        Err(errno) => Err(Errno::from_raw(errno.raw_os_error())),
+    match answered(rustix::fs::statx(&directory, "", flags, rustix::fs::StatxFlags::NLINK)) {
+        Ok(found) => found.stx_nlink == 0,
+        // Kernels before 4.11 have no such call.
+        Err(rustix::io::Errno::NOSYS) => fstat(directory).map_or(true, |found| found.st_nlink == 0),
+        Err(_) => true,
     }
 }
 
@@ -257,14 +245,6 @@ fn attributes_now(directory: impl AsFd, wanted: rustix::fs::StatxFlags) -> Resul
 /// cut off after creating a file leaves arbitrary values in the others.
 pub(super) fn changed(found: &FileStat) -> Duration {
     Duration::new(found.st_ctime.max(0) as u64, found.st_ctime_nsec.max(0) as u32)
-}
-
-/// Returns an open directory's [`changed`] time from the file system, because an NFS client caches times for a while.
-pub(super) fn changed_now(directory: &OwnedFd) -> Result<Duration, Errno> {
-    match attributes_now(directory, rustix::fs::StatxFlags::CTIME)? {
-        Some(found) => Ok(Duration::new(found.stx_ctime.tv_sec.max(0) as u64, found.stx_ctime.tv_nsec)),
-        None => Ok(changed(&fstat(directory)?)),
-    }
 }
 
 /// Returns the time of this name's last change, since 1970, or the time that its owner has set, if that is earlier.

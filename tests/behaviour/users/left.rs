@@ -72,7 +72,7 @@ fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
         let store = sandbox.store_at("shared");
         assert_eq!(Anne.code(&sandbox, &store, &["run", "other", "true"]), 0);
         let left = |name: &str, files: &[String]| {
-            let directory = place(&sandbox, &format!("shared/{name}"), (4101, group, mode & 0o2777));
+            let directory = place(&sandbox, &format!("shared/.locks/{name}"), (4101, group, mode & 0o2777));
             for file in files {
                 std::fs::write(directory.join(file), "").unwrap();
                 chown(directory.join(file), Some(4101), Some(group)).unwrap();
@@ -95,21 +95,16 @@ fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
                 assert_eq!(person.code(&sandbox, &store, &["del", name]), 0);
             }
         }
-        // Bert was killed in the same step, too; a user with permission removes all of it.
-        for name in ["x", "y"] {
-            place(&sandbox, &format!("shared/{name}"), (4101, group, mode & 0o2777));
-            place(&sandbox, &format!("shared/{name}/inner"), (4102, group, mode & 0o2777));
-            assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", name, "true"]), 0);
-            assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", name, "true"]), 0);
-            place(&sandbox, &format!("shared/{name}/inner"), (4102, group, mode & 0o2777));
-        }
-        assert_eq!(Root.code(&sandbox, &store, &["gc"]), 0);
-        assert!(!shared.join("x").exists() && !shared.join("y").exists());
+        // What one user leaves, another sweeps.
+        left("x", &[]);
+        left("y", &[format!("rec.{SOMETHING}")]);
+        assert_eq!(Bert.code(&sandbox, &store, &["gc"]), 0);
+        assert!(!shared.join(".locks/x").exists() && !shared.join(".locks/y").exists());
     }
 }
 
 #[test]
-fn a_directory_of_a_dead_user_blocks_a_shared_store_for_a_short_time_only() {
+fn a_directory_of_a_dead_user_blocks_no_other_user_of_a_shared_store() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
@@ -117,12 +112,7 @@ fn a_directory_of_a_dead_user_blocks_a_shared_store_for_a_short_time_only() {
     place(&sandbox, "shared", (0, 0, 0o1777));
     let store = format!("{}?shared=1", sandbox.store_at("shared"));
     assert_eq!(Anne.code(&sandbox, &store, &["run", "other", "true"]), 0);
-    place(&sandbox, "shared/x", (4101, 0, 0o777));
-    // The name is busy until csalock knows for certain that the directory has no record.
-    let tried = Bert.csalock(&sandbox, &store, &["run", "-q", "-n", "x", "true"]).capture();
-    assert_eq!((tried.code, tried.stderr.as_str()), (Some(75), ""));
-    assert_eq!(Bert.code(&sandbox, &store, &["run", "-w", "60s", "x", "true"]), 0);
-    // From then on that is known.
+    place(&sandbox, "shared/.locks/x", (4101, 0, 0o777));
     for person in [Bert, Carl, Bert, Anne, Bert] {
         assert_eq!(person.code(&sandbox, &store, &["run", "-n", "x", "true"]), 0, "{person:?}");
     }
@@ -144,23 +134,88 @@ fn many_users_create_records_in_one_sticky_store_at_once() {
     std::fs::write(&counter, "0\n").unwrap();
     std::fs::set_permissions(&counter, PermissionsExt::from_mode(0o666)).unwrap();
     let add = format!("read n < {0}; echo $((n + 1)) > {0}", counter.display());
-    // `rest` lets one record of a store stay; the others are made and removed each time.
+    // One record of a store stays parked; the others are made and removed each time.
     assert_eq!(Root.code(&sandbox, &sandbox.store_at("shared"), &["run", "rests", "true"]), 0);
-    let script = format!("i=0; while [ $i -lt 12 ]; do i=$((i + 1)); csalock run -w inf x -c '{add}' || exit; done");
-    let jobs: Vec<_> = Person::ALL
-        .into_iter()
-        .chain([Anne, Bert])
-        .map(|person| {
-            let words = [person.words(), vec!["dash".to_string(), "-c".to_string(), script.clone()]].concat();
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            sandbox.call(words[0], &words[1..]).env("CSALOCK_STORE", sandbox.store_at("shared")).spawn()
-        })
-        .collect();
-    for job in jobs {
-        let done = job.wait();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+    let files = place(&sandbox, "files", (0, 0, 0o1777));
+    // Beside a file, the directories of the records are made and removed, too.
+    for (name, total) in [("x".to_string(), "72\n"), (files.join("file").display().to_string(), "144\n")] {
+        let script =
+            format!("i=0; while [ $i -lt 12 ]; do i=$((i + 1)); csalock run -w inf {name} -c '{add}' || exit; done");
+        let jobs: Vec<_> = Person::ALL
+            .into_iter()
+            .chain([Anne, Bert])
+            .map(|person| {
+                let words = [person.words(), vec!["dash".to_string(), "-c".to_string(), script.clone()]].concat();
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                let call = sandbox.call(words[0], &words[1..]);
+                match name.contains('/') {
+                    true => call.without("CSALOCK_STORE").spawn(),
+                    false => call.env("CSALOCK_STORE", sandbox.store_at("shared")).spawn(),
+                }
+            })
+            .collect();
+        for job in jobs {
+            let done = job.wait();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
+        }
+        assert_eq!(std::fs::read_to_string(&counter).unwrap(), total);
     }
-    assert_eq!(std::fs::read_to_string(&counter).unwrap(), "72\n");
+}
+
+#[test]
+fn a_sticky_store_with_records_of_an_earlier_csalock_is_refused() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    for beside in [false, true] {
+        let sandbox = Sandbox::new(Kind::Directory);
+        let shared = place(&sandbox, "shared", (0, 0, 0o1777));
+        let store = if beside { String::new() } else { sandbox.store_at("shared") };
+        let name = if beside { shared.join("file").display().to_string() } else { "x".to_string() };
+        // Earlier versions kept the records in the sticky directory itself.
+        let of_records = if beside { "shared/.csalock" } else { "shared" };
+        place(&sandbox, of_records, (0, 0, 0o1777));
+        let record = place(&sandbox, &format!("{of_records}/held"), (4101, 4101, 0o777));
+        std::fs::write(record.join(format!("born.17.{SOMETHING}")), "").unwrap();
+        for person in [Anne, Bert, Root] {
+            let done = person.csalock(&sandbox, &store, &["run", "-n", &name, "true"]).capture();
+            assert!(done.code == Some(65) && done.stderr.contains("is not a store: held is in it"), "{done:?}");
+        }
+        std::fs::remove_dir_all(record).unwrap();
+        assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", &name, "true"]), 0);
+    }
+}
+
+#[test]
+fn a_store_that_loses_the_sticky_bit_keeps_its_locks() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    let shared = place(&sandbox, "shared", (0, GROUP, 0o3770));
+    let store = sandbox.store_at("shared");
+    let holder = Anne.holder(&sandbox, &store, "x");
+    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o2770)).unwrap();
+    assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
+    drop(holder);
+    assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", "x", "true"]), 0);
+}
+
+#[test]
+fn the_directory_beside_a_file_in_a_sticky_directory_is_removed_by_its_maker() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    let shared = place(&sandbox, "shared", (0, 0, 0o1777));
+    let file = shared.join("file").display().to_string();
+    let holder = Anne.holder(&sandbox, "", &file);
+    assert_eq!(Bert.code(&sandbox, "", &["run", "-n", &file, "true"]), 75);
+    assert_eq!(Bert.code(&sandbox, "", &["run", "-n", &format!("{file}-other"), "true"]), 0);
+    assert!(shared.join(".csalock").exists());
+    drop(holder);
+    assert_eq!(Anne.code(&sandbox, "", &["run", "-n", &file, "true"]), 0);
+    assert!(!shared.join(".csalock").exists());
 }
 
 #[test]

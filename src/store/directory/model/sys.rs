@@ -45,14 +45,7 @@ pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_ru
     }
 }
 
-pub(super) fn create_file(at: impl AsFd, name: &str, mode: Mode, bytes: &[u8], synced: bool) -> Result<(), Errno> {
-    match replay::directory(&at) {
-        Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
-        None => real::create_file(at, name, mode, bytes, synced),
-    }
-}
-
-pub(super) fn create_file_as(
+pub(super) fn create_file(
     at: impl AsFd,
     name: &str,
     kind: (OFlag, Mode, Ownership),
@@ -61,7 +54,7 @@ pub(super) fn create_file_as(
 ) -> Result<(), Errno> {
     match replay::directory(&at) {
         Some(at) => replay::done(Call::Create { at, name: name.to_string(), bytes: bytes.to_vec() }),
-        None => real::create_file_as(at, name, kind, bytes, synced),
+        None => real::create_file(at, name, kind, bytes, synced),
     }
 }
 
@@ -121,13 +114,6 @@ pub(super) fn is_removed(directory: impl AsFd) -> bool {
 
 pub(super) fn changed(found: &FileStat) -> Duration {
     real::changed(found)
-}
-
-pub(super) fn changed_now(directory: &OwnedFd) -> Result<Duration, Errno> {
-    match replay::directory(directory) {
-        Some(_) => Ok(super::model::TIME),
-        None => real::changed_now(directory),
-    }
 }
 
 pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {

@@ -1,0 +1,169 @@
+//! The names in a record's directory, and the renames and removals that change them.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::entry::{Entry, REMOVED_WHILE_OPEN};
+use super::pointer::{Name, Pointer, UniqueId};
+use super::sys::{self, os};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{Version, WriteOptions};
+
+/// The result of listing an entry's directory.
+pub(super) struct Listing {
+    pub(super) entry: Entry,
+    directory: OwnedFd,
+    pub(super) pointer: Option<Pointer>,
+    records: Vec<UniqueId>,
+    silly_renames: Vec<Vec<u8>>,
+}
+
+impl Listing {
+    /// Returns a listing with only this pointer in it.
+    pub(super) fn new(entry: Entry, directory: OwnedFd, pointer: Option<Pointer>) -> Listing {
+        Listing { entry, directory, pointer, records: Vec::new(), silly_renames: Vec::new() }
+    }
+
+    /// Lists the directory of a record.
+    pub(super) fn read(entry: Entry, directory: OwnedFd) -> std::result::Result<Listing, Errno> {
+        let mut look = Listing::new(entry, directory, None);
+        let Listing { directory, pointer, records, silly_renames, .. } = &mut look;
+        sys::each_name::<Errno>(&*directory, &mut |name| {
+            match Name::parse(name) {
+                // A listing that overlaps a rename may contain both names. The later name counts.
+                Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {
+                    *pointer = Some(found);
+                }
+                Some(Name::Record(ident)) => records.push(ident),
+                None if name.starts_with(REMOVED_WHILE_OPEN) => silly_renames.push(name.to_vec()),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(look)
+    }
+
+    /// Returns true if nothing of csalock is in the directory.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pointer.is_none() && self.records.is_empty() && self.silly_renames.is_empty()
+    }
+
+    /// Returns true if there are records but no pointer, which a listing that overlaps a rename may have missed.
+    pub(super) fn may_have_missed_pointer(&self) -> bool {
+        self.pointer.is_none() && !self.records.is_empty()
+    }
+
+    /// Returns true if the listing shows this version of this entry.
+    pub(super) fn shows(&self, entry: &Entry, version: &Version) -> bool {
+        let is_same = Arc::ptr_eq(&self.entry.root, &entry.root) && self.entry.file_name == entry.file_name;
+        is_same && self.pointer.is_some_and(|pointer| pointer.version() == *version)
+    }
+
+    /// Returns the bytes that the pointer refers to; `None` if they are missing because the record has changed.
+    pub(super) fn body(&self, pointer: &Pointer) -> Result<Option<Vec<u8>>> {
+        let name = pointer.record();
+        match sys::read_file(&self.directory, &name, self.entry.root.uncached, crate::lock::MOST_BYTES) {
+            Ok(Ok(bytes)) => Ok(Some(bytes)),
+            Ok(Err(what)) => {
+                let path = self.entry.path().join(name);
+                Err(Error::corrupt(format!("{} is not a record: {what}", crate::name::escape_path(&path))))
+            }
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
+            Err(errno) => Err(self.entry.failed("read the record")(errno)),
+        }
+    }
+
+    /// Renames the pointer. Returns `false` if another process was faster.
+    pub(super) fn advance(&self, from: &Pointer, to: &Pointer) -> Result<bool> {
+        match sys::rename(&self.directory, from.name().as_str(), &self.directory, OsStr::new(&to.name())) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
+            Err(errno) => Err(self.entry.failed("change the record")(errno)),
+        }
+    }
+
+    /// Writes a new record and points to it. Returns `false` if another process was faster, or if a lost reply caused a
+    /// repetition. The caller must withdraw the record unless our rename succeeded.
+    pub(super) fn replace(&self, from: &Pointer, to: &Pointer, body: &[u8], keep: WriteOptions) -> Result<bool> {
+        match self.entry.write(&self.directory, &to.ident.record(), body, keep) {
+            Ok(()) => {}
+            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(false),
+            Err(errno) => {
+                self.withdraw(to);
+                return Err(self.entry.failed("write the record")(errno));
+            }
+        }
+        // On an error the rename may have happened, and then the file is needed. Otherwise the next commit removes it.
+        self.advance(from, to)
+    }
+
+    /// Removes a record whose pointer was never put in place.
+    pub(super) fn withdraw(&self, to: &Pointer) {
+        let _ = sys::remove_file(&self.directory, OsStr::new(&to.ident.record()));
+        // If the record was removed meanwhile, our draft kept its directory from being removed.
+        let _ = self.remove_directory();
+    }
+
+    /// Removes the pointer of a record without other files. Returns `false` if another process was faster.
+    pub(super) fn remove_pointer(&self, pointer: &Pointer) -> Result<bool> {
+        match sys::remove_if_there(&self.directory, OsStr::new(&pointer.name())) {
+            Ok(removed) => Ok(removed),
+            Err(Errno::ESTALE) => Ok(false),
+            Err(errno) => Err(self.entry.failed("remove the record")(errno)),
+        }
+    }
+
+    /// Removes the directory of a tombstone, and the tombstone last.
+    pub(super) fn remove(&self, end: &Pointer) -> Result<()> {
+        self.remove_records();
+        let removed = sys::remove_file(&self.directory, OsStr::new(&end.name()));
+        removed.map_err(self.entry.failed("remove the tombstone"))?;
+        self.remove_directory()
+    }
+
+    /// Removes a directory without a pointer.
+    pub(super) fn clear(&self) -> Result<()> {
+        for record in &self.records {
+            let name = record.record();
+            match sys::remove_file(&self.directory, OsStr::new(&name)) {
+                Ok(()) => {}
+                Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
+                    let path = crate::name::escape_path(&self.entry.path().join(name));
+                    let what = format!("{path} is a directory with something in it, where a record belongs");
+                    return Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"));
+                }
+                // A record that stays blocks every later process.
+                Err(errno) => return Err(self.entry.failed("clear the record's directory")(errno)),
+            }
+        }
+        for name in &self.silly_renames {
+            let _ = sys::remove_file(&self.directory, os(name));
+        }
+        self.remove_directory()
+    }
+
+    /// Removes the records that were there before the pointer was renamed. Their writers can no longer succeed: the
+    /// pointer that they must rename is gone.
+    pub(super) fn remove_records(&self) {
+        for record in &self.records {
+            // The next commit or the sweep removes a file that stays.
+            let _ = sys::remove_file(&self.directory, OsStr::new(&record.record()));
+        }
+    }
+
+    /// Waits until the names in the directory are on disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        sys::sync_directory(&self.directory).map_err(self.entry.failed("sync the record's directory"))
+    }
+
+    pub(super) fn remove_directory(&self) -> Result<()> {
+        match sys::remove_directory(&self.entry.root.directory, &self.entry.file_name) {
+            // Another process uses the directory and removes it later.
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(()),
+            removed => removed.map_err(self.entry.failed("remove the record's directory")),
+        }
+    }
+}
