@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::lock::{self, CommitRecord, HandleHash, Liveness, Page};
+use crate::lock::{self, CommitRecord, HandleHash, Liveness, Page, WaitEdges};
 use crate::store::{Scope, Swept, Version, WriteOptions};
 
 /// Minimum age of witnesses that `gc` removes. The host of a witness removes it with the entry, but not if another host
@@ -20,7 +20,7 @@ impl Engine {
         let mut keys = Vec::new();
         self.store.scan(&mut |_, stored| {
             let internal = stored.ok().filter(|stored| lock::is_auxiliary(&stored.body));
-            keys.extend(internal.and_then(|stored| Some((lock::name_of_internal(&stored.body)?, stored.version))));
+            keys.extend(internal.and_then(|stored| Some((lock::name_of_auxiliary(&stored.body)?, stored.version))));
             Ok(())
         })?;
         for (key, version) in keys {
@@ -69,7 +69,7 @@ impl Engine {
     /// Returns the published waits under this key that no longer exist.
     fn gone(&self, key: &[u8]) -> Result<Vec<(Vec<u8>, HandleHash)>> {
         let stored = self.store.read(key)?;
-        let notes = stored.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
+        let notes = stored.and_then(|stored| lock::decode_auxiliary::<WaitEdges>(&stored.body)).unwrap_or_default();
         let mut gone = Vec::new();
         for (name, proof) in notes.waits {
             let waits = match self.read(&name).and_then(|(_, record)| self.entry(record, &proof)) {

@@ -145,7 +145,7 @@ fn who_is_taken_for_dead_can_decide_nothing_any_more() {
     assert!(matches!(take(&engine, &several, WaitPolicy::NONE), Response::Granted(..)));
     let key = lock::CommitRecord::key(&several.handle.proof());
     let mut decision = lock::CommitRecord { committed: false, names: vec![b"x".to_vec()] };
-    let begun = engine.store().commit(&key, None, Some(&lock::encode_decision(&key, &decision))).unwrap();
+    let begun = engine.store().commit(&key, None, Some(&lock::encode_auxiliary(&key, &decision))).unwrap();
     let CommitResult::Done(version) = begun else { panic!() };
     assert!(matches!(
         take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE),
@@ -157,7 +157,7 @@ fn who_is_taken_for_dead_can_decide_nothing_any_more() {
     let response = take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
     assert!(matches!(response, Response::Granted(..)), "{response:?}");
     decision.committed = true;
-    let late = engine.store().commit(&key, Some(&version), Some(&lock::encode_decision(&key, &decision))).unwrap();
+    let late = engine.store().commit(&key, Some(&version), Some(&lock::encode_auxiliary(&key, &decision))).unwrap();
     assert_eq!(late, CommitResult::Conflict);
 }
 
