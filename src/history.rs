@@ -8,18 +8,23 @@ mod line;
 
 pub use limits::{Limits, parse_size};
 
+use serde::{Deserialize, Serialize};
+
+use crate::lock::codec::{is_default, text};
 use crate::lock::{EndReason, EndedGrant, Grant, Mode, Owner};
 
 /// A grant from its start to its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Past {
     /// The name of the lock, as its record has it.
+    #[serde(skip)]
     pub name: Vec<u8>,
     /// The fencing token.
     pub token: Option<u64>,
     /// The mode of the grant.
-    pub share: Mode,
+    pub mode: Mode,
     /// The slot number for [`Mode::Slot`].
+    #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
     /// The holder.
     pub holder: Who,
@@ -28,25 +33,30 @@ pub struct Past {
     /// The end, in milliseconds since 1970. `None`: the lock is still held, or the end was not recorded.
     pub to: Option<u64>,
     /// The time of waiting, in milliseconds.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub waited: u64,
     /// The reason for the end. `None`: the lock is held.
     pub how: Option<EndReason>,
     /// The process that broke the grant.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub broken_by: Option<Who>,
 }
 
 /// A process, described for people.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Who {
     /// The process id, if it is known.
     pub pid: Option<i32>,
     /// The host's name.
+    #[serde(with = "text")]
     pub host: String,
     /// The numeric user id.
     pub uid: u32,
     /// The command line.
+    #[serde(with = "text")]
     pub command: Vec<u8>,
     /// The value of `--label`.
+    #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub label: Option<Vec<u8>>,
 }
 
@@ -64,7 +74,7 @@ impl Past {
         Past {
             name: name.to_vec(),
             token: grant.token,
-            share: grant.mode,
+            mode: grant.mode,
             slot: grant.slot,
             holder: Who::new(&grant.owner, pid),
             from: grant.since,

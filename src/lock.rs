@@ -22,11 +22,10 @@ mod sighting;
 mod value;
 mod wait_edges;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use codec::auxiliary::Auxiliary;
 pub use codec::auxiliary::is_auxiliary;
-pub(crate) use codec::auxiliary::{
-    decode_decision, decode_page, decode_value, decode_waits, encode_decision, encode_page, encode_value, encode_waits,
-    name_of_internal,
-};
+pub(crate) use codec::auxiliary::{decode_auxiliary, decode_value, encode_auxiliary, encode_value, name_of_auxiliary};
 pub(crate) use codec::{MOST_BYTES, number};
 pub use codec::{decode, encode};
 pub use commit_record::CommitRecord;

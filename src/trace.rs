@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
+use crate::lock::codec::text;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
 use crate::store::{CommitResult, Store, Version, Write, WriteSet};
 
@@ -77,22 +78,9 @@ pub struct Decided {
     pub until: u64,
 }
 
-/// Bytes, serialized as a text in which each character is one byte.
+/// Bytes that are not always UTF-8.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
-pub struct Bytes(pub Vec<u8>);
-
-impl From<String> for Bytes {
-    fn from(text: String) -> Bytes {
-        Bytes(text.chars().map(|byte| u32::from(byte) as u8).collect())
-    }
-}
-
-impl From<Bytes> for String {
-    fn from(bytes: Bytes) -> String {
-        bytes.0.into_iter().map(char::from).collect()
-    }
-}
+pub struct Bytes(#[serde(with = "text")] pub Vec<u8>);
 
 type Of = (ThreadId, Vec<u8>);
 
@@ -199,10 +187,10 @@ fn new_step(host: &dyn Host) -> u64 {
 
 /// Decodes a page of a queue; returns `None` for other bytes.
 pub fn page(body: &[u8]) -> Option<Page> {
-    lock::decode_page(body)
+    lock::decode_auxiliary(body)
 }
 
 /// Decodes a commit record; returns `None` for other bytes.
 pub fn decision(body: &[u8]) -> Option<CommitRecord> {
-    lock::decode_decision(body)
+    lock::decode_auxiliary(body)
 }

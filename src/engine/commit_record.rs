@@ -18,7 +18,7 @@ impl Engine {
         let mut version = None;
         for made in [false, true] {
             decision.committed = made;
-            let body = lock::encode_decision(&key, &decision);
+            let body = lock::encode_auxiliary(&key, &decision);
             let keep = WriteOptions { durability, mode: None };
             // A process that evicts our grants before this check leaves a gap; a later one removes the commit record.
             if made && !self.holds_all(names, proof)? {
@@ -84,7 +84,7 @@ impl Engine {
         let names_of = names.iter().map(|name| name.to_vec()).collect();
         let (key, keep) =
             (CommitRecord::key(&doubt.proof), WriteOptions { durability: Durability::Durable, mode: None });
-        let body = lock::encode_decision(&key, &CommitRecord { committed: true, names: names_of });
+        let body = lock::encode_auxiliary(&key, &CommitRecord { committed: true, names: names_of });
         self.commit_beside(&key, None, Some(&body), keep)?;
         for name in names {
             self.leave_witness(name, &doubt.proof);
@@ -137,7 +137,7 @@ impl Engine {
 
     fn commit_record(&self, proof: &HandleHash) -> Result<Option<(Version, CommitRecord)>> {
         let stored = self.store.read(&CommitRecord::key(proof))?;
-        Ok(stored.and_then(|stored| Some((stored.version, lock::decode_decision(&stored.body)?))))
+        Ok(stored.and_then(|stored| Some((stored.version, lock::decode_auxiliary(&stored.body)?))))
     }
 
     /// Returns true if a dead process left this commit record and all grants that depend on it are confirmed.

@@ -44,7 +44,7 @@ impl Engine {
 
     /// Returns the edges that are published under this key.
     pub(super) fn edges(&self, key: &[u8]) -> Result<WaitEdges> {
-        Ok(self.store.read(key)?.and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default())
+        Ok(self.store.read(key)?.and_then(|stored| lock::decode_auxiliary(&stored.body)).unwrap_or_default())
     }
 
     /// Returns the edges of waits that no longer exist.
@@ -79,13 +79,14 @@ impl Engine {
         let mut race = self.race(key);
         loop {
             let stored = self.store.read(key)?;
-            let found = stored.as_ref().and_then(|stored| lock::decode_waits(&stored.body)).unwrap_or_default();
+            let found: WaitEdges =
+                stored.as_ref().and_then(|stored| lock::decode_auxiliary(&stored.body)).unwrap_or_default();
             let mut next = found.clone();
             change(&mut next);
             if next == found && (stored.is_none() || !next.waits.is_empty()) {
                 return Ok(next);
             }
-            let body = (!next.waits.is_empty()).then(|| lock::encode_waits(key, &next));
+            let body = (!next.waits.is_empty()).then(|| lock::encode_auxiliary(key, &next));
             let version = stored.as_ref().map(|stored| &stored.version);
             match self.commit_beside(key, version, body.as_deref(), WriteOptions::default())? {
                 CommitResult::Done(_) => return Ok(next),

@@ -20,7 +20,7 @@ impl Engine {
         let mut keys = Vec::new();
         self.store.scan(&mut |_, stored| {
             let internal = stored.ok().filter(|stored| lock::is_auxiliary(&stored.body));
-            keys.extend(internal.and_then(|stored| Some((lock::name_of_internal(&stored.body)?, stored.version))));
+            keys.extend(internal.and_then(|stored| Some((lock::name_of_auxiliary(&stored.body)?, stored.version))));
             Ok(())
         })?;
         for (key, version) in keys {

@@ -59,7 +59,7 @@ impl Engine {
     /// Returns true for an auxiliary object under its own name. A lookalike is stored in the place of a record.
     fn is_auxiliary(&self, stored: &Versioned, place: &str) -> bool {
         let key =
-            Some(&stored.body).filter(|body| lock::is_auxiliary(body)).and_then(|body| lock::name_of_internal(body));
+            Some(&stored.body).filter(|body| lock::is_auxiliary(body)).and_then(|body| lock::name_of_auxiliary(body));
         key.is_some_and(|key| key.contains(&0) && self.store.describe(&key) == place)
     }
 

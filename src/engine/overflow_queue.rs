@@ -53,7 +53,7 @@ impl Engine {
             let (version, page) = self.page(&key)?;
             let Some(next) = change(&page) else { return Ok(page) };
             let is_needed = next.sealed || !next.waiters.is_empty();
-            let body = is_needed.then(|| lock::encode_page(&key, &next));
+            let body = is_needed.then(|| lock::encode_auxiliary(&key, &next));
             if self.commit_beside(&key, version.as_ref(), body.as_deref(), WriteOptions::default())?
                 == CommitResult::Conflict
             {
@@ -65,7 +65,7 @@ impl Engine {
     /// Returns a page; a missing or unreadable page is empty.
     fn page(&self, key: &[u8]) -> Result<(Option<Version>, Page)> {
         let Some(stored) = self.store.read(key)? else { return Ok((None, Page::default())) };
-        Ok((Some(stored.version), lock::decode_page(&stored.body).unwrap_or_default()))
+        Ok((Some(stored.version), lock::decode_auxiliary(&stored.body).unwrap_or_default()))
     }
 
     /// Returns the record with its entire queue, for display.

@@ -146,7 +146,7 @@ fn a_caller_that_counts_as_dead_can_commit_nothing() {
     let key = lock::CommitRecord::key(&several.handle.proof());
     let mut decision = lock::CommitRecord { committed: false, names: vec![b"x".to_vec()] };
     let begun =
-        engine.store().commit(&WriteSet::of(&key, None, Some(&lock::encode_decision(&key, &decision)))).unwrap();
+        engine.store().commit(&WriteSet::of(&key, None, Some(&lock::encode_auxiliary(&key, &decision)))).unwrap();
     let CommitResult::Done(version) = begun else { panic!() };
     assert!(matches!(
         take(&engine, &request(&engine, 1, Lifetime::WhileOwnerLives), WaitPolicy::NONE),
@@ -160,7 +160,7 @@ fn a_caller_that_counts_as_dead_can_commit_nothing() {
     decision.committed = true;
     let late = engine
         .store()
-        .commit(&WriteSet::of(&key, Some(&version), Some(&lock::encode_decision(&key, &decision))))
+        .commit(&WriteSet::of(&key, Some(&version), Some(&lock::encode_auxiliary(&key, &decision))))
         .unwrap();
     assert_eq!(late, CommitResult::Conflict);
 }

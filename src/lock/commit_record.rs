@@ -13,14 +13,18 @@
 //! one, so that a late NFS request of the dead caller cannot commit it; the grant is then over. If the record is
 //! committed, the grant is valid and the next writer confirms it.
 
+use serde::{Deserialize, Serialize};
+
+use super::codec::text;
 use super::handle::HandleHash;
 
 /// Commit record of a caller that acquires several names.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitRecord {
     /// True if the grants are valid.
     pub committed: bool,
     /// Names of the locks.
+    #[serde(with = "text")]
     pub names: Vec<Vec<u8>>,
 }
 

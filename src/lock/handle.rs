@@ -2,16 +2,18 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+
+use super::codec::text::{self, Text};
 
 /// Secret that proves a grant: 128 random bits, shown once to the holder as 32 hex digits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Handle([u8; 16]);
 
 /// SHA-256 of a handle. The hash is public and proves nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub struct HandleHash([u8; 32]);
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HandleHash(#[serde(with = "text")] [u8; 32]);
 
 impl Handle {
     /// Creates a handle from these random bytes.
@@ -47,12 +49,22 @@ impl HandleHash {
     pub fn parse(text: &str) -> Option<HandleHash> {
         hex(text).map(HandleHash).filter(|_| !text.bytes().any(|digit| digit.is_ascii_uppercase()))
     }
-}
 
-impl HandleHash {
     /// Returns the store channel that wakes the waiter with this handle hash.
     pub fn channel(&self) -> Vec<u8> {
         self.to_string().into_bytes()
+    }
+}
+
+impl Text for [u8; 32] {
+    type Form = String;
+
+    fn form(&self) -> String {
+        HandleHash(*self).to_string()
+    }
+
+    fn of(form: String) -> Option<[u8; 32]> {
+        HandleHash::parse(&form).map(|hash| hash.0)
     }
 }
 
@@ -69,7 +81,8 @@ impl fmt::Debug for HandleHash {
 }
 
 fn write_hex(out: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
-    bytes.iter().try_for_each(|byte| write!(out, "{byte:02x}"))
+    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    out.write_str(&digits.map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])).collect::<String>())
 }
 
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {

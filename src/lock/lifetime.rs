@@ -1,8 +1,12 @@
 //! The lifetime of a grant, and the leases that limit it.
 
+use serde::{Deserialize, Serialize};
+
+use super::codec::text;
+
 /// Lifetime of a grant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Lifetime {
     /// The grant lasts while its owner lives.
     WhileOwnerLives,
@@ -35,8 +39,7 @@ impl Lifetime {
 }
 
 /// An end time on a clock that all users of the store share.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// Clock that the lease counts on.
     pub clock: LeaseClock,
@@ -47,11 +50,11 @@ pub struct Lease {
 }
 
 /// Clocks that a lease may count on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LeaseClock {
     /// CLOCK_BOOTTIME of one boot.
-    Boot(String),
+    Boot(#[serde(with = "text")] String),
     /// CLOCK_BOOTTIME of each host that sees the lease, because a user may set the clock of a file system. A host takes
     /// the lease for over after it was in the record for its whole span. The end is on the clock by which the store's
     /// file system stamps new files.
@@ -61,8 +64,7 @@ pub enum LeaseClock {
 }
 
 /// Start of a lease on its holder's host. No two leases have the same start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begun {
     /// Boot of the host that started the lease ([`super::boot_of`]).
     pub boot: u64,

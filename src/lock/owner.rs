@@ -1,8 +1,11 @@
 //! The owner of a grant, and the identity of processes.
 
+use serde::{Deserialize, Serialize};
+
+use super::codec::{is_default, text};
+
 /// Owner of a grant: the processes that the grant depends on, and details about them for display.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// Domain that the processes run in.
     pub domain: PidDomain,
@@ -10,26 +13,32 @@ pub struct Owner {
     pub processes: Vec<ProcessId>,
     /// Process that waits for the owner's end, then releases the lock, and reports a lost lock. Only `run-with-lock`
     /// has a supervisor.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub supervisor: Option<ProcessId>,
     /// Host name, for display.
+    #[serde(with = "text")]
     pub host: String,
     /// Numeric user id.
     pub uid: u32,
     /// Command that runs, or that made the request.
+    #[serde(with = "text")]
     pub command: Vec<u8>,
     /// Text of `--label`.
+    #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub label: Option<Vec<u8>>,
 }
 
 /// Domain in which pids are unique: one boot of one kernel and one pid namespace.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PidDomain {
     /// Machine, the same for all its boots: machine-id(5) or, if that is missing, the host name.
+    #[serde(with = "text")]
     pub machine: String,
     /// Boot id from /proc/sys/kernel/random/boot_id.
+    #[serde(with = "text")]
     pub boot: String,
     /// Pid and time namespace; pids and start times are comparable only within one namespace.
+    #[serde(with = "text")]
     pub pids: String,
     /// Network namespace; csalock can wake a waiter only within one namespace.
     pub net: u64,
@@ -43,11 +52,30 @@ impl PidDomain {
 }
 
 /// Identity of a process, which differs from that of a later process with the same pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct ProcessId {
-    /// Process id.
+    /// Process id, at least 1.
     pub pid: i32,
     /// Start time in clock ticks since boot, field 22 of proc_pid_stat(5).
     pub start: u64,
+}
+
+impl From<ProcessId> for String {
+    fn from(process: ProcessId) -> String {
+        format!("{}:{}", process.pid, process.start)
+    }
+}
+
+impl TryFrom<String> for ProcessId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<ProcessId, &'static str> {
+        let (pid, start) = text.split_once(':').unwrap_or_default();
+        match (pid.parse(), start.parse()) {
+            // The kernel takes 0 and negative numbers for groups of processes.
+            (Ok(pid), Ok(start)) if pid > 0 => Ok(ProcessId { pid, start }),
+            _ => Err("not a process id and start time"),
+        }
+    }
 }

@@ -11,6 +11,8 @@
 //!   entry is void, and the waiter enters the queue again.
 //! - A page contains no grant. A bad or missing page costs its waiters their positions, but costs no holder a lock.
 
+use serde::{Deserialize, Serialize};
+
 use super::handle::HandleHash;
 use super::record::Waiter;
 use super::request::QueuePosition;
@@ -19,7 +21,7 @@ use super::request::QueuePosition;
 const ROOM: usize = 32;
 
 /// Part of a lock's queue.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Page {
     /// True while a process fetches the page.
     pub sealed: bool,

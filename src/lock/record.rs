@@ -7,8 +7,12 @@
 //! - a handle hash occurs once, in one of the two lists;
 //! - tokens grow in the order of granting.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
+use serde::{Deserialize, Serialize};
+
+use super::codec::{is_default, text};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{Owner, PidDomain, ProcessId};
@@ -25,31 +29,38 @@ const ENDINGS_KEPT: usize = 4;
 const MOST_ENDINGS: usize = 256;
 
 /// State of one lock.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Record {
     /// Name of the lock, stored so that a reader detects a record that two names share.
+    #[serde(skip)]
     pub name: Vec<u8>,
     /// Maximum number of holders if they have [`Mode::Slot`].
+    #[serde(default, skip_serializing_if = "is_default")]
     pub slots: Option<u32>,
     /// Grants in the order of granting.
     pub holders: Vec<Grant>,
     /// First waiters of the queue, in order of arrival.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub waiters: Vec<Waiter>,
     /// Pages with the other waiters of the queue.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub pages: Option<Pages>,
     /// Value that the lock guards, if the name has a value.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub value: Option<Value>,
     /// Last grants that ended, oldest first, for retries after a lost reply and for late holders. An ending that [is
     /// owed](EndedGrant::is_owed) stays until its process learns of it or dies. After a decision the list has all
     /// endings of that decision; a store keeps only the last few.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub ended_grants: Vec<EndedGrant>,
     /// Leases of other hosts that callers on any host saw in this record. The store keeps only the sightings whose
     /// lease is still in the record.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub sightings: Vec<Sighting>,
 }
 
 /// Numbers of the pages that the end of a long queue is on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pages {
     /// Number of the page that is served next.
     pub first: u64,
@@ -65,8 +76,8 @@ impl Pages {
 }
 
 /// Part of the lock that a caller wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// The whole lock.
     Exclusive,
@@ -77,15 +88,17 @@ pub enum Mode {
 }
 
 /// Entry of one holder.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// Hash of the handle that proves the grant.
     pub proof: HandleHash,
     /// Fencing token. `None` only in a record that is not stored yet; the token is then the version of that record.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub token: Option<u64>,
     /// Part of the lock that the holder has.
     pub mode: Mode,
     /// Slot number, from 0; 0 unless the mode is [`Mode::Slot`].
+    #[serde(default, skip_serializing_if = "is_default")]
     pub slot: u32,
     /// Owner of the grant.
     pub owner: Owner,
@@ -94,19 +107,22 @@ pub struct Grant {
     /// Time of granting, in milliseconds since 1970 on the writer's clock; for display only, never compared.
     pub since: u64,
     /// Time that the holder waited, in milliseconds on that clock; for display only.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub waited: u64,
     /// Waiter that another process granted the lock to, until the waiter confirms. The grant ends with that process,
     /// unless a commit record keeps it ([`super::CommitRecord`]).
+    #[serde(default, skip_serializing_if = "is_default")]
     pub provisional: Option<ProcessId>,
     /// True if the owner's end releases the grant and does not count as a loss.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub release_on_exit: bool,
     /// Id of the claim, if the name is claimed. A claim is permanent and depends on no process.
+    #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub claim: Option<Vec<u8>>,
 }
 
 /// Entry of one waiter.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiter {
     /// Hash of the waiter's handle; the waiter's channel is derived from it.
     pub proof: HandleHash,
@@ -119,16 +135,22 @@ pub struct Waiter {
     /// Lifetime of the future grant.
     pub lifetime: Lifetime,
     /// True if the waiter must confirm a grant before its owner counts as the owner of the lock.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub needs_confirmation: bool,
     /// True if the owner's end will release the grant ([`Grant::release_on_exit`]).
+    #[serde(default, skip_serializing_if = "is_default")]
     pub release_on_exit: bool,
     /// Id of the claim, if the waiter claims the name ([`Grant::claim`]).
+    #[serde(default, with = "text", skip_serializing_if = "is_default")]
     pub claim: Option<Vec<u8>>,
     /// Grants that the waiter works under, here or under other names; they do not end before this wait does.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub enclosing_grants: Vec<HandleHash>,
     /// Processes, innermost first, that continue only when this wait is over: the scripts that wait.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub blocked_processes: Vec<ProcessId>,
     /// Lease until which the waiter counts as alive, if other hosts cannot see its process.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub lease: Option<Lease>,
     /// Time of arrival, in milliseconds since 1970 ([`Grant::since`]).
     pub since: u64,
@@ -160,7 +182,7 @@ impl Waiter {
 }
 
 /// A grant that is over.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedGrant {
     /// The grant.
     pub grant: Grant,
@@ -184,7 +206,8 @@ impl EndedGrant {
 }
 
 /// Reason why a grant ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum EndReason {
     /// The holder released the grant.
     Released,
@@ -194,6 +217,18 @@ pub enum EndReason {
     Expired,
     /// A user broke the grant with `--force`.
     Broken,
+}
+
+impl EndReason {
+    /// Returns the reason as the history shows it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            EndReason::Released => "released",
+            EndReason::Died => "died",
+            EndReason::Expired => "expired",
+            EndReason::Broken => "broken",
+        }
+    }
 }
 
 impl Record {
@@ -239,8 +274,19 @@ impl Record {
         (!places).then_some("a holder has a slot that it cannot have")
     }
 
+    /// Returns the record as the store keeps it: without old endings, and without sightings of leases that are over.
+    pub(super) fn as_stored(&self) -> Cow<'_, Record> {
+        let is_current = |seen: &&Sighting| self.leases().any(|lease| *lease == seen.lease);
+        let seen: Vec<Sighting> = self.sightings.iter().filter(is_current).cloned().collect();
+        if seen.len() == self.sightings.len() && self.kept_endings().count() == self.ended_grants.len() {
+            return Cow::Borrowed(self);
+        }
+        let ended_grants = self.kept_endings().cloned().collect();
+        Cow::Owned(Record { ended_grants, sightings: seen, ..self.clone() })
+    }
+
     /// Returns the endings that the stored record keeps.
-    pub(super) fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
+    fn kept_endings(&self) -> impl Iterator<Item = &EndedGrant> {
         let [recent, owed] = [ENDINGS_KEPT, MOST_ENDINGS].map(|kept| self.ended_grants.len().saturating_sub(kept));
         let kept = move |(at, ending): &(usize, &EndedGrant)| *at >= recent || (*at >= owed && ending.is_owed());
         self.ended_grants.iter().enumerate().filter(kept).map(|(_, ending)| ending)

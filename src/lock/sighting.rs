@@ -12,6 +12,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::codec::checksum;
 use super::lifetime::{Lease, LeaseClock};
 use super::record::Record;
@@ -24,8 +26,7 @@ pub const MOST_SIGHTINGS: usize = 128;
 const TOLERANCE: Duration = Duration::from_secs(5);
 
 /// Two clocks of one host at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     /// CLOCK_BOOTTIME of the host.
     pub boottime: Duration,
@@ -34,8 +35,7 @@ pub struct Moment {
 }
 
 /// A lease that a host saw in a record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sighting {
     /// The lease.
     pub lease: Lease,

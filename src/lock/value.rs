@@ -11,6 +11,9 @@
 //! **Permission.** The holder may write unless other holders share the lock. Any caller may write, in one commit, if
 //! the lock has no holder and no waiter. A stale holder may write with `--even-if-stale` if no holder came since.
 
+use serde::{Deserialize, Serialize};
+
+use super::codec::text;
 use super::credentials::{Found, find, refuse};
 use super::facts::{Facts, Query};
 use super::protocol::{grant_status, write};
@@ -25,8 +28,7 @@ pub const MOST_VALUE: usize = 1 << 20;
 const MOST_WITHIN: usize = 1024;
 
 /// Value of a name, beside the lock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Value {
     /// Version. `None` only in a record that is not stored yet; the version is then the one that the store assigns.
     pub version: Option<u64>,
@@ -39,6 +41,7 @@ pub struct Value {
     /// File permission bits for readers. `None`: every user who may read the store may read the value.
     pub mode: Option<u32>,
     /// Bytes of the value; `None` if the value is external.
+    #[serde(with = "text")]
     pub inline: Option<Vec<u8>>,
 }
 

@@ -5,14 +5,18 @@
 //! waiter for a lock of that process reads the edges there. An edge is only a hint; the record that it leads to counts,
 //! so an edge that a dead waiter left misleads no process.
 
+use serde::{Deserialize, Serialize};
+
+use super::codec::text;
 use super::handle::HandleHash;
 use super::owner::{PidDomain, ProcessId};
 use super::record::{Grant, Waiter};
 
 /// Waits of one process, or under one grant.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct WaitEdges {
     /// Name of the lock, and handle hash of the queue entry, of each wait.
+    #[serde(with = "text")]
     pub waits: Vec<(Vec<u8>, HandleHash)>,
 }
 

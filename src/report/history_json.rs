@@ -8,8 +8,7 @@ use super::json::mode;
 use super::user;
 use crate::duration::rfc3339;
 use crate::history::{Past, Who};
-use crate::lock::Mode;
-use crate::lock::codec::ended_word;
+use crate::lock::{EndReason, Mode};
 
 /// A past or present grant.
 #[derive(Debug, Serialize)]
@@ -52,13 +51,13 @@ impl PastJson {
             name: text(&past.name),
             holder: who(&past.holder),
             label: past.holder.label.as_deref().map(text),
-            mode: mode(past.share),
-            slot: (past.share == Mode::Slot).then_some(past.slot),
+            mode: mode(past.mode),
+            slot: (past.mode == Mode::Slot).then_some(past.slot),
             token: past.token,
             from: time(past.from),
             to: past.to.map(time),
             waited: past.waited as f64 / 1000.0,
-            ended: past.how.map(ended_word),
+            ended: past.how.map(EndReason::word),
             broken_by: past.broken_by.as_ref().map(who),
         }
     }

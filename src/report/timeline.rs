@@ -9,7 +9,6 @@ use super::table::WIDTH;
 use crate::duration::{rfc3339, shown as span};
 use crate::history::{Past, Who};
 use crate::lock::EndReason;
-use crate::lock::codec::ended_word;
 use crate::name::escape;
 
 /// The header without the time span that the bars show.
@@ -74,7 +73,7 @@ fn row(text: &mut String, past: &Past, span_shown: (u64, u64), now: u64, host: &
         cell(&rfc3339(Duration::from_millis(past.from)).get(5..16).unwrap_or_default().replace('T', " "), 11),
         cell(&held, 6),
         cell(&waited, 6),
-        cell(past.how.map_or("held", ended_word), 8),
+        cell(past.how.map_or("held", EndReason::word), 8),
         if paint.is_empty() { "" } else { "\x1b[0m" },
         bar(past, span_shown, now),
     );
@@ -128,7 +127,7 @@ mod tests {
         Past {
             name: name.as_bytes().to_vec(),
             token: Some(1),
-            share: Mode::Exclusive,
+            mode: Mode::Exclusive,
             slot: 0,
             holder,
             from: MIDNIGHT + 1000 * from,

@@ -1,6 +1,6 @@
 //! SQLite store: one database file, for users who want to query it.
 //!
-//! The table `records_1` has a name, a version number and the bytes of each record. The row with the empty name has no
+//! The table `records_2` has a name, a version number and the bytes of each record. The row with the empty name has no
 //! bytes: its version is the last number that any record got, so numbers of removed names are never reused. The views
 //! `holders` and `waiters` are for users of the sqlite3 shell and are computed from the records (see [`schema`]):
 //!
@@ -64,12 +64,12 @@ use crate::name::{escape, escape_path};
 
 // SQLite knows the length of a body without reading it (4 MiB at most: lock::MOST_BYTES).
 const READ: &str =
-    "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN body END FROM records_1 WHERE name = ?1";
-const STATE: &str = "SELECT (SELECT version FROM records_1 WHERE name = ?1), version FROM records_1 WHERE name = x''";
-const COUNT: &str = "UPDATE records_1 SET version = ?1 WHERE name = x''";
-const WRITE: &str = "REPLACE INTO records_1 VALUES (?1, ?2, ?3)";
-const REMOVE: &str = "DELETE FROM records_1 WHERE name = ?1";
-const PAGE: &str = "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM records_1 \
+    "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN body END FROM records_2 WHERE name = ?1";
+const STATE: &str = "SELECT (SELECT version FROM records_2 WHERE name = ?1), version FROM records_2 WHERE name = x''";
+const COUNT: &str = "UPDATE records_2 SET version = ?1 WHERE name = x''";
+const WRITE: &str = "REPLACE INTO records_2 VALUES (?1, ?2, ?3)";
+const REMOVE: &str = "DELETE FROM records_2 WHERE name = ?1";
+const PAGE: &str = "SELECT version, CASE WHEN octet_length(body) <= 4194304 THEN body END, name FROM records_2 \
                     WHERE name > ?1 ORDER BY name LIMIT 256";
 
 /// Maximum number of bytes that a scan reads into memory at once, except for a single larger record.

@@ -11,7 +11,7 @@ use crate::sandbox::{Done, Job, Kind, PATIENCE, Sandbox, wait_until};
 /// A lock that blocks every access, a lock that blocks writers, and the lock of a reader.
 const WRITER: &str = "BEGIN EXCLUSIVE";
 const RESERVED: &str = "BEGIN IMMEDIATE";
-const READER: &str = "BEGIN; SELECT count(*) FROM records_1";
+const READER: &str = "BEGIN; SELECT count(*) FROM records_2";
 
 /// A store with a value under `v` and a lock `held` in it.
 fn store() -> Sandbox {

@@ -67,14 +67,14 @@ on_every_store! {
 
     fn a_record_that_is_garbage(sandbox: &Sandbox) {
         good(sandbox);
-        for garbage in [&b"\0\0\0\0"[..], b"\xff\xfe", b"hello\n", &[b'x'; 100_000], b"csalock 1\n", b"csalock 1\nsum 0\n"] {
+        for garbage in [&b"\0\0\0\0"[..], b"\xff\xfe", b"hello\n", &[b'x'; 100_000], b"{\"csalock\":2}\n", b"{\"csalock\":2,\"sum\":\"0\",\n"] {
             is_refused_until_forced(sandbox, garbage, "is unreadable");
         }
     }
 
     fn a_record_from_the_future(sandbox: &Sandbox) {
         let good = String::from_utf8(good(sandbox)).unwrap();
-        is_refused_until_forced(sandbox, good.replace("csalock 1\n", "csalock 2\n").as_bytes(), "its format is 2");
+        is_refused_until_forced(sandbox, good.replace("{\"csalock\":2,", "{\"csalock\":3,").as_bytes(), "its format is 3");
     }
 
     fn a_record_with_two_exclusive_holders(sandbox: &Sandbox) {

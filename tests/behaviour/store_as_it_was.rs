@@ -46,7 +46,7 @@ fn makeup(sandbox: &Sandbox) -> BTreeSet<String> {
         Kind::Sqlite => {}
     }
     let database = rusqlite::Connection::open(sandbox.store_path()).unwrap();
-    let mut rows = database.prepare("SELECT hex(name) FROM records_1").unwrap();
+    let mut rows = database.prepare("SELECT hex(name) FROM records_2").unwrap();
     let names = rows.query_map([], |row| row.get::<_, String>(0)).unwrap();
     let mut found: BTreeSet<String> = names.map(|name| format!("row {}", name.unwrap())).collect();
     let number = |pragma| database.query_row(pragma, [], |row| row.get::<_, i64>(0)).unwrap();

@@ -123,7 +123,7 @@ pub(crate) fn force_removes_an_unreadable_record_during_other_commands(rig: &Rig
 
 pub(crate) fn a_sweep_removes_no_page_that_replaced_an_orphaned_page(rig: &Rig) {
     let key = Page::key(b"x", 7);
-    let page = |more: &str| format!("csalock-page 1\nname x%00{:016x}\n{more}", 7).into_bytes();
+    let page = |more: &str| format!("{{\"csalock-page\":2,\"name\":\"x%00{:016x}\",{more}", 7).into_bytes();
     let version = rig.put(&key, None, &page(""));
     let (store, written) = (rig.again(), key.clone());
     let change = move || {
@@ -142,7 +142,7 @@ pub(crate) fn a_sweep_removes_no_page_that_replaced_an_orphaned_page(rig: &Rig) 
 fn spoil(rig: &Rig) {
     if rig.kind == Kind::Sqlite {
         let database = rusqlite::Connection::open(rig.path()).unwrap();
-        database.execute("UPDATE records_1 SET body = zeroblob(5000000) WHERE name = x'78'", []).unwrap();
+        database.execute("UPDATE records_2 SET body = zeroblob(5000000) WHERE name = x'78'", []).unwrap();
         return;
     }
     for entry in fs::read_dir(rig.path().join("x")).unwrap().map(std::result::Result::unwrap) {

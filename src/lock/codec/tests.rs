@@ -1,8 +1,13 @@
 //! Tests that every field survives encoding and decoding, and that the decoder refuses all other bytes.
 
 use super::auxiliary::*;
+use std::time::Duration;
+
 use super::*;
-use crate::lock::commit_record::CommitRecord;
+use crate::lock::{
+    Begun, CommitRecord, EndReason, EndedGrant, Grant, Lease, Lifetime, Mode, Moment, Owner, Pages, PidDomain,
+    ProcessId, Sighting, Value, Waiter,
+};
 
 fn full() -> Record {
     let owner = Owner {
@@ -19,7 +24,7 @@ fn full() -> Record {
     let at = Moment { boottime: Duration::from_micros(23), store: Duration::from_micros(24) };
     let grant = Grant {
         proof: crate::lock::Handle::new([1; 16]).proof(),
-        token: Some(7),
+        token: Some(u64::MAX),
         mode: Mode::Slot,
         slot: 1,
         owner: owner.clone(),
@@ -72,6 +77,24 @@ fn a_record_reads_back() {
 }
 
 #[test]
+fn a_record_is_a_line_of_json() {
+    let mut record = Record { holders: full().holders, ..Record::free(b"a \"\\%\xff") };
+    (record.holders[0].mode, record.holders[0].slot) = (Mode::Exclusive, 0);
+    let line = String::from_utf8(encode(&record)).unwrap();
+    let written = concat!(
+        r#"{"csalock":2,"sum":"SUM","name":"a \"\\%25%FF","holders":[{"#,
+        r#""proof":"HASH","token":18446744073709551615,"mode":"exclusive","owner":{"domain":{"machine":"m@h","#,
+        r#""boot":"b","pids":"1.2","net":3},"processes":["1:2","3:4"],"#,
+        r#""supervisor":"17:18","host":"a host","uid":1000,"command":"sh -c 'a %25,:%0A%FF'","label":""},"#,
+        r#""lifetime":{"expires_at":{"clock":{"boot":"b:c"},"ends":5,"wall":6}},"since":8,"waited":15,"#,
+        r#""provisional":"9:10","release_on_exit":true,"claim":"id 1%FF"}]}"#,
+        "\n"
+    );
+    let (sum, proof) = (&line[20..36], record.holders[0].proof.to_string());
+    assert_eq!(line, written.replace("SUM", sum).replace("HASH", &proof));
+}
+
+#[test]
 fn a_grant_without_a_token_has_that_of_its_version() {
     let mut record = full();
     record.holders[0].token = None;
@@ -94,7 +117,7 @@ fn a_value_apart_reads_back_and_nothing_else_does() {
     for value in [&b""[..], b"\n\n", b"sum 0\n\n\0\xff"] {
         let bytes = encode_value(&key, &writer, value);
         assert_eq!(decode_value(&bytes), Some((writer.clone(), value.to_vec())));
-        assert_eq!(name_of_internal(&bytes), Some(key.clone()));
+        assert_eq!(name_of_auxiliary(&bytes), Some(key.clone()));
         assert_eq!(decode_value(&[&bytes[..], b"x"].concat()), None);
     }
     assert_eq!(Value::of_key(&key), Some((&b"a b"[..], 7)));
@@ -112,10 +135,70 @@ fn no_single_changed_or_missing_byte_goes_unseen() {
     }
 }
 
+/// Returns the error for the full record with `from` replaced by `to`, and with the correct checksum.
+fn respelled(from: &str, to: &str) -> String {
+    let line = String::from_utf8(encode(&full())).unwrap();
+    let (_, fields) = line.trim_end().split_once("\",").unwrap();
+    assert_eq!(fields.matches(from).count(), 1, "{from}: {fields}");
+    let fields = fields.replace(from, to);
+    let line = format!("{{\"csalock\":2,\"sum\":\"{:016x}\",{fields}\n", checksum(fields.as_bytes()));
+    decode(line.as_bytes(), 1).map_or_else(|error| error.message().to_string(), |_| String::new())
+}
+
+#[test]
+fn a_record_has_only_one_spelling() {
+    assert_eq!(respelled("\"slots\":3", "\"slots\":3"), "");
+    for (from, to) in [
+        ("\"slots\":3", "\"slots\": 3"),
+        ("\"slots\":3", "\"slots\":3.0"),
+        ("\"slots\":3", "\"slots\":3,\"slots\":3"),
+        ("\"slots\":3", "\"slots\":3,\"more\":[[[]]]"),
+        ("\"mode\":384,", ""),
+        ("\"needs_confirmation\":true", "\"needs_confirmation\":true,\"release_on_exit\":false"),
+        ("\"process\":\"11:", "\"process\":\"+11:"),
+        ("\"name\":\"a%0Ab\"", "\"name\":\"%61%0Ab\""),
+        ("\"name\":\"a%0Ab\"", "\"name\":\"a%0ab\""),
+        ("\"name\":\"a%0Ab\"", "\"name\":\"\\u0061%0Ab\""),
+        ("\"name\":\"a%0Ab\"", "\"name\":\"a%0\""),
+        ("\"name\":\"a%0Ab\"", "\"name\":\"\""),
+        ("\"reason\":\"broken\"", "\"reason\":\"Broken\""),
+    ] {
+        assert_eq!(respelled(from, to), "a lock record is unreadable: it is not as csalock writes them", "{from} {to}");
+    }
+}
+
+#[test]
+fn numbers_that_the_rules_cannot_compute_with_are_refused() {
+    for (from, to) in [
+        ("\"slots\":3", "\"slots\":0"),
+        ("\"pages\":{\"first\":5", "\"pages\":{\"first\":8"),
+        ("\"pages\":{\"first\":5,\"last\":7", "\"pages\":{\"first\":5,\"last\":10005"),
+        ("\"version\":20", "\"version\":18446744073709551615"),
+        ("\"size\":3", "\"size\":4"),
+        ("\"process\":\"11:", "\"process\":\"0:"),
+        ("\"process\":\"11:", "\"process\":\"-11:"),
+        ("\"process\":\"11:", "\"process\":\"4294967307:"),
+    ] {
+        assert_eq!(respelled(from, to), "a lock record is unreadable: it is not as csalock writes them", "{from} {to}");
+    }
+}
+
+#[test]
+fn lines_without_end_are_refused() {
+    for deep in ["[", "{\"a\":", "{\"holders\":[", "\"name\":[[[["] {
+        let fields = deep.repeat((MOST_BYTES - 100) / deep.len());
+        let line = format!("{{\"csalock\":2,\"sum\":\"{:016x}\",{fields}\n", checksum(fields.as_bytes()));
+        assert_eq!(decode(line.as_bytes(), 1).unwrap_err().kind(), crate::error::ErrorKind::Corrupt, "{deep}");
+        assert_eq!(name_of_auxiliary(line.as_bytes()), None, "{deep}");
+    }
+}
+
 #[test]
 fn another_format_is_named_and_refused() {
-    let said = decode(b"csalock 2\nname x\n", 1).unwrap_err().to_string();
-    assert!(said.contains("its format is 2, this csalock knows 1"), "{said}");
+    for (line, format) in [("csalock 1\nname x\n", 1), ("{\"csalock\":3,\"name\":\"x\"}\n", 3)] {
+        let said = decode(line.as_bytes(), 1).unwrap_err().to_string();
+        assert!(said.contains(&format!("its format is {format}, this csalock knows 2")), "{said}");
+    }
 }
 
 #[test]
@@ -123,12 +206,12 @@ fn a_decision_reads_back_and_nothing_else_does() {
     let key = CommitRecord::key(&full().holders[0].proof);
     for made in [false, true] {
         let decision = CommitRecord { committed: made, names: vec![b"a b".to_vec(), b"\xff".to_vec()] };
-        let bytes = encode_decision(&key, &decision);
-        assert_eq!((decode_decision(&bytes), name_of_internal(&bytes)), (Some(decision), Some(key.clone())));
-        assert_eq!(decode_decision(&bytes[..bytes.len() - 1]), None);
+        let bytes = encode_auxiliary(&key, &decision);
+        assert_eq!((decode_auxiliary(&bytes), name_of_auxiliary(&bytes)), (Some(decision), Some(key.clone())));
+        assert_eq!(decode_auxiliary::<CommitRecord>(&bytes[..bytes.len() - 1]), None);
     }
     assert_eq!(CommitRecord::of_key(&key), Some(full().holders[0].proof));
-    assert_eq!(decode_decision(&encode(&full())), None);
+    assert_eq!(decode_auxiliary::<CommitRecord>(&encode(&full())), None);
 }
 
 #[test]

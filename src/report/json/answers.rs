@@ -149,15 +149,9 @@ impl LockJson {
 
 impl Evicted {
     fn new(ending: &EndedGrant, reporter: &Reporter<'_>) -> Evicted {
-        let how = match ending.reason {
-            EndReason::Released => "released",
-            EndReason::Died => "died",
-            EndReason::Expired => "expired",
-            EndReason::Broken => "broken",
-        };
         let died = ending.reason == EndReason::Died;
         let alive = if died { Liveness::Dead } else { reporter.liveness(&ending.grant.owner) };
-        Evicted { how, holder: HolderJson::of_grant(&ending.grant, alive, reporter) }
+        Evicted { how: ending.reason.word(), holder: HolderJson::of_grant(&ending.grant, alive, reporter) }
     }
 }
 

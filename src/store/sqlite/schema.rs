@@ -1,6 +1,6 @@
 //! Schema of the database: the table, the detection of foreign or newer databases, and two views for users.
 //!
-//! The views read the text of the records, so they cannot disagree with them:
+//! The views read the JSON of the records, so they cannot disagree with them:
 //!
 //! - `holders`: name, pid, host, uid, command, label, since, expires, share, token
 //! - `waiters`: name, pid, host, uid, command, label, since, share; the waiters of a name in order of arrival
@@ -10,13 +10,11 @@
 //! are PROOF NUL decision.
 //!
 //! `pid` is the first of the owners. `since` and `expires` are UTC, in the format of SQLite's functions; `expires` is
-//! NULL for a grant without a time limit. Names appear unescaped, even if a terminal would interpret them. In commands
-//! and labels only the space is decoded; other bytes stay `%XX` as in the record. An unreadable record has no rows. The
-//! views do not know which processes are alive: `csalock status` does.
+//! NULL for a grant without a time limit. Names appear unescaped, even if a terminal would interpret them. Commands and
+//! labels appear as in the record, with `%XX` for each byte that is not printable ASCII. An unreadable record has no
+//! rows. The views do not know which processes are alive: `csalock status` does.
 //!
-//! SQLite parses the views at each open of the database, so every call pays for their length. JSON functions cost half
-//! as much as recursive queries. The views turn a record's lines into JSON by replacing separators, so values must not
-//! contain `=`, `"` or a backslash: the codec escapes these.
+//! SQLite parses the views at each open of the database, so every call pays for their length.
 //!
 //! The table's name ends in the number of the format. A csalock of another format thus finds no table, instead of a
 //! wrong one, and the usual case needs no query for the format.
@@ -29,34 +27,32 @@ use crate::error::ErrorKind;
 /// Application id "CSLK", by which file(1) and other programs recognize the database.
 const APPLICATION: i64 = 0x4353_4C4B;
 
-const FORMAT: i64 = 1;
+const FORMAT: i64 = 2;
 
 /// Statements that initialize an empty database. All readers must be able to parse them, so they avoid STRICT, `->>`
 /// and `unixepoch`. They are tested with 3.40, the version of Debian 12.
 pub(super) const CREATE: &str = r#"
 PRAGMA application_id = 0x43534C4B;
-PRAGMA user_version = 1;
-CREATE TABLE records_1(name BLOB PRIMARY KEY, version INTEGER NOT NULL, body BLOB) WITHOUT ROWID;
-INSERT INTO records_1 VALUES (x'', 0, NULL);
+PRAGMA user_version = 2;
+CREATE TABLE records_2(name BLOB PRIMARY KEY, version INTEGER NOT NULL, body BLOB) WITHOUT ROWID;
+INSERT INTO records_2 VALUES (x'', 0, NULL);
 CREATE VIEW entries AS
-SELECT json_extract(j, '$.entry') AS entry,
+SELECT list,
  CAST(CASE instr(name, x'00') WHEN 0 THEN name ELSE substr(name, 1, instr(name, x'00') - 1) END AS TEXT) AS name,
- nullif(json_extract(j, '$.owners') + 0, 0) AS pid, json_extract(j, '$.host') AS host,
- json_extract(j, '$.uid') + 0 AS uid, json_extract(j, '$.command') AS command, json_extract(j, '$.label') AS label,
- datetime(json_extract(j, '$.since') / 1000, 'unixepoch') AS since,
- datetime(json_extract('["' || replace(json_extract(j, '$.tenure'), ':', '","') || '"]', '$[2]') / 1000, 'unixepoch')
-  AS expires,
- json_extract(j, '$.share') AS share, coalesce(json_extract(j, '$.token') + 0, version) AS token
-FROM (
- SELECT name, version,
-  '{"entry":"' || replace(replace(replace(value, '=', '":"'), ' ', '","'), '%20', ' ') || '"}' AS j
- FROM (SELECT name, version, '["' || replace(CAST(body AS TEXT), char(10), '","') || '"]' AS lines
-  FROM records_1 WHERE name >= x'01' AND substr(body, 1, 13) <> CAST('csalock-value' AS BLOB)), json_each(lines)
- WHERE json_valid(lines) AND (value LIKE 'holder %' OR value LIKE 'waiter %'));
+ json_extract(j, '$.owner.processes[0]') + 0 AS pid, json_extract(j, '$.owner.host') AS host,
+ json_extract(j, '$.owner.uid') AS uid, json_extract(j, '$.owner.command') AS command,
+ json_extract(j, '$.owner.label') AS label, datetime(json_extract(j, '$.since') / 1000, 'unixepoch') AS since,
+ datetime(json_extract(j, '$.lifetime.expires_at.wall') / 1000, 'unixepoch') AS expires,
+ json_extract(j, '$.mode') AS share, coalesce(json_extract(j, '$.token'), version) AS token
+FROM (SELECT name, version, list.key AS list, entry.value AS j
+ FROM (SELECT name, version, CAST(body AS TEXT) AS record FROM records_2
+  WHERE name >= x'01' AND substr(body, 1, 15) <> CAST('{"csalock-value' AS BLOB)),
+  json_each(CASE json_valid(record) WHEN 1 THEN record END) AS list, json_each(list.value) AS entry
+ WHERE list.key IN ('holders', 'waiters') AND list.type = 'array' AND entry.type = 'object');
 CREATE VIEW holders AS
-SELECT name, pid, host, uid, command, label, since, expires, share, token FROM entries WHERE entry = 'holder';
+SELECT name, pid, host, uid, command, label, since, expires, share, token FROM entries WHERE list = 'holders';
 CREATE VIEW waiters AS
-SELECT name, pid, host, uid, command, label, since, share FROM entries WHERE entry = 'waiter';
+SELECT name, pid, host, uid, command, label, since, share FROM entries WHERE list = 'waiters';
 "#;
 
 /// Returns true if `cause` came from a database that is still empty. Returns an error if the database has other content

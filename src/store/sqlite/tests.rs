@@ -110,18 +110,18 @@ fn other_databases_are_recognized_and_left_alone() {
     assert_eq!(failures(&foreign), (Some(ErrorKind::Corrupt), Some(ErrorKind::Corrupt)));
     assert!(fs::read(&foreign).unwrap() == before);
 
-    let (_place, newer) = with_database("ALTER TABLE records_1 RENAME TO records_2; PRAGMA user_version = 2");
+    let (_place, newer) = with_database("ALTER TABLE records_2 RENAME TO records_3; PRAGMA user_version = 3");
     assert_eq!(failures(&newer), (Some(ErrorKind::Corrupt), Some(ErrorKind::Corrupt)));
-    assert!(put(&newer).unwrap_err().to_string().contains("has format 2, this csalock knows 1"));
+    assert!(put(&newer).unwrap_err().to_string().contains("has format 3, this csalock knows 2"));
 }
 
 #[test]
 fn a_database_that_lost_something_is_corrupt_and_never_free() {
-    let (_place, path) = with_database("DROP TABLE records_1");
+    let (_place, path) = with_database("DROP TABLE records_2");
     assert_eq!(failures(&path), (Some(ErrorKind::Corrupt), Some(ErrorKind::Corrupt)));
-    let (_place, path) = with_database("DELETE FROM records_1");
+    let (_place, path) = with_database("DELETE FROM records_2");
     assert_eq!(failures(&path), (None, Some(ErrorKind::Corrupt)));
-    let (_place, path) = with_database("UPDATE records_1 SET body = NULL");
+    let (_place, path) = with_database("UPDATE records_2 SET body = NULL");
     assert_eq!(failures(&path).0, Some(ErrorKind::Corrupt));
     let mut seen = Vec::new();
     let scanned = open(&path).unwrap().scan(&mut |place, found| {
@@ -162,7 +162,7 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
     store.set_deadline(Some(fake.boottime() + 3 * PATIENCE));
     assert_eq!(waited(&write), (ErrorKind::Busy, 3 * PATIENCE));
     // A process that only reads blocks each commit.
-    other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_1").unwrap();
+    other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_2").unwrap();
     assert_eq!(waited(&write), (ErrorKind::Busy, LEAST));
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
     other.execute_batch("ROLLBACK").unwrap();
@@ -217,7 +217,11 @@ fn the_views_agree_with_the_records() {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("db");
     let store = open(&path).unwrap();
-    store.commit(&WriteSet::of(b"junk", None, Some(b"holder = \"\xff\0"))).unwrap();
+    let junk: [&[u8]; 4] =
+        [b"holder = \"\xff\0", b"[1]", br#"{"holders":"x","waiters":{"y":["z"]}}"#, br#"{"holders":["x",7]}"#];
+    for (number, body) in junk.iter().enumerate() {
+        store.commit(&WriteSet::of(format!("junk {number}").as_bytes(), None, Some(body))).unwrap();
+    }
     store.commit(&WriteSet::of(&record.name, None, Some(&lock::encode(&record)))).unwrap();
     // A user can write a value that looks like a record.
     let key = lock::Value::key(b"v", 7);
@@ -238,9 +242,9 @@ fn the_views_agree_with_the_records() {
     assert_eq!(
         one(sql),
         [
-            "a=\"b\\: c|12|web1|33|backup|a label%3D|2026-11-23 04:26:40|-|shared|1",
-            "a=\"b\\: c|13|web1|33|sh -c 'x%3D%22a b%5Cn%3D%2520%2C%3A'%0A%FF;|-|2026-11-23 04:26:40|2026-11-23 04:43:20|\
-             shared|1700000000000002",
+            "a=\"b\\: c|12|web1|33|backup|a label=|2026-11-23 04:26:40|-|shared|1",
+            "a=\"b\\: c|13|web1|33|sh -c 'x=\"a b\\n=%2520,:'%0A%FF;|-|2026-11-23 04:26:40|2026-11-23 04:43:20|\
+             shared|1700000000000005",
         ]
     );
     let sql = "SELECT format('%s|%s|%s|%s|%s|%s|%s|%s', name, pid, host, uid, command, ifnull(label, '-'), since, share) \

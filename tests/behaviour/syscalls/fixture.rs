@@ -244,7 +244,7 @@ impl Fixture {
         if self.place == Place::Sqlite {
             let database = rusqlite::Connection::open(self.store_path()).unwrap();
             let ask = |question: &str| database.query_row(question, [], |row| row.get::<_, String>(0)).unwrap();
-            let rows = ask("SELECT count(*) || ' rows' FROM (SELECT 1 FROM records_1 WHERE name <> x'')");
+            let rows = ask("SELECT count(*) || ' rows' FROM (SELECT 1 FROM records_2 WHERE name <> x'')");
             let journal = self.sandbox.path("store-journal").exists();
             return vec![ask("PRAGMA integrity_check"), rows, format!("journal: {journal}")];
         }

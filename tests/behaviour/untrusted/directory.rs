@@ -97,7 +97,7 @@ const INSTEAD_OF_ITS_RECORD: [Strange; 9] = [
         what: "a file outside under a second name",
         script: "ln -f $OUT/file $r",
         code: 65,
-        said: "PLACE: a lock record is unreadable: it does not begin with \"csalock 1\"; FORCE",
+        said: "PLACE: a lock record is unreadable: it does not begin with {\"csalock\":2; FORCE",
     },
     Strange {
         what: "a record elsewhere",
@@ -407,7 +407,12 @@ fn a_record_in_the_place_of_another_name_is_an_error() {
 fn a_false_auxiliary_object_is_an_unreadable_record() {
     let sandbox = Sandbox::new(Kind::Directory);
     store(&sandbox);
-    for body in ["csalock-", "csalock-page 1\n", "csalock-value 1\nname x\n", "csalock-page 1\nname other%00"] {
+    for body in [
+        r#"{"csalock-"#,
+        r#"{"csalock-page":2,"#,
+        r#"{"csalock-value":2,"name":"x","#,
+        r#"{"csalock-page":2,"name":"other%00""#,
+    ] {
         sandbox.overwrite("x", body.as_bytes());
         let status = bounded(&sandbox, &["status", "-1"]);
         assert_eq!((status.code, status.stdout.as_str()), (Some(65), "other\n"), "{body:?} {status:?}");

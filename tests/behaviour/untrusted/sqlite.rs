@@ -114,11 +114,11 @@ fn invalid_rows_are_not_locks_and_the_others_are_shown() {
     let no_body = "STORE (row x) has no version, or no body of 4 MiB at most; nothing was changed; see who wrote it, then `csalock \
                    unlock --force` removes it";
     for (sql, said) in [
-        ("UPDATE records_1 SET body = zeroblob(5000000) WHERE name = x'78'", no_body),
-        ("UPDATE records_1 SET body = NULL WHERE name = x'78'", no_body),
-        ("UPDATE records_1 SET body = 7 WHERE name = x'78'", no_body),
-        ("UPDATE records_1 SET version = -1 WHERE name = x'78'", no_body),
-        ("UPDATE records_1 SET version = 'x' WHERE name = x'78'", no_body),
+        ("UPDATE records_2 SET body = zeroblob(5000000) WHERE name = x'78'", no_body),
+        ("UPDATE records_2 SET body = NULL WHERE name = x'78'", no_body),
+        ("UPDATE records_2 SET body = 7 WHERE name = x'78'", no_body),
+        ("UPDATE records_2 SET version = -1 WHERE name = x'78'", no_body),
+        ("UPDATE records_2 SET version = 'x' WHERE name = x'78'", no_body),
     ] {
         let sandbox = Sandbox::new(Kind::Sqlite);
         store(&sandbox);
@@ -132,7 +132,7 @@ fn invalid_rows_are_not_locks_and_the_others_are_shown() {
 fn a_last_version_number_is_the_last() {
     let sandbox = Sandbox::new(Kind::Sqlite);
     store(&sandbox);
-    edit(&sandbox, "UPDATE records_1 SET version = 9223372036854775807 WHERE name = x''");
+    edit(&sandbox, "UPDATE records_2 SET version = 9223372036854775807 WHERE name = x''");
     for words in [&["run", "-n", "y", "touch", "ran"][..], &["renew", "--ttl", "1h", "x"]] {
         let done = bounded(&sandbox, words);
         assert_eq!((done.code, done.stderr.contains("STORE")), (Some(65), false), "{done:?}");
@@ -148,9 +148,9 @@ fn no_planted_sql_runs_with_the_rights_of_the_caller() {
     edit(
         &sandbox,
         &format!(
-            "CREATE TRIGGER a BEFORE UPDATE ON records_1 BEGIN {without_end}; END;
-         CREATE TRIGGER b AFTER INSERT ON records_1 BEGIN DELETE FROM records_1 WHERE name = x'78'; END;
-         CREATE TRIGGER c BEFORE DELETE ON records_1 BEGIN {without_end}; END;"
+            "CREATE TRIGGER a BEFORE UPDATE ON records_2 BEGIN {without_end}; END;
+         CREATE TRIGGER b AFTER INSERT ON records_2 BEGIN DELETE FROM records_2 WHERE name = x'78'; END;
+         CREATE TRIGGER c BEFORE DELETE ON records_2 BEGIN {without_end}; END;"
         ),
     );
     assert_eq!(bounded(&sandbox, &["run", "-n", "y", "true"]).code, Some(0));
@@ -160,7 +160,7 @@ fn no_planted_sql_runs_with_the_rights_of_the_caller() {
     edit(
         &other,
         &format!(
-            "ALTER TABLE records_1 RENAME TO old; CREATE VIEW records_1 AS SELECT x AS name, x AS version, x AS body FROM ({})",
+            "ALTER TABLE records_2 RENAME TO old; CREATE VIEW records_2 AS SELECT x AS name, x AS version, x AS body FROM ({})",
             without_end.replace("sum(x)", "sum(x) AS x")
         ),
     );
