@@ -281,7 +281,8 @@ on_every_store! {
                 }
             }
         }
-        assert!(all > 2 && none > 2, "{all} {none}");
+        // On etcd, two requests follow the commit.
+        assert!(all > 1 && none > 2, "{all} {none}");
         assert!(sandbox.is_tidy());
     }
 
