@@ -138,18 +138,15 @@ impl Auth {
     /// Returns the directory of this user's tokens, creating it if `make`; `None` if it cannot be trusted.
     fn directory(&self, make: bool) -> Option<File> {
         let of_the_system = PathBuf::from(format!("/run/user/{}", self.uid));
-        let path = match self.runtime.clone().or(Some(of_the_system)).filter(|path| self.is_ours(path, 0o022)) {
-            Some(runtime) => runtime.join("csalock"),
-            None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
-        };
+        let path =
+            match self.runtime.clone().or(Some(of_the_system)).filter(|path| self.open_own(path, 0o022).is_some()) {
+                Some(runtime) => runtime.join("csalock"),
+                None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
+            };
         if make {
             let _ = mkdir(&path, Mode::S_IRWXU);
         }
         self.open_own(&path, 0o077)
-    }
-
-    fn is_ours(&self, path: &Path, closed: u32) -> bool {
-        self.open_own(path, closed).is_some()
     }
 
     /// Opens a directory that belongs to this user and whose mode has none of the bits `closed`.

@@ -146,13 +146,13 @@ fn of_reading(client: &Client, records: &[u8]) -> Finding {
     let question = json!({"key": encoded(records), "keys_only": true});
     let mut times = Vec::new();
     for _ in 0..READS {
-        let begun = client.host().boottime();
+        let begun = client.host.boottime();
         if let Err(error) = client.ask::<Found>("/v3/kv/range", &question) {
             let error = error.to_string();
             let (what, cure) = error.rsplit_once("; ").unwrap_or((&error, ""));
             return Finding::bad("reading", what, cure);
         }
-        times.push(client.host().boottime().saturating_sub(begun));
+        times.push(client.host.boottime().saturating_sub(begun));
     }
     times.sort();
     let median = times[READS / 2];

@@ -123,7 +123,7 @@ impl Etcd {
     pub(super) fn grant_on_server(&self, lease: &Pending) -> Result<()> {
         let question = json!({"ID": lease.id.to_string(), "TTL": lease.seconds.to_string()});
         match self.client.call::<Anything>("/v3/lease/grant", &question) {
-            Err(failed) if !failed.is_lease_there() => Err(failed.error()),
+            Err(failed) if !failed.is_lease_there() => Err(failed.error),
             _ => Ok(()),
         }
     }
