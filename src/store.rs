@@ -23,7 +23,7 @@ mod scratch;
 mod sqlite;
 mod url;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use answers::answers;
@@ -279,6 +279,11 @@ impl Leases for BootLeases {
     fn ttl(&self, lease: &Lease) -> Result<Duration> {
         boot_lease::remaining(self.0.as_ref(), lease)
     }
+}
+
+/// Returns the content of a mutex, even if another thread panicked while it used that.
+fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens the store at a location. It creates nothing: the first commit does.

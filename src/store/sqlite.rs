@@ -44,7 +44,7 @@ mod tests;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
@@ -56,7 +56,7 @@ use self::errors::Cause;
 use super::history_file::HistoryFile;
 use super::{
     BootLeases, CommitResult, Directory, Durability, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic,
-    Version, Versioned, Visit, Write, WriteOptions, WriteSet,
+    Version, Versioned, Visit, Write, WriteOptions, WriteSet, guarded,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -130,13 +130,9 @@ impl Sqlite {
         })
     }
 
-    fn database(&self) -> MutexGuard<'_, Option<Database>> {
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Runs `work` on the database, or returns `T::default()` without a database.
     fn reading<T: Default>(&self, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
-        let mut database = self.database();
+        let mut database = guarded(&self.database);
         // A removed file cannot be written, and a read of it would return grants that no other process knows.
         database.take_if(|database| database.file != checks::file_id(&self.path));
         if database.is_none() && !checks::check_file(&self.path)? {
@@ -158,7 +154,7 @@ impl Sqlite {
     /// Runs `work` in a write transaction on the database, which is created if there is none. Returns `T::default()` if
     /// the file of the open database was removed or replaced.
     fn writing<T: Default>(&self, keep: WriteOptions, work: impl Fn(&Transaction<'_>) -> Done<T>) -> Result<T> {
-        let mut database = self.database();
+        let mut database = guarded(&self.database);
         if database.is_none() && !checks::check_file(&self.path)? {
             checks::create_file(&self.path, keep.mode)?;
         }

@@ -11,7 +11,7 @@
 //! while there is time. After a first answer, it retries every error that may be temporary. A request may reach the
 //! cluster more than once, and every request of this store tolerates that.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -26,8 +26,8 @@ use super::errors::{CallError, Failed, RetryPolicy};
 use super::{Access, tls};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::store::Cluster;
 use crate::store::answers::answered;
+use crate::store::{Cluster, guarded};
 
 /// Maximum time of a call, and its default.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -76,7 +76,7 @@ struct State {
 impl Client {
     pub(super) fn new(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Client> {
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let tls = cluster.tls.then(|| tls::config(access)).transpose()?;
+        let tls = cluster.tls.then(|| tls::config(access).map(Arc::new)).transpose()?;
         let count = cluster.endpoints.len();
         let connector = Connector { host: host.clone(), call_deadline: call_deadline.clone(), tls, lonely: count == 1 };
         connector.look_up_names(&cluster.endpoints);
@@ -102,13 +102,9 @@ impl Client {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
     pub(super) fn set_deadline(&self, until: Option<Duration>) {
-        self.state().until = until;
+        guarded(&self.state).until = until;
     }
 
     /// Sends a request until a server answers, and returns the answer.
@@ -119,7 +115,7 @@ impl Client {
     /// Sends a request like [`Client::ask`], but returns a failure that the caller can examine.
     pub(super) fn call<A: DeserializeOwned>(&self, path: &str, question: &Value) -> std::result::Result<A, Failed> {
         let body = question.to_string().into_bytes();
-        let mut state = self.state();
+        let mut state = guarded(&self.state);
         let now = self.host.boottime();
         let policy = if state.silent { LITTLE_PATIENCE } else { PATIENCE };
         let at_most = state.until.map_or(policy, |until| (until.saturating_add(OVERTIME)).saturating_sub(now));
@@ -240,7 +236,7 @@ impl Client {
 
     /// Reads a path of one server with GET.
     pub(super) fn get(&self, server: &str, path: &str, share: Duration) -> std::result::Result<Vec<u8>, CallError> {
-        let _state = self.state();
+        let _state = guarded(&self.state);
         self.call_deadline.set(self.host.boottime() + share);
         let (_, body) = read(self.agent.get(self.url(server, path)).call()?)?;
         Ok(body)
@@ -254,7 +250,7 @@ impl Client {
         question: &Value,
         share: Duration,
     ) -> std::result::Result<A, CallError> {
-        let _state = self.state();
+        let _state = guarded(&self.state);
         self.ask_logged_in(server, path, question.to_string().as_bytes(), share)
     }
 
@@ -263,14 +259,15 @@ impl Client {
         &self,
         call_deadline: &Arc<CallDeadline>,
     ) -> std::io::Result<(String, Option<String>, super::connection::Connection)> {
-        let server = self.cluster.endpoints[self.state().at].clone();
+        let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let line = Connector { call_deadline: call_deadline.clone(), ..self.connector.clone() }.dial(&server)?;
         Ok((server, self.login.token(), line))
     }
 
     /// Returns the error for a valid answer that does not fit the request.
     pub(super) fn nonsense(&self, what: &str) -> Error {
-        let troubles = [(self.cluster.endpoints[self.state().at].clone(), CallError::Strange(what.to_string()))];
+        let troubles =
+            [(self.cluster.endpoints[guarded(&self.state).at].clone(), CallError::Strange(what.to_string()))];
         CallError::error(&troubles, &self.cluster)
     }
 
