@@ -23,6 +23,7 @@ mod scratch;
 mod sqlite;
 mod url;
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -284,6 +285,13 @@ impl Leases for BootLeases {
 /// Returns the content of a mutex, even if another thread panicked while it used that.
 fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the path with this suffix, for a file next to another.
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
 }
 
 /// Opens the store at a location. It creates nothing: the first commit does.

@@ -30,6 +30,7 @@ use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
+use super::with_suffix;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::name::escape_path;
@@ -95,9 +96,8 @@ impl HistoryFile<'_> {
 
     /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
     pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let failed = |error: std::io::Error| {
-            Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path)
-        };
+        let failed =
+            |error: io::Error| Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path);
         // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
         let newer = self.open_to_read(&self.name, path)?;
         let older = self.open_to_read(&self.older(), path)?;
@@ -144,7 +144,7 @@ impl HistoryFile<'_> {
     /// if another process is rotating the file.
     fn rotate(&self, found: &Statx, limits: &Limits, now: Duration) -> nix::Result<bool> {
         // A failure to lock does not stop the rotation: half of the history may be lost, but it would end otherwise.
-        let lock = self.open_or_create(&self.with(".lock"), LOCK).ok();
+        let lock = self.open_or_create(&with_suffix(&self.name, ".lock"), LOCK).ok();
         let tried = lock.as_ref().map_or(Ok(()), fs2::FileExt::try_lock_exclusive);
         if tried.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             return Ok(false);
@@ -169,13 +169,7 @@ impl HistoryFile<'_> {
     }
 
     fn older(&self) -> PathBuf {
-        self.with(".1")
-    }
-
-    fn with(&self, suffix: &str) -> PathBuf {
-        let mut name = self.name.clone().into_os_string();
-        name.push(suffix);
-        name.into()
+        with_suffix(&self.name, ".1")
     }
 
     fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<File>> {
