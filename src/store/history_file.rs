@@ -85,7 +85,8 @@ impl HistoryFile<'_> {
             if getrlimit(Resource::Fsize).current.is_some_and(|most| size > most) {
                 return Err(Errno::EFBIG);
             }
-            let has_room = size <= limits.size / 2 && (found.stx_size == 0 || age(begun(&found), now) <= limits.age);
+            let has_room =
+                size <= limits.size / 2 && (found.stx_size == 0 || now.saturating_sub(begun(&found)) <= limits.age);
             // A failed rotation means that another process is rotating the file at this moment.
             if has_room || (!self.rotate(&found, limits, now)? && size <= limits.size) {
                 return write_once(&file, line);
@@ -155,7 +156,7 @@ impl HistoryFile<'_> {
             Ok(_) | Err(Errno::ENOENT) => return Ok(true),
             Err(errno) => return Err(errno),
         }
-        if age(seconds(found.stx_mtime.tv_sec), now) > limits.age {
+        if now.saturating_sub(seconds(found.stx_mtime.tv_sec)) > limits.age {
             for name in [&self.older(), &self.name] {
                 match unlinkat(self.at, name, UnlinkatFlags::NoRemoveDir) {
                     Ok(()) | Err(Errno::ENOENT) => {}
@@ -201,10 +202,6 @@ fn begun(found: &Statx) -> Duration {
 
 fn seconds(since_1970: i64) -> Duration {
     Duration::from_secs(since_1970.max(0) as u64)
-}
-
-fn age(then: Duration, now: Duration) -> Duration {
-    now.saturating_sub(then)
 }
 
 /// Writes a line with one write(2), so that it is complete or absent if the file system permits.

@@ -35,7 +35,6 @@ pub(super) enum CallError {
 /// Failure of a call, which may have asked several servers.
 #[derive(Debug)]
 pub(super) struct Failed {
-    /// Last failure.
     pub(super) last: Option<CallError>,
     /// Error to report.
     pub(super) error: Error,
@@ -55,12 +54,10 @@ pub(super) enum RetryPolicy {
 }
 
 impl Failed {
-    /// Returns true if etcd reports that the lease does not exist.
     pub(super) fn is_lease_gone(&self) -> bool {
         self.last.as_ref().is_some_and(|last| last.says("lease not found"))
     }
 
-    /// Returns true if etcd reports that the lease exists already.
     pub(super) fn is_lease_there(&self) -> bool {
         self.last.as_ref().is_some_and(|last| last.says("lease already exists"))
     }
@@ -78,7 +75,6 @@ impl Failed {
 }
 
 impl CallError {
-    /// Returns the retry that may help.
     pub(super) fn retry_policy(&self) -> RetryPolicy {
         match self {
             CallError::Silent | CallError::Closed => RetryPolicy::Again,

@@ -63,12 +63,10 @@ impl Busy {
         guarded(&self.state).until = until;
     }
 
-    /// Returns true if the caller has a deadline.
     pub(super) fn is_bounded(&self) -> bool {
         guarded(&self.state).until.is_some()
     }
 
-    /// Begins another call.
     pub(super) fn begin(&self) {
         guarded(&self.state).wait = None;
     }
