@@ -68,7 +68,7 @@ mod work;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -85,6 +85,7 @@ use self::work::WORK;
 use super::history_file::HistoryFile;
 use super::{
     CommitResult, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Versioned, Visit, WriteSet,
+    guarded,
 };
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
@@ -133,10 +134,6 @@ impl Directory {
         Ok(store)
     }
 
-    fn seen(&self) -> MutexGuard<'_, Option<Listing>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the time of the file system.
     fn time(&self) -> Result<Duration> {
         let gone = || Error::os(Errno::ENOENT, "ask for the time of the file system of", &self.path);
@@ -179,7 +176,7 @@ impl Store for Directory {
             let Some(root) = self.existing()? else { return Ok(None) };
             let entry = self.entry(&root, name);
             if let Some((stored, look)) = entry.stored(self.host.as_ref())? {
-                *self.seen() = Some(look);
+                *guarded(&self.seen) = Some(look);
                 return Ok(Some(stored));
             }
             if !self.was_removed(&root) {

@@ -64,7 +64,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use self::api::{Found, Pair, encoded, prefix_end};
-use self::client::{Client, Failed};
+use self::client::Client;
 use self::leases::KnownLeases;
 use super::{
     Abilities, Cluster, CommitResult, Finding, Leases, Scope, Store, Subscription, Topic, Version, Versioned, Visit,
@@ -202,7 +202,7 @@ impl Store for Etcd {
                     limit = 1;
                     continue;
                 }
-                found => found.map_err(Failed::error)?,
+                found => found.map_err(|failed| failed.error)?,
             };
             let bytes: usize = found.kvs.iter().map(|pair| pair.value.len()).sum();
             limit = if bytes > PAGE_BYTES { limit / 2 } else { limit * 2 }.clamp(1, LARGEST_PAGE);

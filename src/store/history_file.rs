@@ -30,6 +30,7 @@ use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
+use super::with_suffix;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::name::escape_path;
@@ -84,7 +85,8 @@ impl HistoryFile<'_> {
             if getrlimit(Resource::Fsize).current.is_some_and(|most| size > most) {
                 return Err(Errno::EFBIG);
             }
-            let has_room = size <= limits.size / 2 && (found.stx_size == 0 || age(begun(&found), now) <= limits.age);
+            let has_room =
+                size <= limits.size / 2 && (found.stx_size == 0 || now.saturating_sub(begun(&found)) <= limits.age);
             // A failed rotation means that another process is rotating the file at this moment.
             if has_room || (!self.rotate(&found, limits, now)? && size <= limits.size) {
                 return write_once(&file, line);
@@ -95,9 +97,8 @@ impl HistoryFile<'_> {
 
     /// Visits the lines, the older generation's first. `path` is the path of the file, for messages.
     pub(super) fn read(&self, path: &Path, visit: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let failed = |error: std::io::Error| {
-            Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path)
-        };
+        let failed =
+            |error: io::Error| Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "read the history", path);
         // The newer file comes first: if it becomes the older one meanwhile, it is opened twice and not missed.
         let newer = self.open_to_read(&self.name, path)?;
         let older = self.open_to_read(&self.older(), path)?;
@@ -144,7 +145,7 @@ impl HistoryFile<'_> {
     /// if another process is rotating the file.
     fn rotate(&self, found: &Statx, limits: &Limits, now: Duration) -> nix::Result<bool> {
         // A failure to lock does not stop the rotation: half of the history may be lost, but it would end otherwise.
-        let lock = self.open_or_create(&self.with(".lock"), LOCK).ok();
+        let lock = self.open_or_create(&with_suffix(&self.name, ".lock"), LOCK).ok();
         let tried = lock.as_ref().map_or(Ok(()), fs2::FileExt::try_lock_exclusive);
         if tried.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
             return Ok(false);
@@ -155,7 +156,7 @@ impl HistoryFile<'_> {
             Ok(_) | Err(Errno::ENOENT) => return Ok(true),
             Err(errno) => return Err(errno),
         }
-        if age(seconds(found.stx_mtime.tv_sec), now) > limits.age {
+        if now.saturating_sub(seconds(found.stx_mtime.tv_sec)) > limits.age {
             for name in [&self.older(), &self.name] {
                 match unlinkat(self.at, name, UnlinkatFlags::NoRemoveDir) {
                     Ok(()) | Err(Errno::ENOENT) => {}
@@ -169,13 +170,7 @@ impl HistoryFile<'_> {
     }
 
     fn older(&self) -> PathBuf {
-        self.with(".1")
-    }
-
-    fn with(&self, suffix: &str) -> PathBuf {
-        let mut name = self.name.clone().into_os_string();
-        name.push(suffix);
-        name.into()
+        with_suffix(&self.name, ".1")
     }
 
     fn open_to_read(&self, name: &Path, path: &Path) -> Result<Option<File>> {
@@ -207,10 +202,6 @@ fn begun(found: &Statx) -> Duration {
 
 fn seconds(since_1970: i64) -> Duration {
     Duration::from_secs(since_1970.max(0) as u64)
-}
-
-fn age(then: Duration, now: Duration) -> Duration {
-    now.saturating_sub(then)
 }
 
 /// Writes a line with one write(2), so that it is complete or absent if the file system permits.

@@ -1,9 +1,9 @@
 //! In-memory store, for tests and as the shortest definition of a store.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::{BootLeases, CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, WriteSet};
+use super::{BootLeases, CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, WriteSet, guarded};
 use crate::error::Result;
 use crate::host::Host;
 
@@ -25,25 +25,21 @@ impl Memory {
     pub fn new(host: Arc<dyn Host>) -> Memory {
         Memory { leases: BootLeases(host), inside: Mutex::default() }
     }
-
-    fn inside(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Store for Memory {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        Ok(self.inside().records.get(name).cloned())
+        Ok(guarded(&self.inside).records.get(name).cloned())
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
-        let records: Vec<Versioned> = self.inside().records.values().cloned().collect();
+        let records: Vec<Versioned> = guarded(&self.inside).records.values().cloned().collect();
         records.into_iter().try_for_each(|stored| visit("memory", Ok(stored)))
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
         let done = set.commit_alone(&self.leases, |change| {
-            let mut inside = self.inside();
+            let mut inside = guarded(&self.inside);
             if inside.records.get(change.name).map(|stored| stored.version) != change.expect {
                 return Ok(CommitResult::Conflict);
             }
@@ -58,7 +54,7 @@ impl Store for Memory {
             Ok(CommitResult::Done(version))
         })?;
         if done != CommitResult::Conflict {
-            let history = &mut self.inside().history;
+            let history = &mut guarded(&self.inside).history;
             history.extend(set.history.iter().cloned());
             while history.iter().map(|line| line.len() as u64).sum::<u64>() > set.limits.size {
                 history.remove(0);
@@ -80,7 +76,7 @@ impl Store for Memory {
     }
 
     fn read_history(&self, visit: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let history = self.inside().history.clone();
+        let history = guarded(&self.inside).history.clone();
         history.iter().for_each(|line| visit(line.as_bytes()));
         Ok(true)
     }

@@ -14,7 +14,7 @@
 //! **Settings.** The store uses a rollback journal, because it costs a lone process a third less than a write-ahead
 //! log. It uses POSIX locks, because the kernel drops them with their process. A process keeps the file locked only
 //! while it uses it. Syncs keep the database whole over a power cut. The last lock may be lost then, since locks end
-//! with the boot. A transaction that needs more durability syncs more ([`Database::tune`]).
+//! with the boot. A transaction that needs more durability syncs more ([`database`]).
 //!
 //! **The file** is created by the first commit, with a mode from the umask; its directory must exist. The file has all
 //! records, so the store refuses a commit whose record fewer users may read than the file. All users need write
@@ -35,28 +35,26 @@
 
 mod busy;
 mod checks;
+mod database;
 mod errors;
 mod health;
 mod schema;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rusqlite::config::DbConfig;
 use rusqlite::types::ValueRef;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, TransactionBehavior};
+use rusqlite::{OptionalExtension, Row};
 
 use self::busy::Busy;
-use self::errors::Cause;
+use self::database::Database;
 use super::history_file::HistoryFile;
 use super::{
-    BootLeases, CommitResult, Directory, Durability, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic,
-    Version, Versioned, Visit, Write, WriteOptions, WriteSet,
+    BootLeases, CommitResult, Directory, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Version,
+    Versioned, Visit, Write, WriteOptions, WriteSet, with_suffix,
 };
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -85,36 +83,6 @@ pub struct Sqlite {
     database: Mutex<Option<Database>>,
 }
 
-type Done<T> = std::result::Result<T, Cause>;
-
-struct Database {
-    connection: Connection,
-    /// Last `PRAGMA synchronous` statement of this connection.
-    tuned: Option<&'static str>,
-    /// Identity of the open file.
-    file: Option<checks::FileId>,
-}
-
-impl Database {
-    /// Sets how far the next transactions sync to the disk.
-    ///
-    /// NORMAL syncs journal and database, so either the old or the new content survives. The removal of the journal
-    /// commits the transaction and is not synced: if a power cut undoes the removal, the journal undoes the commit.
-    /// EXTRA then syncs the directory, and with it the name of a new database. FULL is not enough: it writes the
-    /// journal more carefully, but never syncs its removal.
-    fn tune(&mut self, durability: Durability) -> rusqlite::Result<()> {
-        let wanted = match durability {
-            Durability::Volatile | Durability::Atomic => "PRAGMA synchronous = NORMAL",
-            Durability::Durable => "PRAGMA synchronous = EXTRA",
-        };
-        if self.tuned != Some(wanted) {
-            self.connection.execute_batch(wanted)?;
-            self.tuned = Some(wanted);
-        }
-        Ok(())
-    }
-}
-
 impl Sqlite {
     /// Opens the database at this absolute path. If there is none, the first commit creates it.
     /// Fails if its directory is missing, is on a network file system, or is writable by others without the sticky bit.
@@ -130,120 +98,15 @@ impl Sqlite {
         })
     }
 
-    fn database(&self) -> MutexGuard<'_, Option<Database>> {
-        self.database.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Runs `work` on the database, or returns `T::default()` without a database.
-    fn reading<T: Default>(&self, work: impl Fn(&Connection) -> Done<T>) -> Result<T> {
-        let mut database = self.database();
-        // A removed file cannot be written, and a read of it would return grants that no other process knows.
-        database.take_if(|database| database.file != checks::file_id(&self.path));
-        if database.is_none() && !checks::check_file(&self.path)? {
-            return Ok(T::default());
-        }
-        let done = self.retry_once(&mut database, |database| {
-            let connection = &database.connection;
-            work(connection).or_else(|cause| match schema::is_missing(connection, cause)? {
-                true => Ok(T::default()),
-                false => work(connection),
-            })
-        });
-        done.map_err(|cause| {
-            *database = None;
-            self.explain(cause)
-        })
-    }
-
-    /// Runs `work` in a write transaction on the database, which is created if there is none. Returns `T::default()` if
-    /// the file of the open database was removed or replaced.
-    fn writing<T: Default>(&self, keep: WriteOptions, work: impl Fn(&Transaction<'_>) -> Done<T>) -> Result<T> {
-        let mut database = self.database();
-        if database.is_none() && !checks::check_file(&self.path)? {
-            checks::create_file(&self.path, keep.mode)?;
-        }
-        // The check comes after the creation, since another process may have created the file first.
-        keep.mode.map_or(Ok(()), |mode| checks::check_mode(&self.path, mode))?;
-        let done = self.retry_once(&mut database, |database| {
-            database.tune(keep.durability)?;
-            let transaction = Transaction::new(&mut database.connection, TransactionBehavior::Immediate)?;
-            let value = work(&transaction).or_else(|cause| {
-                if schema::is_missing(&transaction, cause)? {
-                    transaction.execute_batch(schema::CREATE)?;
-                    // If the file is deleted later, the numbers of its successor are higher nevertheless.
-                    transaction.execute(COUNT, [self.host.wall().as_micros() as i64])?;
-                }
-                work(&transaction)
-            })?;
-            transaction.commit()?;
-            Ok(value)
-        });
-        done.or_else(|cause| {
-            *database = None;
-            if errors::was_moved(&cause) { Ok(T::default()) } else { Err(self.explain(cause)) }
-        })
-    }
-
-    /// Returns the error for a failure of the database, whose connection is closed.
-    fn explain(&self, cause: Cause) -> Error {
-        if errors::is_busy(&cause) {
-            return errors::locked(&self.path, self.busy.is_bounded());
-        }
-        errors::explain(cause, &self.path)
-    }
-
     /// Returns the directory of the channels, next to the database. It contains no records.
     fn channels(&self) -> Result<Directory> {
-        let path = [self.path.as_os_str().as_bytes(), b"-waits"].concat();
-        Directory::open(Path::new(OsStr::from_bytes(&path)), Layout::Beside, self.host.clone())
-    }
-
-    /// Runs `work`, and repeats it once if the database looks damaged: SQLite reports a failed disk read as damage too.
-    fn retry_once<T>(&self, database: &mut Option<Database>, work: impl Fn(&mut Database) -> Done<T>) -> Done<T> {
-        self.busy.begin();
-        let done = self.opened(database).and_then(&work);
-        if !done.as_ref().is_err_and(errors::looks_damaged) {
-            return done;
-        }
-        *database = None;
-        self.opened(database).and_then(&work)
-    }
-
-    /// Returns the connection, and opens it if necessary.
-    fn opened<'a>(&self, database: &'a mut Option<Database>) -> Done<&'a mut Database> {
-        match database {
-            Some(database) => Ok(database),
-            None => {
-                let file = checks::file_id(&self.path);
-                Ok(database.insert(Database { connection: self.connect()?, tuned: None, file }))
-            }
-        }
-    }
-
-    /// Opens an existing database. The final component of the path must not be a symlink.
-    fn connect(&self) -> rusqlite::Result<Connection> {
-        let flags =
-            OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        let mut opened = Connection::open_with_flags(&self.path, flags);
-        if errors::is_link(&opened) {
-            // Symlinks in the path of its directory are the user's choice, so they are allowed.
-            opened = Connection::open_with_flags(checks::without_links(&self.path), flags);
-        }
-        let mut connection = opened?;
-        // A user who may write the database can add triggers and views, which would run as this user or never end.
-        for harmful in [DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW] {
-            connection.set_db_config(harmful, false)?;
-        }
-        let busy = self.busy.clone();
-        connection.busy_handler(Some(move |tries| busy.pause(tries)))?;
-        Ok(connection)
+        Directory::open(&with_suffix(&self.path, "-waits"), Layout::Beside, self.host.clone())
     }
 
     /// Returns the history file next to the database, which has the same users.
     fn history_file(&self) -> HistoryFile<'static> {
-        let mut name = self.path.clone().into_os_string();
-        name.push("-history");
-        HistoryFile { at: nix::fcntl::AT_FDCWD, name: name.into(), like: self.path.clone() }
+        let name = with_suffix(&self.path, "-history");
+        HistoryFile { at: nix::fcntl::AT_FDCWD, name, like: self.path.clone() }
     }
 
     /// Returns the records after `after` in the order of names, up to [`PAGE_BYTES`].
@@ -278,9 +141,7 @@ impl Sqlite {
             _ => Err(error().in_version(version)),
         }
     }
-}
 
-impl Sqlite {
     /// Makes one change.
     fn replace(&self, change: &Write<'_>) -> Result<CommitResult> {
         let Write { name, body, options, .. } = *change;

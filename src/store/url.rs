@@ -89,6 +89,10 @@ impl Location {
             _ if bytes.contains(&b'/') => (&b"dir"[..], bytes),
             _ => return Err(wrong("no store has such a URL")),
         };
+        let (path, shared) = match path.strip_suffix(SHARED) {
+            Some(path) if scheme == b"dir" => (path, true),
+            _ => (path, false),
+        };
         if path.is_empty() {
             return Err(wrong("its path is missing"));
         }
@@ -96,20 +100,12 @@ impl Location {
             return Err(wrong("a path cannot contain NUL"));
         }
         let is_url = bytes.starts_with(&[scheme, b":"].concat());
-        let rest = if scheme == b"dir" { path.strip_suffix(SHARED).unwrap_or(path) } else { path };
-        if is_url && (rest.contains(&b'?') || (scheme.starts_with(b"etcd") && rest.contains(&b'#'))) {
+        if is_url && (path.contains(&b'?') || (scheme.starts_with(b"etcd") && path.contains(&b'#'))) {
             return Err(wrong("only a directory has an option, and that is ?shared=1"));
-        }
-        if rest.is_empty() {
-            return Err(wrong("its path is missing"));
         }
         if matches!(scheme, b"etcd" | b"etcds") {
             return Cluster::parse(scheme == b"etcds", path).map(Location::Etcd).map_err(wrong);
         }
-        let (path, shared) = match path.strip_suffix(SHARED) {
-            Some(path) if scheme == b"dir" => (path, true),
-            _ => (path, false),
-        };
         let path = if path.starts_with(GIVEN) { &path[GIVEN.len() - 1..] } else { path };
         let path = absolute(OsStr::from_bytes(path), current)?;
         let layout = if path.ends_with(BESIDE) { Layout::Beside } else { Layout::Own };

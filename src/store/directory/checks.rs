@@ -49,7 +49,7 @@ fn open(path: &Path, links: bool) -> std::result::Result<OwnedFd, Errno> {
 pub(super) fn refuse_foreign(directory: &OwnedFd, path: &Path, is_ours: fn(&OwnedFd, &OsStr) -> bool) -> Result<()> {
     let mut foreign = None;
     let listed = sys::open_directory(directory, ".").and_then(|fresh| {
-        sys::each_name::<Errno>(fresh, &mut |name| {
+        sys::each_name(fresh, &mut |name| {
             let is_usual = name.starts_with(b".") || name == b"lost+found";
             if !is_usual && foreign.is_none() && !is_ours(directory, sys::os(name)) {
                 foreign = Some(name.to_vec());
@@ -75,7 +75,7 @@ pub(super) fn is_record_place(store: &OwnedFd, name: &OsStr) -> bool {
         Err(errno) => return !matches!(errno, Errno::ENOTDIR | Errno::ELOOP),
     };
     let (mut is_empty, mut has_names) = (true, false);
-    let listed = sys::each_name::<Errno>(directory, &mut |name| {
+    let listed = sys::each_name(directory, &mut |name| {
         is_empty = false;
         has_names |= Name::parse(name).is_some();
         Ok(())

@@ -27,7 +27,7 @@ use super::pointer::{Pointer, Stage, UniqueId, after};
 use super::root::Root;
 use super::work::used_up;
 use crate::error::{Error, Result};
-use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions};
+use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions, guarded};
 
 /// Result of removing a record that does not exist.
 const NOTHING_TO_DO: CommitResult = CommitResult::Done(Version { number: 0, mark: 0 });
@@ -44,7 +44,8 @@ impl Commit<'_> {
     pub(super) fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
         let entry = self.store.entry(self.root, name);
         // Reuse of a listing is as safe as a pause after it: the rename fails if another process was faster.
-        let seen = self.store.seen().take().filter(|seen| expect.is_some_and(|expect| seen.shows(&entry, expect)));
+        let seen =
+            guarded(&self.store.seen).take().filter(|seen| expect.is_some_and(|expect| seen.shows(&entry, expect)));
         let look = if seen.is_some() { seen } else { entry.look()? };
         let Some(look) = look else {
             return match (expect, body) {

@@ -205,7 +205,7 @@ impl Entry {
             return Ok(());
         };
         let (mut ours, mut stranger) = (false, None);
-        let listed = sys::each_name::<Errno>(&directory, &mut |name| {
+        let listed = sys::each_name(&directory, &mut |name| {
             match Name::parse(name) {
                 Some(_) => ours = true,
                 None if name.starts_with(REMOVED_WHILE_OPEN) => {}

@@ -22,7 +22,6 @@ const FAR: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(50);
 
 impl Directory {
-    /// Returns all findings about the store.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let mut findings = vec![self.what()];
         findings.extend(Place { what: "directory", path: &self.path }.findings());

@@ -3,13 +3,13 @@
 //! time (on NFS the server's). csalock never compares clocks of two hosts.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::error::Result;
 use crate::host::{Host, boot_lease};
 use crate::lock::{Begun, Lease, LeaseClock, Moment, Sighting, age, boot_of};
-use crate::store::Scope;
+use crate::store::{Scope, guarded};
 
 /// Maximum step between two times of a file system that keeps whole seconds. FAT keeps every second one.
 const COARSE_TICK: Duration = Duration::from_secs(2);
@@ -134,7 +134,7 @@ impl Seen {
         store_time: impl FnOnce() -> Result<Duration>,
     ) -> Result<Since> {
         let key = (begun.boot, begun.at, lease.ends, lease.wall);
-        if let Some(known) = self.all().get(&key) {
+        if let Some(known) = guarded(&self.0).get(&key) {
             return Ok(*known);
         }
         let (boot, now) = (boot_of(&host.domain()?.boot), host.boottime());
@@ -144,16 +144,12 @@ impl Seen {
         let known = store.and_then(|store| age(lease, sightings, boot, &Moment { boottime: now, store }));
         let at = now.saturating_sub(known.unwrap_or_default());
         let since = Since { at, span: span_of(begun), is_noted: known.is_some() };
-        let mut all = self.all();
+        let mut all = guarded(&self.0);
         if all.len() % MANY == MANY - 1 {
             all.retain(|_, known| known.at.saturating_add(known.span * 2) > now);
         }
         all.insert(key, since);
         Ok(since)
-    }
-
-    fn all(&self) -> MutexGuard<'_, BTreeMap<Key, Since>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

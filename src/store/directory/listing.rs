@@ -31,7 +31,7 @@ impl Listing {
     pub(super) fn read(entry: Entry, directory: OwnedFd) -> std::result::Result<Listing, Errno> {
         let mut look = Listing::new(entry, directory, None);
         let Listing { directory, pointer, records, silly_renames, .. } = &mut look;
-        sys::each_name::<Errno>(&*directory, &mut |name| {
+        sys::each_name(&*directory, &mut |name| {
             match Name::parse(name) {
                 // A listing that overlaps a rename may contain both names. The later name counts.
                 Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {

@@ -2,14 +2,14 @@
 //! last record.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 
 use super::root::Root;
 use super::{Directory, MOST_LOOKS};
 use crate::error::{Error, Result};
-use crate::store::{Layout, Scope};
+use crate::store::{Layout, Scope, guarded};
 
 impl Directory {
     /// Returns the open store; `None` if it does not exist.
@@ -18,7 +18,7 @@ impl Directory {
     }
 
     fn opened(&self, create: bool) -> Result<Option<Arc<Root>>> {
-        let mut known = self.root.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = guarded(&self.root);
         if known.is_none() {
             let mut root = Root::open(&self.path, self.layout, create)?;
             if let Some(root) = root.as_mut().filter(|_| self.shared) {
@@ -74,6 +74,6 @@ impl Directory {
 
     /// Forgets the open directory, so that the next call opens it anew.
     fn forget_root(&self) {
-        *self.root.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *guarded(&self.root) = None;
     }
 }

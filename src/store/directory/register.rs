@@ -36,7 +36,7 @@ pub(super) struct Register {
 impl Register {
     pub(super) fn read(work: &OwnedFd) -> Result<Register, Errno> {
         let mut register = Register::default();
-        sys::each_name::<Errno>(sys::open_directory(work, ".")?, &mut |name| {
+        sys::each_name(sys::open_directory(work, ".")?, &mut |name| {
             if let Some(number) = name.strip_prefix(b"token.") {
                 register.token = register.token.max(std::str::from_utf8(number).ok().and_then(number_of));
             }

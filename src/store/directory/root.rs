@@ -92,7 +92,7 @@ impl Root {
             scope: if network(kind).is_some() { Scope::Shared } else { Scope::Local },
             uncached: if kind == NFS_SUPER_MAGIC { OFlag::O_DIRECT } else { OFlag::empty() },
             inner_mode,
-            file_mode: file_mode(inner_mode),
+            file_mode: inner_mode & Mode::from_bits_truncate(0o444) | Mode::S_IWUSR | Mode::S_IRUSR,
             ownership,
             layout,
             work: OnceLock::new(),
@@ -122,25 +122,6 @@ impl Root {
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(false),
             Err(Errno::ENOTDIR | Errno::ELOOP) => Err(not_a_directory(&locks)),
             Err(errno) => Err(Error::os(errno, "open the store", &locks)),
-        }
-    }
-
-    /// Returns a private store in a simulated file system.
-    #[cfg(test)]
-    pub(super) fn simulated(directory: OwnedFd, scope: Scope) -> Root {
-        let inner_mode = Mode::from_bits_truncate(0o700);
-        Root {
-            directory,
-            path: PathBuf::from("/store"),
-            sticky: None,
-            scope,
-            uncached: OFlag::empty(),
-            inner_mode,
-            file_mode: file_mode(inner_mode),
-            ownership: Ownership::default(),
-            layout: Layout::Own,
-            work: OnceLock::new(),
-            anchored: OnceLock::new(),
         }
     }
 
@@ -232,9 +213,4 @@ pub(super) fn reach_of<'a>(mut above: impl Iterator<Item = &'a Path>) -> Scope {
         Some(found) if network(found.filesystem_type()).is_some() => Scope::Shared,
         _ => Scope::Local,
     }
-}
-
-/// Returns the mode of files in a store whose directories have this mode.
-fn file_mode(directory: Mode) -> Mode {
-    directory & Mode::from_bits_truncate(0o444) | Mode::S_IWUSR | Mode::S_IRUSR
 }

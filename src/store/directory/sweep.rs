@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::fcntl::AT_FDCWD;
 
 use super::commit::Commit;
@@ -90,7 +89,7 @@ fn sweep_drafts(root: &Root, drafts: &OwnedFd, now: Duration, dry_run: bool) -> 
     let failed = |errno| Error::os(errno, "sweep the store", &root.path);
     let now = if root.scope == Scope::Shared { root.file_system_time()? } else { now };
     let mut old = Vec::new();
-    sys::each_name::<Errno>(drafts, &mut |name| {
+    sys::each_name(drafts, &mut |name| {
         let age = sys::changed_at(drafts, sys::os(name)).map(|changed| now.saturating_sub(changed));
         let is_old = is_draft(name) && age.is_ok_and(|age| age > DRAFT_LASTS);
         if is_old && !(name.starts_with(doorbell::PREFIX) && doorbell::is_heard(drafts, name)) {
@@ -119,7 +118,7 @@ fn is_draft(name: &[u8]) -> bool {
 fn discard_draft(drafts: &OwnedFd, draft: &OsStr) {
     if let Ok(directory) = sys::open_directory(drafts, draft) {
         let mut names = Vec::new();
-        let _ = sys::each_name::<Errno>(&directory, &mut |name| {
+        let _ = sys::each_name(&directory, &mut |name| {
             names.push(name.to_vec());
             Ok(())
         });

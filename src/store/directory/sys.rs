@@ -71,7 +71,7 @@ fn rename_onto_nothing(at: impl AsFd, old: &OsStr, new: &OsStr) -> Result<(), Er
 pub(super) fn sweep_unborn(at: impl AsFd, name: &str, long_ago: Duration, dry_run: bool) -> Result<u64, Errno> {
     let start = format!("{name}{UNBORN}");
     let mut found = Vec::new();
-    each_name::<Errno>(open_directory(&at, ".")?, &mut |entry| {
+    each_name(open_directory(&at, ".")?, &mut |entry| {
         if entry.starts_with(start.as_bytes()) && changed_at(&at, os(entry)).is_ok_and(|changed| changed < long_ago) {
             found.push(entry.to_vec());
         }
@@ -212,10 +212,7 @@ pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno>
 
 /// Visits the names in a directory that was just opened. An NFS client must not use a cached listing: it detects
 /// changes by the directory's times. On v3, two changes within one tick of the server's clock have equal times.
-pub(super) fn each_name<E: From<Errno>>(
-    directory: impl AsFd,
-    visit: &mut dyn FnMut(&[u8]) -> Result<(), E>,
-) -> Result<(), E> {
+pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
     let _ = rustix::fs::fadvise(directory.as_fd(), 0, None, Advice::DontNeed);
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut entries = RawDir::new(directory.as_fd(), &mut buffer);

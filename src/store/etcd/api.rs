@@ -8,15 +8,20 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
+
+use super::errors::CallError;
 
 /// Maximum length of a token, in bytes.
 pub(super) const LONGEST_TOKEN: usize = 8192;
 
 /// Maximum number of keys in one request.
 pub(super) const MOST_PAIRS: usize = 10_000;
+
+/// Maximum number of characters shown of a server's message.
+const MOST_SAID: usize = 300;
 
 /// Returns the bytes in the gateway's encoding.
 pub(super) fn encoded(bytes: &[u8]) -> String {
@@ -55,6 +60,31 @@ pub(super) fn range(key: &[u8]) -> Value {
 /// Returns the comparison that a key still has this revision; 0: the key does not exist.
 pub(super) fn is_at(key: &[u8], revision: u64) -> Value {
     json!({"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": revision.to_string()})
+}
+
+/// Parses an answer with this HTTP status.
+pub(super) fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, CallError> {
+    if status == 200 {
+        return serde_json::from_slice(body)
+            .map_err(|error| CallError::Strange(begin_of(&format!("a strange answer: {error}"))));
+    }
+    if let Ok(refusal) = serde_json::from_slice::<Refusal>(body)
+        && (refusal.code > 0 || !refusal.message.is_empty())
+    {
+        let said = if refusal.message.is_empty() { refusal.error.to_string() } else { refusal.message };
+        return Err(CallError::Said(refusal.code, begin_of(&said)));
+    }
+    Err(match status {
+        404 => CallError::NoGateway,
+        400 if body.windows(12).any(|part| part == b"HTTPS server") => CallError::WantsTls,
+        502..=504 => CallError::Said(14, format!("it answers with HTTP status {status}")),
+        _ => CallError::Strange(format!("it answers with HTTP status {status}")),
+    })
+}
+
+/// Returns the part of a server's message that is shown.
+fn begin_of(said: &str) -> String {
+    said.chars().take(MOST_SAID).collect()
 }
 
 /// Header of every answer.
@@ -135,10 +165,10 @@ pub(super) struct Authenticated {
 /// The gateway's refusal of a request. Old versions give the message twice.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Refusal {
-    pub(super) error: Value,
-    pub(super) message: String,
-    pub(super) code: u32,
+struct Refusal {
+    error: Value,
+    message: String,
+    code: u32,
 }
 
 /// An answer whose content is not needed.

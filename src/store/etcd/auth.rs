@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat, renameat};
@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 use super::{Access, api};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
-use crate::store::Cluster;
+use crate::store::{Cluster, guarded};
 
 pub(super) struct Auth {
     who: Option<(String, String)>,
@@ -66,20 +66,16 @@ impl Auth {
         Ok(Auth { who, uid, runtime, file: format!("etcd-token-{file}"), state: Mutex::default() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns user and password if a login is needed.
     pub(super) fn wanted(&self) -> Option<(&str, &str)> {
-        let (user, password) = self.who.as_ref().filter(|_| !self.state().needless)?;
+        let (user, password) = self.who.as_ref().filter(|_| !guarded(&self.state).needless)?;
         Some((user, password))
     }
 
     /// Returns the current token, if there is one.
     pub(super) fn token(&self) -> Option<String> {
         self.who.as_ref()?;
-        let mut state = self.state();
+        let mut state = guarded(&self.state);
         if state.token.is_none() && !std::mem::replace(&mut state.looked, true) {
             state.token = self.directory(false).and_then(|directory| self.kept(&directory));
         }
@@ -88,7 +84,7 @@ impl Auth {
 
     /// Drops this token, in this process and in the file for later processes.
     pub(super) fn forget(&self, old: &str) {
-        let mut state = self.state();
+        let mut state = guarded(&self.state);
         if state.token.as_deref() == Some(old) {
             state.token = None;
         }
@@ -103,12 +99,12 @@ impl Auth {
 
     /// Records that the server does not require a login.
     pub(super) fn is_needless(&self) {
-        self.state().needless = true;
+        guarded(&self.state).needless = true;
     }
 
     /// Keeps a new token in memory and, if possible, in the directory.
     pub(super) fn remember(&self, token: &str) {
-        self.state().token = Some(token.to_string());
+        guarded(&self.state).token = Some(token.to_string());
         let _ = self.directory(true).and_then(|directory| self.keep(&directory, token).ok());
     }
 
@@ -138,18 +134,15 @@ impl Auth {
     /// Returns the directory of this user's tokens, creating it if `make`; `None` if it cannot be trusted.
     fn directory(&self, make: bool) -> Option<File> {
         let of_the_system = PathBuf::from(format!("/run/user/{}", self.uid));
-        let path = match self.runtime.clone().or(Some(of_the_system)).filter(|path| self.is_ours(path, 0o022)) {
-            Some(runtime) => runtime.join("csalock"),
-            None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
-        };
+        let path =
+            match self.runtime.clone().or(Some(of_the_system)).filter(|path| self.open_own(path, 0o022).is_some()) {
+                Some(runtime) => runtime.join("csalock"),
+                None => PathBuf::from(format!("/tmp/csalock-{}", self.uid)),
+            };
         if make {
             let _ = mkdir(&path, Mode::S_IRWXU);
         }
         self.open_own(&path, 0o077)
-    }
-
-    fn is_ours(&self, path: &Path, closed: u32) -> bool {
-        self.open_own(path, closed).is_some()
     }
 
     /// Opens a directory that belongs to this user and whose mode has none of the bits `closed`.

@@ -11,23 +11,23 @@
 //! while there is time. After a first answer, it retries every error that may be temporary. A request may reach the
 //! cluster more than once, and every request of this store tolerates that.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use super::api::{Authenticated, Refusal};
+use super::api::{Authenticated, understood};
 use super::auth::Auth;
 use super::connection::CallDeadline;
 use super::dial::{Connector, NoResolver};
-use super::errors::{CallError, RetryPolicy};
+use super::errors::{CallError, Failed, RetryPolicy};
 use super::{Access, tls};
 use crate::error::{Error, Result};
 use crate::host::Host;
-use crate::store::Cluster;
 use crate::store::answers::answered;
+use crate::store::{Cluster, guarded};
 
 /// Maximum time of a call, and its default.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -52,13 +52,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 /// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
 const MOST_OF_ANSWER: u64 = 16 << 20;
 
-/// Maximum number of characters shown of a server's message.
-const MOST_SAID: usize = 300;
-
 /// Client for any server of a cluster that answers.
 pub(super) struct Client {
     pub(super) cluster: Cluster,
-    host: Arc<dyn Host>,
+    pub(super) host: Arc<dyn Host>,
     agent: Agent,
     connector: Connector,
     call_deadline: Arc<CallDeadline>,
@@ -76,46 +73,10 @@ struct State {
     until: Option<Duration>,
 }
 
-/// Failure of a call.
-#[derive(Debug)]
-pub(super) struct Failed {
-    last: Option<CallError>,
-    error: Error,
-}
-
-impl Failed {
-    /// Returns true if etcd reports that the lease does not exist.
-    pub(super) fn is_lease_gone(&self) -> bool {
-        self.last.as_ref().is_some_and(CallError::is_lease_gone)
-    }
-
-    /// Returns true if etcd reports that the lease exists already.
-    pub(super) fn is_lease_there(&self) -> bool {
-        self.last.as_ref().is_some_and(CallError::is_lease_there)
-    }
-
-    /// Returns true if the cluster answered that it does not do this.
-    pub(super) fn is_refusal(&self) -> bool {
-        self.last
-            .as_ref()
-            .is_some_and(|last| matches!(last, CallError::Said(..)) && last.retry_policy() == RetryPolicy::None)
-    }
-
-    /// Returns true if the answer exceeded the maximum size.
-    pub(super) fn is_too_long(&self) -> bool {
-        self.last == Some(CallError::TooLong)
-    }
-
-    /// Returns the error to report.
-    pub(super) fn error(self) -> Error {
-        self.error
-    }
-}
-
 impl Client {
     pub(super) fn new(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Client> {
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
-        let tls = cluster.tls.then(|| tls::config(access)).transpose()?;
+        let tls = cluster.tls.then(|| tls::config(access).map(Arc::new)).transpose()?;
         let count = cluster.endpoints.len();
         let connector = Connector { host: host.clone(), call_deadline: call_deadline.clone(), tls, lonely: count == 1 };
         connector.look_up_names(&cluster.endpoints);
@@ -141,24 +102,20 @@ impl Client {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
     pub(super) fn set_deadline(&self, until: Option<Duration>) {
-        self.state().until = until;
+        guarded(&self.state).until = until;
     }
 
     /// Sends a request until a server answers, and returns the answer.
     pub(super) fn ask<A: DeserializeOwned>(&self, path: &str, question: &Value) -> Result<A> {
-        self.call(path, question).map_err(Failed::error)
+        self.call(path, question).map_err(|failed| failed.error)
     }
 
     /// Sends a request like [`Client::ask`], but returns a failure that the caller can examine.
     pub(super) fn call<A: DeserializeOwned>(&self, path: &str, question: &Value) -> std::result::Result<A, Failed> {
         let body = question.to_string().into_bytes();
-        let mut state = self.state();
+        let mut state = guarded(&self.state);
         let now = self.host.boottime();
         let policy = if state.silent { LITTLE_PATIENCE } else { PATIENCE };
         let at_most = state.until.map_or(policy, |until| (until.saturating_add(OVERTIME)).saturating_sub(now));
@@ -198,7 +155,7 @@ impl Client {
                 break;
             }
             if round > 0 {
-                self.pause(pause);
+                self.host.sleep(pause);
             }
         }
         state.silent = true;
@@ -211,14 +168,6 @@ impl Client {
             error = error.unreached();
         }
         Failed { last: troubles.into_iter().next_back().map(|(_, trouble)| trouble), error }
-    }
-
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a store that does not answer is what we wait for, and no clock is asked"
-    )]
-    fn pause(&self, pause: Duration) {
-        std::thread::sleep(pause);
     }
 
     /// Sends a request to one server, and logs in if necessary.
@@ -287,7 +236,7 @@ impl Client {
 
     /// Reads a path of one server with GET.
     pub(super) fn get(&self, server: &str, path: &str, share: Duration) -> std::result::Result<Vec<u8>, CallError> {
-        let _state = self.state();
+        let _state = guarded(&self.state);
         self.call_deadline.set(self.host.boottime() + share);
         let (_, body) = read(self.agent.get(self.url(server, path)).call()?)?;
         Ok(body)
@@ -301,7 +250,7 @@ impl Client {
         question: &Value,
         share: Duration,
     ) -> std::result::Result<A, CallError> {
-        let _state = self.state();
+        let _state = guarded(&self.state);
         self.ask_logged_in(server, path, question.to_string().as_bytes(), share)
     }
 
@@ -310,19 +259,16 @@ impl Client {
         &self,
         call_deadline: &Arc<CallDeadline>,
     ) -> std::io::Result<(String, Option<String>, super::connection::Connection)> {
-        let server = self.cluster.endpoints[self.state().at].clone();
+        let server = self.cluster.endpoints[guarded(&self.state).at].clone();
         let line = Connector { call_deadline: call_deadline.clone(), ..self.connector.clone() }.dial(&server)?;
         Ok((server, self.login.token(), line))
     }
 
     /// Returns the error for a valid answer that does not fit the request.
     pub(super) fn nonsense(&self, what: &str) -> Error {
-        let troubles = [(self.cluster.endpoints[self.state().at].clone(), CallError::Strange(what.to_string()))];
+        let troubles =
+            [(self.cluster.endpoints[guarded(&self.state).at].clone(), CallError::Strange(what.to_string()))];
         CallError::error(&troubles, &self.cluster)
-    }
-
-    pub(super) fn host(&self) -> &Arc<dyn Host> {
-        &self.host
     }
 
     /// Returns the user of the login; `None` without a login.
@@ -339,28 +285,4 @@ fn read(answer: ureq::http::Response<ureq::Body>) -> std::result::Result<(u16, V
     let status = answer.status().as_u16();
     let body = answer.into_body().into_with_config().limit(MOST_OF_ANSWER).read_to_vec()?;
     Ok((status, body))
-}
-
-/// Returns the part of a server's message that is shown.
-fn begin_of(said: &str) -> String {
-    said.chars().take(MOST_SAID).collect()
-}
-
-pub(super) fn understood<A: DeserializeOwned>(status: u16, body: &[u8]) -> std::result::Result<A, CallError> {
-    if status == 200 {
-        return serde_json::from_slice(body)
-            .map_err(|error| CallError::Strange(begin_of(&format!("a strange answer: {error}"))));
-    }
-    if let Ok(refusal) = serde_json::from_slice::<Refusal>(body)
-        && (refusal.code > 0 || !refusal.message.is_empty())
-    {
-        let said = if refusal.message.is_empty() { refusal.error.to_string() } else { refusal.message };
-        return Err(CallError::Said(refusal.code, begin_of(&said)));
-    }
-    Err(match status {
-        404 => CallError::NoGateway,
-        400 if body.windows(12).any(|part| part == b"HTTPS server") => CallError::WantsTls,
-        502..=504 => CallError::Said(14, format!("it answers with HTTP status {status}")),
-        _ => CallError::Strange(format!("it answers with HTTP status {status}")),
-    })
 }

@@ -31,7 +31,6 @@ impl CallDeadline {
         CallDeadline { host, deadline: AtomicU64::new(0) }
     }
 
-    /// Sets the deadline of later waits.
     pub(super) fn set(&self, deadline: Duration) {
         self.deadline.store(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }

@@ -1,14 +1,14 @@
 //! Connections to a server, by name or address.
 //!
 //! ureq would look up names in a thread for each request, with its own timeouts. This module uses addresses directly.
-//! It looks up a name in a thread, which it abandons after a timeout. The process caches the result for a while,
-//! because a child that shares its memory must not start threads.
+//! It looks up a name in a thread, which it abandons after a timeout. The process and its forked children cache the
+//! result for a while.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rustls::{ClientConfig, ClientConnection};
@@ -21,6 +21,7 @@ use ureq::unversioned::transport::{ConnectionDetails, Connector as UreqConnector
 use super::connection::{CallDeadline, Connection, Socket};
 use super::errors::CallError;
 use crate::host::Host;
+use crate::store::guarded;
 
 /// Times for which the result of a lookup is cached, after a success and after a failure.
 const BELIEVED: Duration = Duration::from_secs(60);
@@ -68,7 +69,7 @@ impl Connector {
         Err(last.into())
     }
 
-    /// Looks up all these names now, because a child that shares this memory must not start a thread.
+    /// Looks up all these names now, so that a slow name service does not use up the time of a call.
     pub(super) fn look_up_names(&self, servers: &[String]) {
         servers.iter().for_each(|server| drop(self.addresses(server, TO_LOOK_UP)));
     }
@@ -90,14 +91,13 @@ impl Connector {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
         let now = self.host.boottime();
-        let known = LOOKED_UP.lock().unwrap_or_else(PoisonError::into_inner).get(server).cloned();
+        let known = guarded(&LOOKED_UP).get(server).cloned();
         let found = match known {
             Some((until, found)) if now < until => found,
             _ => {
                 let found = look_up(server, at_most);
                 let until = self.host.boottime() + if found.is_some() { BELIEVED } else { DOUBTED };
-                let mut all = LOOKED_UP.lock().unwrap_or_else(PoisonError::into_inner);
-                all.insert(server.to_string(), (until, found.clone()));
+                guarded(&LOOKED_UP).insert(server.to_string(), (until, found.clone()));
                 found
             }
         };

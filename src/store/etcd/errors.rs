@@ -32,6 +32,14 @@ pub(super) enum CallError {
     Said(u32, String),
 }
 
+/// Failure of a call, which may have asked several servers.
+#[derive(Debug)]
+pub(super) struct Failed {
+    pub(super) last: Option<CallError>,
+    /// Error to report.
+    pub(super) error: Error,
+}
+
 /// Retry that may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RetryPolicy {
@@ -45,8 +53,28 @@ pub(super) enum RetryPolicy {
     None,
 }
 
+impl Failed {
+    pub(super) fn is_lease_gone(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| last.says("lease not found"))
+    }
+
+    pub(super) fn is_lease_there(&self) -> bool {
+        self.last.as_ref().is_some_and(|last| last.says("lease already exists"))
+    }
+
+    /// Returns true if the cluster answered that it does not do this.
+    pub(super) fn is_refusal(&self) -> bool {
+        let last = self.last.as_ref();
+        last.is_some_and(|last| matches!(last, CallError::Said(..)) && last.retry_policy() == RetryPolicy::None)
+    }
+
+    /// Returns true if the answer exceeded the maximum size.
+    pub(super) fn is_too_long(&self) -> bool {
+        self.last == Some(CallError::TooLong)
+    }
+}
+
 impl CallError {
-    /// Returns the retry that may help.
     pub(super) fn retry_policy(&self) -> RetryPolicy {
         match self {
             CallError::Silent | CallError::Closed => RetryPolicy::Again,
@@ -70,19 +98,14 @@ impl CallError {
         matches!(self, CallError::Refused(_)) || self.retry_policy() == RetryPolicy::Again
     }
 
-    /// Returns true if etcd reports that the lease does not exist.
-    pub(super) fn is_lease_gone(&self) -> bool {
-        matches!(self, CallError::Said(_, message) if message.contains("lease not found"))
-    }
-
-    /// Returns true if etcd reports that the lease exists already.
-    pub(super) fn is_lease_there(&self) -> bool {
-        matches!(self, CallError::Said(_, message) if message.contains("lease already exists"))
+    /// Returns true if this is a message of etcd that contains `part`.
+    fn says(&self, part: &str) -> bool {
+        matches!(self, CallError::Said(_, message) if message.contains(part))
     }
 
     /// Returns true if etcd reports that authentication is off.
     pub(super) fn needs_no_login(&self) -> bool {
-        matches!(self, CallError::Said(_, message) if message.contains("authentication is not enabled"))
+        self.says("authentication is not enabled")
     }
 
     /// Returns the error of a call with these failures, each with the name of its server.

@@ -39,7 +39,6 @@ pub(super) struct Members {
     members: Vec<IgnoredAny>,
 }
 
-/// Returns all findings about the cluster.
 pub(super) fn examine(client: &Client, records: &[u8]) -> Vec<Finding> {
     let cluster = &client.cluster;
     let mut versions = BTreeSet::new();
@@ -85,11 +84,10 @@ fn of_server(client: &Client, server: &str, versions: &mut BTreeSet<String>) -> 
 
 /// Returns a finding about a server that did not answer, since the others may answer.
 fn of_trouble(client: &Client, server: &str, trouble: CallError) -> Finding {
-    let error = CallError::error(&[(server.to_string(), trouble)], &client.cluster).to_string();
-    let (what, cure) = error.split_once("; ").unwrap_or((&error, ""));
+    let error = CallError::error(&[(server.to_string(), trouble)], &client.cluster);
     match client.cluster.endpoints.len() {
-        1 => Finding::bad("server", what, cure),
-        _ => Finding::doubtful("server", what, cure),
+        1 => Finding::failed("server", &error),
+        _ => Finding::doubtful("server", error.message(), error.hint()),
     }
 }
 
@@ -117,7 +115,6 @@ fn of_version(version: &str) -> Option<Finding> {
     (!faults.is_empty()).then(|| Finding::doubtful("version", found, cure))
 }
 
-/// Returns the known faults of a version.
 fn faults(version: &str) -> Vec<String> {
     let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());
     let (Some(major), Some(minor)) = (parts.next().flatten(), parts.next().flatten()) else {
@@ -146,13 +143,11 @@ fn of_reading(client: &Client, records: &[u8]) -> Finding {
     let question = json!({"key": encoded(records), "keys_only": true});
     let mut times = Vec::new();
     for _ in 0..READS {
-        let begun = client.host().boottime();
+        let begun = client.host.boottime();
         if let Err(error) = client.ask::<Found>("/v3/kv/range", &question) {
-            let error = error.to_string();
-            let (what, cure) = error.rsplit_once("; ").unwrap_or((&error, ""));
-            return Finding::bad("reading", what, cure);
+            return Finding::failed("reading", &error);
         }
-        times.push(client.host().boottime().saturating_sub(begun));
+        times.push(client.host.boottime().saturating_sub(begun));
     }
     times.sort();
     let median = times[READS / 2];

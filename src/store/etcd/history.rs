@@ -30,10 +30,10 @@ pub(super) fn put_line(host: &dyn Host, prefix: &[u8], line: &str) -> Result<Val
 
 /// Removes old lines at random times, so that each line costs little.
 pub(super) fn prune_sometimes(client: &Client, prefix: &[u8], limits: &Limits) {
-    let Ok(random) = client.host().random() else { return };
+    let Ok(random) = client.host.random() else { return };
     if random[0] < NOW_AND_THEN {
         let chance = random[1..5].iter().fold(0, |chance, byte| chance << 8 | u32::from(*byte));
-        let _ = prune(client, prefix, limits, client.host().wall(), chance);
+        let _ = prune(client, prefix, limits, client.host.wall(), chance);
     }
 }
 

@@ -4,7 +4,7 @@
 //! The next transaction of this process, which gives the lease its meaning, therefore puts its key too. If etcd does not
 //! know the lease any more by then, the process requests it again.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use serde_json::json;
@@ -13,7 +13,7 @@ use super::Etcd;
 use super::api::{Anything, Granted};
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock};
-use crate::store::Leases;
+use crate::store::{Leases, guarded};
 
 /// Minimum ttl of a lease in its last second, because etcd counts leases in seconds.
 const LAST_SECOND: Duration = Duration::from_millis(100);
@@ -36,52 +36,44 @@ pub(super) struct KnownLeases {
 }
 
 impl KnownLeases {
-    fn all(&self) -> MutexGuard<'_, Vec<Pending>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lasting(&self) -> MutexGuard<'_, Vec<(u64, Duration)>> {
-        self.lasting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records that a transaction found this lease's key. The lease counts as lasting until then, on CLOCK_BOOTTIME,
     /// despite later reads: stale reads would otherwise make the caller repeat the same transaction endlessly.
     pub(super) fn add_lasting(&self, id: u64, until: Duration) {
-        self.lasting().push((id, until));
+        guarded(&self.lasting).push((id, until));
     }
 
     /// Returns true if a transaction found this lease's key a short while ago.
     pub(super) fn is_lasting(&self, id: u64, now: Duration) -> bool {
-        let mut lasting = self.lasting();
+        let mut lasting = guarded(&self.lasting);
         lasting.retain(|(_, until)| *until > now);
         lasting.iter().any(|(lasting, _)| *lasting == id)
     }
 
     pub(super) fn add(&self, pending: Pending) {
-        self.all().push(pending);
+        guarded(&self.pending).push(pending);
     }
 
     /// Returns the pending leases that still last.
     pub(super) fn pending(&self, now: Duration) -> Vec<Pending> {
-        let mut all = self.all();
+        let mut all = guarded(&self.pending);
         all.retain(|pending| pending.ends > now);
         all.clone()
     }
 
     /// Returns the end of this lease if its key is not stored.
     pub(super) fn ends(&self, id: u64) -> Option<Duration> {
-        self.all().iter().find(|pending| pending.id == id).map(|pending| pending.ends)
+        guarded(&self.pending).iter().find(|pending| pending.id == id).map(|pending| pending.ends)
     }
 
     /// Removes leases whose keys are stored or not needed any more.
     pub(super) fn settle(&self, settled: &[Pending]) {
-        self.all().retain(|pending| !settled.contains(pending));
+        guarded(&self.pending).retain(|pending| !settled.contains(pending));
     }
 
     /// Removes a lease whose key is not needed any more.
     pub(super) fn forget(&self, id: u64) {
-        self.lasting().retain(|(lasting, _)| *lasting != id);
-        self.all().retain(|pending| pending.id != id);
+        guarded(&self.lasting).retain(|(lasting, _)| *lasting != id);
+        guarded(&self.pending).retain(|pending| pending.id != id);
     }
 }
 
@@ -123,7 +115,7 @@ impl Etcd {
     pub(super) fn grant_on_server(&self, lease: &Pending) -> Result<()> {
         let question = json!({"ID": lease.id.to_string(), "TTL": lease.seconds.to_string()});
         match self.client.call::<Anything>("/v3/lease/grant", &question) {
-            Err(failed) if !failed.is_lease_there() => Err(failed.error()),
+            Err(failed) if !failed.is_lease_there() => Err(failed.error),
             _ => Ok(()),
         }
     }

@@ -1,8 +1,7 @@
-//! TLS configuration: trusted authorities and client certificate. A process reads it once, since a child that shares
-//! its memory may use it together with its resumable sessions.
+//! TLS configuration: trusted authorities and client certificate.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use rustls::{ClientConfig, RootCertStore};
@@ -13,24 +12,9 @@ use super::Access;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 
-type Files = [Option<PathBuf>; 3];
-
-static KNOWN: Mutex<Vec<(Files, Arc<ClientConfig>)>> = Mutex::new(Vec::new());
-
 /// Returns the TLS configuration.
 /// Fails if a file cannot be read or has invalid content.
-pub(super) fn config(access: &Access) -> Result<Arc<ClientConfig>> {
-    let files = [access.cacert.clone(), access.cert.clone(), access.key.clone()];
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, config)) = known.iter().find(|(known, _)| *known == files) {
-        return Ok(config.clone());
-    }
-    let config = Arc::new(read(access)?);
-    known.push((files, config.clone()));
-    Ok(config)
-}
-
-fn read(access: &Access) -> Result<ClientConfig> {
+pub(super) fn config(access: &Access) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     match &access.cacert {
         Some(path) => {

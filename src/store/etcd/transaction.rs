@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::api::{Anything, Done, delete, is_at, put, range};
-use super::client::Failed;
+use super::errors::Failed;
 use super::leases::Pending;
 use super::{Etcd, history};
 use crate::error::Result;
@@ -160,7 +160,7 @@ impl Etcd {
         if is_lease_gone || leaves_effects {
             asked = ask(&steps);
         }
-        let done = asked.map_err(Failed::error)?;
+        let done = asked.map_err(|failed| failed.error)?;
         if !done.succeeded {
             let until = self.host.boottime().saturating_add(SEEN_LASTING);
             let lasting = over.iter().zip(&done.responses).filter(|(_, response)| response.found_any());

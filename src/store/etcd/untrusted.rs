@@ -1,7 +1,6 @@
 //! Interpretation of an answer from any program, for [`crate::untrusted`], which cannot access this module otherwise.
 
-use super::api::{Anything, Authenticated, Done, Found, Granted};
-use super::client::understood;
+use super::api::{Anything, Authenticated, Done, Found, Granted, understood};
 use super::errors::CallError;
 use super::health::Members;
 use super::watch::begun;
@@ -41,7 +40,7 @@ pub(crate) fn answered(asked: Asked, status: u16, body: &[u8]) -> Vec<String> {
     let cluster =
         Cluster { tls: false, endpoints: vec!["h:1".to_string()], prefix: String::from_utf8_lossy(body).into_owned() };
     let said = |trouble: CallError| {
-        let _ = (trouble.retry_policy(), trouble.is_lease_gone(), trouble.is_lease_there(), trouble.needs_no_login());
+        let _ = (trouble.retry_policy(), trouble.needs_no_login());
         [trouble.to_string(), CallError::error(&[("h:1".to_string(), trouble)], &cluster).to_string()]
     };
     trouble.err().into_iter().flat_map(said).collect()

@@ -39,8 +39,8 @@ impl Subscription for Watch {
 
 /// Subscribes to changes of this key: to all later changes, unless `which` specifies otherwise.
 pub(super) fn hear(client: &Client, key: &[u8], mut which: Value) -> Option<Box<dyn Subscription>> {
-    let call_deadline = Arc::new(CallDeadline::new(client.host().clone()));
-    call_deadline.set(client.host().boottime() + TO_BEGIN);
+    let call_deadline = Arc::new(CallDeadline::new(client.host.clone()));
+    call_deadline.set(client.host.boottime() + TO_BEGIN);
     let (server, token, mut line) = client.line(&call_deadline).ok()?;
     which["key"] = encoded(key).into();
     let question = json!({"create_request": which});

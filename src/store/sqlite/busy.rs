@@ -6,12 +6,13 @@
 //! its turn.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::sys::stat::lstat;
 
 use crate::host::Host;
+use crate::store::guarded;
 
 /// Maximum wait of a call without a deadline, and of a call in a crowd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,28 +58,22 @@ impl Busy {
         Busy { host, path, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
     pub(super) fn bound(&self, until: Option<Duration>) {
-        self.state().until = until;
+        guarded(&self.state).until = until;
     }
 
-    /// Returns true if the caller has a deadline.
     pub(super) fn is_bounded(&self) -> bool {
-        self.state().until.is_some()
+        guarded(&self.state).until.is_some()
     }
 
-    /// Begins another call.
     pub(super) fn begin(&self) {
-        self.state().wait = None;
+        guarded(&self.state).wait = None;
     }
 
     /// Pauses after this number of failed tries. Returns true if the call may try again.
     pub(super) fn pause(&self, tries: i32) -> bool {
-        let mut state = self.state();
+        let mut state = guarded(&self.state);
         let now = self.host.boottime();
         let modified = lstat(&self.path).ok().map(|found| (found.st_mtime, found.st_mtime_nsec));
         let mut wait = state.wait.unwrap_or(BusyWait { began: now, changed: (now, modified) });

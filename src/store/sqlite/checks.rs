@@ -10,6 +10,7 @@ use nix::unistd::{AccessFlags, eaccess, geteuid};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 use crate::store::file_system::network;
+use crate::store::with_suffix;
 
 /// Checks that a database may exist at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {
@@ -70,12 +71,10 @@ pub(super) fn file_id(path: &Path) -> Option<FileId> {
 /// Refuses files that SQLite would treat as a journal and either wait for or fail on with unclear errors.
 fn check_journals(path: &Path) -> Result<()> {
     for behind in ["-journal", "-wal"] {
-        let mut journal = path.as_os_str().to_os_string();
-        journal.push(behind);
-        let journal = Path::new(&journal);
-        let found = lstat(journal).map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
+        let journal = with_suffix(path, behind);
+        let found = lstat(&journal).map(|found| SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT);
         if found.is_ok_and(|kind| kind != SFlag::S_IFREG) {
-            let what = format!("{} is not a file, so it is not a journal of the database", escape_path(journal));
+            let what = format!("{} is not a file, so it is not a journal of the database", escape_path(&journal));
             return Err(Error::new(ErrorKind::Corrupt, what, "see who made it, and move it away"));
         }
     }
@@ -137,7 +136,7 @@ fn no_inodes(path: &Path, directory: &Path) -> Option<Error> {
 /// during a write leaves such a journal, which the next process plays back and removes.
 fn foreign_journal(path: &Path, directory: &Path) -> Option<Error> {
     let place = stat(directory).ok()?;
-    let journal = lstat(&journal_of(path)).ok()?;
+    let journal = lstat(&with_suffix(path, "-journal")).ok()?;
     let (we, sticky) = (geteuid(), Mode::from_bits_truncate(place.st_mode).contains(Mode::S_ISVTX));
     if !sticky || we.is_root() || [place.st_uid, journal.st_uid].contains(&we.as_raw()) {
         return None;
@@ -168,10 +167,4 @@ fn directory_of(path: &Path) -> Result<&Path> {
             "name a file in it, or use a dir: store",
         )),
     }
-}
-
-fn journal_of(path: &Path) -> PathBuf {
-    let mut journal = path.as_os_str().to_owned();
-    journal.push("-journal");
-    journal.into()
 }

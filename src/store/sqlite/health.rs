@@ -6,21 +6,19 @@ use crate::store::Finding;
 use crate::store::path_checks::Place;
 
 impl Sqlite {
-    /// Returns all findings about the store.
     pub(super) fn findings(&self) -> Vec<Finding> {
         let path = escape_path(&self.path);
-        let there = match checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path)) {
-            Ok(true) => Ok(Finding::good("store", format!("SQLite database {path}"))),
+        let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
+        let mut findings = vec![match &checked {
+            Ok(true) => Finding::good("store", format!("SQLite database {path}")),
             Ok(false) => {
-                Ok(Finding::good("store", format!("SQLite database {path}: not there yet, the first lock makes it")))
+                Finding::good("store", format!("SQLite database {path}: not there yet, the first lock makes it"))
             }
-            Err(error) => Err(Finding::failed("store", &error)),
-        };
-        let is_usable = there.is_ok();
-        let mut findings = vec![there.unwrap_or_else(|bad| bad)];
+            Err(error) => Finding::failed("store", error),
+        }];
         findings.extend(Place { what: "database", path: &self.path }.findings());
         findings.push(Finding::good("clock", "leases count on this host's time since boot, which cannot be set"));
-        if is_usable && std::fs::metadata(&self.path).is_ok_and(|found| found.len() > 0) {
+        if checked.is_ok() && std::fs::metadata(&self.path).is_ok_and(|found| found.len() > 0) {
             findings.extend(self.journal());
         }
         findings

@@ -4,14 +4,18 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
 
 use super::TIME;
 use super::replay::{self, Answer, Call, Progress};
 use crate::error::Result;
 use crate::host::{Host, Invocation, WaitSet, WakeAddress};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
+use crate::store::directory::ownership::Ownership;
 use crate::store::directory::{Directory, Root};
 use crate::store::{CommitResult, Layout, Scope, Store, Version, WriteSet};
 
@@ -86,7 +90,7 @@ impl Act {
             layout: Layout::Own,
             shared: self.is_nfs,
             host: Arc::new(Clockwork { drawn: Mutex::new((self.client as u64) << 32 | self.serial << 8), act: *self }),
-            root: Mutex::new(Some(Arc::new(Root::simulated(directory, scope)))),
+            root: Mutex::new(Some(Arc::new(private_root(directory, scope)))),
             seen: Mutex::default(),
             leases: super::super::lease::Seen::default(),
         };
@@ -198,5 +202,22 @@ impl Host for Clockwork {
 
     fn wake(&self, _listener: WakeAddress<'_>) -> bool {
         false
+    }
+}
+
+/// Returns a private store in a simulated file system.
+fn private_root(directory: OwnedFd, scope: Scope) -> Root {
+    Root {
+        directory,
+        path: PathBuf::from("/store"),
+        sticky: None,
+        scope,
+        uncached: OFlag::empty(),
+        inner_mode: Mode::from_bits_truncate(0o700),
+        file_mode: Mode::from_bits_truncate(0o600),
+        ownership: Ownership::default(),
+        layout: Layout::Own,
+        work: OnceLock::new(),
+        anchored: OnceLock::new(),
     }
 }

@@ -95,10 +95,7 @@ pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno>
     real::was_there(replay::done(Call::RemoveDirectory { at: directory, name: text(name) })).map(drop)
 }
 
-pub(super) fn each_name<E: From<Errno>>(
-    directory: impl AsFd,
-    visit: &mut dyn FnMut(&[u8]) -> Result<(), E>,
-) -> Result<(), E> {
+pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
     match replay::directory(&directory) {
         Some(at) => replay::names(Call::List { at })?.iter().try_for_each(|name| visit(name.as_bytes())),
         None => real::each_name(directory, visit),

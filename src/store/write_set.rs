@@ -1,0 +1,104 @@
+//! Commits: what they write, under which conditions and with which effects.
+
+use super::{Leases, Version};
+use crate::error::{Error, ErrorKind, Result};
+use crate::history::Limits;
+use crate::lock::Lease;
+
+/// Result of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommitResult {
+    /// The store committed this version. After a removal, the version does not refer to a record.
+    Done(Version),
+    /// Another caller was faster, or the reply to our own success was lost. The caller must read again and first look
+    /// for its own step in the record.
+    Conflict,
+}
+
+/// Effect that a power cut may have on a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Durability {
+    /// A power cut may undo the commit or tear the record. The record is valid for this boot only.
+    #[default]
+    Volatile,
+    /// A power cut may undo the commit, but leaves either the old record or the new one.
+    Atomic,
+    /// A power cut has no effect after the commit has returned.
+    Durable,
+}
+
+/// Options of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteOptions {
+    /// Durability of the record.
+    pub durability: Durability,
+    /// Permission bits of the record's file, at most. `None`: every user who may read the store may read the record.
+    pub mode: Option<u32>,
+}
+
+/// One change of a record.
+#[derive(Debug, Clone, Copy)]
+pub struct Write<'a> {
+    /// Name of the record.
+    pub name: &'a [u8],
+    /// Expected version; `None` means no record.
+    pub expect: Option<Version>,
+    /// New bytes, or `None` for a removal.
+    pub body: Option<&'a [u8]>,
+    /// Options of the write.
+    pub options: WriteOptions,
+}
+
+/// A commit: changes, their conditions, and effects.
+///
+/// The effects follow a successful commit, and nothing that is correct depends on them: a process that dies in between
+/// loses them. etcd carries them out in the transaction of the changes.
+#[derive(Debug, Default)]
+pub struct WriteSet<'a> {
+    /// Changes of different names: all are made or none. All get the same version.
+    pub changes: Vec<Write<'a>>,
+    /// Leases that must be over, or else the result is a conflict.
+    pub expired: Vec<&'a Lease>,
+    /// Leases that no record refers to after this commit.
+    pub ended: Vec<&'a Lease>,
+    /// Channels of waiters to wake, each with the waiter's lease: traces in the store end with that lease.
+    pub wake: Vec<(Vec<u8>, Option<&'a Lease>)>,
+    /// Channels that dead waiters may have left in the store.
+    pub closed: Vec<Vec<u8>>,
+    /// Lines of history, each with its newline.
+    pub history: Vec<String>,
+    /// Limits of the history.
+    pub limits: Limits,
+}
+
+impl<'a> WriteSet<'a> {
+    /// Returns a commit of one change without conditions and effects.
+    pub fn of(name: &'a [u8], expect: Option<&Version>, body: Option<&'a [u8]>) -> WriteSet<'a> {
+        WriteSet::from(Write { name, expect: expect.copied(), body, options: WriteOptions::default() })
+    }
+
+    /// Makes the only change by `replace`, for a store that makes one change at a time. Checks the leases first, because
+    /// an expired lease cannot come back.
+    pub(super) fn commit_alone(
+        &self,
+        leases: &dyn Leases,
+        replace: impl FnOnce(&Write<'a>) -> Result<CommitResult>,
+    ) -> Result<CommitResult> {
+        for lease in &self.expired {
+            if !leases.is_expired(lease)? {
+                return Ok(CommitResult::Conflict);
+            }
+        }
+        match &self.changes[..] {
+            [] => Ok(CommitResult::Done(Version::default())),
+            [change] => replace(change),
+            _ => Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
+        }
+    }
+}
+
+impl<'a> From<Write<'a>> for WriteSet<'a> {
+    fn from(change: Write<'a>) -> WriteSet<'a> {
+        WriteSet { changes: vec![change], ..WriteSet::default() }
+    }
+}
