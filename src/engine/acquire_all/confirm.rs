@@ -3,7 +3,7 @@
 use super::{MultiAcquire, StoredLock};
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::lock::Request;
+use crate::lock::{CommitRecord, Request};
 use crate::store::Durability;
 
 impl MultiAcquire<'_, '_> {
@@ -29,7 +29,7 @@ impl MultiAcquire<'_, '_> {
         }
         let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
         for (engine, _) in self.stores() {
-            let forgotten = engine.remove_commit_record(&proof);
+            let forgotten = engine.remove_auxiliary(&CommitRecord::key(&proof), Durability::Volatile);
             // A commit record that was carried out does no harm; `gc` removes it.
             if !matches!(confirmed, Ok(true)) {
                 forgotten?;
