@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::acquire::CANCEL_GRACE;
-use super::batch::{self, Batch};
+use super::batch::Batch;
 use super::{AcquireRequest, AcquireResult, Engine, WaitPolicy, Waiting};
 use crate::error::Result;
 use crate::host::Invocation;
@@ -98,7 +98,7 @@ pub fn confirm_all(
 /// State of one attempt to acquire several names.
 struct MultiAcquire<'a, 'b> {
     wishes: &'a [StoredLock<'a>],
-    /// Deadline of the store calls on CLOCK_BOOTTIME.
+    /// Deadline of the wait and of the store calls on CLOCK_BOOTTIME.
     until: Duration,
     /// The request while the call holds none of the names, and the request while it holds some.
     alone: AcquireRequest,
@@ -156,13 +156,11 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     /// Runs rounds until all names are acquired and confirmed, or the attempt fails.
     fn run(&mut self) -> Result<AcquireAllResult> {
-        let host = self.wishes[0].engine.host();
-        let began = host.boottime();
         let mut first = 0;
         for round in 0.. {
-            let rest = self.policy_since(began);
+            let rest = self.rest_of_policy();
             let not = match round {
-                MOST_ROUNDS.. => self.ordered_phase(began)?,
+                MOST_ROUNDS.. => self.ordered_phase()?,
                 0 if self.are_one_change() => self.take_together(self.until_confirmed)?,
                 _ => self.optimistic_phase(first, &rest)?,
             };
@@ -183,10 +181,10 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         unreachable!("the rounds have no end")
     }
 
-    /// Returns the policy with the time that is left of it, if the wait began then.
-    fn policy_since(&self, began: Duration) -> WaitPolicy {
-        let spent = self.wishes[0].engine.host().boottime().saturating_sub(began);
-        WaitPolicy { limit: self.policy.limit.map(|limit| limit.saturating_sub(spent)), ..self.policy }
+    /// Returns the policy with the time that is left of it.
+    fn rest_of_policy(&self) -> WaitPolicy {
+        let left = self.until.saturating_sub(self.wishes[0].engine.host().boottime());
+        WaitPolicy { limit: self.policy.limit.map(|_| left), ..self.policy }
     }
 
     /// Waits for one name while it holds nothing else, then tries the others.
@@ -225,18 +223,19 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
             AcquireRequest { provisional, confirming, invocation: self.called_to_try(), ..self.keeping.clone() };
         let give_up_at = self.until.saturating_add(CANCEL_GRACE);
         let engine = self.wishes[0].engine;
-        let limit = self.policy.limit.map(|_| self.until.saturating_sub(engine.host().boottime()));
-        let rest = WaitPolicy { limit, ..self.policy };
+        let rest = self.rest_of_policy();
         let mut on_wait = |waiting: &Waiting<'_>| (self.on_wait)(0, waiting);
         let mut take = || engine.acquire_batch(&names, &request, &held, give_up_at);
         let together = engine.when_reached(names[0], &rest, self.interrupt, &mut on_wait, &mut take)?;
         let Some(together) = together else { return Ok(Some(NotAcquired::Interrupted)) };
         match together {
             Batch::Refused(at, response) => Ok(Some(NotAcquired::Tried(at, response))),
-            Batch::Done(outcomes) => {
-                let (grants, evicted) = batch::granted(outcomes);
-                self.held = grants.into_iter().map(Some).collect();
-                self.evicted = evicted.or(self.evicted.take());
+            Batch::Done(responses) => {
+                for (at, response) in responses.into_iter().enumerate() {
+                    if let Response::Granted(grant, evicted) = response {
+                        self.hold(at, grant, evicted);
+                    }
+                }
                 Ok(None)
             }
         }
@@ -248,10 +247,9 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
     }
 
     /// Waits for each name in order and keeps the earlier ones.
-    fn ordered_phase(&mut self, began: Duration) -> Result<Option<NotAcquired>> {
+    fn ordered_phase(&mut self) -> Result<Option<NotAcquired>> {
         for at in 0..self.wishes.len() {
-            let rest = self.policy_since(began);
-            if let Some(not) = self.take(at, &rest, at > 0)? {
+            if let Some(not) = self.take(at, &self.rest_of_policy(), at > 0)? {
                 return Ok(Some(not));
             }
         }
@@ -278,12 +276,16 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         match taken? {
             AcquireResult::Interrupted => Ok(Some(NotAcquired::Interrupted)),
             AcquireResult::Answer(Response::Granted(grant, evicted)) => {
-                self.held[at] = Some(grant);
-                self.evicted = evicted.map(|ending| (at, ending)).or(self.evicted.take());
+                self.hold(at, grant, evicted);
                 Ok(None)
             }
             AcquireResult::Answer(response) if policy.is_none() => Ok(Some(NotAcquired::Tried(at, response))),
-            AcquireResult::Answer(outcome) => Ok(Some(NotAcquired::Refused(at, outcome))),
+            AcquireResult::Answer(response) => Ok(Some(NotAcquired::Refused(at, response))),
         }
+    }
+
+    fn hold(&mut self, at: usize, grant: Grant, evicted: Option<EndedGrant>) {
+        self.held[at] = Some(grant);
+        self.evicted = evicted.map(|ending| (at, ending)).or(self.evicted.take());
     }
 }

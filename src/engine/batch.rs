@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::commit::{RecordUpdate, with_token};
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::Result;
-use crate::lock::{Acquire, EndedGrant, Grant, Lifetime, Record, Request, Response, Transition};
+use crate::lock::{Acquire, Lifetime, Record, Request, Response, Transition};
 use crate::store::Version;
 
 /// Result of an attempt to change several records.
@@ -94,11 +94,10 @@ impl Engine {
             }
             let swapped: Vec<RecordUpdate<'_>> =
                 looks.iter().filter_map(|(look, step)| swapped(look, step.as_ref()?)).collect();
-            let stored = match swapped.is_empty() {
-                true => return Ok(Batch::Done(answers)),
-                false => self.commit_update(&swapped, &[], None)?,
-            };
-            if let Some(version) = stored {
+            if swapped.is_empty() {
+                return Ok(Batch::Done(answers));
+            }
+            if let Some(version) = self.commit_update(&swapped, &[], None)? {
                 let number = |outcome| with_token(outcome, &version);
                 return Ok(Batch::Done(answers.into_iter().map(number).collect()));
             }
@@ -117,16 +116,4 @@ fn swapped<'a>((version, before): &'a (Option<Version>, Record), step: &'a Trans
         }
         _ => None,
     }
-}
-
-/// Returns the grants in the order of the names, and the last stale grant that was evicted, with its index.
-pub(super) fn granted(outcomes: Vec<Response>) -> (Vec<Grant>, Option<(usize, EndedGrant)>) {
-    let (mut grants, mut evicted) = (Vec::new(), None);
-    for (at, response) in outcomes.into_iter().enumerate() {
-        if let Response::Granted(grant, ending) = response {
-            grants.push(grant);
-            evicted = ending.map(|ending| (at, ending)).or(evicted);
-        }
-    }
-    (grants, evicted)
 }
