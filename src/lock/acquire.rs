@@ -5,12 +5,12 @@ use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, ProcessId};
-use super::page::Page;
+use super::page::{Page, Pages};
 use super::protocol::{is_decided, is_seen_alive, write};
 use super::queue::{
     INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, refill, slot_count_conflict,
 };
-use super::record::{EndReason, EndedGrant, Grant, Pages, Record, Waiter};
+use super::record::{EndReason, EndedGrant, Grant, Record, Waiter};
 use super::request::{Acquire, Edge, QueuePosition, Response, Transition};
 
 /// Acquires the lock or, if it is not free, enters the queue or waits there.

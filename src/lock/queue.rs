@@ -4,8 +4,9 @@ use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::{Owner, ProcessId};
+use super::page::Pages;
 use super::protocol::{grant_status, is_decided};
-use super::record::{EndReason, EndedGrant, Grant, Mode, Pages, Record, Waiter};
+use super::record::{EndReason, EndedGrant, Grant, Mode, Record, Waiter};
 use super::request::Acquire;
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.

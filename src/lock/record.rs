@@ -16,6 +16,7 @@ use super::codec::{is_default, text};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{Owner, PidDomain, ProcessId};
+use super::page::Pages;
 use super::sighting::Sighting;
 use super::value::Value;
 
@@ -57,22 +58,6 @@ pub struct Record {
     /// lease is still in the record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sightings: Vec<Sighting>,
-}
-
-/// Numbers of the pages that the end of a long queue is on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pages {
-    /// Number of the page that is served next.
-    pub first: u64,
-    /// Number of the page that newcomers enter.
-    pub last: u64,
-}
-
-impl Pages {
-    /// Returns true if the range contains the page with this number.
-    pub fn has(&self, number: u64) -> bool {
-        (self.first..=self.last).contains(&number)
-    }
 }
 
 /// Part of the lock that a caller wants.

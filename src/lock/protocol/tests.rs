@@ -3,8 +3,9 @@
 use super::*;
 use crate::lock::lifetime::{Begun, Lease, LeaseClock};
 use crate::lock::owner::{Owner, PidDomain, ProcessId};
+use crate::lock::page::Pages;
 use crate::lock::queue::INLINE_WAITERS;
-use crate::lock::record::{EndedGrant, Mode, Pages, Waiter};
+use crate::lock::record::{EndedGrant, Mode, Waiter};
 use crate::lock::request::{Acquire, Credentials, QueuePosition};
 use crate::lock::{Handle, decode, encode};
 
