@@ -32,7 +32,6 @@ use std::time::Duration;
 use self::commit::{RecordUpdate, with_token};
 use self::contention::CasRetry;
 use self::leases::IssuedLease;
-use self::prefetch::prefetch_liveness;
 
 pub use acquire::{AcquireResult, Waiting};
 pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confirm_all};
@@ -216,7 +215,7 @@ impl Engine {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
-        prefetch_liveness(record, &mut facts, &mut |facts, query| self.learn(record, facts, query, policy))?;
+        self.prefetch_liveness(record, &mut facts, policy)?;
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => {
