@@ -77,7 +77,9 @@ impl Signals {
 
     /// Returns the exit status after an interrupted wait: the signal that interrupted it.
     pub fn exit(&self) -> Exit {
-        self.interrupted_by().map_or(Exit::System, |signal| Exit::Signal(signal as i32))
+        let mut signals = std::iter::from_fn(|| self.next()).map(|received| received.signal);
+        let ending = signals.find(|signal| FORWARDED.contains(signal));
+        ending.map_or(Exit::System, |signal| Exit::Signal(signal as i32))
     }
 
     /// Returns true if a signal that ends a wait is pending. The signal stays available to [`Signals::exit`].
@@ -89,11 +91,6 @@ impl Signals {
     pub fn no_signal_within(&self, span: Duration) -> bool {
         let mut polled = [PollFd::new(self.interrupt(), PollFlags::POLLIN)];
         !matches!(poll(&mut polled, PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX)), Ok(1))
-    }
-
-    /// Returns the signal that ended a wait.
-    fn interrupted_by(&self) -> Option<Signal> {
-        std::iter::from_fn(|| self.next()).map(|came| came.signal).find(|signal| FORWARDED.contains(signal))
     }
 
     /// Returns the next signal in the queue, if a signal arrived.
