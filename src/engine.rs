@@ -71,10 +71,13 @@ type VersionedRecord = (Option<Version>, Record);
 impl Engine {
     /// Opens the store at a location, with the settings of the environment.
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
-        let engine = Engine::new(crate::store::open(location, Environment::etcd, host.clone())?, host);
+        let mut engine = Engine::new(crate::store::open(location, Environment::etcd, host.clone())?, host);
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
-        let engine = engine.remembering(environment.history().unwrap_or_default());
-        Ok(if engine.store().scope() == Scope::Shared { engine.leasing(environment.lease()?) } else { engine })
+        engine.remembers = environment.history().unwrap_or_default();
+        if engine.store.scope() == Scope::Shared {
+            engine.lease = environment.lease()?;
+        }
+        Ok(engine)
     }
 
     /// Creates an engine for this store and this host.
@@ -93,11 +96,6 @@ impl Engine {
     /// Sets the limits for the history that the engine keeps.
     pub fn remembering(self, limits: Limits) -> Engine {
         Engine { remembers: limits, ..self }
-    }
-
-    /// Sets the duration of leases that a keeper renews.
-    pub fn leasing(self, lease: Duration) -> Engine {
-        Engine { lease, ..self }
     }
 
     /// Returns the engine's store.
@@ -244,7 +242,8 @@ impl Engine {
             Query::Liveness(domain, process) => {
                 let liveness = self.fate_in(record, facts, &domain, &process);
                 let is_released = || {
-                    let supervisor = record.supervisor_of(&domain, &process);
+                    let depends = |owner: &&Owner| owner.domain == domain && owner.processes.contains(&process);
+                    let supervisor = record.owners().filter(depends).find_map(|owner| owner.supervisor);
                     supervisor.is_some_and(|supervisor| self.host.is_released_by(&supervisor, &domain, &process))
                 };
                 let lived = liveness == Liveness::Dead

@@ -14,7 +14,7 @@ use super::wait_policy::WaitClock;
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
-use crate::lock::{self, Acquire, Grant, HandleHash, Lifetime, Record, Request, Response, Transition};
+use crate::lock::{self, Acquire, Grant, Lifetime, Record, Request, Response, Transition};
 use crate::store::{Scope, Subscription, Version};
 
 pub(super) use wait::Onlooker;
@@ -47,7 +47,9 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         on_wait: &mut Onlooker<'_>,
     ) -> Result<AcquireResult> {
-        let mut clock = policy.begin(self.host.boottime(), self.must_poll());
+        // Without notifications, other hosts cannot wake a waiter of this store.
+        let polls = self.store.scope() == Scope::Shared && !self.store.abilities().notifies;
+        let mut clock = policy.begin(self.host.boottime(), polls);
         let mut attempt = Acquisition {
             engine: self,
             name,
@@ -108,11 +110,6 @@ impl Engine {
     /// Returns true if a signal arrived and the caller wants to handle it.
     pub(super) fn is_interrupted(&self, interrupt: Option<BorrowedFd<'_>>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()
-    }
-
-    /// Returns true if other hosts cannot wake a waiter of this store.
-    fn must_poll(&self) -> bool {
-        self.store.scope() == Scope::Shared && !self.store.abilities().notifies
     }
 }
 
@@ -262,7 +259,7 @@ impl<'a> Acquisition<'a> {
 
     /// Commits a change of the record. Returns `None` if another writer committed first.
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Option<Version>> {
-        retry.has_priority = !self.application.queue || holds(update.before, &self.application.entry.proof);
+        retry.has_priority = !self.application.queue || update.before.holder(&self.application.entry.proof).is_some();
         self.engine.commit_update(&[update], &[], None)
     }
 
@@ -277,8 +274,4 @@ impl<'a> Acquisition<'a> {
         self.application.full = self.application.position.is_none().then_some(page);
         Ok(())
     }
-}
-
-fn holds(record: &Record, proof: &HandleHash) -> bool {
-    record.holders.iter().any(|grant| grant.proof == *proof)
 }

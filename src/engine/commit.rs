@@ -87,7 +87,7 @@ impl Engine {
             set.closed.extend(gone(&before.waiters, record).map(|waiter| waiter.proof.channel()));
             set.history.extend(self.endings(before, record, by, ended_at));
             for proof in *wake {
-                let waiter = before.waiters.iter().find(|waiter| waiter.proof == *proof);
+                let waiter = before.waiter(proof);
                 if waiter.is_none_or(|waiter| !self.can_wake(waiter)) {
                     set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
                 }
@@ -130,7 +130,7 @@ impl Engine {
 
     /// Notifies the supervisors of ended grants. A supervisor knows its own releases and sees its command die.
     fn tell_supervisors(&self, before: &Record, after: &Record) {
-        let is_over = |grant: &&Grant| after.holders.iter().all(|other| other.proof != grant.proof);
+        let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
         for grant in before.holders.iter().filter(is_over) {
             let ending = after.ended_grants.iter().rev().find(|ending| ending.grant.proof == grant.proof);
             let is_known = |ending: &EndedGrant| match ending.reason {
@@ -169,10 +169,7 @@ impl Engine {
 /// Returns those of these waiters that neither wait nor hold any more. A waiter that was granted the lock retracts its
 /// published edges itself.
 fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
-    waiters.iter().filter(|waiter| {
-        now.waiters.iter().all(|other| other.proof != waiter.proof)
-            && now.holders.iter().all(|grant| grant.proof != waiter.proof)
-    })
+    waiters.iter().filter(|waiter| now.waiter(&waiter.proof).is_none() && now.holder(&waiter.proof).is_none())
 }
 
 /// Returns the leases of former holders and waiters.

@@ -92,7 +92,7 @@ impl Engine {
     fn holds_all(&self, names: &[Vec<u8>], proof: &HandleHash) -> Result<bool> {
         for name in names {
             let (_, record) = self.read(name)?;
-            if record.holders.iter().all(|grant| grant.proof != *proof) {
+            if record.holder(proof).is_none() {
                 return Ok(false);
             }
         }
@@ -128,12 +128,11 @@ impl Engine {
                 self.apply(name, &Request::Gc)?;
             }
             let (_, record) = self.read(name)?;
-            for grant in record.holders.iter().filter(|grant| grant.proof == *proof) {
-                if let Some(process) = &grant.provisional
-                    && (!dry_run || self.liveness(&record, &grant.owner.domain, process) != Liveness::Dead)
-                {
-                    return Ok(false);
-                }
+            if let Some(grant) = record.holder(proof)
+                && let Some(process) = &grant.provisional
+                && (!dry_run || self.liveness(&record, &grant.owner.domain, process) != Liveness::Dead)
+            {
+                return Ok(false);
             }
         }
         Ok(true)

@@ -32,7 +32,7 @@ pub(super) fn acquire(record: &Record, application: &Acquire, facts: &Facts) -> 
     if application.refuse_stale && !stale.is_empty() {
         return Ok(Transition::Done(Response::Stale(stale)));
     }
-    let in_record = next.waiters.iter().any(|waiter| waiter.proof == me);
+    let in_record = next.waiter(&me).is_some();
     let place = application.position.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
     let mut wake = Vec::new();
     if !in_record && place.is_none() {
@@ -47,7 +47,7 @@ pub(super) fn acquire(record: &Record, application: &Acquire, facts: &Facts) -> 
     update_entry(&mut next, &application.entry);
     wake.extend(grant_waiting_as(&mut next, facts, Some(application))?);
     wake.retain(|proof| *proof != me);
-    if let Some(grant) = next.holders.iter().find(|grant| grant.proof == me) {
+    if let Some(grant) = next.holder(&me) {
         let grant = grant.clone();
         return Ok(write(next, Response::Granted(grant, stale.into_iter().next_back()), wake));
     }
@@ -207,7 +207,7 @@ fn awaited_ends(
 
 /// Leaves the queue, unless the lock was granted in the meantime.
 pub(super) fn cancel(record: &Record, me: &HandleHash, page: Option<u64>, facts: &Facts) -> Result<Transition, Query> {
-    if let Some(grant) = record.holders.iter().find(|grant| grant.proof == *me) {
+    if let Some(grant) = record.holder(me) {
         return Ok(Transition::Done(Response::GrantedMeanwhile(grant.clone())));
     }
     let mut next = record.clone();

@@ -38,7 +38,13 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
         }
     }
     for mut ending in std::mem::take(&mut record.ended_grants) {
-        forget_dead_supervisor(&mut ending, facts)?;
+        let owner = &mut ending.grant.owner;
+        // A dead supervisor will not ask for the ending.
+        if let Some(supervisor) = &owner.supervisor
+            && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
+        {
+            owner.supervisor = None;
+        }
         let is_awaited = ending.grant.owner.supervisor.is_some() || ending.reason != EndReason::Broken;
         let owner = effective_owner(&ending.grant.owner, facts)?;
         if is_awaited || owner.is_some_and(|(_, liveness)| liveness.may_live_here()) {
@@ -46,17 +52,6 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
         }
     }
     Ok(evicted)
-}
-
-/// Clears the supervisor of an ending if the supervisor is dead and will not ask for the ending.
-fn forget_dead_supervisor(ending: &mut EndedGrant, facts: &Facts) -> Result<(), Query> {
-    let owner = &mut ending.grant.owner;
-    if let Some(supervisor) = &owner.supervisor
-        && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
-    {
-        owner.supervisor = None;
-    }
-    Ok(())
 }
 
 pub(super) fn end(record: &mut Record, at: usize, how: EndReason) -> Grant {
@@ -111,14 +106,10 @@ pub(super) fn grant_waiting_as(
 /// of it until now.
 pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<HandleHash>, Query> {
     let Some(pages) = record.pages else { return Ok(None) };
-    // A waiter appears only once, even if a process died in the middle of a move or the waiter entered a page twice.
-    let has = |record: &Record, proof: HandleHash| {
-        record.holders.iter().any(|grant| grant.proof == proof)
-            || record.waiters.iter().any(|waiter| waiter.proof == proof)
-    };
     let before = record.waiters.len();
     for waiter in facts.page(pages.first)? {
-        if !has(record, waiter.proof) {
+        // A waiter appears only once, even if a process died in the middle of a move or the waiter entered a page twice.
+        if record.holder(&waiter.proof).is_none() && record.waiter(&waiter.proof).is_none() {
             record.waiters.push(waiter.clone());
         }
     }

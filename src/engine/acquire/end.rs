@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::wait::AfterWait;
-use super::{AcquireResult, Acquisition, holds};
+use super::{AcquireResult, Acquisition};
 use crate::engine::contention::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
-use crate::lock::{HandleHash, Record, Request, Response};
+use crate::lock::{Record, Request, Response};
 use crate::store::WriteSet;
 
 impl Acquisition<'_> {
@@ -20,7 +20,7 @@ impl Acquisition<'_> {
                 self.leave_if_possible()?;
             }
             // A cycle that is detected only during the wait finds this waiter in the queue.
-            Response::Deadlock(_) if self.application.position.is_some() || is_waiting(record, &me) => {
+            Response::Deadlock(_) if self.application.position.is_some() || record.waiter(&me).is_some() => {
                 if let Response::GrantedMeanwhile(_) = self.leave_if_possible()? {
                     return Ok(None);
                 }
@@ -107,7 +107,7 @@ impl Acquisition<'_> {
             // A page that was refilled into the record and removed is created anew if its last waiter joins it once more.
             // That waiter stands in the record too.
             let (_, record) = engine.read(self.name)?;
-            if !is_waiting(&record, &me) && !holds(&record, &me) {
+            if record.waiter(&me).is_none() && record.holder(&me).is_none() {
                 engine.remove_witness(self.name, &me);
                 return Ok(Response::Cancelled);
             }
@@ -120,7 +120,7 @@ impl Acquisition<'_> {
             let _ = engine.store.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() });
             if engine.store.leases().is_expired(lease)? {
                 let (_, record) = engine.read(self.name)?;
-                let granted = record.holders.into_iter().find(|grant| grant.proof == me);
+                let granted = record.holder(&me).cloned();
                 return Ok(granted.map_or(Response::Cancelled, Response::GrantedMeanwhile));
             }
         }
@@ -143,8 +143,4 @@ impl Acquisition<'_> {
         }
         Ok(())
     }
-}
-
-fn is_waiting(record: &Record, proof: &HandleHash) -> bool {
-    record.waiters.iter().any(|waiter| waiter.proof == *proof)
 }

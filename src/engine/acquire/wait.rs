@@ -142,12 +142,10 @@ impl<'a> Acquisition<'a> {
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
         let visible: Vec<ProcessId> = visible.map(|(_, process)| *process).collect();
         // A process in another network namespace can wake this waiter only through the store.
-        let parties = record.holders.iter().map(|grant| &grant.owner);
-        let parties = parties.chain(record.waiters.iter().map(|waiter| &waiter.owner));
-        let supervisors: Vec<ProcessId> = parties.clone().filter_map(|owner| owner.supervisor).collect();
-        let mut homes = parties.map(|party| &party.domain).chain(processes.iter().map(|(home, _)| home));
+        let supervisors: Vec<ProcessId> = record.owners().filter_map(|owner| owner.supervisor).collect();
+        let mut domains = record.owners().map(|owner| &owner.domain).chain(processes.iter().map(|(domain, _)| domain));
         let notifies = engine.store.abilities().notifies;
-        let needs_bell = notifies || homes.any(|home| home.net != here.net);
+        let needs_bell = notifies || domains.any(|domain| domain.net != here.net);
         if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_bell) {
             self.subscription =
                 engine.store.subscribe(Topic::Channel(&self.application.entry.proof.channel(), *version));
