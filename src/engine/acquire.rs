@@ -184,29 +184,27 @@ impl<'a> Acquisition<'a> {
             self.in_touch = true;
             let end = match self.decide(&record, clock)? {
                 Transition::Done(response) => self.finish(&record, response)?,
-                Transition::Write { record: next, response: Some(response), wake, over } => {
-                    let update =
-                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match self.commit(update, &mut retry)? {
-                        Some(version) => Some(AcquireResult::Answer(with_token(response, &version))),
-                        None => self.after_lost_commit(record, &mut retry)?,
+                Transition::Write { record: mut next, response, wake, over } => {
+                    if response.is_none() {
+                        // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
+                        self.listen()?;
                     }
-                }
-                Transition::Write { record: mut next, response: None, wake, over } => {
-                    // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
-                    self.listen()?;
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match self.commit(update, &mut retry) {
-                        Ok(Some(version)) => {
+                    match (self.commit(update, &mut retry), response) {
+                        (Ok(Some(version)), Some(response)) => {
+                            Some(AcquireResult::Answer(with_token(response, &version)))
+                        }
+                        (Ok(Some(version)), None) => {
                             self.is_queued = true;
                             // A grant in the record that ends before the next read must keep its token.
                             lock::number(&mut next, version.number);
                             committed = Some((Some(version), next));
                             None
                         }
-                        Ok(None) => self.after_lost_commit(record, &mut retry)?,
-                        Err(error) => Some(self.after_refused_entry(record, error, clock)?),
+                        (Ok(None), _) => self.after_lost_commit(record, &mut retry)?,
+                        (Err(error), Some(_)) => return Err(error),
+                        (Err(error), None) => Some(self.after_refused_entry(record, error, clock)?),
                     }
                 }
                 Transition::Enqueue(page) => {
