@@ -30,8 +30,6 @@ pub(crate) use codec::{MOST_BYTES, number};
 pub use codec::{decode, encode};
 pub use commit_record::CommitRecord;
 pub use deadlock::{Cycle, WaitNode, find_cycle};
-#[cfg(debug_assertions)]
-pub use facts::trace::Answers;
 pub use facts::{Facts, Liveness, Query};
 pub use handle::{Handle, HandleHash};
 pub use lifetime::{Begun, Lease, LeaseClock, Lifetime};
