@@ -34,15 +34,15 @@ impl Engine {
     ) -> Result<Batch> {
         names.iter().for_each(|name| self.leave_witness(name, &request.handle.proof()));
         let immediately = AcquireRequest { invocation: None, ..request.clone() };
-        let mut application = self.application(&immediately, &WaitPolicy::NONE);
-        let try_to_take = |application: &Acquire| {
+        let mut terms = self.acquire_terms(&immediately, &WaitPolicy::NONE);
+        let try_to_take = |terms: &Acquire| {
             // Each grant has its own lifetime, because each may be released alone.
             let mut begun: Vec<Option<Lifetime>> = vec![None; names.len()];
             let mut decide = |at: usize, record: &Record| {
-                let refuse_stale = application.refuse_stale && !held[at];
-                let application = Acquire { refuse_stale, ..application.clone() };
-                let lifetime = application.lifetime.clone();
-                let mut step = self.decide(record, &Request::Acquire(application), None)?;
+                let refuse_stale = terms.refuse_stale && !held[at];
+                let terms = Acquire { refuse_stale, ..terms.clone() };
+                let lifetime = terms.lifetime.clone();
+                let mut step = self.decide(record, &Request::Acquire(terms), None)?;
                 if let Transition::Write { record, response: Some(Response::Granted(grant, _)), .. } = &mut step {
                     self.begin_grant(&lifetime, &mut begun[at], record, grant)?;
                 }
@@ -50,11 +50,11 @@ impl Engine {
             };
             self.commit_batch(names, &mut decide, &|response| matches!(response, Response::Granted(..)), give_up_at)
         };
-        let mut taken = try_to_take(&application)?;
+        let mut taken = try_to_take(&terms)?;
         if let Some(called) = request.invocation.filter(|_| matches!(taken, Batch::Refused(..))) {
             // The holder may be a process that waits for this one.
-            application.entry.blocked_processes = self.host.blocked_callers(&called, false);
-            taken = try_to_take(&application)?;
+            terms.entry.blocked_processes = self.host.blocked_callers(&called, false);
+            taken = try_to_take(&terms)?;
         }
         if matches!(taken, Batch::Refused(..)) {
             let free = names.iter().zip(held).filter(|(_, held)| !**held);

@@ -83,7 +83,7 @@ impl Engine {
             let options = WriteOptions { durability: values::durability(before, record), mode: None };
             set.changes.push(Write { name: &record.name, expect: *expect, body: body.as_deref(), options });
             set.expired.extend(*over);
-            set.ended.extend(ended_leases(before, record));
+            set.ended.extend(before.leases().filter(|lease| !record.leases().any(|other| other == *lease)));
             set.closed.extend(gone(&before.waiters, record).map(|waiter| waiter.proof.channel()));
             set.history.extend(self.endings(before, record, by, ended_at));
             for proof in *wake {
@@ -170,11 +170,6 @@ impl Engine {
 /// published edges itself.
 fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
     waiters.iter().filter(|waiter| now.waiter(&waiter.proof).is_none() && now.holder(&waiter.proof).is_none())
-}
-
-/// Returns the leases of former holders and waiters.
-fn ended_leases<'a>(before: &'a Record, now: &'a Record) -> impl Iterator<Item = &'a Lease> {
-    before.leases().filter(|lease| !now.leases().any(|other| other == *lease))
 }
 
 /// Adds the token to a response: the token of a new grant is the version under which the store has it.

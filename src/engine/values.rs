@@ -134,12 +134,10 @@ impl Engine {
             even_if_stale: query.even_if_stale,
         };
         let mut stored = false;
-        let key = Value::key(name, mark);
         let done = self.try_to_write(name, query, &mut writing, &mut stored, writer);
         // After an error the write may have happened nevertheless; a later `gc` decides that with more information.
         if stored && matches!(&done, Ok(response) if !matches!(response, Response::Written(..))) {
-            self.remove_auxiliary(&key, Durability::Volatile)?;
-            self.remove_witness_of_value(&key);
+            self.remove_external(&Value::key(name, mark))?;
         }
         done
     }
@@ -173,7 +171,7 @@ impl Engine {
                 }
                 _ => return Ok(Response::Busy(record.holders)),
             };
-            let apart = match (&writing.value, query.bytes) {
+            let external = match (&writing.value, query.bytes) {
                 (Some(Value { inline: None, write_id: mark, mode, .. }), Some(bytes)) if !*stored => {
                     let key = Value::key(name, *mark);
                     self.leave_witness_of_value(&key);
@@ -182,7 +180,7 @@ impl Engine {
                 }
                 _ => None,
             };
-            let beside: Vec<Write<'_>> = apart
+            let beside: Vec<Write<'_>> = external
                 .iter()
                 .map(|(key, body, keep)| Write { name: key, expect: None, body: Some(body), options: *keep })
                 .collect();
@@ -205,16 +203,19 @@ impl Engine {
 
     /// Removes the bytes of a value that the record no longer references.
     pub(super) fn remove_old_value(&self, before: &Record, now: &Record) -> Result<()> {
-        let apart = |record: &Record| record.value.as_ref().filter(|it| it.inline.is_none()).map(|it| it.write_id);
-        match apart(before) {
-            Some(mark) if apart(now) != Some(mark) => {
-                let key = Value::key(&before.name, mark);
-                self.remove_auxiliary(&key, Durability::Volatile)?;
-                self.remove_witness_of_value(&key);
-                Ok(())
+        let external = |record: &Record| record.value.as_ref().filter(|it| it.inline.is_none()).map(|it| it.write_id);
+        match external(before) {
+            Some(write_id) if external(now) != Some(write_id) => {
+                self.remove_external(&Value::key(&before.name, write_id))
             }
             _ => Ok(()),
         }
+    }
+
+    fn remove_external(&self, key: &[u8]) -> Result<()> {
+        self.remove_auxiliary(key, Durability::Volatile)?;
+        self.remove_witness_of_value(key);
+        Ok(())
     }
 
     /// Returns true if no record references these bytes and their writer can no longer make a record do so.

@@ -37,7 +37,7 @@ use super::value::decide_write;
 /// Returns the [`Query`] that the engine must answer in `facts` before it calls again.
 pub fn decide(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Query> {
     let mut step = match ask {
-        Request::Acquire(application) => acquire(record, application, facts),
+        Request::Acquire(request) => acquire(record, request, facts),
         Request::Cancel(proof, page) => cancel(record, proof, *page, facts),
         Request::Release(credentials) => release(record, credentials, facts),
         Request::Renew(credentials, lifetime @ Lifetime::Keepalive(_)) => {

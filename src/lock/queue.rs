@@ -78,7 +78,7 @@ pub(super) fn grant_waiting_as(
             continue;
         }
         let Some(first) = record.waiters.first() else { break };
-        let myself = me.filter(|application| application.entry.proof == first.proof);
+        let myself = me.filter(|request| request.entry.proof == first.proof);
         if myself.is_none() && is_gone(first, facts)? {
             record.waiters.remove(0);
             // The next waiter was watching the waiter that is gone.
@@ -118,10 +118,10 @@ pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<Handle
 }
 
 pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: &Facts) -> Result<Grant, Query> {
-    let is_tentative = myself.map_or(waiter.needs_confirmation, |application| application.provisional);
+    let is_tentative = myself.map_or(waiter.needs_confirmation, |request| request.provisional);
     let provisional = is_tentative.then_some(waiter.process);
     let lifetime = match (myself, provisional, (&waiter.lease, &waiter.lifetime)) {
-        (Some(application), ..) => application.lifetime.clone(),
+        (Some(request), ..) => request.lifetime.clone(),
         (None, Some(_), (Some(lease), _)) => Lifetime::ExpiresAt(lease.clone()),
         // A stopped waiter must not delay its confirmation without limit, so its lease starts now.
         (None, Some(_), (None, Lifetime::Ttl(span))) => Lifetime::ExpiresAt(facts.new_lease(*span)?.clone()),
@@ -168,8 +168,8 @@ fn counts(record: &Record) -> bool {
 }
 
 /// Returns the slot count of the record if the request has another count and a holder or waiter relies on the former.
-pub(super) fn slot_count_conflict(record: &Record, application: &Acquire, facts: &Facts) -> Result<Option<u32>, Query> {
-    let (Some(has), Some(wants)) = (record.slots, application.slots) else { return Ok(None) };
+pub(super) fn slot_count_conflict(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<u32>, Query> {
+    let (Some(has), Some(wants)) = (record.slots, request.slots) else { return Ok(None) };
     if has == wants {
         return Ok(None);
     }

@@ -13,14 +13,14 @@ use crate::store::WriteSet;
 impl Acquisition<'_> {
     /// Ends the attempt with this response. Returns `None` if the lock was granted in the meantime.
     pub(super) fn finish(&mut self, record: &Record, response: Response) -> Result<Option<AcquireResult>> {
-        let me = self.application.entry.proof;
+        let me = self.request.entry.proof;
         match &response {
             // Another process has claimed the name, possibly under the same id.
             Response::Claimed(grant) | Response::Granted(grant, _) if grant.proof != me => {
                 self.leave_if_possible()?;
             }
             // A cycle that is detected only during the wait finds this waiter in the queue.
-            Response::Deadlock(_) if self.application.position.is_some() || record.waiter(&me).is_some() => {
+            Response::Deadlock(_) if self.request.position.is_some() || record.waiter(&me).is_some() => {
                 if let Response::GrantedMeanwhile(_) = self.leave_if_possible()? {
                     return Ok(None);
                 }
@@ -99,8 +99,8 @@ impl Acquisition<'_> {
     fn leave(&mut self) -> Result<Response> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
-        let (engine, me) = (self.engine, self.application.entry.proof);
-        let page = self.application.position.as_ref().map(|place| place.page);
+        let (engine, me) = (self.engine, self.request.entry.proof);
+        let page = self.request.position.as_ref().map(|place| place.page);
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
         {
@@ -116,7 +116,7 @@ impl Acquisition<'_> {
         if let Some(response) = engine.try_apply(engine.race_for(self.name, &ask).until(self.give_up_at), &ask, None)? {
             return Ok(response);
         }
-        if let Some(lease) = &self.application.entry.lease {
+        if let Some(lease) = &self.request.entry.lease {
             let _ = engine.store.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() });
             if engine.store.leases().is_expired(lease)? {
                 let (_, record) = engine.read(self.name)?;
@@ -138,7 +138,7 @@ impl Acquisition<'_> {
     /// Leaves the queue, and releases a grant that arrived in the meantime.
     fn abandon(&mut self) -> Result<()> {
         if let Response::GrantedMeanwhile(_) = self.leave()? {
-            let credentials = self.engine.supervisor(self.application.entry.proof)?;
+            let credentials = self.engine.supervisor(self.request.entry.proof)?;
             self.engine.apply(self.name, &Request::Release(credentials))?;
         }
         Ok(())
