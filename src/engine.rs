@@ -60,7 +60,7 @@ pub struct Engine {
     remembers: Limits,
     /// Duration of leases that a keeper renews.
     lease: Duration,
-    lent: Mutex<Vec<IssuedLease>>,
+    issued_leases: Mutex<Vec<IssuedLease>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
 }
@@ -87,7 +87,7 @@ impl Engine {
             host,
             remembers: Limits::default(),
             lease: crate::environment::LEASE,
-            lent: Mutex::default(),
+            issued_leases: Mutex::default(),
             #[cfg(debug_assertions)]
             trace: crate::trace::Trace::new(crate::environment::Environment::trace()),
         }
@@ -208,12 +208,12 @@ impl Engine {
         Ok((Some(stored.version), record))
     }
 
-    /// Decides about a request whose caller waits for `policy` at most; `None` means no limit.
-    fn decide(&self, record: &Record, ask: &Request, policy: Option<Duration>) -> Result<Transition> {
+    /// Decides about a request whose caller waits for `time_left` at most; `None` means no limit.
+    fn decide(&self, record: &Record, ask: &Request, time_left: Option<Duration>) -> Result<Transition> {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
-        self.prefetch_liveness(record, &mut facts, policy)?;
+        self.prefetch_liveness(record, &mut facts, time_left)?;
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => {
@@ -222,17 +222,17 @@ impl Engine {
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => facts.insert_committed(proof, self.has_committed_finally(&proof)?),
-                Err(wanted) => self.learn(record, &mut facts, wanted, policy)?,
+                Err(query) => self.learn(record, &mut facts, query, time_left)?,
             }
         }
     }
 
     /// Answers a query of the decision about this record, as it was read, and adds the answer to the facts.
-    fn learn(&self, record: &Record, facts: &mut Facts, query: Query, policy: Option<Duration>) -> Result<()> {
+    fn learn(&self, record: &Record, facts: &mut Facts, query: Query, time_left: Option<Duration>) -> Result<()> {
         match query {
             Query::Outlasts(lease) => {
                 let left = self.store.leases().time_to_expiry(&lease, &record.sightings)?;
-                facts.insert_outlasts(lease, policy.is_some_and(|time_left| left > time_left));
+                facts.insert_outlasts(lease, time_left.is_some_and(|time_left| left > time_left));
             }
             Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
             Query::NewLease(span) => {

@@ -63,13 +63,13 @@ impl Engine {
         Ok(taken)
     }
 
-    /// Decides about each name, and commits all changes as one batch if `query` accepts all responses. If other writers
-    /// win until `give_up_at`, the first name is busy.
+    /// Decides about each name, and commits all changes as one batch if `accepts` is true for all responses. If other
+    /// writers win until `give_up_at`, the first name is busy.
     pub(super) fn commit_batch(
         &self,
         names: &[&[u8]],
         decide: &mut dyn FnMut(usize, &Record) -> Result<Transition>,
-        query: &dyn Fn(&Response) -> bool,
+        accepts: &dyn Fn(&Response) -> bool,
         give_up_at: Duration,
     ) -> Result<Batch> {
         let mut race = self.race(names[0]).until(give_up_at);
@@ -86,7 +86,7 @@ impl Engine {
                     Transition::Write { response: Some(ref outcome), .. } => (outcome.clone(), Some(step)),
                     _ => (Response::Busy(record.holders.clone()), None),
                 };
-                if !query(&response) {
+                if !accepts(&response) {
                     return Ok(Batch::Refused(at, response));
                 }
                 answers.push(response);

@@ -169,7 +169,7 @@ impl Engine {
 /// Returns those of these waiters that neither wait nor hold any more. A waiter that was granted the lock retracts its
 /// published edges itself.
 fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
-    waiters.iter().filter(|waiter| now.waiter(&waiter.proof).is_none() && now.holder(&waiter.proof).is_none())
+    waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
 }
 
 /// Adds the token to a response: the token of a new grant is the version under which the store has it.

@@ -69,22 +69,22 @@ impl Engine {
             Scope::Local => Lifetime::UntilReleased,
             Scope::Shared => Lifetime::ExpiresAt(self.grant_lease(self.lease)?),
         };
-        let doubt = Prepare { proof: self.new_handle()?.proof(), process: self.host.this_process()?, lifetime };
+        let prepare = Prepare { proof: self.new_handle()?.proof(), process: self.host.this_process()?, lifetime };
         let names_of = names.iter().map(|name| name.to_vec()).collect();
         let (key, keep) =
-            (CommitRecord::key(&doubt.proof), WriteOptions { durability: Durability::Durable, mode: None });
+            (CommitRecord::key(&prepare.proof), WriteOptions { durability: Durability::Durable, mode: None });
         let body = lock::encode_auxiliary(&key, &CommitRecord { committed: true, names: names_of });
         self.commit_beside(&key, None, Some(&body), keep)?;
         for name in names {
-            self.leave_witness(name, &doubt.proof);
+            self.leave_witness(name, &prepare.proof);
             // If this process ends, the next writer of each earlier name confirms its grant again.
-            if !matches!(self.apply(name, &Request::Prepare(of_id()?, doubt.clone()))?, Response::Renewed(_)) {
+            if !matches!(self.apply(name, &Request::Prepare(of_id()?, prepare.clone()))?, Response::Renewed(_)) {
                 return Ok(false);
             }
         }
         self.remove_auxiliary(&key, keep.durability)?;
         for name in names {
-            self.apply(name, &Request::Release(self.by_proof(doubt.proof)?))?;
+            self.apply(name, &Request::Release(self.by_proof(prepare.proof)?))?;
         }
         Ok(true)
     }

@@ -71,7 +71,7 @@ impl Engine {
     pub fn write(
         &self,
         name: &[u8],
-        query: &ValueWrite<'_>,
+        wanted: &ValueWrite<'_>,
         request: &AcquireRequest,
         policy: &WaitPolicy,
         interrupt: Option<BorrowedFd<'_>>,
@@ -79,7 +79,7 @@ impl Engine {
     ) -> Result<AcquireResult> {
         let began = self.host.boottime();
         self.bound_by(policy);
-        let mut write = || self.write_at_once(name, query, &request.owner);
+        let mut write = || self.write_at_once(name, wanted, &request.owner);
         let response = self.when_reached(name, policy, interrupt, on_wait, &mut write);
         self.store.set_deadline(None);
         let outcome = match response {
@@ -98,7 +98,7 @@ impl Engine {
         }
         let proof = request.handle.proof();
         let me = self.by_proof(proof)?;
-        let granted = ValueWrite { by: me.clone(), require_lock: true, release: true, ..query.clone() };
+        let granted = ValueWrite { by: me.clone(), require_lock: true, release: true, ..wanted.clone() };
         let written = self.write_at_once(name, &granted, &request.owner);
         if !matches!(written, Ok(Response::Written(..))) {
             self.apply(name, &Request::Release(me))?;
@@ -122,19 +122,19 @@ impl Engine {
         (!may_come_to_nothing).then(|| grant.clone())
     }
 
-    fn write_at_once(&self, name: &[u8], query: &ValueWrite<'_>, writer: &Owner) -> Result<Response> {
+    fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<Response> {
         let random = self.host.random()?;
         let mark = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
         let mut writing = Writing {
-            credentials: query.by.clone(),
-            value: query.bytes.map(|bytes| Value::new(bytes, mark, query.mode)),
-            precondition: query.precondition,
-            require_lock: query.require_lock,
-            release: query.release,
-            even_if_stale: query.even_if_stale,
+            credentials: wanted.by.clone(),
+            value: wanted.bytes.map(|bytes| Value::new(bytes, mark, wanted.mode)),
+            precondition: wanted.precondition,
+            require_lock: wanted.require_lock,
+            release: wanted.release,
+            even_if_stale: wanted.even_if_stale,
         };
         let mut stored = false;
-        let done = self.try_to_write(name, query, &mut writing, &mut stored, writer);
+        let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error the write may have happened nevertheless; a later `gc` decides that with more information.
         if stored && matches!(&done, Ok(response) if !matches!(response, Response::Written(..))) {
             self.remove_external(&Value::key(name, mark))?;
@@ -145,7 +145,7 @@ impl Engine {
     fn try_to_write(
         &self,
         name: &[u8],
-        query: &ValueWrite<'_>,
+        wanted: &ValueWrite<'_>,
         writing: &mut Writing,
         stored: &mut bool,
         writer: &Owner,
@@ -154,8 +154,8 @@ impl Engine {
         loop {
             let (version, record) = self.read(name)?;
             // The mode of an existing value stays until a writer sets another one.
-            let mode = query.mode.or(record.value.as_ref().and_then(|value| value.mode));
-            if let (Some(value), Some(bytes)) = (&mut writing.value, query.bytes)
+            let mode = wanted.mode.or(record.value.as_ref().and_then(|value| value.mode));
+            if let (Some(value), Some(bytes)) = (&mut writing.value, wanted.bytes)
                 && value.mode != mode
             {
                 *value = Value::new(bytes, value.write_id, mode);
@@ -171,7 +171,7 @@ impl Engine {
                 }
                 _ => return Ok(Response::Busy(record.holders)),
             };
-            let external = match (&writing.value, query.bytes) {
+            let external = match (&writing.value, wanted.bytes) {
                 (Some(Value { inline: None, write_id: mark, mode, .. }), Some(bytes)) if !*stored => {
                     let key = Value::key(name, *mark);
                     self.leave_witness_of_value(&key);

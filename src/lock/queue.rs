@@ -109,7 +109,7 @@ pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<Handle
     let before = record.waiters.len();
     for waiter in facts.page(pages.first)? {
         // A waiter appears only once, even if a process died in the middle of a move or the waiter entered a page twice.
-        if record.holder(&waiter.proof).is_none() && record.waiter(&waiter.proof).is_none() {
+        if !record.has_entry(&waiter.proof) {
             record.waiters.push(waiter.clone());
         }
     }
@@ -128,11 +128,11 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
         _ => waiter.lifetime.clone(),
     };
     let waited = facts.wall.saturating_sub(waiter.since);
-    let Waiter { proof, mode: share, owner, release_on_exit, claim, .. } = waiter;
+    let Waiter { proof, mode, owner, release_on_exit, claim, .. } = waiter;
     Ok(Grant {
         proof,
         token: None,
-        mode: share,
+        mode,
         slot,
         owner,
         lifetime,
@@ -144,15 +144,15 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     })
 }
 
-/// Returns the lowest slot that `share` would get beside the holders, or `None` if it does not fit.
+/// Returns the lowest slot that `mode` would get beside the holders, or `None` if it does not fit.
 pub(super) fn free_slot<'a>(
     holders: impl IntoIterator<Item = &'a Grant, IntoIter: Clone>,
     slots: Option<u32>,
-    share: Mode,
+    mode: Mode,
 ) -> Option<u32> {
     let mut holders = holders.into_iter();
-    let alike = holders.clone().all(|grant| grant.mode == share);
-    match share {
+    let alike = holders.clone().all(|grant| grant.mode == mode);
+    match mode {
         Mode::Exclusive => holders.next().is_none().then_some(0),
         Mode::Shared => alike.then_some(0),
         Mode::Slot if !alike => None,

@@ -266,6 +266,11 @@ impl Record {
         of_holders.chain(of_waiters)
     }
 
+    /// Returns true if the record has a holder or waiter with this handle hash.
+    pub fn has_entry(&self, proof: &HandleHash) -> bool {
+        self.holder(proof).is_some() || self.waiter(proof).is_some()
+    }
+
     /// Returns true if the record contains this grant or its ending.
     pub fn knows(&self, proof: &HandleHash) -> bool {
         self.holder(proof).is_some() || self.ended_grants.iter().any(|ending| ending.grant.proof == *proof)

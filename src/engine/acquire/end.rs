@@ -107,7 +107,7 @@ impl Acquisition<'_> {
             // A page that was refilled into the record and removed is created anew if its last waiter joins it once more.
             // That waiter stands in the record too.
             let (_, record) = engine.read(self.name)?;
-            if record.waiter(&me).is_none() && record.holder(&me).is_none() {
+            if !record.has_entry(&me) {
                 engine.remove_witness(self.name, &me);
                 return Ok(Response::Cancelled);
             }
