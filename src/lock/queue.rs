@@ -108,7 +108,7 @@ pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<Handle
     let Some(pages) = record.pages else { return Ok(None) };
     let before = record.waiters.len();
     for waiter in facts.page(pages.first)? {
-        // A waiter appears only once, even if a process died in the middle of a move or the waiter entered a page twice.
+        // A waiter appears once, even if a process died in the middle of a move or the waiter entered a page twice.
         if !record.has_entry(&waiter.proof) {
             record.waiters.push(waiter.clone());
         }
