@@ -32,7 +32,6 @@ use std::time::Duration;
 use self::commit::{RecordUpdate, with_token};
 use self::contention::CasRetry;
 use self::leases::IssuedLease;
-use self::prefetch::prefetch_liveness;
 
 pub use acquire::{AcquireResult, Waiting};
 pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confirm_all};
@@ -61,7 +60,7 @@ pub struct Engine {
     remembers: Limits,
     /// Duration of leases that a keeper renews.
     lease: Duration,
-    lent: Mutex<Vec<IssuedLease>>,
+    issued_leases: Mutex<Vec<IssuedLease>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
 }
@@ -72,10 +71,13 @@ type VersionedRecord = (Option<Version>, Record);
 impl Engine {
     /// Opens the store at a location, with the settings of the environment.
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
-        let engine = Engine::new(crate::store::open(location, Environment::etcd, host.clone())?, host);
+        let mut engine = Engine::new(crate::store::open(location, Environment::etcd, host.clone())?, host);
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
-        let engine = engine.remembering(environment.history().unwrap_or_default());
-        Ok(if engine.store().scope() == Scope::Shared { engine.leasing(environment.lease()?) } else { engine })
+        engine.remembers = environment.history().unwrap_or_default();
+        if engine.store.scope() == Scope::Shared {
+            engine.lease = environment.lease()?;
+        }
+        Ok(engine)
     }
 
     /// Creates an engine for this store and this host.
@@ -85,7 +87,7 @@ impl Engine {
             host,
             remembers: Limits::default(),
             lease: crate::environment::LEASE,
-            lent: Mutex::default(),
+            issued_leases: Mutex::default(),
             #[cfg(debug_assertions)]
             trace: crate::trace::Trace::new(crate::environment::Environment::trace()),
         }
@@ -94,11 +96,6 @@ impl Engine {
     /// Sets the limits for the history that the engine keeps.
     pub fn remembering(self, limits: Limits) -> Engine {
         Engine { remembers: limits, ..self }
-    }
-
-    /// Sets the duration of leases that a keeper renews.
-    pub fn leasing(self, lease: Duration) -> Engine {
-        Engine { lease, ..self }
     }
 
     /// Returns the engine's store.
@@ -211,12 +208,12 @@ impl Engine {
         Ok((Some(stored.version), record))
     }
 
-    /// Decides about a request whose caller waits for `policy` at most; `None` means no limit.
-    fn decide(&self, record: &Record, ask: &Request, policy: Option<Duration>) -> Result<Transition> {
+    /// Decides about a request whose caller waits for `time_left` at most; `None` means no limit.
+    fn decide(&self, record: &Record, ask: &Request, time_left: Option<Duration>) -> Result<Transition> {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
-        prefetch_liveness(record, &mut facts, &mut |facts, query| self.learn(record, facts, query, policy))?;
+        self.prefetch_liveness(record, &mut facts, time_left)?;
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => {
@@ -225,17 +222,17 @@ impl Engine {
                     return Ok(step);
                 }
                 Err(Query::Committed(proof)) => facts.insert_committed(proof, self.has_committed_finally(&proof)?),
-                Err(wanted) => self.learn(record, &mut facts, wanted, policy)?,
+                Err(query) => self.learn(record, &mut facts, query, time_left)?,
             }
         }
     }
 
     /// Answers a query of the decision about this record, as it was read, and adds the answer to the facts.
-    fn learn(&self, record: &Record, facts: &mut Facts, query: Query, policy: Option<Duration>) -> Result<()> {
+    fn learn(&self, record: &Record, facts: &mut Facts, query: Query, time_left: Option<Duration>) -> Result<()> {
         match query {
             Query::Outlasts(lease) => {
                 let left = self.store.leases().time_to_expiry(&lease, &record.sightings)?;
-                facts.insert_outlasts(lease, policy.is_some_and(|time_left| left > time_left));
+                facts.insert_outlasts(lease, time_left.is_some_and(|time_left| left > time_left));
             }
             Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
             Query::NewLease(span) => {
@@ -245,7 +242,8 @@ impl Engine {
             Query::Liveness(domain, process) => {
                 let liveness = self.fate_in(record, facts, &domain, &process);
                 let is_released = || {
-                    let supervisor = record.supervisor_of(&domain, &process);
+                    let depends = |owner: &&Owner| owner.domain == domain && owner.processes.contains(&process);
+                    let supervisor = record.owners().filter(depends).find_map(|owner| owner.supervisor);
                     supervisor.is_some_and(|supervisor| self.host.is_released_by(&supervisor, &domain, &process))
                 };
                 let lived = liveness == Liveness::Dead

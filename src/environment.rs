@@ -57,9 +57,7 @@ pub struct Environment {
 
 impl Environment {
     /// Reads the environment of this process.
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn of_this_process() -> Environment {
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = if Uid::effective().is_root() {
             Some(PathBuf::from("/var/lib"))
@@ -99,9 +97,7 @@ impl Environment {
     }
 
     /// Returns the credentials and certificates for an etcd cluster.
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn etcd() -> Access {
-        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let path = |name| set(name).map(PathBuf::from);
         let text = |name| set(name).map(|value| value.to_string_lossy().into_owned());
         Access {
@@ -117,9 +113,8 @@ impl Environment {
 
     /// Returns the file of the commit log, `CSALOCK_TRACE`, in builds for tests.
     #[cfg(debug_assertions)]
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     pub fn trace() -> Option<PathBuf> {
-        std::env::var_os("CSALOCK_TRACE").filter(|value| !value.is_empty()).map(PathBuf::from)
+        set("CSALOCK_TRACE").map(PathBuf::from)
     }
 
     /// Returns a command's environment: the current one, but these variables replace those of an outer lock.
@@ -183,13 +178,17 @@ impl Environment {
 }
 
 /// Returns true if the user wants no colours: <https://no-color.org>.
-#[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub fn no_colour() -> bool {
-    std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+    set("NO_COLOR").is_some()
 }
 
 /// Returns true if the terminal can only print text, so that csalock draws nothing on it.
-#[expect(clippy::disallowed_methods, reason = "this is the seam")]
 pub fn is_dumb_terminal() -> bool {
-    std::env::var_os("TERM").is_none_or(|kind| kind.is_empty() || kind == "dumb")
+    set("TERM").is_none_or(|kind| kind == "dumb")
+}
+
+/// Returns the value of a variable. An empty variable counts as unset.
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+fn set(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }

@@ -1,5 +1,6 @@
 //! Locks for Rust programs: a guard releases its locks when it is dropped.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -10,9 +11,6 @@ use crate::error::Result;
 use crate::lock::{Grant, Handle, HandleHash, Lifetime, Request, Response};
 use crate::run::schedule::{renewal_pause, retry_pause};
 use crate::store::Scope;
-
-/// The message type of a channel that never sends.
-enum Never {}
 
 /// Maximum time that the drop of a guard waits for a store that other hosts may share.
 const DROP_LIMIT: Duration = Duration::from_secs(5);
@@ -26,7 +24,7 @@ const DROP_LIMIT: Duration = Duration::from_secs(5);
 pub struct Guard<'a> {
     engine: &'a Arc<Engine>,
     /// Dropping this sender ends the thread that renews.
-    _renewer: Option<Sender<Never>>,
+    _renewer: Option<Sender<Infallible>>,
     names: Vec<Vec<u8>>,
     handle: Handle,
     token: u64,
@@ -58,8 +56,8 @@ impl<'a> Guard<'a> {
 }
 
 /// Starts a thread that renews the grants until one of them is gone or the returned sender is dropped.
-fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Never> {
-    let (stop, stopped) = channel::<Never>();
+fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Infallible> {
+    let (stop, stopped) = channel::<Infallible>();
     let (engine, names, proof) = (engine.clone(), names.to_vec(), handle.proof());
     let (often, seldom) = (retry_pause(engine.lease()), renewal_pause(engine.lease()));
     std::thread::spawn(move || {
@@ -98,7 +96,7 @@ impl Drop for Guard<'_> {
             let _ = release(&engine, &names, proof);
             return;
         }
-        let (done, is_done) = channel::<Never>();
+        let (done, is_done) = channel::<Infallible>();
         let work = move || {
             let _ = release(&engine, &names, proof);
             drop(done);

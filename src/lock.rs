@@ -30,15 +30,13 @@ pub(crate) use codec::{MOST_BYTES, number};
 pub use codec::{decode, encode};
 pub use commit_record::CommitRecord;
 pub use deadlock::{Cycle, WaitNode, find_cycle};
-#[cfg(debug_assertions)]
-pub use facts::trace::Answers;
 pub use facts::{Facts, Liveness, Query};
 pub use handle::{Handle, HandleHash};
 pub use lifetime::{Begun, Lease, LeaseClock, Lifetime};
 pub use owner::{Owner, PidDomain, ProcessId};
-pub use page::{Enqueued, Page};
+pub use page::{Enqueued, Page, Pages};
 pub use protocol::{decide, grant_status};
-pub use record::{EndReason, EndedGrant, Grant, MOST_SLOTS, Mode, Pages, Record, Waiter};
+pub use record::{EndReason, EndedGrant, Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use request::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
 pub use value::{MOST_VALUE, Precondition, Value, Writing};

@@ -96,10 +96,6 @@ impl LockRequest {
             _ => Ok(()),
         }
     }
-
-    fn lifetime(&self) -> Lifetime {
-        self.ttl.map_or(Lifetime::WhileOwnerLives, |ttl| Lifetime::Ttl(ttl.as_millis() as u64))
-    }
 }
 
 impl Locks {
@@ -148,7 +144,7 @@ impl Locks {
         let asked = AcquireRequest {
             mode: request.mode,
             slots: request.slots,
-            lifetime: request.lifetime(),
+            lifetime: request.ttl.map_or(Lifetime::WhileOwnerLives, |ttl| Lifetime::Ttl(ttl.as_millis() as u64)),
             ..AcquireRequest::for_itself(self.engine.new_handle()?, owner, process)
         };
         let policy = WaitPolicy { limit: Some(request.wait), attempts: None, backoff: None };

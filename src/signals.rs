@@ -77,7 +77,9 @@ impl Signals {
 
     /// Returns the exit status after an interrupted wait: the signal that interrupted it.
     pub fn exit(&self) -> Exit {
-        self.interrupted_by().map_or(Exit::System, |signal| Exit::Signal(signal as i32))
+        let mut signals = std::iter::from_fn(|| self.next()).map(|received| received.signal);
+        let ending = signals.find(|signal| FORWARDED.contains(signal));
+        ending.map_or(Exit::System, |signal| Exit::Signal(signal as i32))
     }
 
     /// Returns true if a signal that ends a wait is pending. The signal stays available to [`Signals::exit`].
@@ -91,11 +93,6 @@ impl Signals {
         !matches!(poll(&mut polled, PollTimeout::try_from(span).unwrap_or(PollTimeout::MAX)), Ok(1))
     }
 
-    /// Returns the signal that ended a wait.
-    fn interrupted_by(&self) -> Option<Signal> {
-        std::iter::from_fn(|| self.next()).map(|came| came.signal).find(|signal| FORWARDED.contains(signal))
-    }
-
     /// Returns the next signal in the queue, if a signal arrived.
     pub fn next(&self) -> Option<ReceivedSignal> {
         let info = self.descriptor.read_signal().ok().flatten()?;
@@ -107,9 +104,7 @@ impl Signals {
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.
     pub fn restore(&self, inherited: StartupState) {
         for signal in [Signal::SIGPIPE, Signal::SIGCHLD, Signal::SIGXFSZ] {
-            let handler = if inherited.ignored(signal) { SigHandler::SigIgn } else { SigHandler::SigDfl };
-            // SAFETY: neither disposition runs code.
-            let _ = unsafe { sigaction(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty())) };
+            let _ = set_ignored(signal, inherited.ignored(signal));
         }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), None);
     }
@@ -134,6 +129,13 @@ pub fn is_pending() -> bool {
         SigSet::from_sigset_t_unchecked(set.assume_init())
     };
     pending.iter().any(|signal| queued & bit(signal) != 0)
+}
+
+/// Ignores a signal or restores its default effect. Returns the previous action.
+fn set_ignored(signal: Signal, is_ignored: bool) -> nix::Result<SigAction> {
+    let handler = if is_ignored { SigHandler::SigIgn } else { SigHandler::SigDfl };
+    // SAFETY: neither disposition runs code.
+    unsafe { sigaction(signal, &SigAction::new(handler, SaFlags::empty(), SigSet::empty())) }
 }
 
 fn bit(signal: Signal) -> u64 {
@@ -169,9 +171,7 @@ impl Drop for SigtstpHandler {
 
 /// Stops this process as Ctrl-Z does, unless Ctrl-Z is ignored. Returns after SIGCONT. Safe in a signal handler.
 pub fn stop() {
-    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default disposition runs no code.
-    let Ok(action) = (unsafe { sigaction(Signal::SIGTSTP, &default) }) else { return };
+    let Ok(action) = set_ignored(Signal::SIGTSTP, false) else { return };
     if !matches!(action.handler(), SigHandler::SigIgn) {
         let (mut mask, mut before) = (SigSet::empty(), SigSet::empty());
         mask.add(Signal::SIGTSTP);
@@ -185,18 +185,14 @@ pub fn stop() {
 
 /// Ignores SIGXFSZ, so that a limit on file sizes causes an error message instead of a silent death.
 pub fn ignore_file_size_signal() {
-    let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
-    // SAFETY: an ignored signal runs no code.
-    let _ = unsafe { sigaction(Signal::SIGXFSZ, &ignore) };
+    let _ = set_ignored(Signal::SIGXFSZ, true);
 }
 
 /// Ends this process by a signal, so that its parent sees the signal. Returns if the signal does not end the process.
 pub fn reraise(signal: Signal) {
     let mut mask = SigSet::empty();
     mask.add(signal);
-    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the default disposition runs no code.
-    let _ = unsafe { sigaction(signal, &default) };
+    let _ = set_ignored(signal, false);
     let _ = sigprocmask(SigmaskHow::SIG_UNBLOCK, Some(&mask), None);
     let _ = raise(signal);
 }

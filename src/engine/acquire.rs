@@ -14,7 +14,7 @@ use super::wait_policy::WaitClock;
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
-use crate::lock::{self, Acquire, Grant, HandleHash, Lifetime, Record, Request, Response, Transition};
+use crate::lock::{self, Acquire, Grant, Lifetime, Record, Request, Response, Transition};
 use crate::store::{Scope, Subscription, Version};
 
 pub(super) use wait::Onlooker;
@@ -47,12 +47,14 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         on_wait: &mut Onlooker<'_>,
     ) -> Result<AcquireResult> {
-        let mut clock = policy.begin(self.host.boottime(), self.must_poll());
+        // Without notifications, other hosts cannot wake a waiter of this store.
+        let polls = self.store.scope() == Scope::Shared && !self.store.abilities().notifies;
+        let mut clock = policy.begin(self.host.boottime(), polls);
         let mut attempt = Acquisition {
             engine: self,
             name,
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
-            application: self.application(request, policy),
+            request: self.acquire_terms(request, policy),
             begun: None,
             wait_set: None,
             subscription: None,
@@ -62,8 +64,8 @@ impl Engine {
             waits_since: None,
             suspected_at: None,
             is_published: false,
-            in_touch: false,
-            was_out_of_reach: false,
+            store_answered: false,
+            store_failed: false,
             is_queued: false,
         };
         self.store.set_deadline(Some(clock.deadline().unwrap_or(Duration::MAX)));
@@ -109,18 +111,13 @@ impl Engine {
     pub(super) fn is_interrupted(&self, interrupt: Option<BorrowedFd<'_>>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()
     }
-
-    /// Returns true if other hosts cannot wake a waiter of this store.
-    fn must_poll(&self) -> bool {
-        self.store.scope() == Scope::Shared && !self.store.abilities().notifies
-    }
 }
 
 /// State of one attempt to acquire a lock.
 struct Acquisition<'a> {
     engine: &'a Engine,
     name: &'a [u8],
-    application: Acquire,
+    request: Acquire,
     /// Time on CLOCK_BOOTTIME after which no further CAS retry follows.
     give_up_at: Duration,
     /// The lifetime that was started for a grant whose commit lost to another writer.
@@ -137,10 +134,10 @@ struct Acquisition<'a> {
     suspected_at: Option<Duration>,
     /// True if edges of this wait may be published.
     is_published: bool,
-    /// True if the store has answered before.
-    in_touch: bool,
-    /// True if the store has failed to answer before.
-    was_out_of_reach: bool,
+    /// True if the store has answered a call.
+    store_answered: bool,
+    /// True if a store call has failed and may succeed later.
+    store_failed: bool,
     /// True if the store has accepted this waiter into the queue.
     is_queued: bool,
 }
@@ -156,7 +153,7 @@ impl<'a> Acquisition<'a> {
                 Err(error) if self.may_pass(&error) => error,
                 taken => return taken,
             };
-            self.was_out_of_reach = true;
+            self.store_failed = true;
             let (engine, name) = (self.engine, self.name);
             if engine.outlast(name, error, clock, &mut **self.listen()?, on_wait)? {
                 return Ok(self.interrupted());
@@ -167,7 +164,7 @@ impl<'a> Acquisition<'a> {
     /// Returns true if an attempt that failed with this error may succeed later.
     fn may_pass(&self, error: &Error) -> bool {
         let is_out_of_reach = error.kind() == ErrorKind::Unavailable;
-        let answers_again = self.in_touch || error.is_unreached();
+        let answers_again = self.store_answered || error.is_unreached();
         (is_out_of_reach && answers_again && self.engine.store.scope() == Scope::Shared)
             || (error.is_refused_change() && self.is_queued)
     }
@@ -184,32 +181,30 @@ impl<'a> Acquisition<'a> {
                 Some(current) => current,
                 None => engine.read(self.name)?,
             };
-            self.in_touch = true;
+            self.store_answered = true;
             let end = match self.decide(&record, clock)? {
                 Transition::Done(response) => self.finish(&record, response)?,
-                Transition::Write { record: next, response: Some(response), wake, over } => {
-                    let update =
-                        RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match self.commit(update, &mut retry)? {
-                        Some(version) => Some(AcquireResult::Answer(with_token(response, &version))),
-                        None => self.after_lost_commit(record, &mut retry)?,
+                Transition::Write { record: mut next, response, wake, over } => {
+                    if response.is_none() {
+                        // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
+                        self.listen()?;
                     }
-                }
-                Transition::Write { record: mut next, response: None, wake, over } => {
-                    // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
-                    self.listen()?;
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match self.commit(update, &mut retry) {
-                        Ok(Some(version)) => {
+                    match (self.commit(update, &mut retry), response) {
+                        (Ok(Some(version)), Some(response)) => {
+                            Some(AcquireResult::Answer(with_token(response, &version)))
+                        }
+                        (Ok(Some(version)), None) => {
                             self.is_queued = true;
                             // A grant in the record that ends before the next read must keep its token.
                             lock::number(&mut next, version.number);
                             committed = Some((Some(version), next));
                             None
                         }
-                        Ok(None) => self.after_lost_commit(record, &mut retry)?,
-                        Err(error) => Some(self.after_refused_entry(record, error, clock)?),
+                        (Ok(None), _) => self.after_lost_commit(record, &mut retry)?,
+                        (Err(error), Some(_)) => return Err(error),
+                        (Err(error), None) => Some(self.after_refused_entry(record, error, clock)?),
                     }
                 }
                 Transition::Enqueue(page) => {
@@ -233,7 +228,7 @@ impl<'a> Acquisition<'a> {
     /// Limits the next store calls. The first calls may take as long as the whole wait.
     fn limit_store_calls(&self, clock: &WaitClock) {
         let store = &self.engine.store;
-        if (self.in_touch || self.was_out_of_reach) && store.scope() == Scope::Shared {
+        if (self.store_answered || self.store_failed) && store.scope() == Scope::Shared {
             let soon = self.engine.host.boottime().saturating_add(STORE_CALL_TIMEOUT);
             store.set_deadline(Some(clock.deadline().map_or(soon, |deadline| deadline.min(soon))));
         }
@@ -243,10 +238,10 @@ impl<'a> Acquisition<'a> {
     fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition> {
         loop {
             let time_left = clock.left(self.engine.host.boottime());
-            let mut step = self.engine.decide(record, &Request::Acquire(self.application.clone()), time_left)?;
+            let mut step = self.engine.decide(record, &Request::Acquire(self.request.clone()), time_left)?;
             match &mut step {
                 Transition::Write { record, response: Some(Response::Granted(grant, _)), .. } => {
-                    self.engine.begin_grant(&self.application.lifetime, &mut self.begun, record, grant)?;
+                    self.engine.begin_grant(&self.request.lifetime, &mut self.begun, record, grant)?;
                 }
                 Transition::Done(response) if !matches!(response, Response::Busy(_)) => {}
                 // The blocking holder may be our own caller.
@@ -262,23 +257,19 @@ impl<'a> Acquisition<'a> {
 
     /// Commits a change of the record. Returns `None` if another writer committed first.
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Option<Version>> {
-        retry.has_priority = !self.application.queue || holds(update.before, &self.application.entry.proof);
+        retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
         self.engine.commit_update(&[update], &[], None)
     }
 
     /// Enters the queue on this page.
     fn enqueue(&mut self, page: u64) -> Result<()> {
         self.listen()?;
-        let (engine, name, entry) = (self.engine, self.name, &self.application.entry);
-        if let Some(place) = self.application.position.take().filter(|place| place.page != page) {
+        let (engine, name, entry) = (self.engine, self.name, &self.request.entry);
+        if let Some(place) = self.request.position.take().filter(|place| place.page != page) {
             engine.dequeue(name, place.page, &entry.proof)?;
         }
-        self.application.position = engine.enqueue(name, page, entry)?;
-        self.application.full = self.application.position.is_none().then_some(page);
+        self.request.position = engine.enqueue(name, page, entry)?;
+        self.request.full = self.request.position.is_none().then_some(page);
         Ok(())
     }
-}
-
-fn holds(record: &Record, proof: &HandleHash) -> bool {
-    record.holders.iter().any(|grant| grant.proof == *proof)
 }

@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::acquire::CANCEL_GRACE;
-use super::batch::{self, Batch};
+use super::batch::Batch;
 use super::{AcquireRequest, AcquireResult, Engine, WaitPolicy, Waiting};
 use crate::error::Result;
 use crate::host::Invocation;
@@ -35,7 +35,7 @@ pub struct StoredLock<'a> {
 /// Result of an attempt to acquire several names.
 #[derive(Debug)]
 pub enum AcquireAllResult {
-    /// The call holds all names: the grants in the order of the wishes, and the last stale grant that was evicted, with
+    /// The call holds all names: the grants in the order of the locks, and the last stale grant that was evicted, with
     /// its index. A provisional caller has yet to [confirm](confirm_all) them.
     Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
     /// The call holds nothing, because of the name with this index.
@@ -44,29 +44,29 @@ pub enum AcquireAllResult {
     Interrupted,
 }
 
-/// Callback as in [`super::Engine::acquire`], with the index of the wish that the call waits for.
+/// Callback as in [`super::Engine::acquire`], with the index of the lock that the call waits for.
 pub type Onlooker<'a> = dyn FnMut(usize, &Waiting<'_>) -> Option<Duration> + 'a;
 
-/// Acquires all wishes, in an order that is the same for every caller, or none.
+/// Acquires all locks, in an order that is the same for every caller, or none.
 /// Fails if a store cannot be read or written. The call then releases every grant that it can; the others end with the
 /// caller.
 pub fn acquire_all(
-    wishes: &[StoredLock<'_>],
+    locks: &[StoredLock<'_>],
     request: &AcquireRequest,
     policy: &WaitPolicy,
     interrupt: Option<BorrowedFd<'_>>,
     on_wait: &mut Onlooker<'_>,
 ) -> Result<AcquireAllResult> {
-    let mut several = MultiAcquire::new(wishes, request, policy, interrupt, on_wait);
+    let mut several = MultiAcquire::new(locks, request, policy, interrupt, on_wait);
     several.bound(Some(several.until));
     let mut taken = several.run();
-    if taken.is_err() && wishes[0].engine.is_interrupted(interrupt) {
+    if taken.is_err() && locks[0].engine.is_interrupted(interrupt) {
         taken = Ok(AcquireAllResult::Interrupted);
     }
     if !matches!(taken, Ok(AcquireAllResult::Granted(..))) {
         if !matches!(taken, Ok(AcquireAllResult::Refused(..))) {
             // Entries that cannot be removed immediately end on their own.
-            several.bound(Some(wishes[0].engine.host().boottime()));
+            several.bound(Some(locks[0].engine.host().boottime()));
         }
         let given_back = several.release();
         several.bound(None);
@@ -82,12 +82,12 @@ pub fn acquire_all(
 /// grant has another token, which is of no use to a caller that knows the old one.
 /// Fails if a store cannot be read or written. Some of the grants may be permanent then.
 pub fn confirm_all(
-    wishes: &[StoredLock<'_>],
+    locks: &[StoredLock<'_>],
     request: &AcquireRequest,
     grants: Vec<Grant>,
 ) -> Result<Option<Vec<Grant>>> {
     let mut on_wait = |_: usize, _: &Waiting<'_>| None;
-    let mut several = MultiAcquire::new(wishes, request, &WaitPolicy::NONE, None, &mut on_wait);
+    let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
     several.held = grants.iter().cloned().map(Some).collect();
     let confirmed = several.confirm()?;
     let held: Vec<Grant> = several.held.into_iter().flatten().collect();
@@ -97,8 +97,8 @@ pub fn confirm_all(
 
 /// State of one attempt to acquire several names.
 struct MultiAcquire<'a, 'b> {
-    wishes: &'a [StoredLock<'a>],
-    /// Deadline of the store calls on CLOCK_BOOTTIME.
+    locks: &'a [StoredLock<'a>],
+    /// Deadline of the wait and of the store calls on CLOCK_BOOTTIME.
     until: Duration,
     /// The request while the call holds none of the names, and the request while it holds some.
     alone: AcquireRequest,
@@ -123,20 +123,20 @@ enum NotAcquired {
 
 impl<'a, 'b> MultiAcquire<'a, 'b> {
     fn new(
-        wishes: &'a [StoredLock<'a>],
+        locks: &'a [StoredLock<'a>],
         request: &AcquireRequest,
         policy: &WaitPolicy,
         interrupt: Option<BorrowedFd<'a>>,
         on_wait: &'a mut Onlooker<'b>,
     ) -> MultiAcquire<'a, 'b> {
-        let host = wishes[0].engine.host();
+        let host = locks[0].engine.host();
         let until = policy.limit.map_or(Duration::MAX, |limit| host.boottime().saturating_add(limit));
-        let alone = AcquireRequest { provisional: request.provisional || wishes.len() > 1, ..request.clone() };
+        let alone = AcquireRequest { provisional: request.provisional || locks.len() > 1, ..request.clone() };
         let mut keeping = alone.clone();
         keeping.enclosing_grants.push(request.handle.proof());
-        let held = wishes.iter().map(|_| None).collect();
+        let held = locks.iter().map(|_| None).collect();
         MultiAcquire {
-            wishes,
+            locks,
             until,
             alone,
             keeping,
@@ -151,18 +151,16 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     /// Limits the calls of all stores to this time on CLOCK_BOOTTIME.
     fn bound(&self, until: Option<Duration>) {
-        self.wishes.iter().for_each(|wish| wish.engine.store().set_deadline(until));
+        self.locks.iter().for_each(|lock| lock.engine.store().set_deadline(until));
     }
 
     /// Runs rounds until all names are acquired and confirmed, or the attempt fails.
     fn run(&mut self) -> Result<AcquireAllResult> {
-        let host = self.wishes[0].engine.host();
-        let began = host.boottime();
         let mut first = 0;
         for round in 0.. {
-            let rest = self.policy_since(began);
+            let rest = self.rest_of_policy();
             let not = match round {
-                MOST_ROUNDS.. => self.ordered_phase(began)?,
+                MOST_ROUNDS.. => self.ordered_phase()?,
                 0 if self.are_one_change() => self.take_together(self.until_confirmed)?,
                 _ => self.optimistic_phase(first, &rest)?,
             };
@@ -183,10 +181,10 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         unreachable!("the rounds have no end")
     }
 
-    /// Returns the policy with the time that is left of it, if the wait began then.
-    fn policy_since(&self, began: Duration) -> WaitPolicy {
-        let spent = self.wishes[0].engine.host().boottime().saturating_sub(began);
-        WaitPolicy { limit: self.policy.limit.map(|limit| limit.saturating_sub(spent)), ..self.policy }
+    /// Returns the policy with the time that is left of it.
+    fn rest_of_policy(&self) -> WaitPolicy {
+        let left = self.until.saturating_sub(self.locks[0].engine.host().boottime());
+        WaitPolicy { limit: self.policy.limit.map(|_| left), ..self.policy }
     }
 
     /// Waits for one name while it holds nothing else, then tries the others.
@@ -202,7 +200,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         if self.are_one_change() {
             return self.take_together(self.until_confirmed);
         }
-        for at in (0..self.wishes.len()).filter(|at| Some(*at) != one) {
+        for at in (0..self.locks.len()).filter(|at| Some(*at) != one) {
             if let Some(not) = self.take(at, &WaitPolicy::NONE, true)? {
                 return Ok(Some(not));
             }
@@ -212,31 +210,32 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     /// Returns true if all names are in one store that can commit them as one batch.
     fn are_one_change(&self) -> bool {
-        let engine = self.wishes[0].engine;
-        self.wishes.iter().all(|wish| std::ptr::eq(wish.engine, engine)) && engine.changes_at_once(self.wishes.len())
+        let engine = self.locks[0].engine;
+        self.locks.iter().all(|lock| std::ptr::eq(lock.engine, engine)) && engine.changes_at_once(self.locks.len())
     }
 
     /// Acquires all names by one batch, including those already held; permanently, unless `provisional` is set.
     fn take_together(&mut self, provisional: bool) -> Result<Option<NotAcquired>> {
-        let names: Vec<&[u8]> = self.wishes.iter().map(|wish| wish.name).collect();
+        let names: Vec<&[u8]> = self.locks.iter().map(|lock| lock.name).collect();
         let held: Vec<bool> = self.held.iter().map(Option::is_some).collect();
         let confirming = self.until_confirmed && !provisional;
         let request =
             AcquireRequest { provisional, confirming, invocation: self.called_to_try(), ..self.keeping.clone() };
         let give_up_at = self.until.saturating_add(CANCEL_GRACE);
-        let engine = self.wishes[0].engine;
-        let limit = self.policy.limit.map(|_| self.until.saturating_sub(engine.host().boottime()));
-        let rest = WaitPolicy { limit, ..self.policy };
+        let engine = self.locks[0].engine;
+        let rest = self.rest_of_policy();
         let mut on_wait = |waiting: &Waiting<'_>| (self.on_wait)(0, waiting);
         let mut take = || engine.acquire_batch(&names, &request, &held, give_up_at);
         let together = engine.when_reached(names[0], &rest, self.interrupt, &mut on_wait, &mut take)?;
         let Some(together) = together else { return Ok(Some(NotAcquired::Interrupted)) };
         match together {
             Batch::Refused(at, response) => Ok(Some(NotAcquired::Tried(at, response))),
-            Batch::Done(outcomes) => {
-                let (grants, evicted) = batch::granted(outcomes);
-                self.held = grants.into_iter().map(Some).collect();
-                self.evicted = evicted.or(self.evicted.take());
+            Batch::Done(responses) => {
+                for (at, response) in responses.into_iter().enumerate() {
+                    if let Response::Granted(grant, evicted) = response {
+                        self.hold(at, grant, evicted);
+                    }
+                }
                 Ok(None)
             }
         }
@@ -248,10 +247,9 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
     }
 
     /// Waits for each name in order and keeps the earlier ones.
-    fn ordered_phase(&mut self, began: Duration) -> Result<Option<NotAcquired>> {
-        for at in 0..self.wishes.len() {
-            let rest = self.policy_since(began);
-            if let Some(not) = self.take(at, &rest, at > 0)? {
+    fn ordered_phase(&mut self) -> Result<Option<NotAcquired>> {
+        for at in 0..self.locks.len() {
+            if let Some(not) = self.take(at, &self.rest_of_policy(), at > 0)? {
                 return Ok(Some(not));
             }
         }
@@ -261,14 +259,14 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     /// Acquires one name; `keeping` is true while the call holds others, whose leases it extends meanwhile.
     fn take(&mut self, at: usize, policy: &WaitPolicy, keeping: bool) -> Result<Option<NotAcquired>> {
-        let StoredLock { engine, name } = self.wishes[at];
+        let StoredLock { engine, name } = self.locks[at];
         let request = if keeping { &self.keeping } else { &self.alone };
         let called = if policy.is_none() { self.called_to_try() } else { request.invocation };
         let applicant = &AcquireRequest { invocation: called, ..request.clone() };
-        let (on_wait, wishes, held) = (&mut *self.on_wait, self.wishes, &mut self.held);
+        let (on_wait, locks, held) = (&mut *self.on_wait, self.locks, &mut self.held);
         let taken = engine.acquire(name, applicant, policy, self.interrupt, &mut |waiting| {
             let mut next_call = None;
-            for (StoredLock { engine, name }, grant) in wishes.iter().zip(&mut *held) {
+            for (StoredLock { engine, name }, grant) in locks.iter().zip(&mut *held) {
                 let extended = grant.as_mut().and_then(|grant| engine.extend_if_short(name, applicant, grant));
                 next_call = [next_call, extended].into_iter().flatten().min();
             }
@@ -278,12 +276,16 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         match taken? {
             AcquireResult::Interrupted => Ok(Some(NotAcquired::Interrupted)),
             AcquireResult::Answer(Response::Granted(grant, evicted)) => {
-                self.held[at] = Some(grant);
-                self.evicted = evicted.map(|ending| (at, ending)).or(self.evicted.take());
+                self.hold(at, grant, evicted);
                 Ok(None)
             }
             AcquireResult::Answer(response) if policy.is_none() => Ok(Some(NotAcquired::Tried(at, response))),
-            AcquireResult::Answer(outcome) => Ok(Some(NotAcquired::Refused(at, outcome))),
+            AcquireResult::Answer(response) => Ok(Some(NotAcquired::Refused(at, response))),
         }
+    }
+
+    fn hold(&mut self, at: usize, grant: Grant, evicted: Option<EndedGrant>) {
+        self.held[at] = Some(grant);
+        self.evicted = evicted.map(|ending| (at, ending)).or(self.evicted.take());
     }
 }

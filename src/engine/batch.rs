@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::commit::{RecordUpdate, with_token};
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::Result;
-use crate::lock::{Acquire, EndedGrant, Grant, Lifetime, Record, Request, Response, Transition};
+use crate::lock::{Acquire, Lifetime, Record, Request, Response, Transition};
 use crate::store::Version;
 
 /// Result of an attempt to change several records.
@@ -34,15 +34,15 @@ impl Engine {
     ) -> Result<Batch> {
         names.iter().for_each(|name| self.leave_witness(name, &request.handle.proof()));
         let immediately = AcquireRequest { invocation: None, ..request.clone() };
-        let mut application = self.application(&immediately, &WaitPolicy::NONE);
-        let try_to_take = |application: &Acquire| {
+        let mut terms = self.acquire_terms(&immediately, &WaitPolicy::NONE);
+        let try_to_take = |terms: &Acquire| {
             // Each grant has its own lifetime, because each may be released alone.
             let mut begun: Vec<Option<Lifetime>> = vec![None; names.len()];
             let mut decide = |at: usize, record: &Record| {
-                let refuse_stale = application.refuse_stale && !held[at];
-                let application = Acquire { refuse_stale, ..application.clone() };
-                let lifetime = application.lifetime.clone();
-                let mut step = self.decide(record, &Request::Acquire(application), None)?;
+                let refuse_stale = terms.refuse_stale && !held[at];
+                let terms = Acquire { refuse_stale, ..terms.clone() };
+                let lifetime = terms.lifetime.clone();
+                let mut step = self.decide(record, &Request::Acquire(terms), None)?;
                 if let Transition::Write { record, response: Some(Response::Granted(grant, _)), .. } = &mut step {
                     self.begin_grant(&lifetime, &mut begun[at], record, grant)?;
                 }
@@ -50,11 +50,11 @@ impl Engine {
             };
             self.commit_batch(names, &mut decide, &|response| matches!(response, Response::Granted(..)), give_up_at)
         };
-        let mut taken = try_to_take(&application)?;
+        let mut taken = try_to_take(&terms)?;
         if let Some(called) = request.invocation.filter(|_| matches!(taken, Batch::Refused(..))) {
             // The holder may be a process that waits for this one.
-            application.entry.blocked_processes = self.host.blocked_callers(&called, false);
-            taken = try_to_take(&application)?;
+            terms.entry.blocked_processes = self.host.blocked_callers(&called, false);
+            taken = try_to_take(&terms)?;
         }
         if matches!(taken, Batch::Refused(..)) {
             let free = names.iter().zip(held).filter(|(_, held)| !**held);
@@ -63,13 +63,13 @@ impl Engine {
         Ok(taken)
     }
 
-    /// Decides about each name, and commits all changes as one batch if `query` accepts all responses. If other writers
-    /// win until `give_up_at`, the first name is busy.
+    /// Decides about each name, and commits all changes as one batch if `accepts` is true for all responses. If other
+    /// writers win until `give_up_at`, the first name is busy.
     pub(super) fn commit_batch(
         &self,
         names: &[&[u8]],
         decide: &mut dyn FnMut(usize, &Record) -> Result<Transition>,
-        query: &dyn Fn(&Response) -> bool,
+        accepts: &dyn Fn(&Response) -> bool,
         give_up_at: Duration,
     ) -> Result<Batch> {
         let mut race = self.race(names[0]).until(give_up_at);
@@ -86,7 +86,7 @@ impl Engine {
                     Transition::Write { response: Some(ref outcome), .. } => (outcome.clone(), Some(step)),
                     _ => (Response::Busy(record.holders.clone()), None),
                 };
-                if !query(&response) {
+                if !accepts(&response) {
                     return Ok(Batch::Refused(at, response));
                 }
                 answers.push(response);
@@ -94,11 +94,10 @@ impl Engine {
             }
             let swapped: Vec<RecordUpdate<'_>> =
                 looks.iter().filter_map(|(look, step)| swapped(look, step.as_ref()?)).collect();
-            let stored = match swapped.is_empty() {
-                true => return Ok(Batch::Done(answers)),
-                false => self.commit_update(&swapped, &[], None)?,
-            };
-            if let Some(version) = stored {
+            if swapped.is_empty() {
+                return Ok(Batch::Done(answers));
+            }
+            if let Some(version) = self.commit_update(&swapped, &[], None)? {
                 let number = |outcome| with_token(outcome, &version);
                 return Ok(Batch::Done(answers.into_iter().map(number).collect()));
             }
@@ -117,16 +116,4 @@ fn swapped<'a>((version, before): &'a (Option<Version>, Record), step: &'a Trans
         }
         _ => None,
     }
-}
-
-/// Returns the grants in the order of the names, and the last stale grant that was evicted, with its index.
-pub(super) fn granted(outcomes: Vec<Response>) -> (Vec<Grant>, Option<(usize, EndedGrant)>) {
-    let (mut grants, mut evicted) = (Vec::new(), None);
-    for (at, response) in outcomes.into_iter().enumerate() {
-        if let Response::Granted(grant, ending) = response {
-            grants.push(grant);
-            evicted = ending.map(|ending| (at, ending)).or(evicted);
-        }
-    }
-    (grants, evicted)
 }

@@ -83,11 +83,11 @@ impl Engine {
             let options = WriteOptions { durability: values::durability(before, record), mode: None };
             set.changes.push(Write { name: &record.name, expect: *expect, body: body.as_deref(), options });
             set.expired.extend(*over);
-            set.ended.extend(ended_leases(before, record));
+            set.ended.extend(before.leases().filter(|lease| !record.leases().any(|other| other == *lease)));
             set.closed.extend(gone(&before.waiters, record).map(|waiter| waiter.proof.channel()));
             set.history.extend(self.endings(before, record, by, ended_at));
             for proof in *wake {
-                let waiter = before.waiters.iter().find(|waiter| waiter.proof == *proof);
+                let waiter = before.waiter(proof);
                 if waiter.is_none_or(|waiter| !self.can_wake(waiter)) {
                     set.wake.push((proof.channel(), waiter.and_then(|waiter| waiter.lease.as_ref())));
                 }
@@ -130,7 +130,7 @@ impl Engine {
 
     /// Notifies the supervisors of ended grants. A supervisor knows its own releases and sees its command die.
     fn tell_supervisors(&self, before: &Record, after: &Record) {
-        let is_over = |grant: &&Grant| after.holders.iter().all(|other| other.proof != grant.proof);
+        let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
         for grant in before.holders.iter().filter(is_over) {
             let ending = after.ended_grants.iter().rev().find(|ending| ending.grant.proof == grant.proof);
             let is_known = |ending: &EndedGrant| match ending.reason {
@@ -169,15 +169,7 @@ impl Engine {
 /// Returns those of these waiters that neither wait nor hold any more. A waiter that was granted the lock retracts its
 /// published edges itself.
 fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
-    waiters.iter().filter(|waiter| {
-        now.waiters.iter().all(|other| other.proof != waiter.proof)
-            && now.holders.iter().all(|grant| grant.proof != waiter.proof)
-    })
-}
-
-/// Returns the leases of former holders and waiters.
-fn ended_leases<'a>(before: &'a Record, now: &'a Record) -> impl Iterator<Item = &'a Lease> {
-    before.leases().filter(|lease| !now.leases().any(|other| other == *lease))
+    waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
 }
 
 /// Adds the token to a response: the token of a new grant is the version under which the store has it.

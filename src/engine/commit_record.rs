@@ -13,45 +13,38 @@ use crate::store::{CommitResult, Durability, Scope, Version, WriteOptions};
 impl Engine {
     /// Commits all these grants together. Returns `false` if another process considered this one dead.
     pub(super) fn commit_all(&self, proof: &HandleHash, names: &[&[u8]], durability: Durability) -> Result<bool> {
-        let key = CommitRecord::key(proof);
-        let mut decision = CommitRecord { committed: false, names: names.iter().map(|name| name.to_vec()).collect() };
-        let mut version = None;
-        for made in [false, true] {
-            decision.committed = made;
-            let body = lock::encode_auxiliary(&key, &decision);
-            let keep = WriteOptions { durability, mode: None };
-            // A process that evicts our grants before this check leaves a gap; a later one removes the commit record.
-            if made && !self.holds_all(names, proof)? {
-                return Ok(false);
-            }
-            match self.try_commit_all(proof, version.as_ref(), &decision, &body, keep)? {
-                Some(stored) => version = Some(stored),
-                None => return Ok(false),
-            }
+        let names: Vec<Vec<u8>> = names.iter().map(|name| name.to_vec()).collect();
+        let uncommitted = CommitRecord { committed: false, names };
+        let Some(version) = self.write_commit_record(proof, None, &uncommitted, durability)? else { return Ok(false) };
+        // A process that evicts our grants before this check leaves a gap; a later one removes the commit record.
+        if !self.holds_all(&uncommitted.names, proof)? {
+            return Ok(false);
         }
-        Ok(true)
+        let committed = CommitRecord { committed: true, ..uncommitted };
+        Ok(self.write_commit_record(proof, Some(version), &committed, durability)?.is_some())
     }
 
     /// Writes a commit record by compare-and-swap. Returns `None` if another process changed it.
-    fn try_commit_all(
+    fn write_commit_record(
         &self,
         proof: &HandleHash,
-        expect: Option<&Version>,
-        decision: &CommitRecord,
-        body: &[u8],
-        keep: WriteOptions,
+        expect: Option<Version>,
+        record: &CommitRecord,
+        durability: Durability,
     ) -> Result<Option<Version>> {
         let key = CommitRecord::key(proof);
+        let body = lock::encode_auxiliary(&key, record);
+        let options = WriteOptions { durability, mode: None };
         let mut race = self.race(&key);
         loop {
-            if let CommitResult::Done(stored) = self.commit_beside(&key, expect, Some(body), keep)? {
+            if let CommitResult::Done(stored) = self.commit_beside(&key, expect.as_ref(), Some(&body), options)? {
                 return Ok(Some(stored));
             }
             match self.commit_record(proof)? {
                 // The store has our write, and only the reply was lost.
-                Some((stored, found)) if found == *decision => return Ok(Some(stored)),
+                Some((stored, found)) if found == *record => return Ok(Some(stored)),
                 // The conflict has no rival: a directory was not in its place.
-                found if found.as_ref().map(|(version, _)| version) == expect => {
+                found if found.as_ref().map(|(version, _)| *version) == expect => {
                     race.backoff()?;
                 }
                 _ => return Ok(None),
@@ -66,53 +59,44 @@ impl Engine {
             return Ok(matches!(self.apply(name, &Request::Release(of_id()?))?, Response::Released(_)));
         }
         if self.changes_at_once(names.len()) {
-            let of_id = of_id()?;
-            let mut decide = |_, record: &Record| self.decide(record, &Request::Release(of_id.clone()), None);
-            let done = self.commit_batch(
-                names,
-                &mut decide,
-                &|response| matches!(response, Response::Released(_)),
-                Duration::MAX,
-            )?;
+            let ask = Request::Release(of_id()?);
+            let mut decide = |_, record: &Record| self.decide(record, &ask, None);
+            let is_released = |response: &Response| matches!(response, Response::Released(_));
+            let done = self.commit_batch(names, &mut decide, &is_released, Duration::MAX)?;
             return Ok(matches!(done, Batch::Done(_)));
         }
         let lifetime = match self.store.scope() {
             Scope::Local => Lifetime::UntilReleased,
             Scope::Shared => Lifetime::ExpiresAt(self.grant_lease(self.lease)?),
         };
-        let doubt = Prepare { proof: self.new_handle()?.proof(), process: self.host.this_process()?, lifetime };
+        let prepare = Prepare { proof: self.new_handle()?.proof(), process: self.host.this_process()?, lifetime };
         let names_of = names.iter().map(|name| name.to_vec()).collect();
         let (key, keep) =
-            (CommitRecord::key(&doubt.proof), WriteOptions { durability: Durability::Durable, mode: None });
+            (CommitRecord::key(&prepare.proof), WriteOptions { durability: Durability::Durable, mode: None });
         let body = lock::encode_auxiliary(&key, &CommitRecord { committed: true, names: names_of });
         self.commit_beside(&key, None, Some(&body), keep)?;
         for name in names {
-            self.leave_witness(name, &doubt.proof);
+            self.leave_witness(name, &prepare.proof);
             // If this process ends, the next writer of each earlier name confirms its grant again.
-            if !matches!(self.apply(name, &Request::Prepare(of_id()?, doubt.clone()))?, Response::Renewed(_)) {
+            if !matches!(self.apply(name, &Request::Prepare(of_id()?, prepare.clone()))?, Response::Renewed(_)) {
                 return Ok(false);
             }
         }
         self.remove_auxiliary(&key, keep.durability)?;
         for name in names {
-            self.apply(name, &Request::Release(self.by_proof(doubt.proof)?))?;
+            self.apply(name, &Request::Release(self.by_proof(prepare.proof)?))?;
         }
         Ok(true)
     }
 
-    fn holds_all(&self, names: &[&[u8]], proof: &HandleHash) -> Result<bool> {
+    fn holds_all(&self, names: &[Vec<u8>], proof: &HandleHash) -> Result<bool> {
         for name in names {
             let (_, record) = self.read(name)?;
-            if record.holders.iter().all(|grant| grant.proof != *proof) {
+            if record.holder(proof).is_none() {
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    /// Removes a commit record that no process needs any more.
-    pub(super) fn remove_commit_record(&self, proof: &HandleHash) -> Result<()> {
-        self.remove_auxiliary(&CommitRecord::key(proof), Durability::Volatile)
     }
 
     /// Returns true if a process, which is dead, has committed the grants with this handle hash.
@@ -122,17 +106,13 @@ impl Engine {
 
     /// Returns true if the grants with this handle hash are committed, and makes the answer final.
     pub(super) fn has_committed_finally(&self, proof: &HandleHash) -> Result<bool> {
-        if !self.has_committed(proof)? {
-            self.remove_uncommitted(proof)?;
-        }
-        self.has_committed(proof)
-    }
-
-    fn remove_uncommitted(&self, proof: &HandleHash) -> Result<()> {
-        while let Some((version, CommitRecord { committed: false, .. })) = self.commit_record(proof)? {
+        while let Some((version, record)) = self.commit_record(proof)? {
+            if record.committed {
+                return Ok(true);
+            }
             self.commit_beside(&CommitRecord::key(proof), Some(&version), None, WriteOptions::default())?;
         }
-        Ok(())
+        Ok(false)
     }
 
     fn commit_record(&self, proof: &HandleHash) -> Result<Option<(Version, CommitRecord)>> {
@@ -148,12 +128,11 @@ impl Engine {
                 self.apply(name, &Request::Gc)?;
             }
             let (_, record) = self.read(name)?;
-            for grant in record.holders.iter().filter(|grant| grant.proof == *proof) {
-                if let Some(process) = &grant.provisional
-                    && (!dry_run || self.liveness(&record, &grant.owner.domain, process) != Liveness::Dead)
-                {
-                    return Ok(false);
-                }
+            if let Some(grant) = record.holder(proof)
+                && let Some(process) = &grant.provisional
+                && (!dry_run || self.liveness(&record, &grant.owner.domain, process) != Liveness::Dead)
+            {
+                return Ok(false);
             }
         }
         Ok(true)

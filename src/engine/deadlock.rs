@@ -147,14 +147,13 @@ impl Engine {
 
     /// Returns a waiter's entry from any part of the queue, and the record with that part.
     pub(super) fn entry(&self, record: Record, proof: &HandleHash) -> Result<Option<(Record, Waiter)>> {
-        let of = |record: &Record| record.waiters.iter().find(|waiter| waiter.proof == *proof).cloned();
-        if let Some(waiter) = of(&record) {
+        if let Some(waiter) = record.waiter(proof).cloned() {
             return Ok(Some((record, waiter)));
         }
         if record.pages.is_none() {
             return Ok(None);
         }
         let whole = self.whole(record)?;
-        Ok(of(&whole).map(|waiter| (whole, waiter)))
+        Ok(whole.waiter(proof).cloned().map(|waiter| (whole, waiter)))
     }
 }

@@ -37,22 +37,22 @@ impl Engine {
 
     /// Removes the object under this key if it is a leftover. Returns `false` if it is not a leftover.
     fn sweep_one(&self, key: &[u8], version: &Version, dry_run: bool) -> Result<bool> {
-        let is_waits = key.first() == Some(&0);
+        if key.first() == Some(&0) {
+            let gone = self.gone(&self.edges(key)?)?;
+            if !gone.is_empty() && !dry_run {
+                self.change_edges(key, &|edges| edges.waits.retain(|edge| !gone.contains(edge)))?;
+            }
+            return Ok(!gone.is_empty());
+        }
         let is_left = match (Page::of_key(key), CommitRecord::of_key(key)) {
             (Some((name, number)), _) => self.is_orphaned_page(name, number)?,
             (_, Some(proof)) => self.is_orphaned_commit_record(&proof, dry_run)?,
-            _ if is_waits => !self.gone(&self.edges(key)?)?.is_empty(),
             _ => self.is_orphaned_value(key)?,
         };
         if is_left && !dry_run {
-            if is_waits {
-                let gone = self.gone(&self.edges(key)?)?;
-                self.change_edges(key, &|edges| edges.waits.retain(|edge| !gone.contains(edge)))?;
-            } else {
-                // The name of a page may come back, so an object that has replaced this version must stay.
-                self.commit_beside(key, Some(version), None, WriteOptions::default())?;
-                self.remove_witness_of_value(key);
-            }
+            // The name of a page may come back, so an object that has replaced this version must stay.
+            self.commit_beside(key, Some(version), None, WriteOptions::default())?;
+            self.remove_witness_of_value(key);
         }
         Ok(is_left)
     }

@@ -15,7 +15,7 @@ impl Engine {
             return Vec::new();
         }
         let now = now.as_millis() as u64;
-        let was_held = |ending: &&EndedGrant| before.holders.iter().any(|grant| grant.proof == ending.grant.proof);
+        let was_held = |ending: &&EndedGrant| before.holder(&ending.grant.proof).is_some();
         let line = |ending: &EndedGrant| {
             let mut past = Past::ended(&before.name, ending, self.pid(&ending.grant.owner), now);
             if ending.reason == EndReason::Broken {

@@ -1,6 +1,5 @@
 //! A record with the liveness of its holders and waiters, for display.
 
-use super::prefetch::prefetch_liveness;
 use super::{Engine, decode, of_another_name};
 use crate::error::Result;
 use crate::lock::{self, EndReason, Facts, Liveness, Query, Record, grant_status};
@@ -20,17 +19,6 @@ pub struct LockStatus {
 }
 
 impl LockStatus {
-    pub(super) fn of(record: Record, mut learn: impl FnMut(&mut Facts, Query) -> Result<()>) -> Result<LockStatus> {
-        let mut facts = Facts::default();
-        prefetch_liveness(&record, &mut facts, &mut learn)?;
-        loop {
-            match look(&record, &facts) {
-                Ok((holders, owners, waiters)) => return Ok(LockStatus { record, holders, owners, waiters }),
-                Err(query) => learn(&mut facts, query)?,
-            }
-        }
-    }
-
     /// Returns true if the lock has a holder whose grant has not ended.
     pub fn is_held(&self) -> bool {
         self.holders.iter().any(std::result::Result::is_ok)
@@ -75,8 +63,7 @@ impl Engine {
     /// that ends during the read may have confirmed or released the grant before.
     pub(super) fn inspect_record(&self, mut record: Record) -> Result<LockStatus> {
         loop {
-            let whole = self.whole(record.clone())?;
-            let status = LockStatus::of(whole.clone(), |facts, query| self.learn(&whole, facts, query, None))?;
+            let status = self.status(self.whole(record.clone())?)?;
             if status.holders.iter().all(std::result::Result::is_ok) {
                 return Ok(status);
             }
@@ -87,11 +74,20 @@ impl Engine {
             record = now;
         }
     }
+
+    fn status(&self, record: Record) -> Result<LockStatus> {
+        let mut facts = Facts::default();
+        self.prefetch_liveness(&record, &mut facts, None)?;
+        loop {
+            match status(&record, &facts) {
+                Ok(status) => return Ok(status),
+                Err(query) => self.learn(&record, &mut facts, query, None)?,
+            }
+        }
+    }
 }
 
-type Found = (Vec<std::result::Result<Liveness, EndReason>>, Vec<usize>, Vec<Liveness>);
-
-fn look(record: &Record, facts: &Facts) -> std::result::Result<Found, Query> {
+fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Query> {
     let holders =
         record.holders.iter().map(|grant| grant_status(grant, facts)).collect::<std::result::Result<_, _>>()?;
     let mut owners = Vec::new();
@@ -107,5 +103,5 @@ fn look(record: &Record, facts: &Facts) -> std::result::Result<Found, Query> {
     }
     let liveness = |waiter: &crate::lock::Waiter| facts.liveness(&waiter.owner.domain, &waiter.process);
     let waiters = record.waiters.iter().map(liveness).collect::<std::result::Result<_, _>>()?;
-    Ok((holders, owners, waiters))
+    Ok(LockStatus { record: record.clone(), holders, owners, waiters })
 }

@@ -63,7 +63,7 @@ impl Engine {
 
     /// Returns the earliest end of a lifetime on CLOCK_BOOTTIME, or `None` if it has no lease of this engine.
     pub fn ends(&self, lifetime: &Lifetime) -> Option<Duration> {
-        self.own(lifetime.lease()?, |lent| lent.ends)
+        self.own(lifetime.lease()?, |issued| issued.ends)
     }
 
     /// Returns the duration of leases that a keeper renews.
@@ -75,10 +75,10 @@ impl Engine {
     pub(super) fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let ends = self.host.boottime().saturating_add(span);
         let lease = self.store.leases().grant(span)?;
-        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leases = self.issued_leases.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.host.boottime();
-        lent.retain(|lent| lent.ends > now);
-        lent.push(IssuedLease { lease: lease.clone(), ends, span });
+        leases.retain(|issued| issued.ends > now);
+        leases.push(IssuedLease { lease: lease.clone(), ends, span });
         Ok(lease)
     }
 
@@ -104,8 +104,8 @@ impl Engine {
     fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<Response> {
         let proof = request.handle.proof();
         let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
-        let doubt = Prepare { proof, process: request.process, lifetime };
-        self.apply(name, &Request::Prepare(self.by_proof(proof)?, doubt))
+        let prepare = Prepare { proof, process: request.process, lifetime };
+        self.apply(name, &Request::Prepare(self.by_proof(proof)?, prepare))
     }
 
     /// Returns true if a lease in a record was over at the read. A renewal or release stores another record and ends
@@ -123,19 +123,19 @@ impl Engine {
 
     /// Returns the remaining time of a lease that this engine requested.
     pub(super) fn left_of_own(&self, lease: &Lease) -> Option<Duration> {
-        self.own(lease, |lent| lent.ends.saturating_sub(self.host.boottime()))
+        self.own(lease, |issued| issued.ends.saturating_sub(self.host.boottime()))
     }
 
     /// Returns true if a lifetime that started here has at least 90 percent of its time left.
     fn is_fresh(&self, lifetime: &Lifetime) -> bool {
         let now = self.host.boottime();
-        let is_fresh = |lent: &IssuedLease| lent.ends.saturating_sub(now) >= lent.span / 10 * 9;
+        let is_fresh = |issued: &IssuedLease| issued.ends.saturating_sub(now) >= issued.span / 10 * 9;
         lifetime.lease().and_then(|lease| self.own(lease, is_fresh)).unwrap_or(false)
     }
 
     fn own<T>(&self, lease: &Lease, of: impl FnOnce(&IssuedLease) -> T) -> Option<T> {
-        let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        lent.iter().find(|lent| lent.lease == *lease).map(of)
+        let leases = self.issued_leases.lock().unwrap_or_else(PoisonError::into_inner);
+        leases.iter().find(|issued| issued.lease == *lease).map(of)
     }
 
     /// Adds sightings of the record's leases to it, if the next caller on this host could not find them out. The next

@@ -27,7 +27,7 @@ pub struct LockSet {
     /// Each lock once, in the order in which every caller acquires them.
     pub all: Vec<LockRef>,
     /// Index of the lock that was named first.
-    first: usize,
+    pub first_at: usize,
 }
 
 /// The locks with their stores open.
@@ -57,34 +57,29 @@ impl LockSet {
             all.sort_by_cached_key(key);
             all.dedup_by_key(|target| key(target));
         }
-        let first = all.iter().position(|target| Some(key(target)) == first_key).unwrap_or(0);
+        let first_at = all.iter().position(|target| Some(key(target)) == first_key).unwrap_or(0);
         for target in &mut all {
             // A store is opened once, even if it has several paths.
             if let Some(location) = at(target).and_then(|at| stores[at].first()) {
                 target.location = location.clone();
             }
         }
-        LockSet { all, first }
+        LockSet { all, first_at }
     }
 
     /// Returns the set of these names in one store, in their order.
     pub fn of_store(location: &Location, names: Vec<Vec<u8>>) -> LockSet {
-        LockSet { all: names.into_iter().map(|name| LockRef::in_store(location, name)).collect(), first: 0 }
+        LockSet { all: names.into_iter().map(|name| LockRef::in_store(location, name)).collect(), first_at: 0 }
     }
 
     /// Returns the lock that was named first.
     pub fn first(&self) -> &LockRef {
-        &self.all[self.first]
+        &self.all[self.first_at]
     }
 
     /// Returns the names for display, separated by commas.
     pub fn shown_names(&self) -> String {
         self.all.iter().map(|target| escape(&target.display_name)).collect::<Vec<_>>().join(", ")
-    }
-
-    /// Returns the index of the lock that was named first.
-    pub fn first_at(&self) -> usize {
-        self.first
     }
 
     /// Opens the stores of the locks, each once.

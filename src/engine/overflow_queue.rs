@@ -72,9 +72,11 @@ impl Engine {
     pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
         for number in numbers(record.pages) {
             let (_, page) = self.page(&Page::key(&record.name, number))?;
-            let new = |waiter: &Waiter| record.waiters.iter().all(|known| known.proof != waiter.proof);
-            let waiters: Vec<Waiter> = page.waiters.into_iter().filter(new).collect();
-            record.waiters.extend(waiters);
+            for waiter in page.waiters {
+                if record.waiter(&waiter.proof).is_none() {
+                    record.waiters.push(waiter);
+                }
+            }
         }
         Ok(record)
     }

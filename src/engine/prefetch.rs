@@ -2,34 +2,35 @@
 //! waiters and a few holders. A shared lock or untrusted input may have thousands, and each of them would cost as much
 //! as all of them.
 
+use std::time::Duration;
+
+use super::Engine;
 use crate::error::Result;
 use crate::lock::{Facts, Query, Record, grant_status};
 
 /// Maximum number of entries whose liveness is queried only on demand.
 const CROWD: usize = 64;
 
-/// Inserts the liveness of all holders and waiters of a record, if they are many.
-pub(super) fn prefetch_liveness(
-    record: &Record,
-    facts: &mut Facts,
-    learn: &mut dyn FnMut(&mut Facts, Query) -> Result<()>,
-) -> Result<()> {
-    if record.holders.len() + record.waiters.len() <= CROWD {
-        return Ok(());
-    }
-    for grant in &record.holders {
-        while let Err(query) = grant_status(grant, facts) {
-            // This query is not prefetched, because its answer may force a decision about the commit.
-            if matches!(query, Query::Committed(_)) {
-                break;
+impl Engine {
+    /// Inserts the liveness of all holders and waiters of a record, if they are many.
+    pub(super) fn prefetch_liveness(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
+        if record.holders.len() + record.waiters.len() <= CROWD {
+            return Ok(());
+        }
+        for grant in &record.holders {
+            while let Err(query) = grant_status(grant, facts) {
+                // This query is not prefetched, because its answer may force a decision about the commit.
+                if matches!(query, Query::Committed(_)) {
+                    break;
+                }
+                self.learn(record, facts, query, limit)?;
             }
-            learn(facts, query)?;
         }
-    }
-    for waiter in &record.waiters {
-        if let Err(wanted) = facts.liveness(&waiter.owner.domain, &waiter.process) {
-            learn(facts, wanted)?;
+        for waiter in &record.waiters {
+            if let Err(query) = facts.liveness(&waiter.owner.domain, &waiter.process) {
+                self.learn(record, facts, query, limit)?;
+            }
         }
+        Ok(())
     }
-    Ok(())
 }

@@ -62,7 +62,8 @@ impl AcquireRequest {
 }
 
 impl Engine {
-    pub(super) fn application(&self, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
+    /// Returns the terms of a request for the rules of locking.
+    pub(super) fn acquire_terms(&self, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
         let lifetime = match (&request.lifetime, self.store.scope()) {
             // Other hosts cannot see whether the process of a provisional grant lives.
             (_, Scope::Shared) if request.provisional => Lifetime::KeepalivePending(self.lease.as_millis() as u64),

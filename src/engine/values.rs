@@ -71,7 +71,7 @@ impl Engine {
     pub fn write(
         &self,
         name: &[u8],
-        query: &ValueWrite<'_>,
+        wanted: &ValueWrite<'_>,
         request: &AcquireRequest,
         policy: &WaitPolicy,
         interrupt: Option<BorrowedFd<'_>>,
@@ -79,7 +79,7 @@ impl Engine {
     ) -> Result<AcquireResult> {
         let began = self.host.boottime();
         self.bound_by(policy);
-        let mut write = || self.write_at_once(name, query, &request.owner);
+        let mut write = || self.write_at_once(name, wanted, &request.owner);
         let response = self.when_reached(name, policy, interrupt, on_wait, &mut write);
         self.store.set_deadline(None);
         let outcome = match response {
@@ -98,7 +98,7 @@ impl Engine {
         }
         let proof = request.handle.proof();
         let me = self.by_proof(proof)?;
-        let granted = ValueWrite { by: me.clone(), require_lock: true, release: true, ..query.clone() };
+        let granted = ValueWrite { by: me.clone(), require_lock: true, release: true, ..wanted.clone() };
         let written = self.write_at_once(name, &granted, &request.owner);
         if !matches!(written, Ok(Response::Written(..))) {
             self.apply(name, &Request::Release(me))?;
@@ -122,24 +122,22 @@ impl Engine {
         (!may_come_to_nothing).then(|| grant.clone())
     }
 
-    fn write_at_once(&self, name: &[u8], query: &ValueWrite<'_>, writer: &Owner) -> Result<Response> {
+    fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<Response> {
         let random = self.host.random()?;
         let mark = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
         let mut writing = Writing {
-            credentials: query.by.clone(),
-            value: query.bytes.map(|bytes| Value::new(bytes, mark, query.mode)),
-            precondition: query.precondition,
-            require_lock: query.require_lock,
-            release: query.release,
-            even_if_stale: query.even_if_stale,
+            credentials: wanted.by.clone(),
+            value: wanted.bytes.map(|bytes| Value::new(bytes, mark, wanted.mode)),
+            precondition: wanted.precondition,
+            require_lock: wanted.require_lock,
+            release: wanted.release,
+            even_if_stale: wanted.even_if_stale,
         };
         let mut stored = false;
-        let key = Value::key(name, mark);
-        let done = self.try_to_write(name, query, &mut writing, &mut stored, writer);
+        let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error the write may have happened nevertheless; a later `gc` decides that with more information.
         if stored && matches!(&done, Ok(response) if !matches!(response, Response::Written(..))) {
-            self.remove_auxiliary(&key, Durability::Volatile)?;
-            self.remove_witness_of_value(&key);
+            self.remove_external(&Value::key(name, mark))?;
         }
         done
     }
@@ -147,7 +145,7 @@ impl Engine {
     fn try_to_write(
         &self,
         name: &[u8],
-        query: &ValueWrite<'_>,
+        wanted: &ValueWrite<'_>,
         writing: &mut Writing,
         stored: &mut bool,
         writer: &Owner,
@@ -156,8 +154,8 @@ impl Engine {
         loop {
             let (version, record) = self.read(name)?;
             // The mode of an existing value stays until a writer sets another one.
-            let mode = query.mode.or(record.value.as_ref().and_then(|value| value.mode));
-            if let (Some(value), Some(bytes)) = (&mut writing.value, query.bytes)
+            let mode = wanted.mode.or(record.value.as_ref().and_then(|value| value.mode));
+            if let (Some(value), Some(bytes)) = (&mut writing.value, wanted.bytes)
                 && value.mode != mode
             {
                 *value = Value::new(bytes, value.write_id, mode);
@@ -173,7 +171,7 @@ impl Engine {
                 }
                 _ => return Ok(Response::Busy(record.holders)),
             };
-            let apart = match (&writing.value, query.bytes) {
+            let external = match (&writing.value, wanted.bytes) {
                 (Some(Value { inline: None, write_id: mark, mode, .. }), Some(bytes)) if !*stored => {
                     let key = Value::key(name, *mark);
                     self.leave_witness_of_value(&key);
@@ -182,7 +180,7 @@ impl Engine {
                 }
                 _ => None,
             };
-            let beside: Vec<Write<'_>> = apart
+            let beside: Vec<Write<'_>> = external
                 .iter()
                 .map(|(key, body, keep)| Write { name: key, expect: None, body: Some(body), options: *keep })
                 .collect();
@@ -205,16 +203,19 @@ impl Engine {
 
     /// Removes the bytes of a value that the record no longer references.
     pub(super) fn remove_old_value(&self, before: &Record, now: &Record) -> Result<()> {
-        let apart = |record: &Record| record.value.as_ref().filter(|it| it.inline.is_none()).map(|it| it.write_id);
-        match apart(before) {
-            Some(mark) if apart(now) != Some(mark) => {
-                let key = Value::key(&before.name, mark);
-                self.remove_auxiliary(&key, Durability::Volatile)?;
-                self.remove_witness_of_value(&key);
-                Ok(())
+        let external = |record: &Record| record.value.as_ref().filter(|it| it.inline.is_none()).map(|it| it.write_id);
+        match external(before) {
+            Some(write_id) if external(now) != Some(write_id) => {
+                self.remove_external(&Value::key(&before.name, write_id))
             }
             _ => Ok(()),
         }
+    }
+
+    fn remove_external(&self, key: &[u8]) -> Result<()> {
+        self.remove_auxiliary(key, Durability::Volatile)?;
+        self.remove_witness_of_value(key);
+        Ok(())
     }
 
     /// Returns true if no record references these bytes and their writer can no longer make a record do so.

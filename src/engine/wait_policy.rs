@@ -36,7 +36,7 @@ impl WaitPolicy {
         let backoff = self.backoff.unwrap_or(if often { OFTEN } else { SELDOM });
         WaitClock {
             deadline: self.limit.map(|limit| now.saturating_add(limit)),
-            looks_left: self.attempts,
+            attempts_left: self.attempts,
             pause: backoff.min,
             longest: backoff.max,
             seldom: backoff == SELDOM,
@@ -47,7 +47,7 @@ impl WaitPolicy {
 /// Remaining time and attempts of a wait, on CLOCK_BOOTTIME.
 pub(super) struct WaitClock {
     deadline: Option<Duration>,
-    looks_left: Option<u32>,
+    attempts_left: Option<u32>,
     pause: Duration,
     longest: Duration,
     /// True if the waiter polls only because a wake-up could be lost.
@@ -72,9 +72,9 @@ impl WaitClock {
         if left == Some(Duration::ZERO) {
             return None;
         }
-        if let Some(looks) = &mut self.looks_left {
-            *looks = looks.saturating_sub(1);
-            if *looks == 0 {
+        if let Some(attempts) = &mut self.attempts_left {
+            *attempts = attempts.saturating_sub(1);
+            if *attempts == 0 {
                 return None;
             }
         }

@@ -68,8 +68,7 @@ impl Engine {
     /// Removes the witnesses of the entries that this change ended.
     pub(super) fn remove_witnesses(&self, before: &Record, now: &Record) {
         if self.store.scope() == Scope::Shared {
-            let now: Vec<_> = entries(now).map(|entry| entry.0).collect();
-            let gone = entries(before).map(|entry| entry.0).filter(|proof| !now.contains(proof));
+            let gone = entries(before).map(|(proof, ..)| proof).filter(|proof| !now.has_entry(proof));
             gone.for_each(|proof| self.host.remove_witness(&key(&before.name, &proof)));
         }
     }

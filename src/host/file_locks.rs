@@ -17,8 +17,7 @@ pub fn flock_holders(path: &Path) -> Vec<i32> {
     let is_it = |found: &fs::Metadata| (found.dev(), found.ino()) == (file.dev(), file.ino());
     let mut pids: Vec<i32> = numbers("/proc").filter(|pid| has_it_locked(*pid, path, &is_it)).collect();
     if pids.is_empty() {
-        // The kernel returns its list in pieces, so a line can be missed while other processes lock and unlock.
-        pids = (0..LOOKS).map(|_| callers(&file, "FLOCK")).find(|pids| !pids.is_empty()).unwrap_or_default();
+        pids = callers(&file, "FLOCK");
     }
     pids.sort_unstable();
     pids.dedup();
@@ -42,18 +41,18 @@ fn has_it_locked(pid: i32, path: &Path, is_it: &dyn Fn(&fs::Metadata) -> bool) -
 pub fn posix_holders(path: &Path) -> Vec<i32> {
     let Ok(file) = fs::metadata(path) else { return Vec::new() };
     let own = nix::unistd::Pid::this().as_raw();
-    (0..LOOKS)
-        .map(|_| callers(&file, "POSIX"))
-        .find(|pids| !pids.is_empty())
-        .into_iter()
-        .flatten()
-        .filter(|pid| *pid != own)
-        .collect()
+    callers(&file, "POSIX").into_iter().filter(|pid| *pid != own).collect()
 }
 
-/// Returns the live processes that called flock(2). A line looks like `1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0
-/// EOF`; waiters have `->` after the number.
+/// Returns the live processes that called flock(2) or fcntl(2), by ascending pid.
 fn callers(file: &fs::Metadata, kind: &str) -> Vec<i32> {
+    // The kernel returns its list in pieces, so a line can be missed while other processes lock and unlock.
+    (0..LOOKS).map(|_| listed_callers(file, kind)).find(|pids| !pids.is_empty()).unwrap_or_default()
+}
+
+/// Returns the callers from one read of the kernel's list. A line looks like `1: FLOCK  ADVISORY  WRITE 359
+/// 00:13:11691 0 EOF`; waiters have `->` after the number.
+fn listed_callers(file: &fs::Metadata, kind: &str) -> Vec<i32> {
     let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
     let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
     let text = fs::read_to_string("/proc/locks").unwrap_or_default();

@@ -112,10 +112,6 @@ impl<'a> LinuxWaitSet<'a> {
         true
     }
 
-    fn drain(&self) {
-        let _ = self.bell.as_ref().map(WakeSocket::was_woken);
-    }
-
     /// Returns which of wake-up, interrupt, processes and `elsewhere` are readable within `at_most`.
     fn listen(&self, at_most: Duration, elsewhere: Option<BorrowedFd<'_>>) -> Result<[bool; 4]> {
         let bell = self.bell.as_ref().map(AsFd::as_fd);
@@ -160,7 +156,7 @@ impl WaitSet for LinuxWaitSet<'_> {
                 self.listen(RELEASE_GRACE.min(at_most), elsewhere)?;
             }
         }
-        self.drain();
+        let _ = self.bell.as_ref().map(WakeSocket::was_woken);
         Ok(if rung || ended { WakeReason::LookAgain } else { WakeReason::TimeOver })
     }
 }

@@ -5,56 +5,56 @@ use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, ProcessId};
-use super::page::Page;
+use super::page::{Page, Pages};
 use super::protocol::{is_decided, is_seen_alive, write};
 use super::queue::{
     INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, refill, slot_count_conflict,
 };
-use super::record::{EndReason, EndedGrant, Grant, Pages, Record, Waiter};
+use super::record::{EndReason, EndedGrant, Grant, Record, Waiter};
 use super::request::{Acquire, Edge, QueuePosition, Response, Transition};
 
 /// Acquires the lock or, if it is not free, enters the queue or waits there.
-pub(super) fn acquire(record: &Record, application: &Acquire, facts: &Facts) -> Result<Transition, Query> {
-    let me = application.entry.proof;
+pub(super) fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Transition, Query> {
+    let me = request.entry.proof;
     if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
-        return already_granted(record, at, application, facts);
+        return already_granted(record, at, request, facts);
     }
-    if let Some(claimed) = claimed(record, application, facts)? {
+    if let Some(claimed) = claimed(record, request, facts)? {
         return Ok(Transition::Done(claimed));
     }
-    if application.confirming {
+    if request.confirming {
         let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
         return Ok(Transition::Done(Response::NotHeld(mine.cloned())));
     }
     let mut next = record.clone();
     let ended = evict(&mut next, facts)?;
     let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
-    if application.refuse_stale && !stale.is_empty() {
+    if request.refuse_stale && !stale.is_empty() {
         return Ok(Transition::Done(Response::Stale(stale)));
     }
-    let in_record = next.waiters.iter().any(|waiter| waiter.proof == me);
-    let place = application.position.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
+    let in_record = next.waiter(&me).is_some();
+    let place = request.position.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
     let mut wake = Vec::new();
     if !in_record && place.is_none() {
         if next.pages.is_some() {
             wake = grant_waiting_as(&mut next, facts, None)?;
         }
-        if let Some(has) = slot_count_conflict(&next, application, facts)? {
+        if let Some(has) = slot_count_conflict(&next, request, facts)? {
             return Ok(Transition::Done(Response::SlotCountConflict(has)));
         }
-        enter(&mut next, application, facts);
+        enter(&mut next, request, facts);
     }
-    update_entry(&mut next, &application.entry);
-    wake.extend(grant_waiting_as(&mut next, facts, Some(application))?);
+    update_entry(&mut next, &request.entry);
+    wake.extend(grant_waiting_as(&mut next, facts, Some(request))?);
     wake.retain(|proof| *proof != me);
-    if let Some(grant) = next.holders.iter().find(|grant| grant.proof == me) {
+    if let Some(grant) = next.holder(&me) {
         let grant = grant.clone();
         return Ok(write(next, Response::Granted(grant, stale.into_iter().next_back()), wake));
     }
-    if let Some(own) = waits_for_itself(&next, &application.entry, facts)? {
+    if let Some(own) = waits_for_itself(&next, &request.entry, facts)? {
         return Ok(Transition::Done(Response::Deadlock(vec![Edge { name: next.name, grant: own }])));
     }
-    if !application.queue {
+    if !request.queue {
         let busy = Response::Busy(next.holders.clone());
         next.waiters.retain(|waiter| waiter.proof != me);
         let changed = !ended.is_empty() || !wake.is_empty();
@@ -65,33 +65,33 @@ pub(super) fn acquire(record: &Record, application: &Acquire, facts: &Facts) -> 
     }
     match place {
         _ if in_record => wait(record, &me, facts),
-        Some(place) => wait_on_page(record, place, &application.entry, facts),
-        None => Ok(queue_on_page(next, application.full, facts)),
+        Some(place) => wait_on_page(record, place, &request.entry, facts),
+        None => Ok(queue_on_page(next, request.full, facts)),
     }
 }
 
 /// Handles a grant with the caller's handle hash: another process made it, or an earlier try whose reply was lost.
-fn already_granted(record: &Record, at: usize, application: &Acquire, facts: &Facts) -> Result<Transition, Query> {
+fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts) -> Result<Transition, Query> {
     let grant = &record.holders[at];
     let before = record.ended_grants.last().filter(|ending| ending.reason != EndReason::Released).cloned();
-    if let Some(stale) = before.clone().filter(|_| application.refuse_stale) {
+    if let Some(stale) = before.clone().filter(|_| request.refuse_stale) {
         // The process that granted the lock could not know that this caller refuses stale grants.
         let mut next = record.clone();
         end(&mut next, at, EndReason::Released);
         let wake = grant_waiting(&mut next, facts)?;
         return Ok(write(next, Response::Stale(vec![stale]), wake));
     }
-    if grant.provisional.is_none() || application.provisional {
+    if grant.provisional.is_none() || request.provisional {
         return Ok(Transition::Done(Response::Granted(grant.clone(), before)));
     }
-    Ok(confirm(record, at, application, before))
+    Ok(confirm(record, at, request, before))
 }
 
 /// Makes a provisional grant permanent. `before` is the stale grant before it, if there was one.
-fn confirm(record: &Record, at: usize, application: &Acquire, before: Option<EndedGrant>) -> Transition {
+fn confirm(record: &Record, at: usize, request: &Acquire, before: Option<EndedGrant>) -> Transition {
     let mut next = record.clone();
     next.holders[at].provisional = None;
-    next.holders[at].lifetime = application.lifetime.clone();
+    next.holders[at].lifetime = request.lifetime.clone();
     let grant = next.holders[at].clone();
     // Waiters that want to claim the name too need not wait any longer.
     let others = next.waiters.iter().filter(|waiter| grant.claim.is_some() && waiter.claim.is_some());
@@ -100,8 +100,8 @@ fn confirm(record: &Record, at: usize, application: &Acquire, before: Option<End
 }
 
 /// Returns the response to a request for a claim if the name is already claimed permanently.
-fn claimed(record: &Record, application: &Acquire, facts: &Facts) -> Result<Option<Response>, Query> {
-    let Some(id) = &application.entry.claim else { return Ok(None) };
+fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<Response>, Query> {
+    let Some(id) = &request.entry.claim else { return Ok(None) };
     let Some(grant) = record.holders.iter().find(|grant| grant.claim.is_some()) else { return Ok(None) };
     if grant.provisional.is_some() && !is_decided(grant, facts)? {
         return Ok(None);
@@ -111,10 +111,10 @@ fn claimed(record: &Record, application: &Acquire, facts: &Facts) -> Result<Opti
 }
 
 /// Enters the queue of the record unless it is full. A caller that does not queue enters it for this decision only.
-fn enter(next: &mut Record, application: &Acquire, facts: &Facts) {
-    next.slots = application.slots.or(next.slots);
-    if next.pages.is_none() && (next.waiters.len() < INLINE_WAITERS || !application.queue) {
-        next.waiters.push(Waiter { since: facts.wall, ..application.entry.clone() });
+fn enter(next: &mut Record, request: &Acquire, facts: &Facts) {
+    next.slots = request.slots.or(next.slots);
+    if next.pages.is_none() && (next.waiters.len() < INLINE_WAITERS || !request.queue) {
+        next.waiters.push(Waiter { since: facts.wall, ..request.entry.clone() });
     }
 }
 
@@ -207,7 +207,7 @@ fn awaited_ends(
 
 /// Leaves the queue, unless the lock was granted in the meantime.
 pub(super) fn cancel(record: &Record, me: &HandleHash, page: Option<u64>, facts: &Facts) -> Result<Transition, Query> {
-    if let Some(grant) = record.holders.iter().find(|grant| grant.proof == *me) {
+    if let Some(grant) = record.holder(me) {
         return Ok(Transition::Done(Response::GrantedMeanwhile(grant.clone())));
     }
     let mut next = record.clone();

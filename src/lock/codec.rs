@@ -15,6 +15,7 @@ pub(super) mod auxiliary;
 pub(crate) mod text;
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,7 +23,7 @@ use sha2::{Digest, Sha256};
 
 use self::text::{escape, unescape};
 use super::lifetime::LeaseClock;
-use super::record::Record;
+use super::record::{Mode, Record};
 use super::sighting::MOST_SIGHTINGS;
 use crate::error::{Error, Result};
 
@@ -119,7 +120,7 @@ fn read(bytes: &[u8], version: u64) -> std::result::Result<Record, String> {
     if record.name.is_empty() || !is_in_range(&record) || matches!(record.as_stored(), Cow::Owned(_)) {
         return Err("it is not as csalock writes them".to_string());
     }
-    if let Some(wrong) = record.broken_invariant() {
+    if let Some(wrong) = broken_invariant(&record) {
         return Err(wrong.to_string());
     }
     number(&mut record, version);
@@ -138,6 +139,30 @@ fn is_in_range(record: &Record) -> bool {
     });
     let sightings = record.sightings.iter().all(|seen| matches!(seen.lease.clock, LeaseClock::FileSystem(_)));
     record.slots != Some(0) && pages && value && sightings && record.sightings.len() <= MOST_SIGHTINGS
+}
+
+/// Returns the violated invariant, among those that the record alone reveals. csalock writes no such record, and a
+/// reader cannot trust any conclusion from it.
+pub(crate) fn broken_invariant(record: &Record) -> Option<&'static str> {
+    let mut proofs = HashSet::new();
+    let all = record.holders.iter().map(|grant| grant.proof).chain(record.waiters.iter().map(|waiter| waiter.proof));
+    if !all.into_iter().all(|proof| proofs.insert(proof)) {
+        return Some("a holder or waiter is there twice");
+    }
+    let [first, others @ ..] = record.holders.as_slice() else { return None };
+    if others.iter().any(|grant| grant.mode != first.mode) {
+        return Some("its holders exclude each other");
+    }
+    let is_claimed = record.holders.iter().any(|grant| grant.claim.is_some());
+    if !others.is_empty() && (first.mode == Mode::Exclusive || is_claimed) {
+        return Some("it has two exclusive holders");
+    }
+    let mut places = HashSet::new();
+    let places = record.holders.iter().all(|grant| match grant.mode {
+        Mode::Slot => record.slots.is_some_and(|slots| grant.slot < slots) && places.insert(grant.slot),
+        Mode::Exclusive | Mode::Shared => grant.slot == 0,
+    });
+    (!places).then_some("a holder has a slot that it cannot have")
 }
 
 /// Sets the token of each grant, and the version and token of the value, that the record's `version` introduced.

@@ -1,8 +1,5 @@
 //! Facts that the engine found out about the world, as data for [`super::decide`].
 
-#[cfg(debug_assertions)]
-pub(super) mod trace;
-
 use std::collections::BTreeMap;
 
 use super::handle::HandleHash;
@@ -53,17 +50,20 @@ pub enum Query {
 /// The answers so far. They are valid for one read of the record; the next read starts without answers.
 #[derive(Debug, Clone, Default)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(debug_assertions, serde(from = "trace::Answers", into = "trace::Answers"))]
 pub struct Facts {
     /// Wall clock in milliseconds since 1970, which records contain for display.
     pub wall: u64,
     /// Liveness of processes by pid and start time, because a record may have thousands of processes.
-    fates: BTreeMap<(i32, u64), Vec<(PidDomain, Liveness)>>,
-    /// Expiry of leases, by their end.
-    over: BTreeMap<u64, Vec<(Lease, bool)>>,
+    #[cfg_attr(debug_assertions, serde(with = "pairs"))]
+    pub fates: BTreeMap<(i32, u64), Vec<(PidDomain, Liveness)>>,
+    /// Leases by their end, each with true if it is over.
+    pub over: BTreeMap<u64, Vec<(Lease, bool)>>,
+    /// Leases, each with true if it lasts longer than the caller is willing to wait.
     outlasts: Vec<(Lease, bool)>,
-    pages: BTreeMap<u64, Vec<Waiter>>,
-    decided: Vec<(HandleHash, bool)>,
+    /// Waiters on each page, by page number.
+    pub pages: BTreeMap<u64, Vec<Waiter>>,
+    /// Handle hashes of provisional grants, each with true if the grants are committed.
+    pub decided: Vec<(HandleHash, bool)>,
     /// New leases, with their duration in milliseconds.
     lent: Vec<(u64, Lease)>,
 }
@@ -142,5 +142,31 @@ impl Facts {
     pub(crate) fn lease_expired(&self, lease: &Lease) -> Result<bool, Query> {
         let known = self.over.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
         known.map(|(_, over)| *over).ok_or_else(|| Query::LeaseExpired(lease.clone()))
+    }
+}
+
+/// A map as a list of pairs, because JSON has only texts as keys.
+#[cfg(debug_assertions)]
+mod pairs {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<K, V, S>(map: &BTreeMap<K, V>, to: S) -> Result<S::Ok, S::Error>
+    where
+        K: Serialize,
+        V: Serialize,
+        S: Serializer,
+    {
+        to.collect_seq(map)
+    }
+
+    pub(super) fn deserialize<'a, K, V, D>(from: D) -> Result<BTreeMap<K, V>, D::Error>
+    where
+        K: Deserialize<'a> + Ord,
+        V: Deserialize<'a>,
+        D: Deserializer<'a>,
+    {
+        Ok(Vec::deserialize(from)?.into_iter().collect())
     }
 }

@@ -20,6 +20,22 @@ use super::request::QueuePosition;
 /// Maximum number of waiters on a page.
 const ROOM: usize = 32;
 
+/// Numbers of the pages that the end of a long queue is on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// Number of the page that is served next.
+    pub first: u64,
+    /// Number of the page that newcomers enter.
+    pub last: u64,
+}
+
+impl Pages {
+    /// Returns true if the range contains the page with this number.
+    pub fn has(&self, number: u64) -> bool {
+        (self.first..=self.last).contains(&number)
+    }
+}
+
 /// Part of a lock's queue.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Page {

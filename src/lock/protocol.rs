@@ -36,16 +36,8 @@ use super::value::decide_write;
 /// Decides about one request by the rules in the module documentation.
 /// Returns the [`Query`] that the engine must answer in `facts` before it calls again.
 pub fn decide(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Query> {
-    let mut step = answer(record, ask, facts)?;
-    if let Transition::Write { over, .. } = &mut step {
-        over.extend(facts.expired_leases().cloned());
-    }
-    Ok(step)
-}
-
-fn answer(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Query> {
-    match ask {
-        Request::Acquire(application) => acquire(record, application, facts),
+    let mut step = match ask {
+        Request::Acquire(request) => acquire(record, request, facts),
         Request::Cancel(proof, page) => cancel(record, proof, *page, facts),
         Request::Release(credentials) => release(record, credentials, facts),
         Request::Renew(credentials, lifetime @ Lifetime::Keepalive(_)) => {
@@ -58,7 +50,11 @@ fn answer(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Q
         Request::Break(proofs) => break_grants(record, proofs, facts),
         Request::Gc => collect(record, facts),
         Request::Note(sightings) => Ok(note(record, sightings)),
+    }?;
+    if let Transition::Write { over, .. } = &mut step {
+        over.extend(facts.expired_leases().cloned());
     }
+    Ok(step)
 }
 
 /// Returns the liveness of the owner if the grant is still valid, or else how the grant ended.

@@ -4,8 +4,9 @@ use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::owner::{Owner, ProcessId};
+use super::page::Pages;
 use super::protocol::{grant_status, is_decided};
-use super::record::{EndReason, EndedGrant, Grant, Mode, Pages, Record, Waiter};
+use super::record::{EndReason, EndedGrant, Grant, Mode, Record, Waiter};
 use super::request::Acquire;
 
 /// Maximum number of waiters in the record itself; further waiters enter a page.
@@ -37,7 +38,13 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
         }
     }
     for mut ending in std::mem::take(&mut record.ended_grants) {
-        forget_dead_supervisor(&mut ending, facts)?;
+        let owner = &mut ending.grant.owner;
+        // A dead supervisor will not ask for the ending.
+        if let Some(supervisor) = &owner.supervisor
+            && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
+        {
+            owner.supervisor = None;
+        }
         let is_awaited = ending.grant.owner.supervisor.is_some() || ending.reason != EndReason::Broken;
         let owner = effective_owner(&ending.grant.owner, facts)?;
         if is_awaited || owner.is_some_and(|(_, liveness)| liveness.may_live_here()) {
@@ -45,17 +52,6 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
         }
     }
     Ok(evicted)
-}
-
-/// Clears the supervisor of an ending if the supervisor is dead and will not ask for the ending.
-fn forget_dead_supervisor(ending: &mut EndedGrant, facts: &Facts) -> Result<(), Query> {
-    let owner = &mut ending.grant.owner;
-    if let Some(supervisor) = &owner.supervisor
-        && !facts.liveness(&owner.domain, supervisor)?.may_live_here()
-    {
-        owner.supervisor = None;
-    }
-    Ok(())
 }
 
 pub(super) fn end(record: &mut Record, at: usize, how: EndReason) -> Grant {
@@ -82,7 +78,7 @@ pub(super) fn grant_waiting_as(
             continue;
         }
         let Some(first) = record.waiters.first() else { break };
-        let myself = me.filter(|application| application.entry.proof == first.proof);
+        let myself = me.filter(|request| request.entry.proof == first.proof);
         if myself.is_none() && is_gone(first, facts)? {
             record.waiters.remove(0);
             // The next waiter was watching the waiter that is gone.
@@ -110,14 +106,10 @@ pub(super) fn grant_waiting_as(
 /// of it until now.
 pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<HandleHash>, Query> {
     let Some(pages) = record.pages else { return Ok(None) };
-    // A waiter appears only once, even if a process died in the middle of a move or the waiter entered a page twice.
-    let has = |record: &Record, proof: HandleHash| {
-        record.holders.iter().any(|grant| grant.proof == proof)
-            || record.waiters.iter().any(|waiter| waiter.proof == proof)
-    };
     let before = record.waiters.len();
     for waiter in facts.page(pages.first)? {
-        if !has(record, waiter.proof) {
+        // A waiter appears once, even if a process died in the middle of a move or the waiter entered a page twice.
+        if !record.has_entry(&waiter.proof) {
             record.waiters.push(waiter.clone());
         }
     }
@@ -126,21 +118,21 @@ pub(super) fn refill(record: &mut Record, facts: &Facts) -> Result<Option<Handle
 }
 
 pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: &Facts) -> Result<Grant, Query> {
-    let is_tentative = myself.map_or(waiter.needs_confirmation, |application| application.provisional);
+    let is_tentative = myself.map_or(waiter.needs_confirmation, |request| request.provisional);
     let provisional = is_tentative.then_some(waiter.process);
     let lifetime = match (myself, provisional, (&waiter.lease, &waiter.lifetime)) {
-        (Some(application), ..) => application.lifetime.clone(),
+        (Some(request), ..) => request.lifetime.clone(),
         (None, Some(_), (Some(lease), _)) => Lifetime::ExpiresAt(lease.clone()),
         // A stopped waiter must not delay its confirmation without limit, so its lease starts now.
         (None, Some(_), (None, Lifetime::Ttl(span))) => Lifetime::ExpiresAt(facts.new_lease(*span)?.clone()),
         _ => waiter.lifetime.clone(),
     };
     let waited = facts.wall.saturating_sub(waiter.since);
-    let Waiter { proof, mode: share, owner, release_on_exit, claim, .. } = waiter;
+    let Waiter { proof, mode, owner, release_on_exit, claim, .. } = waiter;
     Ok(Grant {
         proof,
         token: None,
-        mode: share,
+        mode,
         slot,
         owner,
         lifetime,
@@ -152,15 +144,15 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     })
 }
 
-/// Returns the lowest slot that `share` would get beside the holders, or `None` if it does not fit.
+/// Returns the lowest slot that `mode` would get beside the holders, or `None` if it does not fit.
 pub(super) fn free_slot<'a>(
     holders: impl IntoIterator<Item = &'a Grant, IntoIter: Clone>,
     slots: Option<u32>,
-    share: Mode,
+    mode: Mode,
 ) -> Option<u32> {
     let mut holders = holders.into_iter();
-    let alike = holders.clone().all(|grant| grant.mode == share);
-    match share {
+    let alike = holders.clone().all(|grant| grant.mode == mode);
+    match mode {
         Mode::Exclusive => holders.next().is_none().then_some(0),
         Mode::Shared => alike.then_some(0),
         Mode::Slot if !alike => None,
@@ -176,8 +168,8 @@ fn counts(record: &Record) -> bool {
 }
 
 /// Returns the slot count of the record if the request has another count and a holder or waiter relies on the former.
-pub(super) fn slot_count_conflict(record: &Record, application: &Acquire, facts: &Facts) -> Result<Option<u32>, Query> {
-    let (Some(has), Some(wants)) = (record.slots, application.slots) else { return Ok(None) };
+pub(super) fn slot_count_conflict(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<u32>, Query> {
+    let (Some(has), Some(wants)) = (record.slots, request.slots) else { return Ok(None) };
     if has == wants {
         return Ok(None);
     }

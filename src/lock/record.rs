@@ -8,7 +8,6 @@
 //! - tokens grow in the order of granting.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +15,7 @@ use super::codec::{is_default, text};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{Owner, PidDomain, ProcessId};
+use super::page::Pages;
 use super::sighting::Sighting;
 use super::value::Value;
 
@@ -57,22 +57,6 @@ pub struct Record {
     /// lease is still in the record.
     #[serde(default, skip_serializing_if = "is_default")]
     pub sightings: Vec<Sighting>,
-}
-
-/// Numbers of the pages that the end of a long queue is on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pages {
-    /// Number of the page that is served next.
-    pub first: u64,
-    /// Number of the page that newcomers enter.
-    pub last: u64,
-}
-
-impl Pages {
-    /// Returns true if the range contains the page with this number.
-    pub fn has(&self, number: u64) -> bool {
-        (self.first..=self.last).contains(&number)
-    }
 }
 
 /// Part of the lock that a caller wants.
@@ -237,41 +221,24 @@ impl Record {
         Record { name: name.to_vec(), ..Record::default() }
     }
 
-    /// Returns the supervisor that releases the grant when this process has ended.
-    pub(crate) fn supervisor_of(&self, domain: &PidDomain, process: &ProcessId) -> Option<ProcessId> {
-        let parties =
-            self.holders.iter().map(|grant| &grant.owner).chain(self.waiters.iter().map(|waiter| &waiter.owner));
-        let mut of_it = parties.filter(|owner| owner.processes.contains(process) && owner.domain == *domain);
-        of_it.find_map(|party| party.supervisor)
+    /// Returns the owners of the holders and waiters.
+    pub fn owners(&self) -> impl Iterator<Item = &Owner> {
+        self.holders.iter().map(|grant| &grant.owner).chain(self.waiters.iter().map(|waiter| &waiter.owner))
+    }
+
+    /// Returns the grant with this handle hash.
+    pub fn holder(&self, proof: &HandleHash) -> Option<&Grant> {
+        self.holders.iter().find(|grant| grant.proof == *proof)
+    }
+
+    /// Returns the waiter with this handle hash, unless it is on a page.
+    pub fn waiter(&self, proof: &HandleHash) -> Option<&Waiter> {
+        self.waiters.iter().find(|waiter| waiter.proof == *proof)
     }
 
     /// Returns true if the record has no holders and no waiters.
     pub fn is_free(&self) -> bool {
         self.holders.is_empty() && self.waiters.is_empty() && self.pages.is_none()
-    }
-
-    /// Returns the violated invariant, among those that the record alone reveals. csalock writes no such record, and a
-    /// reader cannot trust any conclusion from it.
-    pub(crate) fn broken_invariant(&self) -> Option<&'static str> {
-        let mut proofs = HashSet::new();
-        let all = self.holders.iter().map(|grant| grant.proof).chain(self.waiters.iter().map(|waiter| waiter.proof));
-        if !all.into_iter().all(|proof| proofs.insert(proof)) {
-            return Some("a holder or waiter is there twice");
-        }
-        let [first, others @ ..] = self.holders.as_slice() else { return None };
-        if others.iter().any(|grant| grant.mode != first.mode) {
-            return Some("its holders exclude each other");
-        }
-        let is_claimed = self.holders.iter().any(|grant| grant.claim.is_some());
-        if !others.is_empty() && (first.mode == Mode::Exclusive || is_claimed) {
-            return Some("it has two exclusive holders");
-        }
-        let mut places = HashSet::new();
-        let places = self.holders.iter().all(|grant| match grant.mode {
-            Mode::Slot => self.slots.is_some_and(|slots| grant.slot < slots) && places.insert(grant.slot),
-            Mode::Exclusive | Mode::Shared => grant.slot == 0,
-        });
-        (!places).then_some("a holder has a slot that it cannot have")
     }
 
     /// Returns the record as the store keeps it: without old endings, and without sightings of leases that are over.
@@ -299,10 +266,14 @@ impl Record {
         of_holders.chain(of_waiters)
     }
 
+    /// Returns true if the record has a holder or waiter with this handle hash.
+    pub fn has_entry(&self, proof: &HandleHash) -> bool {
+        self.holder(proof).is_some() || self.waiter(proof).is_some()
+    }
+
     /// Returns true if the record contains this grant or its ending.
     pub fn knows(&self, proof: &HandleHash) -> bool {
-        let mut known = self.holders.iter().chain(self.ended_grants.iter().map(|ending| &ending.grant));
-        known.any(|grant| grant.proof == *proof)
+        self.holder(proof).is_some() || self.ended_grants.iter().any(|ending| ending.grant.proof == *proof)
     }
 
     /// Returns true if the record may be removed: it is free, has no value and owes no process an ending.

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::codec::checksum;
 use super::lifetime::{Lease, LeaseClock};
+use super::protocol::write;
 use super::record::Record;
 use super::request::{Response, Transition};
 
@@ -83,5 +84,5 @@ pub(super) fn note(record: &Record, sightings: &[Sighting]) -> Transition {
     }
     let mut next = record.clone();
     next.sightings.extend(new);
-    Transition::Write { record: next, response: Some(Response::SightingsRecorded), wake: Vec::new(), over: Vec::new() }
+    write(next, Response::SightingsRecorded, Vec::new())
 }

@@ -171,7 +171,7 @@ fn was_written(record: &Record, writing: &Writing, found: &Found) -> bool {
 
 fn is_this(record: &Record, writing: &Writing) -> bool {
     match (&writing.value, &record.value) {
-        (Some(query), Some(value)) => query.write_id == value.write_id,
+        (Some(written), Some(value)) => written.write_id == value.write_id,
         (wanted, value) => wanted.is_none() && value.is_none(),
     }
 }

@@ -164,7 +164,7 @@ impl Source<'_> {
             ended_grants: self.few(Source::ending),
             sightings: Vec::new(),
         };
-        while record.broken_invariant().is_some() {
+        while crate::lock::codec::broken_invariant(&record).is_some() {
             if record.waiters.pop().is_none() {
                 record.holders.pop();
             }

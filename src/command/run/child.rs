@@ -97,7 +97,7 @@ impl CommandChild<'_> {
 
     /// Returns the environment variables that describe the locks to the command.
     fn variables(&self, grants: &[Grant]) -> Variables {
-        let (first, grant) = (self.job.locks.first(), &grants[self.job.locks.first_at()]);
+        let (first, grant) = (self.job.locks.first(), &grants[self.job.locks.first_at]);
         let mut variables = vec![
             ("CSALOCK_NAME", OsString::from_vec(first.display_name.clone())),
             ("CSALOCK_STORE", first.location.inherited_url()),

@@ -3,24 +3,24 @@
 use std::time::Duration;
 
 use super::wait::AfterWait;
-use super::{AcquireResult, Acquisition, holds};
+use super::{AcquireResult, Acquisition};
 use crate::engine::contention::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
-use crate::lock::{HandleHash, Record, Request, Response};
+use crate::lock::{Record, Request, Response};
 use crate::store::WriteSet;
 
 impl Acquisition<'_> {
     /// Ends the attempt with this response. Returns `None` if the lock was granted in the meantime.
     pub(super) fn finish(&mut self, record: &Record, response: Response) -> Result<Option<AcquireResult>> {
-        let me = self.application.entry.proof;
+        let me = self.request.entry.proof;
         match &response {
             // Another process has claimed the name, possibly under the same id.
             Response::Claimed(grant) | Response::Granted(grant, _) if grant.proof != me => {
                 self.leave_if_possible()?;
             }
             // A cycle that is detected only during the wait finds this waiter in the queue.
-            Response::Deadlock(_) if self.application.position.is_some() || is_waiting(record, &me) => {
+            Response::Deadlock(_) if self.request.position.is_some() || record.waiter(&me).is_some() => {
                 if let Response::GrantedMeanwhile(_) = self.leave_if_possible()? {
                     return Ok(None);
                 }
@@ -99,15 +99,15 @@ impl Acquisition<'_> {
     fn leave(&mut self) -> Result<Response> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
-        let (engine, me) = (self.engine, self.application.entry.proof);
-        let page = self.application.position.as_ref().map(|place| place.page);
+        let (engine, me) = (self.engine, self.request.entry.proof);
+        let page = self.request.position.as_ref().map(|place| place.page);
         if let Some(page) = page
             && engine.dequeue(self.name, page, &me)?
         {
             // A page that was refilled into the record and removed is created anew if its last waiter joins it once more.
             // That waiter stands in the record too.
             let (_, record) = engine.read(self.name)?;
-            if !is_waiting(&record, &me) && !holds(&record, &me) {
+            if !record.has_entry(&me) {
                 engine.remove_witness(self.name, &me);
                 return Ok(Response::Cancelled);
             }
@@ -116,11 +116,11 @@ impl Acquisition<'_> {
         if let Some(response) = engine.try_apply(engine.race_for(self.name, &ask).until(self.give_up_at), &ask, None)? {
             return Ok(response);
         }
-        if let Some(lease) = &self.application.entry.lease {
+        if let Some(lease) = &self.request.entry.lease {
             let _ = engine.store.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() });
             if engine.store.leases().is_expired(lease)? {
                 let (_, record) = engine.read(self.name)?;
-                let granted = record.holders.into_iter().find(|grant| grant.proof == me);
+                let granted = record.holder(&me).cloned();
                 return Ok(granted.map_or(Response::Cancelled, Response::GrantedMeanwhile));
             }
         }
@@ -138,13 +138,9 @@ impl Acquisition<'_> {
     /// Leaves the queue, and releases a grant that arrived in the meantime.
     fn abandon(&mut self) -> Result<()> {
         if let Response::GrantedMeanwhile(_) = self.leave()? {
-            let credentials = self.engine.supervisor(self.application.entry.proof)?;
+            let credentials = self.engine.supervisor(self.request.entry.proof)?;
             self.engine.apply(self.name, &Request::Release(credentials))?;
         }
         Ok(())
     }
-}
-
-fn is_waiting(record: &Record, proof: &HandleHash) -> bool {
-    record.waiters.iter().any(|waiter| waiter.proof == *proof)
 }

@@ -69,10 +69,10 @@ impl Engine {
 impl<'a> Acquisition<'a> {
     /// Gathers the data that a waiter, or a caller that would have to wait, publishes. Returns true if it has changed.
     pub(super) fn prepare_to_wait(&mut self) -> Result<bool> {
-        let (engine, entry) = (self.engine, &mut self.application.entry);
+        let (engine, entry) = (self.engine, &mut self.request.entry);
         let mut changed = false;
         // A waiter has time to inspect its callers twice, so only a caller that does not wait does so here.
-        if !self.application.queue
+        if !self.request.queue
             && !std::mem::replace(&mut self.looked_for_caller, true)
             && let Some(within) = self.blocked_callers.immediately(&*engine.host)
         {
@@ -81,7 +81,7 @@ impl<'a> Acquisition<'a> {
         }
         // Other hosts cannot see whether a waiter lives, so the waiter renews a lease.
         let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
-        if self.application.queue
+        if self.request.queue
             && engine.store.scope() == Scope::Shared
             && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2
         {
@@ -101,7 +101,7 @@ impl<'a> Acquisition<'a> {
     pub(super) fn listen(&mut self) -> Result<&mut Box<dyn WaitSet + 'a>> {
         Ok(match &mut self.wait_set {
             Some(wait_set) => wait_set,
-            none => none.insert(self.engine.host.wait_set(&self.application.entry.proof, self.interrupt)?),
+            none => none.insert(self.engine.host.wait_set(&self.request.entry.proof, self.interrupt)?),
         })
     }
 
@@ -142,15 +142,12 @@ impl<'a> Acquisition<'a> {
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
         let visible: Vec<ProcessId> = visible.map(|(_, process)| *process).collect();
         // A process in another network namespace can wake this waiter only through the store.
-        let parties = record.holders.iter().map(|grant| &grant.owner);
-        let parties = parties.chain(record.waiters.iter().map(|waiter| &waiter.owner));
-        let supervisors: Vec<ProcessId> = parties.clone().filter_map(|owner| owner.supervisor).collect();
-        let mut homes = parties.map(|party| &party.domain).chain(processes.iter().map(|(home, _)| home));
+        let supervisors: Vec<ProcessId> = record.owners().filter_map(|owner| owner.supervisor).collect();
+        let mut domains = record.owners().map(|owner| &owner.domain).chain(processes.iter().map(|(domain, _)| domain));
         let notifies = engine.store.abilities().notifies;
-        let needs_bell = notifies || homes.any(|home| home.net != here.net);
+        let needs_bell = notifies || domains.any(|domain| domain.net != here.net);
         if let Some(version) = version.filter(|_| self.subscription.is_none() && needs_bell) {
-            self.subscription =
-                engine.store.subscribe(Topic::Channel(&self.application.entry.proof.channel(), *version));
+            self.subscription = engine.store.subscribe(Topic::Channel(&self.request.entry.proof.channel(), *version));
             // The grant may have arrived before the subscription existed.
             let is_late = self.subscription.is_some() && !notifies;
             if is_late && engine.version(self.name)?.as_ref() != Some(version) {
@@ -187,19 +184,19 @@ impl<'a> Acquisition<'a> {
 
     /// Inspects the callers that this wait blocks again. Returns true if they have changed.
     fn look_at_callers_again(&mut self, now: Duration) -> Result<bool> {
-        let mut within = self.application.entry.blocked_processes.clone();
+        let mut within = self.request.entry.blocked_processes.clone();
         self.blocked_callers.look_again(&*self.engine.host, now, &mut within);
-        if within == self.application.entry.blocked_processes {
+        if within == self.request.entry.blocked_processes {
             return Ok(false);
         }
         self.retract();
-        self.application.entry.blocked_processes = within;
+        self.request.entry.blocked_processes = within;
         Ok(true)
     }
 
     /// Returns the time of the next deadlock check on CLOCK_BOOTTIME, if this wait may be part of a cycle.
     fn next_check(&self, since: Duration) -> Option<Duration> {
-        let blocks_others = self.blocked_callers.is_known() && !WaitEdges::keys(&self.application.entry).is_empty();
+        let blocks_others = self.blocked_callers.is_known() && !WaitEdges::keys(&self.request.entry).is_empty();
         blocks_others.then(|| self.suspected_at.map_or(since + DEADLOCK_DELAY, |at| at + SECOND_CHECK_DELAY))
     }
 
@@ -208,10 +205,10 @@ impl<'a> Acquisition<'a> {
     /// All members do this in this order, so the last of them finds the whole cycle. It wakes the victim, and the victim
     /// wakes all members, which inspect their callers again.
     fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
-        let (engine, me) = (self.engine, self.application.entry.proof);
+        let (engine, me) = (self.engine, self.request.entry.proof);
         self.is_published = true;
         // An unpublished wait is behind waits that block the same processes and check for cycles.
-        if !engine.publish(self.name, &self.application.entry)? {
+        if !engine.publish(self.name, &self.request.entry)? {
             return Ok(None);
         }
         let Some(cycle) = engine.find_deadlock(self.name, &me)? else { return Ok(None) };
@@ -225,7 +222,7 @@ impl<'a> Acquisition<'a> {
 
     /// Makes these waiters of this host inspect their callers and check for a deadlock again.
     pub(super) fn wake<'b>(&self, waiters: impl Iterator<Item = &'b HandleHash>) {
-        for waiter in waiters.filter(|waiter| **waiter != self.application.entry.proof) {
+        for waiter in waiters.filter(|waiter| **waiter != self.request.entry.proof) {
             self.engine.host.wake(WakeAddress::Waiter(waiter));
         }
     }
@@ -233,7 +230,7 @@ impl<'a> Acquisition<'a> {
     /// Removes the published edges of this wait. An edge that stays is only a hint, so it does no harm.
     pub(super) fn retract(&mut self) {
         if std::mem::take(&mut self.is_published) {
-            let _ = self.engine.retract(self.name, &self.application.entry);
+            let _ = self.engine.retract(self.name, &self.request.entry);
         }
     }
 }

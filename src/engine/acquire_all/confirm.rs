@@ -3,14 +3,14 @@
 use super::{MultiAcquire, StoredLock};
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::lock::Request;
+use crate::lock::{CommitRecord, Request};
 use crate::store::Durability;
 
 impl MultiAcquire<'_, '_> {
     /// Makes the grants permanent. Until now each one depended on the waiting process, so none outlives it alone, and a
     /// wait for the last name uses up no lease. Returns `false` if a grant was lost in the meantime.
     pub(super) fn confirm(&mut self) -> Result<bool> {
-        if self.wishes.len() == 1 {
+        if self.locks.len() == 1 {
             return if self.until_confirmed { self.confirm_each() } else { Ok(true) };
         }
         if self.are_one_change() {
@@ -29,7 +29,7 @@ impl MultiAcquire<'_, '_> {
         }
         let confirmed = decided.and_then(|decided| Ok(decided && self.confirm_each()?));
         for (engine, _) in self.stores() {
-            let forgotten = engine.remove_commit_record(&proof);
+            let forgotten = engine.remove_auxiliary(&CommitRecord::key(&proof), Durability::Volatile);
             // A commit record that was carried out does no harm; `gc` removes it.
             if !matches!(confirmed, Ok(true)) {
                 forgotten?;
@@ -40,7 +40,7 @@ impl MultiAcquire<'_, '_> {
 
     /// Makes each grant permanent by a commit of its own. Returns `false` if a grant was lost in the meantime.
     fn confirm_each(&mut self) -> Result<bool> {
-        for (StoredLock { engine, name }, held) in self.wishes.iter().zip(&mut self.held) {
+        for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held) {
             match engine.confirm(name, &self.alone)? {
                 Some(grant) => *held = Some(grant),
                 None => return Ok(false),
@@ -52,7 +52,7 @@ impl MultiAcquire<'_, '_> {
     /// Returns the stores with several grants of ours. A process killed during its commit may have decided for some.
     fn stores(&self) -> Vec<(&Engine, Vec<&[u8]>)> {
         let mut stores: Vec<(&Engine, Vec<&[u8]>)> = Vec::new();
-        for (StoredLock { engine, name }, held) in self.wishes.iter().zip(&self.held) {
+        for (StoredLock { engine, name }, held) in self.locks.iter().zip(&self.held) {
             // A name that is claimed under the same id already has another handle hash.
             if held.as_ref().is_none_or(|grant| grant.proof != self.alone.handle.proof()) {
                 continue;
@@ -69,7 +69,7 @@ impl MultiAcquire<'_, '_> {
     /// Releases all grants, the last one first. Tries each of them, even if an earlier release failed.
     pub(super) fn release(&mut self) -> Result<()> {
         let mut done = Ok(());
-        for (StoredLock { engine, name }, held) in self.wishes.iter().zip(&mut self.held).rev() {
+        for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held).rev() {
             if held.take().is_some() {
                 let credentials = engine.supervisor(self.alone.handle.proof())?;
                 done = done.and(engine.apply(name, &Request::Release(credentials)).map(drop));

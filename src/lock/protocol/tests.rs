@@ -3,8 +3,9 @@
 use super::*;
 use crate::lock::lifetime::{Begun, Lease, LeaseClock};
 use crate::lock::owner::{Owner, PidDomain, ProcessId};
+use crate::lock::page::Pages;
 use crate::lock::queue::INLINE_WAITERS;
-use crate::lock::record::{EndedGrant, Mode, Pages, Waiter};
+use crate::lock::record::{EndedGrant, Mode, Waiter};
 use crate::lock::request::{Acquire, Credentials, QueuePosition};
 use crate::lock::{Handle, decode, encode};
 
@@ -181,16 +182,16 @@ fn unknown_is_not_dead() {
     let record = queue(&[Mode::Exclusive]);
     let mut facts = Facts::at(7);
     facts.insert_liveness(domain(), process(1), Liveness::Unknown);
-    let application = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
-    let step = decide(&record, &Request::Acquire(application), &facts);
+    let request = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
+    let step = decide(&record, &Request::Acquire(request), &facts);
     assert!(matches!(step, Ok(Transition::Done(Response::Busy(_)))), "{step:?}");
 }
 
 #[test]
 fn refuse_stale_changes_nothing() {
     let record = queue(&[Mode::Exclusive]);
-    let application = Acquire { refuse_stale: true, ..wants(2, Mode::Exclusive) };
-    assert!(matches!(settle(&record, &Request::Acquire(application), &[1]), Transition::Done(Response::Stale(_))));
+    let request = Acquire { refuse_stale: true, ..wants(2, Mode::Exclusive) };
+    assert!(matches!(settle(&record, &Request::Acquire(request), &[1]), Transition::Done(Response::Stale(_))));
 }
 
 #[test]
@@ -221,9 +222,9 @@ fn only_the_handle_or_the_owner_releases() {
 #[test]
 fn the_owner_is_the_first_of_the_chain_that_lives() {
     let mut record = Record::free(b"x");
-    let mut application = wants(1, Mode::Exclusive);
-    application.entry.owner = owner(&[1, 2]);
-    apply(&mut record, 1, Request::Acquire(application), &[]);
+    let mut request = wants(1, Mode::Exclusive);
+    request.entry.owner = owner(&[1, 2]);
+    apply(&mut record, 1, Request::Acquire(request), &[]);
     assert!(matches!(settle(&record, &Request::Release(by_owner(2)), &[]), Transition::Done(Response::NotOwner(..))));
     assert!(matches!(settle(&record, &Request::Release(by_owner(2)), &[1]), Transition::Write { .. }));
 }
@@ -231,12 +232,12 @@ fn the_owner_is_the_first_of_the_chain_that_lives() {
 #[test]
 fn a_wait_for_the_callers_own_lock_is_a_deadlock() {
     let record = queue(&[Mode::Exclusive]);
-    let mut application = wants(2, Mode::Exclusive);
-    application.entry.enclosing_grants = vec![proof(1)];
-    assert!(matches!(settle(&record, &Request::Acquire(application), &[]), Transition::Done(Response::Deadlock(_))));
-    let mut application = wants(2, Mode::Exclusive);
-    application.entry.blocked_processes = vec![process(1)];
-    assert!(matches!(settle(&record, &Request::Acquire(application), &[]), Transition::Done(Response::Deadlock(_))));
+    let mut request = wants(2, Mode::Exclusive);
+    request.entry.enclosing_grants = vec![proof(1)];
+    assert!(matches!(settle(&record, &Request::Acquire(request), &[]), Transition::Done(Response::Deadlock(_))));
+    let mut request = wants(2, Mode::Exclusive);
+    request.entry.blocked_processes = vec![process(1)];
+    assert!(matches!(settle(&record, &Request::Acquire(request), &[]), Transition::Done(Response::Deadlock(_))));
 }
 
 #[test]
@@ -273,15 +274,15 @@ fn a_transition_names_the_leases_that_must_have_ended() {
 #[test]
 fn a_lease_begins_with_the_grant_and_anew_when_the_waiter_confirms() {
     let mut record = queue(&[Mode::Exclusive]);
-    let mut application = wants(2, Mode::Exclusive);
-    application.entry.lifetime = Lifetime::Ttl(1000);
-    application.entry.needs_confirmation = true;
-    apply(&mut record, 2, Request::Acquire(application.clone()), &[]);
+    let mut request = wants(2, Mode::Exclusive);
+    request.entry.lifetime = Lifetime::Ttl(1000);
+    request.entry.needs_confirmation = true;
+    apply(&mut record, 2, Request::Acquire(request.clone()), &[]);
     apply(&mut record, 3, Request::Release(handle_of(1)), &[]);
     let grant = &record.holders[0];
     assert_eq!((&grant.lifetime, grant.provisional), (&Lifetime::ExpiresAt(lease(1000)), Some(process(2))));
-    application.lifetime = Lifetime::ExpiresAt(lease(2000));
-    apply(&mut record, 4, Request::Acquire(application), &[]);
+    request.lifetime = Lifetime::ExpiresAt(lease(2000));
+    apply(&mut record, 4, Request::Acquire(request), &[]);
     let grant = &record.holders[0];
     assert_eq!((&grant.lifetime, grant.provisional, grant.token), (&Lifetime::ExpiresAt(lease(2000)), None, Some(3)));
 }
@@ -289,10 +290,10 @@ fn a_lease_begins_with_the_grant_and_anew_when_the_waiter_confirms() {
 #[test]
 fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
     let mut record = queue(&[Mode::Exclusive]);
-    let mut application = wants(2, Mode::Exclusive);
-    application.entry.owner = owner(&[20]);
-    application.entry.needs_confirmation = true;
-    apply(&mut record, 2, Request::Acquire(application), &[]);
+    let mut request = wants(2, Mode::Exclusive);
+    request.entry.owner = owner(&[20]);
+    request.entry.needs_confirmation = true;
+    apply(&mut record, 2, Request::Acquire(request), &[]);
     apply(&mut record, 3, Request::Release(handle_of(1)), &[]);
     let (response, _) = apply(&mut record, 4, Request::Acquire(wants(3, Mode::Exclusive)), &[2]);
     assert!(matches!(response, Some(Response::Granted(..))), "{response:?}");
@@ -301,10 +302,10 @@ fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
 #[test]
 fn an_unconfirmed_grant_does_not_belong_to_its_owner() {
     let mut record = Record::free(b"x");
-    let mut application = wants(2, Mode::Exclusive);
-    application.entry.owner = owner(&[20]);
-    application.provisional = true;
-    apply(&mut record, 1, Request::Acquire(application), &[]);
+    let mut request = wants(2, Mode::Exclusive);
+    request.entry.owner = owner(&[20]);
+    request.provisional = true;
+    apply(&mut record, 1, Request::Acquire(request), &[]);
     for dead in [&[][..], &[2]] {
         let answer = settle(&record, &Request::Release(by_owner(20)), dead);
         assert!(matches!(answer, Transition::Done(Response::NotOwner(..) | Response::NotHeld(_))), "{answer:?}");
@@ -315,10 +316,10 @@ fn an_unconfirmed_grant_does_not_belong_to_its_owner() {
 #[test]
 fn a_committed_batch_is_confirmed_by_the_next_writer() {
     let mut record = Record::free(b"x");
-    let mut application = wants(DECIDED, Mode::Shared);
-    application.entry.owner = owner(&[20]);
-    application.provisional = true;
-    apply(&mut record, 1, Request::Acquire(application), &[]);
+    let mut request = wants(DECIDED, Mode::Shared);
+    request.entry.owner = owner(&[20]);
+    request.provisional = true;
+    apply(&mut record, 1, Request::Acquire(request), &[]);
     let (response, _) = apply(&mut record, 2, Request::Acquire(wants(3, Mode::Shared)), &[DECIDED]);
     assert!(matches!(response, Some(Response::Granted(_, None))), "{response:?}");
     assert_eq!((holders(&record), record.holders[0].provisional), (vec![20, 3], None));
@@ -330,11 +331,11 @@ fn a_committed_batch_is_confirmed_by_the_next_writer() {
 #[test]
 fn a_claim_excludes_all_but_its_own_id() {
     let claims = |pid: i32, id: &[u8]| {
-        let mut application = wants(pid, Mode::Exclusive);
-        application.entry.owner = owner(&[]);
-        application.entry.claim = Some(id.to_vec());
-        (application.entry.lifetime, application.lifetime) = (Lifetime::UntilReleased, Lifetime::UntilReleased);
-        application
+        let mut request = wants(pid, Mode::Exclusive);
+        request.entry.owner = owner(&[]);
+        request.entry.claim = Some(id.to_vec());
+        (request.entry.lifetime, request.lifetime) = (Lifetime::UntilReleased, Lifetime::UntilReleased);
+        request
     };
     let mut record = Record::free(b"x");
     let several = Acquire { provisional: true, ..claims(2, b"two") };
@@ -372,8 +373,8 @@ fn a_claim_excludes_all_but_its_own_id() {
 fn forever_outlives_its_owner() {
     let mut record = queue(&[Mode::Exclusive]);
     record.holders[0].lifetime = Lifetime::UntilReleased;
-    let application = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
-    assert!(matches!(settle(&record, &Request::Acquire(application), &[1]), Transition::Done(Response::Busy(_))));
+    let request = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
+    assert!(matches!(settle(&record, &Request::Acquire(request), &[1]), Transition::Done(Response::Busy(_))));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use csalock::lock::{Answers, CommitRecord, Lease, LeaseClock, Liveness, Page, boot_of};
+use csalock::lock::{CommitRecord, Lease, LeaseClock, Liveness, Page, ProcessId, boot_of};
 use csalock::trace::{Decided, Line};
 
 use super::{Key, Known, Report, Step, named};
@@ -20,33 +20,35 @@ pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &m
     let steps = || names.iter().flat_map(|(key, steps)| steps.iter().map(move |step| (key, step)));
     let decided = || steps().filter_map(|(key, step)| Some((key, step, step.intent.decided.as_ref()?)));
     for (_, step, decided) in decided() {
-        for (lease, _) in Answers::from(decided.facts.clone()).over.iter().filter(|(_, over)| *over) {
+        for (lease, _) in decided.facts.over.values().flatten().filter(|(_, over)| *over) {
             let first = over.entry(of_boot(step, lease)).or_insert((decided.until, step.who.1.pid.to_string()));
             first.0 = first.0.min(decided.until);
         }
     }
     for (key, step, decided) in decided() {
-        let answers = Answers::from(decided.facts.clone());
         let mut wrong = |why: String| report.wrong.push(format!("{}: {why}: {}", named(key), step.shown()));
-        for (home, process, _) in answers.fates.iter().filter(|(_, _, fate)| *fate == Liveness::Dead) {
-            let seen = last_seen.get(&(home.clone(), *process)).filter(|_| home.boot == step.who.0.boot);
+        let processes =
+            decided.facts.fates.iter().flat_map(|(process, known)| known.iter().map(move |it| (process, it)));
+        for ((pid, start), (home, _)) in processes.filter(|(_, (_, fate))| *fate == Liveness::Dead) {
+            let process = ProcessId { pid: *pid, start: *start };
+            let seen = last_seen.get(&(home.clone(), process)).filter(|_| home.boot == step.who.0.boot);
             if let Some(at) = seen.filter(|at| **at > decided.until) {
-                wrong(format!("process {} is taken for dead, but commits at {at}", process.pid));
+                wrong(format!("process {pid} is taken for dead, but commits at {at}"));
             }
         }
-        for (lease, is_over) in &answers.over {
+        for (lease, is_over) in decided.facts.over.values().flatten() {
             if let Err(why) = may_be(step, lease, *is_over, decided, &over) {
                 wrong(why);
             }
         }
-        for (proof, _) in answers.decided.iter().filter(|(_, made)| *made) {
+        for (proof, _) in decided.facts.decided.iter().filter(|(_, made)| *made) {
             let of_it = steps().filter(|((_, name), _)| *name == CommitRecord::key(proof));
             let bodies = of_it.filter_map(|(_, step)| csalock::trace::decision(&step.intent.body.as_ref()?.0));
             if !bodies.into_iter().any(|decision| decision.committed) {
                 wrong(format!("no commit makes the decision of {proof}"));
             }
         }
-        for (number, waiters) in &answers.pages {
+        for (number, waiters) in &decided.facts.pages {
             let of_it = names.get(&(place_of(names, &Page::key(&key.1, *number)), Page::key(&key.1, *number)));
             let bodies = of_it.into_iter().flatten().filter_map(|step| step.intent.body.as_ref());
             let mut pages = bodies.filter_map(|body| csalock::trace::page(&body.0));
