@@ -11,7 +11,6 @@ mod history;
 mod lock;
 mod lookup;
 mod put;
-mod refusal;
 mod renew;
 mod run;
 mod status;

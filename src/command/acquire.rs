@@ -5,7 +5,6 @@ mod for_script;
 pub(super) use self::for_script::{ForScript, Granted};
 use super::context::{Context, LockRef, eprint_line};
 use super::exit_of;
-use super::refusal::refusal;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::OpenLockSet;
@@ -68,8 +67,9 @@ impl<'a> Acquisition<'a> {
             AcquireAllResult::Interrupted => self.signals.exit(),
             AcquireAllResult::Refused(at, response) => {
                 let reporter = opened.reporter(*at);
-                let lock = opened.target(*at).refused(&reporter);
-                self.refuse(refusal(response, &RefusedLock { timeout_setting: self.timeout_setting, ..lock }))
+                let mut lock = RefusedLock::new(opened.target(*at), &reporter);
+                lock.timeout_setting = self.timeout_setting;
+                self.refuse(lock.refusal(response))
             }
         }
     }

@@ -1,12 +1,11 @@
 //! `csalock renew`
 
 use super::context::{Context, eprint_line, print_json};
-use super::refusal::refusal_of;
 use crate::cli::Renew;
 use crate::exit::Exit;
 use crate::lock::{Lifetime, Request, Response};
 use crate::name::escape;
-use crate::report::{Reporter, UnlockJson};
+use crate::report::{RefusedLock, Reporter, UnlockJson};
 
 pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
     let targets = asked.names.iter().map(|name| context.target(&asked.common, name)).collect::<Result<Vec<_>, _>>()?;
@@ -26,7 +25,8 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 ("renewed", vec![grant.clone()])
             }
             refused => {
-                let (text, kind) = refusal_of(asked.handle.as_deref(), refused, &target.refused(&reporter));
+                let lock = RefusedLock::new(target, &reporter);
+                let (text, kind) = lock.refusal_of(asked.handle.as_deref(), refused);
                 asked.common.note(&text);
                 exit = exit.or(kind);
                 match refused {

@@ -5,7 +5,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use super::context::{Context, LockRef, eprint_line, print, print_json};
-use super::refusal::refusal_of;
 use crate::cli::Unlock;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,7 +12,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, caller};
 use crate::lock::{EndReason, Grant, HandleHash, Owner, Request, Response};
 use crate::name::escape;
-use crate::report::{Reporter, UnlockJson};
+use crate::report::{RefusedLock, Reporter, UnlockJson};
 use crate::store::{Layout, Location};
 
 pub(super) fn run(context: &Context, asked: &Unlock) -> anyhow::Result<Exit> {
@@ -87,10 +86,10 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
         // The holder released the lock before it could be broken.
         Response::NotHeld(_) | Response::NotOwner(..) if asked.force && asked.all => {}
         refused => {
-            let lock = target.refused(reporter);
+            let lock = RefusedLock::new(target, reporter);
             let (text, kind) = match (asked.token, refused) {
                 (Some(token), Response::NotOwner(holders, _)) => (lock.other_token(holders, token), ErrorKind::NotHeld),
-                _ => refusal_of(asked.handle.as_deref(), refused, &lock),
+                _ => lock.refusal_of(asked.handle.as_deref(), refused),
             };
             asked.common.note(&text);
             return Ok(kind.into());

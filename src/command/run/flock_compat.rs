@@ -13,13 +13,13 @@ use std::time::Duration;
 use super::child::CommandChild;
 use crate::cli::RunWithLock;
 use crate::command::context::{LockRef, eprint_line};
-use crate::command::refusal::refusal;
 use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{command_of, flock_holders};
 use crate::lock::{Grant, Request, Response};
 use crate::name::{escape, is_path, shell_quote};
+use crate::report::RefusedLock;
 use crate::run::child::ChildSide;
 use crate::run::flock::{FdChannel, Flock, FlockWait, Flocked};
 use crate::run::schedule::{renewal_pause, retry_pause};
@@ -154,7 +154,7 @@ fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant])
         match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
             Response::Renewed(renewed) => grant.lifetime = renewed.lifetime,
             refused => {
-                let (text, kind) = refusal(&refused, &target.refused(&opened.reporter(at)));
+                let (text, kind) = RefusedLock::new(target, &opened.reporter(at)).refusal(&refused);
                 return Err(Error::new(kind, text, ""));
             }
         }
