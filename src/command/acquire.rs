@@ -7,8 +7,9 @@ use super::context::{Context, LockRef, eprint_line};
 use super::exit_of;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
-use crate::engine::OpenLockSet;
-use crate::engine::{AcquireAllResult, AcquireRequest, AcquireResult, Engine, WaitPolicy, WantedValue, acquire_all};
+use crate::engine::{
+    AcquireAllResult, AcquireRequest, AcquireResult, Engine, OpenLockSet, WaitPolicy, WantedValue, acquire_all,
+};
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{caller, command_of};

@@ -55,7 +55,7 @@ fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()>
     let columns =
         if std::io::IsTerminal::is_terminal(&stdout) { terminal::size(&stdout).1 } else { crate::report::WIDTH };
     let paper = OutputStyle { colour: super::status::colour(), width: columns.clamp(crate::report::WIDTH, WIDEST) };
-    print(&health(findings, paper))
+    print(health(findings, paper))
 }
 
 /// Returns all findings.

@@ -1,7 +1,7 @@
 //! `csalock lookup`
 
 use super::claim::given_id;
-use super::context::{Context, exactly_one, print, print_bytes, print_json};
+use super::context::{Context, exactly_one, print, print_json};
 use crate::cli::{Common, Lookup};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
@@ -25,7 +25,7 @@ fn id_of(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
     if asked.common.json {
         print_json(&LookupJson::of_name(&target.display_name, &id))?;
     } else {
-        print_bytes(&[&id, b"\n".as_slice()].concat())?;
+        print([&id, b"\n".as_slice()].concat())?;
     }
     Ok(Exit::Done)
 }
@@ -35,7 +35,7 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
     if asked.common.json && !names.is_empty() {
         print_json(&LookupJson::of_id(id, &names))?;
     } else {
-        names.iter().try_for_each(|name| print(&format!("{}\n", escape(name))))?;
+        names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?;
     }
     if names.is_empty() {
         asked.common.note(&format!("nothing is claimed under id {}", escape(id)));

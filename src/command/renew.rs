@@ -22,7 +22,7 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 if asked.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
-                ("renewed", vec![grant.clone()])
+                ("renewed", std::slice::from_ref(grant))
             }
             refused => {
                 let lock = RefusedLock::new(target, &reporter);
@@ -30,12 +30,12 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 asked.common.note(&text);
                 exit = exit.or(kind);
                 match refused {
-                    Response::NotOwner(grants, _) => ("not the owner", grants.clone()),
-                    _ => ("not held", Vec::new()),
+                    Response::NotOwner(grants, _) => ("not the owner", grants.as_slice()),
+                    _ => ("not held", [].as_slice()),
                 }
             }
         };
-        documents.push(UnlockJson::new(&target.display_name, word, &grants, &reporter));
+        documents.push(UnlockJson::new(&target.display_name, word, grants, &reporter));
     }
     if asked.common.json {
         print_json(&documents)?;

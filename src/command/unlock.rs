@@ -73,14 +73,14 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
         Response::Released(_) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
         Response::Released(_) => {}
         Response::Broken(_) if asked.common.json => {}
-        Response::Broken(endings) if endings.is_empty() => print(&format!("{name}: its record was unreadable\n"))?,
+        Response::Broken(endings) if endings.is_empty() => print(format!("{name}: its record was unreadable\n"))?,
         Response::Broken(endings) => {
             for ending in endings {
                 let holder = match ending.reason {
                     EndReason::Broken => reporter.holder(&ending.grant),
                     _ => reporter.ending(ending),
                 };
-                print(&format!("{name}: was held by {holder}\n"))?;
+                print(format!("{name}: was held by {holder}\n"))?;
             }
         }
         // The holder released the lock before it could be broken.
@@ -100,13 +100,13 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
 
 fn document(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Reporter<'_>) -> UnlockJson {
     let (word, grants) = match response {
-        Response::Released(grant) => ("released", vec![grant.clone()]),
-        Response::Broken(endings) => ("broken", endings.iter().map(|ending| ending.grant.clone()).collect()),
-        Response::NotOwner(grants, _) if asked.token.is_some() => ("not held", grants.clone()),
-        Response::NotOwner(grants, _) => ("not the owner", grants.clone()),
+        Response::Released(grant) => ("released", vec![grant]),
+        Response::Broken(endings) => ("broken", endings.iter().map(|ending| &ending.grant).collect()),
+        Response::NotOwner(grants, _) if asked.token.is_some() => ("not held", grants.iter().collect()),
+        Response::NotOwner(grants, _) => ("not the owner", grants.iter().collect()),
         _ => ("not held", Vec::new()),
     };
-    UnlockJson::new(&target.display_name, word, &grants, reporter)
+    UnlockJson::new(&target.display_name, word, grants, reporter)
 }
 
 /// Locks to release; a lock that was found by its grant comes with the handle hash.
@@ -166,9 +166,7 @@ fn everything_held(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exi
                 targets.push((LockRef::in_store(&location, sight.record.name.clone()), None));
             }
             Ok(_) => {}
-            Err(error) => {
-                exit = pass_over(asked, &error);
-            }
+            Err(error) => exit = pass_over(asked, &error),
         }
         Ok(())
     })?;

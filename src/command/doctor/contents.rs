@@ -40,10 +40,7 @@ impl Count {
     fn add(&mut self, status: Result<LockStatus>) {
         let sight = match status {
             Ok(sight) => sight,
-            Err(error) => {
-                self.unreadable.push(error);
-                return;
-            }
+            Err(error) => return self.unreadable.push(error),
         };
         self.held += u64::from(sight.is_held());
         let is_left = |standing: &std::result::Result<Liveness, EndReason>| matches!(standing, Err(how) if *how != EndReason::Released);

@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cli::Status;
 use crate::command::context::Context;
-use crate::engine::{Engine, LockStatus};
+use crate::engine::LockStatus;
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
@@ -68,7 +68,7 @@ fn visit_names<'a>(
             }
             Ok(status) => {
                 found.all_held &= status.is_held();
-                visit(Ok((&target.display_name, &status, &reporter(&engine))))?;
+                visit(Ok((&target.display_name, &status, &Reporter::new(&engine))))?;
             }
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 found.unreadable = Some(Exit::from(error.kind()));
@@ -89,7 +89,7 @@ fn visit_matches(
     visit: &mut dyn FnMut(Selected<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let engine = context.engine(&context.store(&asked.common)?)?;
-    let reporter = reporter(&engine);
+    let reporter = Reporter::new(&engine);
     let mut failed: Option<anyhow::Error> = None;
     let mut found_held = false;
     engine.for_each_lock(&mut |status| {
@@ -115,8 +115,4 @@ fn visit_matches(
     })?;
     found.all_held &= found_held || patterns.is_empty();
     failed.map_or(Ok(()), Err)
-}
-
-fn reporter(engine: &Engine) -> Reporter<'_> {
-    Reporter { host: engine.host(), scope: engine.store().scope() }
 }

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use super::changes::Changes;
 use super::{KeeperConfig, drain, notify, retry_until_ok};
-use crate::engine::Engine;
-use crate::engine::LockRef;
-use crate::engine::OpenLockSet;
+use crate::engine::{Engine, LockRef, OpenLockSet};
 use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Request, Response};
 use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
