@@ -30,6 +30,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::lock::Mode as LockMode;
 use crate::name::escape_path;
+use crate::run::child::in_spite_of_signals;
 use crate::run::timer::wait_readable;
 use crate::signals::{FORWARDED, Signals};
 
@@ -78,7 +79,7 @@ impl Flock {
         let mut access = OFlag::O_RDONLY;
         for _ in 0..MOST_REPLACED {
             let file = open(path, access)?;
-            match attempt(&file, mode) {
+            match lock(&file, mode, false) {
                 Ok(()) => {}
                 // NFS implements this lock as a write lock, which needs a writable descriptor.
                 Err(Errno::EBADF | Errno::EIO) if access == OFlag::O_RDONLY && mode == LockMode::Exclusive => {
@@ -144,25 +145,15 @@ fn open(path: &Path, access: OFlag) -> Result<File> {
     })
 }
 
-fn attempt(file: &File, mode: LockMode) -> nix::Result<()> {
-    let tried = match mode {
-        LockMode::Exclusive => fs2::FileExt::try_lock_exclusive(file),
-        _ => fs2::FileExt::try_lock_shared(file),
+/// Locks the file. If another process has the lock, `blocks` waits for it; otherwise the call fails with EWOULDBLOCK.
+fn lock(file: &File, mode: LockMode, blocks: bool) -> nix::Result<()> {
+    let locked = match (mode, blocks) {
+        (LockMode::Exclusive, true) => fs2::FileExt::lock_exclusive(file),
+        (LockMode::Exclusive, false) => fs2::FileExt::try_lock_exclusive(file),
+        (_, true) => fs2::FileExt::lock_shared(file),
+        (_, false) => fs2::FileExt::try_lock_shared(file),
     };
-    tried.map_err(|error| errno_of(&error))
-}
-
-fn block(file: &File, mode: LockMode) -> nix::Result<()> {
-    loop {
-        let locked = match mode {
-            LockMode::Exclusive => fs2::FileExt::lock_exclusive(file),
-            _ => fs2::FileExt::lock_shared(file),
-        };
-        match locked.map_err(|error| errno_of(&error)) {
-            Err(Errno::EINTR) => {}
-            locked => return locked,
-        }
-    }
+    locked.map_err(|error| errno_of(&error))
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {
@@ -235,7 +226,7 @@ impl Helper {
             ForkResult::Child => {
                 // The child inherits the blocked signals that end a wait, so only the parent ends it.
                 let locked = set_pdeathsig(Signal::SIGKILL).and_then(|()| match getppid() == parent {
-                    true => block(file, mode),
+                    true => in_spite_of_signals(|| lock(file, mode, true)),
                     false => Err(Errno::ESRCH),
                 });
                 // SAFETY: _exit(2) ends the process immediately and runs no cleanup of the parent a second time.
