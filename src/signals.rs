@@ -77,7 +77,7 @@ impl Signals {
 
     /// Returns the exit status after an interrupted wait: the signal that interrupted it.
     pub fn exit(&self) -> Exit {
-        self.interrupted_by().map_or(Exit::System, |signal| Exit::Signal(signal as i32))
+        self.interrupted_by().map_or(ErrorKind::System.into(), |signal| Exit::Signal(signal as i32))
     }
 
     /// Returns true if a signal that ends a wait is pending. The signal stays available to [`Signals::exit`].

@@ -134,12 +134,12 @@ impl Waiting {
 
     /// Returns the exit code for a lock that was busy until the timeout.
     pub(super) fn busy_exit(&self) -> Exit {
-        self.conflict_exit_code.map_or(Exit::Busy, Exit::Code)
+        self.conflict_exit_code.map_or(ErrorKind::Busy.into(), Exit::Code)
     }
 
     /// Exits with the code of `-E` if the store was locked until the timeout.
     pub(super) fn end(&self, error: anyhow::Error) -> anyhow::Result<Exit> {
-        match self.conflict_exit_code.filter(|_| exit_of(&error) == Exit::Busy) {
+        match self.conflict_exit_code.filter(|_| exit_of(&error) == ErrorKind::Busy.into()) {
             Some(code) => {
                 eprint_line(&format!("{error:#}"));
                 Ok(Exit::Code(code))

@@ -82,7 +82,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     };
     if targets.all.is_empty() {
         asked.common.note(&format!("nothing is claimed under id {}", escape(&id)));
-        return Ok(Exit::NotHeld);
+        return Ok(ErrorKind::NotHeld.into());
     }
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.
@@ -156,7 +156,7 @@ fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> anyhow::Result<Exit>
         let id = escape(grant.claim.as_deref().unwrap_or_default());
         asked.common.note(&format!("{} is claimed under id {id}; nothing was claimed", escape(name)));
     }
-    Ok(Exit::NotUnique)
+    Ok(ErrorKind::NotUnique.into())
 }
 
 /// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.

@@ -207,7 +207,6 @@ pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
     stdout.write_all(result.as_ref()).and_then(|()| stdout.flush()).context("cannot write to stdout")
 }
 
-/// Returns a JSON document as a line of its own.
 pub(super) fn json_line(document: &impl serde::Serialize) -> anyhow::Result<String> {
     Ok(format!("{}\n", json(document)?))
 }

@@ -44,7 +44,7 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
     }
     tell(asked, &url, &findings)?;
     let is_bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
-    Ok(if is_bad { Exit::Unreachable } else { Exit::Done })
+    Ok(if is_bad { ErrorKind::Unavailable.into() } else { Exit::Done })
 }
 
 fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()> {

@@ -45,7 +45,7 @@ fn give(asked: &Get, engine: &Engine, target: &LockRef, taken: Option<(&Handle, 
         let name = escape(&target.display_name);
         let held = if taken.is_some() { "; the lock is held now, so write one or give it back" } else { "" };
         asked.common.note(&format!("lock {name} guards no value{held}"));
-        return Ok(Exit::NotHeld);
+        return Ok(ErrorKind::NotHeld.into());
     };
     if asked.common.json {
         print_json(&ValueJson::new(&target.display_name, &value, taken))?;

@@ -3,7 +3,7 @@
 use super::claim::given_id;
 use super::context::{Context, exactly_one, print, print_json};
 use crate::cli::{Common, Lookup};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::escape;
 use crate::report::LookupJson;
@@ -20,7 +20,7 @@ fn id_of(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
     let claim = context.engine(&target.location)?.claim_of(&target.name)?;
     let Some(id) = claim.and_then(|grant| grant.claim) else {
         asked.common.note(&format!("{} is not claimed", escape(&target.display_name)));
-        return Ok(Exit::NotHeld);
+        return Ok(ErrorKind::NotHeld.into());
     };
     if asked.common.json {
         print_json(&LookupJson::of_name(&target.display_name, &id))?;
@@ -42,7 +42,7 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
     }
     Ok(match unreadable {
         Some(error) => Exit::from(error.kind()),
-        None if names.is_empty() => Exit::NotHeld,
+        None if names.is_empty() => ErrorKind::NotHeld.into(),
         None => Exit::Done,
     })
 }

@@ -100,7 +100,6 @@ impl RunningCommand {
         }
     }
 
-    /// Returns the process id of the command.
     pub(super) fn pid(&self) -> Pid {
         self.pid
     }

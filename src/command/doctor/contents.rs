@@ -92,7 +92,6 @@ impl Count {
     }
 }
 
-/// Returns the finding about the history of past grants.
 fn history(context: &Context, engine: &Engine) -> Finding {
     let limits = match context.environment.history() {
         Ok(limits) => limits,

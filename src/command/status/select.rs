@@ -40,7 +40,7 @@ pub(super) fn select(
     Ok(match found.unreadable {
         Some(exit) => exit,
         None if found.all_held => Exit::Done,
-        None => Exit::NotHeld,
+        None => ErrorKind::NotHeld.into(),
     })
 }
 

@@ -126,7 +126,7 @@ impl View {
             Ok(())
         });
         match looked {
-            Err(error) if crate::command::exit_of(&error) == Exit::Usage => Err(error),
+            Err(error) if crate::command::exit_of(&error) == ErrorKind::InvalidInput.into() => Err(error),
             Err(error) => Ok(View { trouble: Some(format!("{error:#}")), failed: true, ..View::default() }),
             Ok(_) => Ok(view),
         }

@@ -26,7 +26,6 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Returns a value without subscriptions.
     pub(super) fn new(now: Duration) -> Changes {
         Changes { hearings: Vec::new(), earliest: now + PAUSE, due: now + PAUSE }
     }

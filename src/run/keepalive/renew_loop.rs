@@ -14,7 +14,6 @@ use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::Scope;
 
-/// Result of the renewal of one lock.
 enum RenewResult {
     /// The lock is held; `None` means that no lease limits it.
     Held(Known),
