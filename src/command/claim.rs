@@ -87,16 +87,16 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.
     let mut exit = Exit::Done;
-    let mut grants = Vec::new();
+    let mut claims = Vec::new();
     for (at, (target, engine)) in opened.each().enumerate() {
         let status = engine.inspect(&target.name)?;
-        let claim = engine.claim_in(&status).filter(|grant| grant.claim.as_ref() == Some(&id));
-        if claim.is_none() {
-            let (text, kind) = not_claimed(&target.display_name, &id, &status, &opened.reporter(at));
-            asked.common.note(&text);
-            exit = exit.or(kind);
+        if let Some(claim) = engine.claim_in(&status).filter(|grant| grant.claim.as_ref() == Some(&id)) {
+            claims.push(claim);
+            continue;
         }
-        grants.push(claim.into_iter().collect::<Vec<_>>());
+        let (text, kind) = not_claimed(&target.display_name, &id, &status, &opened.reporter(at));
+        asked.common.note(&text);
+        exit = exit.or(kind);
     }
     if exit != Exit::Done {
         return Ok(exit);
@@ -109,14 +109,13 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
         }
     }
     if asked.common.verbose {
-        targets
-            .all
-            .iter()
-            .for_each(|target| eprint_line(&format!("the claim on {} is given up", escape(&target.display_name))));
+        for target in &targets.all {
+            eprint_line(&format!("the claim on {} is given up", escape(&target.display_name)));
+        }
     }
     if asked.common.json {
         let document = |(at, target): (usize, &LockRef)| {
-            UnlockJson::new(&target.display_name, "released", &grants[at], &opened.reporter(at))
+            UnlockJson::new(&target.display_name, "released", [&claims[at]], &opened.reporter(at))
         };
         print_json(&targets.all.iter().enumerate().map(document).collect::<Vec<_>>())?;
     }

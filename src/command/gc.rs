@@ -72,9 +72,8 @@ impl PassedOver<'_> {
     fn tell(&mut self, error: &Error) {
         self.exit = Exit::from(error.kind());
         let text = error.to_string();
-        if !self.told.contains(&text) {
+        if self.told.insert(text.clone()) {
             self.common.note(&text);
-            self.told.insert(text);
         }
     }
 }

@@ -145,8 +145,9 @@ fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) 
 /// Returns the breaker for the history: the calling script, or this process if the script is unknown.
 fn breaker(context: &Context) -> Option<Owner> {
     let this = context.host.this_process().ok()?;
-    let nobody = || Caller { owners: vec![this], command: crate::host::command_of(this.pid), ..Caller::default() };
-    let Caller { owners, command, .. } = caller(this.pid).unwrap_or_else(|_| nobody());
+    let this_process =
+        || Caller { owners: vec![this], command: crate::host::command_of(this.pid), ..Caller::default() };
+    let Caller { owners, command, .. } = caller(this.pid).unwrap_or_else(|_| this_process());
     context.owner(owners, command, None).ok()
 }
 

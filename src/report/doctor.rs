@@ -7,6 +7,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::OutputStyle;
 use super::columns::{cell, wrapped};
+use super::json::text;
 use crate::store::{Finding, Verdict};
 
 /// Returns the name of a verdict and its colour.
@@ -75,11 +76,7 @@ impl HealthJson {
             verdict: word(finding.verdict).0,
             cure: Some(finding.cure.clone()).filter(|cure| !cure.is_empty()),
         };
-        HealthJson {
-            store: String::from_utf8_lossy(url).into_owned(),
-            findings: findings.iter().map(of).collect(),
-            verdict: word(worst).0,
-        }
+        HealthJson { store: text(url), findings: findings.iter().map(of).collect(), verdict: word(worst).0 }
     }
 }
 

@@ -14,6 +14,7 @@ use nix::unistd::{ForkResult, Pid, fork, getppid};
 use super::lock;
 use crate::lock::Mode;
 use crate::run::child::in_spite_of_signals;
+use crate::run::detach::exit_now;
 
 /// The helper. It ends when csalock ends, or when this value is dropped.
 pub(super) struct Helper {
@@ -34,8 +35,8 @@ impl Helper {
                     true => in_spite_of_signals(|| lock(file, mode, true)),
                     false => Err(Errno::ESRCH),
                 });
-                // SAFETY: _exit(2) ends the process immediately and runs no cleanup of the parent a second time.
-                unsafe { nix::libc::_exit(locked.err().map_or(0, |errno| errno as i32)) }
+                // This runs no cleanup of the parent a second time.
+                exit_now(locked.err().map_or(0, |errno| errno as u8))
             }
         }
     }
