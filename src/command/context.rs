@@ -189,9 +189,9 @@ pub(super) fn eprint_line(text: &str) {
 
 /// Prints the proof of a grant that blocks other callers meanwhile. The reader must take it by `until` on
 /// CLOCK_BOOTTIME, or within a second if that is later.
-pub(super) fn print_before(world: &Context, until: Duration, text: &str) -> anyhow::Result<()> {
+pub(super) fn print_before(context: &Context, until: Duration, text: &str) -> anyhow::Result<()> {
     for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
-        let left = until.saturating_sub(world.host.boottime()).max(UNREAD);
+        let left = until.saturating_sub(context.host.boottime()).max(UNREAD);
         if !terminal::is_writable_within(std::io::stdout(), left) {
             let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no process reads it");
             return Err(error).context("cannot write to stdout");

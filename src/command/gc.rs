@@ -19,7 +19,7 @@ pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     let scanned = engine.for_each_lock(&mut |status| {
         let cleared = match status {
             Err(error) => Err(error),
-            Ok(sight) => match clear(&engine, sight, asked.dry_run) {
+            Ok(status) => match clear(&engine, status, asked.dry_run) {
                 Err(error) if !error.is_of_one_record() => return Err(error),
                 cleared => cleared,
             },

@@ -101,7 +101,7 @@ impl Filter {
         if self.is_everything() || !self.patterns.is_empty() {
             engine.for_each_lock(&mut |status| {
                 match status {
-                    Ok(sight) => held.extend(standing(engine, &sight)),
+                    Ok(status) => held.extend(standing(engine, &status)),
                     Err(error) => unreadable(error),
                 }
                 Ok(())
@@ -110,7 +110,7 @@ impl Filter {
         }
         for name in &self.names {
             match engine.inspect(name) {
-                Ok(sight) => held.extend(standing(engine, &sight)),
+                Ok(status) => held.extend(standing(engine, &status)),
                 Err(error) if error.kind() == ErrorKind::Corrupt => unreadable(error),
                 Err(error) => return Err(error),
             }

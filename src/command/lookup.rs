@@ -55,8 +55,8 @@ pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<
     let mut unreadable: Option<Error> = None;
     engine.for_each_lock(&mut |status| {
         match status {
-            Ok(sight) if engine.claim_in(&sight).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
-                names.push(sight.record.name);
+            Ok(status) if engine.claim_in(&status).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
+                names.push(status.record.name);
             }
             Ok(_) => {}
             Err(error) => {

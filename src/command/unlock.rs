@@ -163,8 +163,8 @@ fn everything_held(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exi
     let location = context.store(&asked.common)?;
     context.engine(&location)?.for_each_lock(&mut |status| {
         match status {
-            Ok(sight) if sight.record.holders.iter().any(|grant| grant.claim.is_none()) => {
-                targets.push((LockRef::in_store(&location, sight.record.name.clone()), None));
+            Ok(status) if status.record.holders.iter().any(|grant| grant.claim.is_none()) => {
+                targets.push((LockRef::in_store(&location, status.record.name.clone()), None));
             }
             Ok(_) => {}
             Err(error) => exit = pass_over(asked, &error),
@@ -190,8 +190,8 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Ex
         };
         let mut unreadable: Option<Error> = None;
         engine.for_each_lock(&mut |status| {
-            let sight = match status {
-                Ok(sight) => sight,
+            let status = match status {
+                Ok(status) => status,
                 Err(error) => {
                     unreadable = Some(error);
                     return Ok(());
@@ -204,11 +204,11 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Ex
                         && grant
                             .owner
                             .processes
-                            .get(sight.owners[at])
+                            .get(status.owners[at])
                             .is_some_and(|owner| credentials.owners.contains(owner)))
             };
-            for (_, grant) in sight.record.holders.iter().enumerate().filter(|(at, grant)| is_mine(*at, grant)) {
-                let name = sight.record.name.clone();
+            for (_, grant) in status.record.holders.iter().enumerate().filter(|(at, grant)| is_mine(*at, grant)) {
+                let name = status.record.name.clone();
                 let display_name = directory.as_ref().map_or_else(
                     || name.clone(),
                     |directory| directory.join(OsStr::from_bytes(&name)).into_os_string().into_vec(),

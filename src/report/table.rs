@@ -27,10 +27,10 @@ pub const WIDTH: usize = 80;
 pub const HEADER: &str = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
 
 /// Returns the lines for one lock, each with its newline, within the width of the output.
-pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, paper: OutputStyle) -> String {
-    let mut rows = Rows { text: String::new(), name: escape(name), paper, reporter };
+pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, style: OutputStyle) -> String {
+    let mut rows = Rows { text: String::new(), name: escape(name), style, reporter };
     if !fits(&rows.name, 14) {
-        let _ = writeln!(rows.text, "{}", clip(&rows.name, paper.width));
+        let _ = writeln!(rows.text, "{}", clip(&rows.name, style.width));
         rows.name.clear();
     }
     // A grant whose end released the lock is not a holder any more.
@@ -100,7 +100,7 @@ struct Rows<'a> {
     text: String,
     /// The name for the next row; only the first row shows it.
     name: String,
-    paper: OutputStyle,
+    style: OutputStyle,
     reporter: &'a Reporter<'a>,
 }
 
@@ -120,7 +120,7 @@ impl Rows<'_> {
     }
 
     fn line(&mut self, state: &str, [pid, host, user, since, until, what]: [&str; 6]) {
-        let paint = match (self.paper.colour, state) {
+        let paint = match (self.style.colour, state) {
             (false, _) => "",
             (_, "dead" | "expired" | "abandoned" | "wait,dead") => "\x1b[31m",
             (_, "waiting" | "waiting s" | "waiting j") => "\x1b[33m",
@@ -137,7 +137,7 @@ impl Rows<'_> {
             cell(user, 8),
             cell(since, 6),
             cell(until, 7),
-            clip(what, self.paper.width.max(WIDTH) - HEADER.find("COMMAND").unwrap_or(0)),
+            clip(what, self.style.width.max(WIDTH) - HEADER.find("COMMAND").unwrap_or(0)),
         );
         let _ = writeln!(self.text, "{}", row.trim_end());
     }

@@ -74,7 +74,7 @@ impl FlockCompat {
             let (mut told, mode) = (false, grants[*at].mode);
             let mut look = || {
                 if !std::mem::replace(&mut told, true) {
-                    child_side.inspect(|becoming| becoming.depend_on_supervisor(take.job.context.inherited));
+                    child_side.inspect(|child_side| child_side.depend_on_supervisor(take.job.context.inherited));
                     tell_of_wait(take, target, file);
                 }
                 keep_waiting(take, opened, grants)

@@ -110,14 +110,14 @@ impl View {
     /// Reads the locks. An error of the store may pass, so it is shown like anything else.
     fn of(context: &Context, asked: &Status) -> anyhow::Result<View> {
         let (height, width) = terminal::size(std::io::stdout());
-        let paper = OutputStyle { colour: super::colour(), width };
+        let style = OutputStyle { colour: super::colour(), width };
         let mut view = View::default();
         let looked = select(context, asked, &mut |seen| {
             match seen {
                 Err(unreadable) => view.trouble = Some(unreadable.to_string()),
                 Ok((name, status, reporter)) => {
                     let row = |entries| {
-                        let lines = table(name, status, reporter, paper).lines().map(str::to_string).collect();
+                        let lines = table(name, status, reporter, style).lines().map(str::to_string).collect();
                         Row { lines, entries }
                     };
                     view.add(name, status, height, row);
