@@ -5,7 +5,6 @@
 mod claims;
 mod locks;
 mod options;
-mod parsers;
 pub mod plain;
 mod reports;
 mod values;

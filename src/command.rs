@@ -11,7 +11,6 @@ mod history;
 mod lock;
 mod lookup;
 mod put;
-mod refusal;
 mod renew;
 mod run;
 mod status;
@@ -24,7 +23,7 @@ use std::ffi::OsString;
 use clap::Parser;
 
 use crate::cli::{self, Cli, Command, Waiting};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::signals;
 use context::Context;
@@ -115,8 +114,8 @@ fn exit_of(error: &anyhow::Error) -> Exit {
             return Exit::from(error.kind());
         }
         if cause.downcast_ref::<std::io::Error>().is_some() {
-            return Exit::InputOutput;
+            return ErrorKind::InputOutput.into();
         }
     }
-    Exit::Bug
+    ErrorKind::Bug.into()
 }

@@ -25,7 +25,7 @@ pub use timeline::timeline;
 use nix::unistd::{Uid, User};
 
 use crate::duration::{rfc3339, shown as span};
-use crate::engine::Engine;
+use crate::engine::{Engine, OpenLockSet};
 use crate::host::Host;
 use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
 use crate::name::escape;
@@ -43,6 +43,13 @@ impl<'a> Reporter<'a> {
     /// Creates the context of the records in the store of this engine.
     pub fn new(engine: &'a Engine) -> Reporter<'a> {
         Reporter { host: engine.host(), scope: engine.store().scope() }
+    }
+}
+
+impl OpenLockSet<'_> {
+    /// Returns the reporter for the lock with this index.
+    pub fn reporter(&self, at: usize) -> Reporter<'_> {
+        Reporter::new(self.engine(at))
     }
 }
 

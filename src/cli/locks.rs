@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{Common, Taking};
-use super::parsers::whole;
+use super::options::{Common, Taking, whole};
 use crate::duration::parse_duration;
 
 /// Acquire locks for the calling script and print their handle

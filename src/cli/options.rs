@@ -1,11 +1,12 @@
 //! Options that several commands have.
 
 use std::ffi::OsString;
+use std::fmt::Display;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::parsers::whole;
 use crate::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeout};
 use crate::lock::MOST_SLOTS;
 
@@ -79,4 +80,15 @@ pub struct Taking {
     /// Keep the lock until it is released, even if its owner ends
     #[arg(long, conflicts_with = "ttl")]
     pub forever: bool,
+}
+
+/// Returns the parser of a whole number from `least` to `most`.
+pub(super) fn whole<N>(least: N, most: N) -> impl Fn(&str) -> Result<N, String> + Clone + Send + Sync
+where
+    N: FromStr + Display + PartialOrd + Copy + Send + Sync + 'static,
+{
+    move |text| {
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| format!("is not a whole number from {least} to {most}"))
+    }
 }

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::Common;
-use super::parsers::whole;
+use super::options::{Common, whole};
 use crate::duration::parse_duration;
 
 /// Show holders and waiters: since when, until when and why

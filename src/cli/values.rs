@@ -4,8 +4,7 @@ use std::ffi::OsString;
 
 use clap::Args;
 
-use super::options::{Common, Taking, Waiting};
-use super::parsers::whole;
+use super::options::{Common, Taking, Waiting, whole};
 
 /// Print the value that a lock guards
 ///

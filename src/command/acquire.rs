@@ -5,11 +5,11 @@ mod for_script;
 pub(super) use self::for_script::{ForScript, Granted};
 use super::context::{Context, LockRef, eprint_line};
 use super::exit_of;
-use super::refusal::refusal;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
-use crate::engine::OpenLockSet;
-use crate::engine::{AcquireAllResult, AcquireRequest, AcquireResult, Engine, WaitPolicy, WantedValue, acquire_all};
+use crate::engine::{
+    AcquireAllResult, AcquireRequest, AcquireResult, Engine, OpenLockSet, WaitPolicy, WantedValue, acquire_all,
+};
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{caller, command_of};
@@ -68,8 +68,9 @@ impl<'a> Acquisition<'a> {
             AcquireAllResult::Interrupted => self.signals.exit(),
             AcquireAllResult::Refused(at, response) => {
                 let reporter = opened.reporter(*at);
-                let lock = opened.target(*at).refused(&reporter);
-                self.refuse(refusal(response, &RefusedLock { timeout_setting: self.timeout_setting, ..lock }))
+                let mut lock = RefusedLock::new(opened.target(*at), &reporter);
+                lock.timeout_setting = self.timeout_setting;
+                self.refuse(lock.refusal(response))
             }
         }
     }
@@ -133,12 +134,12 @@ impl Waiting {
 
     /// Returns the exit code for a lock that was busy until the timeout.
     pub(super) fn busy_exit(&self) -> Exit {
-        self.conflict_exit_code.map_or(Exit::Busy, Exit::Code)
+        self.conflict_exit_code.map_or(ErrorKind::Busy.into(), Exit::Code)
     }
 
     /// Exits with the code of `-E` if the store was locked until the timeout.
     pub(super) fn end(&self, error: anyhow::Error) -> anyhow::Result<Exit> {
-        match self.conflict_exit_code.filter(|_| exit_of(&error) == Exit::Busy) {
+        match self.conflict_exit_code.filter(|_| exit_of(&error) == ErrorKind::Busy.into()) {
             Some(code) => {
                 eprint_line(&format!("{error:#}"));
                 Ok(Exit::Code(code))

@@ -7,8 +7,7 @@ use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json};
 use super::lookup::names_of;
 use crate::cli::{Claim, Unclaim};
-use crate::engine::{AcquireAllResult, AcquireRequest, LockStatus};
-use crate::engine::{LockSet, OpenLockSet};
+use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, LockStatus, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, Lifetime, Response};
@@ -83,21 +82,21 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     };
     if targets.all.is_empty() {
         asked.common.note(&format!("nothing is claimed under id {}", escape(&id)));
-        return Ok(Exit::NotHeld);
+        return Ok(ErrorKind::NotHeld.into());
     }
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.
     let mut exit = Exit::Done;
-    let mut grants = Vec::new();
+    let mut claims = Vec::new();
     for (at, (target, engine)) in opened.each().enumerate() {
         let status = engine.inspect(&target.name)?;
-        let claim = engine.claim_in(&status).filter(|grant| grant.claim.as_ref() == Some(&id));
-        if claim.is_none() {
-            let (text, kind) = not_claimed(&target.display_name, &id, &status, &opened.reporter(at));
-            asked.common.note(&text);
-            exit = exit.or(kind);
+        if let Some(claim) = engine.claim_in(&status).filter(|grant| grant.claim.as_ref() == Some(&id)) {
+            claims.push(claim);
+            continue;
         }
-        grants.push(claim.into_iter().collect::<Vec<_>>());
+        let (text, kind) = not_claimed(&target.display_name, &id, &status, &opened.reporter(at));
+        asked.common.note(&text);
+        exit = exit.or(kind);
     }
     if exit != Exit::Done {
         return Ok(exit);
@@ -110,14 +109,13 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
         }
     }
     if asked.common.verbose {
-        targets
-            .all
-            .iter()
-            .for_each(|target| eprint_line(&format!("the claim on {} is given up", escape(&target.display_name))));
+        for target in &targets.all {
+            eprint_line(&format!("the claim on {} is given up", escape(&target.display_name)));
+        }
     }
     if asked.common.json {
         let document = |(at, target): (usize, &LockRef)| {
-            UnlockJson::new(&target.display_name, "released", &grants[at], &opened.reporter(at))
+            UnlockJson::new(&target.display_name, "released", [&claims[at]], &opened.reporter(at))
         };
         print_json(&targets.all.iter().enumerate().map(document).collect::<Vec<_>>())?;
     }
@@ -157,7 +155,7 @@ fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> anyhow::Result<Exit>
         let id = escape(grant.claim.as_deref().unwrap_or_default());
         asked.common.note(&format!("{} is claimed under id {id}; nothing was claimed", escape(name)));
     }
-    Ok(Exit::NotUnique)
+    Ok(ErrorKind::NotUnique.into())
 }
 
 /// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.

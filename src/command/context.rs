@@ -48,50 +48,41 @@ impl Context {
         chosen.map_or_else(|| self.environment.default_store(), Ok)
     }
 
-    /// Returns the lock that a name means.
     pub(super) fn target(&self, common: &Common, typed: &OsStr) -> Result<LockRef> {
         let typed = typed.as_bytes();
         name::check(typed)?;
         if !name::is_path(typed) {
-            let location = self.store(common)?;
-            let to_type = shell_arg(common, typed);
-            return Ok(LockRef { location, name: typed.to_vec(), display_name: typed.to_vec(), shell_arg: to_type });
+            let shell_arg = shell_arg(common, typed);
+            return Ok(LockRef { shell_arg, ..LockRef::in_store(&self.store(common)?, typed.to_vec()) });
         }
         let file = name::file_of(typed, &self.environment.current)?;
         let display_name = file.as_os_str().as_bytes().to_vec();
-        let to_type = shell_arg(common, &display_name);
+        let shell_arg = shell_arg(common, &display_name);
         let chosen = self.chosen_store(common, self.environment.store_of_file(&display_name))?;
         let beside = Location::beside(file.parent().unwrap_or(Path::new("/")));
-        match chosen {
-            Some(location) if location != beside => {
-                Ok(LockRef { location, name: display_name.clone(), display_name, shell_arg: to_type })
-            }
-            _ => {
-                let name = file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec();
-                Ok(LockRef { location: beside, name, display_name, shell_arg: to_type })
-            }
-        }
+        let (location, name) = match chosen {
+            Some(location) if location != beside => (location, display_name.clone()),
+            _ => (beside, file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec()),
+        };
+        Ok(LockRef { location, name, display_name, shell_arg })
     }
 
-    /// Returns the locks that these names mean.
     pub(super) fn lock_set(&self, common: &Common, typed: &[OsString]) -> Result<LockSet> {
         Ok(LockSet::new(typed.iter().map(|name| self.target(common, name)).collect::<Result<Vec<_>>>()?))
     }
 
-    /// Returns an owner on this host.
     pub(super) fn owner(&self, owners: Vec<ProcessId>, command: Vec<u8>, label: Option<&OsString>) -> Result<Owner> {
         new_owner(self.host.as_ref(), owners, &command, label.map(|label| label.as_bytes()))
     }
 
     /// Returns the caller's credentials: a valid `--handle`, else `$CSALOCK_HANDLE` or the calling processes.
     pub(super) fn credentials(&self, engine: &Engine, handle: Option<&str>) -> Result<Credentials> {
-        let proof = |text: &str| Handle::parse(text.trim()).map(|handle| handle.proof());
         if let Some(text) = handle {
             let wrong = || {
                 let what = format!("\"{}\" is not a handle", escape(text.as_bytes()));
                 Error::new(ErrorKind::InvalidInput, what, "a handle is the 32 hex digits that `csalock lock` printed")
             };
-            return engine.by_proof(proof(text).ok_or_else(wrong)?);
+            return engine.by_proof(proof_of(text).ok_or_else(wrong)?);
         }
         engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
     }
@@ -104,7 +95,6 @@ impl Context {
         Err(Error::new(ErrorKind::InputOutput, format!("stdout is closed, so {result} would be lost"), hint))
     }
 
-    /// Returns a new random handle.
     pub(super) fn new_handle(&self) -> Result<Handle> {
         Ok(Handle::new(self.host.random()?))
     }
@@ -121,30 +111,23 @@ impl Context {
 
     /// Returns the handle hash of the grant that we run under, according to the environment.
     pub(super) fn handle_from_env(&self) -> Option<HandleHash> {
-        let text = self.environment.handle.as_deref()?.to_str()?;
-        Handle::parse(text.trim()).map(|handle| handle.proof())
+        proof_of(self.environment.handle.as_deref()?.to_str()?)
     }
 
     /// Returns the handle hashes of all grants that we run under, the innermost first.
     pub(super) fn enclosing_grants(&self) -> Vec<HandleHash> {
+        let Some(innermost) = self.handle_from_env() else { return Vec::new() };
         let outer = self.environment.outer.as_deref().and_then(OsStr::to_str).unwrap_or("");
-        let outer = outer.split(',').filter_map(HandleHash::parse);
-        self.handle_from_env()
-            .into_iter()
-            .flat_map(|carried| std::iter::once(carried).chain(outer.clone()))
-            .take(16)
-            .collect()
+        std::iter::once(innermost).chain(outer.split(',').filter_map(HandleHash::parse)).take(16).collect()
     }
 
     /// Returns this process and those processes of the calling script that are the caller. For a subshell in the
     /// background, the script around it is not the caller.
     pub(super) fn caller_processes(&self) -> Result<Vec<ProcessId>> {
-        let this = self.host.this_process()?;
-        let above = self.ancestor_processes()?.into_iter().skip(1);
-        let waiting = self.host.blocked_callers(&self.invocation(this.pid), true);
-        Ok(std::iter::once(this)
-            .chain(above.enumerate().filter(|(at, owner)| *at == 0 || waiting.contains(owner)).map(|(_, owner)| owner))
-            .collect())
+        let processes = self.ancestor_processes()?.into_iter().enumerate();
+        let waiting = self.host.blocked_callers(&self.invocation(self.host.this_process()?.pid), true);
+        let is_caller = |(at, process): &(usize, ProcessId)| *at < 2 || waiting.contains(process);
+        Ok(processes.filter(is_caller).map(|(_, process)| process).collect())
     }
 
     /// Returns the processes of the calling script. They include this process, because a shell may have become this
@@ -159,6 +142,10 @@ impl Context {
         };
         Ok([vec![this], above].concat())
     }
+}
+
+fn proof_of(handle: &str) -> Option<HandleHash> {
+    Handle::parse(handle.trim()).map(|handle| handle.proof())
 }
 
 /// Returns the name, or an error unless there is exactly one.
@@ -202,35 +189,29 @@ pub(super) fn eprint_line(text: &str) {
 
 /// Prints the proof of a grant that blocks other callers meanwhile. The reader must take it by `until` on
 /// CLOCK_BOOTTIME, or within a second if that is later.
-pub(super) fn print_before(world: &Context, until: Duration, text: &str) -> anyhow::Result<()> {
+pub(super) fn print_before(context: &Context, until: Duration, text: &str) -> anyhow::Result<()> {
     for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
-        let left = until.saturating_sub(world.host.boottime()).max(UNREAD);
+        let left = until.saturating_sub(context.host.boottime()).max(UNREAD);
         if !terminal::is_writable_within(std::io::stdout(), left) {
             let error = std::io::Error::new(std::io::ErrorKind::TimedOut, "no process reads it");
             return Err(error).context("cannot write to stdout");
         }
-        print_bytes(part)?;
+        print(part)?;
     }
     Ok(())
 }
 
-/// Prints a result on stdout.
-pub(super) fn print(text: &str) -> anyhow::Result<()> {
-    print_bytes(text.as_bytes())
-}
-
-/// Prints bytes unchanged on stdout.
-pub(super) fn print_bytes(bytes: &[u8]) -> anyhow::Result<()> {
+/// Prints a result unchanged on stdout.
+pub(super) fn print(result: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
-    stdout.write_all(bytes).and_then(|()| stdout.flush()).context("cannot write to stdout")
+    stdout.write_all(result.as_ref()).and_then(|()| stdout.flush()).context("cannot write to stdout")
 }
 
-/// Returns a JSON document as a line of its own.
 pub(super) fn json_line(document: &impl serde::Serialize) -> anyhow::Result<String> {
     Ok(format!("{}\n", json(document)?))
 }
 
 /// Prints a result as one JSON document on a line of its own.
 pub(super) fn print_json(document: &impl serde::Serialize) -> anyhow::Result<()> {
-    print(&json_line(document)?)
+    print(json_line(document)?)
 }

@@ -34,22 +34,15 @@ pub(super) fn called_as(program: Option<OsString>) -> Option<Csa> {
 
 pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::Result<Exit> {
     let files = paths(csa, files)?;
-    let words: &[&OsStr] = match csa {
-        Csa::Lock => &["csalock", "lock", "-w"].map(OsStr::new),
-        Csa::Unlock => &["csalock", "unlock"].map(OsStr::new),
-    };
     let timeout = context.environment.timeout.clone().unwrap_or_else(|| "30s".into());
-    let timeout = (csa == Csa::Lock).then_some(timeout);
-    let dashes = OsString::from("--");
-    let all = words.iter().map(|word| word.to_os_string()).chain(timeout.clone()).chain([dashes]).chain(files);
-    let Ok(Cli { command }) = Cli::try_parse_from(all) else {
-        let what = format!("CSALOCK_TIMEOUT is {}", shell_quote(timeout.unwrap_or_default().as_bytes()));
-        return Err(Error::new(
-            ErrorKind::InvalidInput,
-            what,
-            "say how long to try: 10s, 5m, 250ms, seconds, 0 or inf",
-        )
-        .into());
+    let words = match csa {
+        Csa::Lock => vec!["csalock".into(), "lock".into(), "-w".into(), timeout.clone(), "--".into()],
+        Csa::Unlock => vec!["csalock".into(), "unlock".into(), "--".into()],
+    };
+    let Ok(Cli { command }) = Cli::try_parse_from(words.into_iter().chain(files)) else {
+        let what = format!("CSALOCK_TIMEOUT is {}", shell_quote(timeout.as_bytes()));
+        let cure = "say how long to try: 10s, 5m, 250ms, seconds, 0 or inf";
+        return Err(Error::new(ErrorKind::InvalidInput, what, cure).into());
     };
     match command {
         Command::Lock(asked) => lock::run_silently(context, &asked),
@@ -65,11 +58,8 @@ fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
         files.remove(0);
     } else if let Some(option) = files.iter().find(|file| file.as_bytes().starts_with(b"-")) {
         let what = format!("{name} has no options, and {} looks like one", shell_quote(option.as_bytes()));
-        return Err(Error::new(
-            ErrorKind::InvalidInput,
-            what,
-            "say -- before files that begin with a dash; see csalock(1)",
-        ));
+        let cure = "say -- before files that begin with a dash; see csalock(1)";
+        return Err(Error::new(ErrorKind::InvalidInput, what, cure));
     }
     if files.is_empty() {
         let what = format!("{name} was not told which file");

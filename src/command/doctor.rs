@@ -44,7 +44,7 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
     }
     tell(asked, &url, &findings)?;
     let is_bad = findings.iter().any(|finding| finding.verdict == Verdict::Bad);
-    Ok(if is_bad { Exit::Unreachable } else { Exit::Done })
+    Ok(if is_bad { ErrorKind::Unavailable.into() } else { Exit::Done })
 }
 
 fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()> {
@@ -54,8 +54,8 @@ fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()>
     let stdout = std::io::stdout();
     let columns =
         if std::io::IsTerminal::is_terminal(&stdout) { terminal::size(&stdout).1 } else { crate::report::WIDTH };
-    let paper = OutputStyle { colour: super::status::colour(), width: columns.clamp(crate::report::WIDTH, WIDEST) };
-    print(&health(findings, paper))
+    let style = OutputStyle { colour: super::status::colour(), width: columns.clamp(crate::report::WIDTH, WIDEST) };
+    print(health(findings, style))
 }
 
 /// Returns all findings.

@@ -19,7 +19,7 @@ pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     let scanned = engine.for_each_lock(&mut |status| {
         let cleared = match status {
             Err(error) => Err(error),
-            Ok(sight) => match clear(&engine, sight, asked.dry_run) {
+            Ok(status) => match clear(&engine, status, asked.dry_run) {
                 Err(error) if !error.is_of_one_record() => return Err(error),
                 cleared => cleared,
             },
@@ -34,18 +34,17 @@ pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
     let swept = scanned.and_then(|()| engine.sweep(asked.dry_run));
     // Removed locks are reported even if the rest failed.
     if asked.common.json {
-        let grants = |endings: &[EndedGrant]| endings.iter().map(|ending| ending.grant.clone()).collect::<Vec<Grant>>();
-        let document = |(name, endings): &Removed| UnlockJson::new(name, "removed", &grants(endings), &reporter);
+        let document = |(name, endings): &Removed| {
+            UnlockJson::new(name, "removed", endings.iter().map(|ending| &ending.grant), &reporter)
+        };
         print_json(&removed.iter().map(document).collect::<Vec<_>>())?;
     } else {
         for (name, endings) in &removed {
-            match endings.as_slice() {
-                [] => print(&format!("{}: waiters that died\n", escape(name)))?,
-                endings => {
-                    for ending in endings {
-                        print(&format!("{}: held by {}\n", escape(name), reporter.ending(ending)))?;
-                    }
-                }
+            if endings.is_empty() {
+                print(format!("{}: waiters that died\n", escape(name)))?;
+            }
+            for ending in endings {
+                print(format!("{}: held by {}\n", escape(name), reporter.ending(ending)))?;
             }
         }
     }
@@ -73,9 +72,8 @@ impl PassedOver<'_> {
     fn tell(&mut self, error: &Error) {
         self.exit = Exit::from(error.kind());
         let text = error.to_string();
-        if !self.told.contains(&text) {
+        if self.told.insert(text.clone()) {
             self.common.note(&text);
-            self.told.insert(text);
         }
     }
 }
@@ -83,32 +81,30 @@ impl PassedOver<'_> {
 /// Removes what dead processes left in one record, or returns what it would remove.
 fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Removed>> {
     let all_well = status.holders.iter().all(std::result::Result::is_ok)
-        && status.waiters.iter().all(|liveness| *liveness != Liveness::Dead)
+        && !status.waiters.contains(&Liveness::Dead)
         && !status.record.is_free();
-    let (endings, waiters_died) = match (all_well, dry_run) {
-        (true, true) => return Ok(None),
-        (true, false) => {
+    if all_well {
+        if !dry_run {
             engine.note_leases(&status.record);
-            return Ok(None);
         }
-        (false, true) => would_end(&status),
-        (false, false) => collect(engine, &status.record.name)?,
-    };
+        return Ok(None);
+    }
+    let (endings, waiters_died) = if dry_run { would_end(&status) } else { collect(engine, &status.record.name)? };
     // Without ended grants and dead waiters, only a broken grant's trace was left, or another process was faster.
     Ok((!endings.is_empty() || waiters_died).then_some((status.record.name, endings)))
 }
 
-/// The grants that ended, and true if waiters died.
-type Found = (Vec<EndedGrant>, bool);
-
-fn would_end(status: &LockStatus) -> Found {
-    let ended = status.record.holders.iter().zip(&status.holders);
-    let endings = ended
-        .filter_map(|(grant, standing)| standing.err().map(|how| EndedGrant { grant: grant.clone(), reason: how }));
-    (endings.collect(), status.waiters.contains(&Liveness::Dead))
+/// Returns the grants that would end, and true if waiters died.
+fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
+    let holders = status.record.holders.iter().zip(&status.holders);
+    let ended = |(grant, standing): (&Grant, &std::result::Result<_, _>)| {
+        standing.err().map(|reason| EndedGrant { grant: grant.clone(), reason })
+    };
+    (holders.filter_map(ended).collect(), status.waiters.contains(&Liveness::Dead))
 }
 
-fn collect(engine: &Engine, name: &[u8]) -> Result<Found> {
+/// Returns the grants that ended, and true if waiters died.
+fn collect(engine: &Engine, name: &[u8]) -> Result<(Vec<EndedGrant>, bool)> {
     match engine.apply(name, &Request::Gc)? {
         Response::Collected(endings, dropped) => Ok((endings, !dropped.is_empty())),
         _ => Ok((Vec::new(), false)),

@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{ForScript, Granted, report_taken};
-use super::context::{Context, exactly_one, print_bytes, print_json};
+use super::context::{Context, LockRef, exactly_one, print, print_json};
 use crate::cli::{Get, Taking};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
@@ -23,7 +23,7 @@ pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
         return Err(Error::new(ErrorKind::InvalidInput, what, "say --lock as well, or leave it out").into());
     }
     let target = context.target(&asked.common, exactly_one(&asked.names)?)?;
-    give(asked, &context.engine(&target.location)?, &target.name, &target.display_name, None)
+    give(asked, &context.engine(&target.location)?, &target, None)
 }
 
 fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
@@ -34,29 +34,23 @@ fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
         |Granted { opened, handle, grants, evicted, .. }| {
             report_taken(common, opened, grants, *evicted);
             // A value that was not read is useless, and then so is the lock.
-            give(asked, opened.engine(0), &target.name, &target.display_name, Some((handle, grants[0].token)))
+            give(asked, opened.engine(0), target, Some((handle, grants[0].token)))
         },
     )
 }
 
 /// Prints the value, and the grant that it was read under if the lock was acquired for that.
-fn give(
-    asked: &Get,
-    engine: &Engine,
-    name: &[u8],
-    display_name: &[u8],
-    taken: Option<(&Handle, Option<u64>)>,
-) -> anyhow::Result<Exit> {
-    let Some((value, bytes)) = engine.value(name)? else {
-        let name = escape(display_name);
+fn give(asked: &Get, engine: &Engine, target: &LockRef, taken: Option<(&Handle, Option<u64>)>) -> anyhow::Result<Exit> {
+    let Some((value, bytes)) = engine.value(&target.name)? else {
+        let name = escape(&target.display_name);
         let held = if taken.is_some() { "; the lock is held now, so write one or give it back" } else { "" };
         asked.common.note(&format!("lock {name} guards no value{held}"));
-        return Ok(Exit::NotHeld);
+        return Ok(ErrorKind::NotHeld.into());
     };
     if asked.common.json {
-        print_json(&ValueJson::new(display_name, &value, taken))?;
+        print_json(&ValueJson::new(&target.display_name, &value, taken))?;
     } else {
-        print_bytes(&bytes)?;
+        print(&bytes)?;
     }
     Ok(Exit::Done)
 }

@@ -46,7 +46,8 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     }
     let now = context.host.wall();
     let begin = asked.since.map_or(0, |span| now.saturating_sub(span).as_millis() as u64);
-    let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(|pattern| is_a_name(pattern, &found)).collect();
+    let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
+    let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(is_a_name).collect();
     found.retain(|past| past.to.is_none_or(|to| to >= begin) && wanted.has(&past.name, &exact));
     // Grants of one name may begin and end in the same millisecond; their tokens only grow.
     found.sort_by_key(|past| (past.to.unwrap_or(u64::MAX), past.from, past.token));
@@ -61,7 +62,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         print_json(&found.iter().map(PastJson::new).collect::<Vec<_>>())?;
     } else {
         let colour = super::status::colour();
-        print(&timeline(&found, Duration::from_millis(begin), now, &context.host.name(), colour))?;
+        print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), colour))?;
     }
     Ok(unreadable.map_or(Exit::Done, |error| error.kind().into()))
 }
@@ -100,7 +101,7 @@ impl Filter {
         if self.is_everything() || !self.patterns.is_empty() {
             engine.for_each_lock(&mut |status| {
                 match status {
-                    Ok(sight) => held.extend(standing(engine, &sight)),
+                    Ok(status) => held.extend(standing(engine, &status)),
                     Err(error) => unreadable(error),
                 }
                 Ok(())
@@ -109,7 +110,7 @@ impl Filter {
         }
         for name in &self.names {
             match engine.inspect(name) {
-                Ok(sight) => held.extend(standing(engine, &sight)),
+                Ok(status) => held.extend(standing(engine, &status)),
                 Err(error) if error.kind() == ErrorKind::Corrupt => unreadable(error),
                 Err(error) => return Err(error),
             }
@@ -129,10 +130,6 @@ fn standing(engine: &Engine, status: &LockStatus) -> Vec<Past> {
         Past { how: standing.err(), to, ..past }
     };
     grants.map(past).collect()
-}
-
-fn is_a_name(pattern: &[u8], found: &[Past]) -> bool {
-    found.iter().any(|past| past.name == pattern)
 }
 
 fn none_beside_files(what: &str) -> Error {

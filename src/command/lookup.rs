@@ -1,9 +1,9 @@
 //! `csalock lookup`
 
 use super::claim::given_id;
-use super::context::{Context, exactly_one, print, print_bytes, print_json};
+use super::context::{Context, exactly_one, print, print_json};
 use crate::cli::{Common, Lookup};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::escape;
 use crate::report::LookupJson;
@@ -20,12 +20,12 @@ fn id_of(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
     let claim = context.engine(&target.location)?.claim_of(&target.name)?;
     let Some(id) = claim.and_then(|grant| grant.claim) else {
         asked.common.note(&format!("{} is not claimed", escape(&target.display_name)));
-        return Ok(Exit::NotHeld);
+        return Ok(ErrorKind::NotHeld.into());
     };
     if asked.common.json {
         print_json(&LookupJson::of_name(&target.display_name, &id))?;
     } else {
-        print_bytes(&[&id, b"\n".as_slice()].concat())?;
+        print([&id, b"\n".as_slice()].concat())?;
     }
     Ok(Exit::Done)
 }
@@ -35,14 +35,14 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
     if asked.common.json && !names.is_empty() {
         print_json(&LookupJson::of_id(id, &names))?;
     } else {
-        names.iter().try_for_each(|name| print(&format!("{}\n", escape(name))))?;
+        names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?;
     }
     if names.is_empty() {
         asked.common.note(&format!("nothing is claimed under id {}", escape(id)));
     }
     Ok(match unreadable {
         Some(error) => Exit::from(error.kind()),
-        None if names.is_empty() => Exit::NotHeld,
+        None if names.is_empty() => ErrorKind::NotHeld.into(),
         None => Exit::Done,
     })
 }
@@ -55,8 +55,8 @@ pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<
     let mut unreadable: Option<Error> = None;
     engine.for_each_lock(&mut |status| {
         match status {
-            Ok(sight) if engine.claim_in(&sight).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
-                names.push(sight.record.name);
+            Ok(status) if engine.claim_in(&status).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
+                names.push(status.record.name);
             }
             Ok(_) => {}
             Err(error) => {

@@ -8,7 +8,6 @@ use anyhow::Context as _;
 
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, exactly_one, print_json};
-use super::refusal::refusal_of;
 use crate::cli::{Del, Put, Writing};
 use crate::engine::{AcquireRequest, AcquireResult, WantedValue};
 use crate::error::{Error, ErrorKind, Result};
@@ -101,7 +100,7 @@ fn write(
             Ok(Exit::Done)
         }
         AcquireResult::Answer(response) => {
-            Ok(acquisition.refuse(refused(asked, &response, &target.refused(&reporter))))
+            Ok(acquisition.refuse(refused(asked, &response, &RefusedLock::new(target, &reporter))))
         }
     }
 }
@@ -130,6 +129,6 @@ fn refused(asked: &Writing, response: &Response, lock: &RefusedLock<'_>) -> (Str
             (lock.writer_lost_it(holders, ending, asked.unlock), ErrorKind::NotOwner)
         }
         (Response::NotHeld(_), _) => (lock.not_held_by_writer(), ErrorKind::NotHeld),
-        (other, _) => refusal_of(asked.handle.as_deref(), other, lock),
+        (other, _) => lock.refusal_of(asked.handle.as_deref(), other),
     }
 }

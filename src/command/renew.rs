@@ -1,12 +1,11 @@
 //! `csalock renew`
 
 use super::context::{Context, eprint_line, print_json};
-use super::refusal::refusal_of;
 use crate::cli::Renew;
 use crate::exit::Exit;
 use crate::lock::{Lifetime, Request, Response};
 use crate::name::escape;
-use crate::report::{Reporter, UnlockJson};
+use crate::report::{RefusedLock, Reporter, UnlockJson};
 
 pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
     let targets = asked.names.iter().map(|name| context.target(&asked.common, name)).collect::<Result<Vec<_>, _>>()?;
@@ -23,19 +22,20 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 if asked.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
-                ("renewed", vec![grant.clone()])
+                ("renewed", std::slice::from_ref(grant))
             }
             refused => {
-                let (text, kind) = refusal_of(asked.handle.as_deref(), refused, &target.refused(&reporter));
+                let lock = RefusedLock::new(target, &reporter);
+                let (text, kind) = lock.refusal_of(asked.handle.as_deref(), refused);
                 asked.common.note(&text);
                 exit = exit.or(kind);
                 match refused {
-                    Response::NotOwner(grants, _) => ("not the owner", grants.clone()),
-                    _ => ("not held", Vec::new()),
+                    Response::NotOwner(grants, _) => ("not the owner", grants.as_slice()),
+                    _ => ("not held", [].as_slice()),
                 }
             }
         };
-        documents.push(UnlockJson::new(&target.display_name, word, &grants, &reporter));
+        documents.push(UnlockJson::new(&target.display_name, word, grants, &reporter));
     }
     if asked.common.json {
         print_json(&documents)?;

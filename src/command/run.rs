@@ -41,7 +41,12 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
         handle: &handle,
         command_line: &command_line,
         signals: &signals,
-        limits: asked.limits(),
+        limits: Limits {
+            ttl: asked.taking.ttl,
+            max_hold: asked.max_hold,
+            kill_after: asked.kill_after,
+            kills: asked.on_lost == OnLost::Kill,
+        },
         supervisor,
         shared_deadline: has_lease.then(SharedDeadline::new).transpose()?,
     };
@@ -83,17 +88,6 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
             child_side.leave(exit)
         }
         Fork::Parent(running) => Ok(supervisor.supervise(&running)?),
-    }
-}
-
-impl RunWithLock {
-    fn limits(&self) -> Limits {
-        Limits {
-            ttl: self.taking.ttl,
-            max_hold: self.max_hold,
-            kill_after: self.kill_after,
-            kills: self.on_lost == OnLost::Kill,
-        }
     }
 }
 

@@ -5,7 +5,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use super::context::{Context, LockRef, eprint_line, print, print_json};
-use super::refusal::refusal_of;
 use crate::cli::Unlock;
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,7 +12,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, caller};
 use crate::lock::{EndReason, Grant, HandleHash, Owner, Request, Response};
 use crate::name::escape;
-use crate::report::{Reporter, UnlockJson};
+use crate::report::{RefusedLock, Reporter, UnlockJson};
 use crate::store::{Layout, Location};
 
 pub(super) fn run(context: &Context, asked: &Unlock) -> anyhow::Result<Exit> {
@@ -74,23 +73,23 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
         Response::Released(_) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
         Response::Released(_) => {}
         Response::Broken(_) if asked.common.json => {}
-        Response::Broken(endings) if endings.is_empty() => print(&format!("{name}: its record was unreadable\n"))?,
+        Response::Broken(endings) if endings.is_empty() => print(format!("{name}: its record was unreadable\n"))?,
         Response::Broken(endings) => {
             for ending in endings {
                 let holder = match ending.reason {
                     EndReason::Broken => reporter.holder(&ending.grant),
                     _ => reporter.ending(ending),
                 };
-                print(&format!("{name}: was held by {holder}\n"))?;
+                print(format!("{name}: was held by {holder}\n"))?;
             }
         }
         // The holder released the lock before it could be broken.
         Response::NotHeld(_) | Response::NotOwner(..) if asked.force && asked.all => {}
         refused => {
-            let lock = target.refused(reporter);
+            let lock = RefusedLock::new(target, reporter);
             let (text, kind) = match (asked.token, refused) {
                 (Some(token), Response::NotOwner(holders, _)) => (lock.other_token(holders, token), ErrorKind::NotHeld),
-                _ => refusal_of(asked.handle.as_deref(), refused, &lock),
+                _ => lock.refusal_of(asked.handle.as_deref(), refused),
             };
             asked.common.note(&text);
             return Ok(kind.into());
@@ -101,13 +100,13 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
 
 fn document(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Reporter<'_>) -> UnlockJson {
     let (word, grants) = match response {
-        Response::Released(grant) => ("released", vec![grant.clone()]),
-        Response::Broken(endings) => ("broken", endings.iter().map(|ending| ending.grant.clone()).collect()),
-        Response::NotOwner(grants, _) if asked.token.is_some() => ("not held", grants.clone()),
-        Response::NotOwner(grants, _) => ("not the owner", grants.clone()),
+        Response::Released(grant) => ("released", vec![grant]),
+        Response::Broken(endings) => ("broken", endings.iter().map(|ending| &ending.grant).collect()),
+        Response::NotOwner(grants, _) if asked.token.is_some() => ("not held", grants.iter().collect()),
+        Response::NotOwner(grants, _) => ("not the owner", grants.iter().collect()),
         _ => ("not held", Vec::new()),
     };
-    UnlockJson::new(&target.display_name, word, &grants, reporter)
+    UnlockJson::new(&target.display_name, word, grants, reporter)
 }
 
 /// Locks to release; a lock that was found by its grant comes with the handle hash.
@@ -146,8 +145,9 @@ fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) 
 /// Returns the breaker for the history: the calling script, or this process if the script is unknown.
 fn breaker(context: &Context) -> Option<Owner> {
     let this = context.host.this_process().ok()?;
-    let nobody = || Caller { owners: vec![this], command: crate::host::command_of(this.pid), ..Caller::default() };
-    let Caller { owners, command, .. } = caller(this.pid).unwrap_or_else(|_| nobody());
+    let this_process =
+        || Caller { owners: vec![this], command: crate::host::command_of(this.pid), ..Caller::default() };
+    let Caller { owners, command, .. } = caller(this.pid).unwrap_or_else(|_| this_process());
     context.owner(owners, command, None).ok()
 }
 
@@ -163,13 +163,11 @@ fn everything_held(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exi
     let location = context.store(&asked.common)?;
     context.engine(&location)?.for_each_lock(&mut |status| {
         match status {
-            Ok(sight) if sight.record.holders.iter().any(|grant| grant.claim.is_none()) => {
-                targets.push((LockRef::in_store(&location, sight.record.name.clone()), None));
+            Ok(status) if status.record.holders.iter().any(|grant| grant.claim.is_none()) => {
+                targets.push((LockRef::in_store(&location, status.record.name.clone()), None));
             }
             Ok(_) => {}
-            Err(error) => {
-                exit = pass_over(asked, &error);
-            }
+            Err(error) => exit = pass_over(asked, &error),
         }
         Ok(())
     })?;
@@ -192,8 +190,8 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Ex
         };
         let mut unreadable: Option<Error> = None;
         engine.for_each_lock(&mut |status| {
-            let sight = match status {
-                Ok(sight) => sight,
+            let status = match status {
+                Ok(status) => status,
                 Err(error) => {
                     unreadable = Some(error);
                     return Ok(());
@@ -206,11 +204,11 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Ex
                         && grant
                             .owner
                             .processes
-                            .get(sight.owners[at])
+                            .get(status.owners[at])
                             .is_some_and(|owner| credentials.owners.contains(owner)))
             };
-            for (_, grant) in sight.record.holders.iter().enumerate().filter(|(at, grant)| is_mine(*at, grant)) {
-                let name = sight.record.name.clone();
+            for (_, grant) in status.record.holders.iter().enumerate().filter(|(at, grant)| is_mine(*at, grant)) {
+                let name = status.record.name.clone();
                 let display_name = directory.as_ref().map_or_else(
                     || name.clone(),
                     |directory| directory.join(OsStr::from_bytes(&name)).into_os_string().into_vec(),

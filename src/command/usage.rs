@@ -13,11 +13,10 @@ use crate::exit::Exit;
 pub(super) fn tell(error: clap::Error) -> Exit {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let error = if asked_for { error } else { advise(without_harm().unwrap_or(error)) };
-    match error.print() {
-        Err(_) => Exit::InputOutput,
-        Ok(()) if asked_for && std::io::stdout().flush().is_ok() => Exit::Done,
-        Ok(()) if asked_for => Exit::InputOutput,
-        Ok(()) => Exit::Usage,
+    match error.print().and_then(|()| std::io::stdout().flush()) {
+        Err(_) => crate::ErrorKind::InputOutput.into(),
+        Ok(()) if asked_for => Exit::Done,
+        Ok(()) => crate::ErrorKind::InvalidInput.into(),
     }
 }
 

@@ -7,6 +7,7 @@ use unicode_width::UnicodeWidthStr;
 
 use super::OutputStyle;
 use super::columns::{cell, wrapped};
+use super::json::text;
 use crate::store::{Finding, Verdict};
 
 /// Returns the name of a verdict and its colour.
@@ -19,14 +20,14 @@ fn word(verdict: Verdict) -> (&'static str, &'static str) {
 }
 
 /// Returns the findings as lines, each with its verdict and, below it, its cure; a summary follows.
-pub fn health(findings: &[Finding], paper: OutputStyle) -> String {
+pub fn health(findings: &[Finding], style: OutputStyle) -> String {
     let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
     let margin = "doubtful ".len() + topics + 1;
-    let width = paper.width.saturating_sub(margin).max(20);
+    let width = style.width.saturating_sub(margin).max(20);
     let mut text = String::new();
     for finding in findings {
         let (verdict, paint) = word(finding.verdict);
-        let (paint, end) = if paper.colour { (paint, "\x1b[0m") } else { ("", "") };
+        let (paint, end) = if style.colour { (paint, "\x1b[0m") } else { ("", "") };
         let mut first = format!("{paint}{}{end} {} ", cell(verdict, "doubtful".len()), cell(finding.topic, topics));
         let cure = Some(format!("cure: {}", finding.cure)).filter(|_| !finding.cure.is_empty());
         for line in
@@ -75,11 +76,7 @@ impl HealthJson {
             verdict: word(finding.verdict).0,
             cure: Some(finding.cure.clone()).filter(|cure| !cure.is_empty()),
         };
-        HealthJson {
-            store: String::from_utf8_lossy(url).into_owned(),
-            findings: findings.iter().map(of).collect(),
-            verdict: word(worst).0,
-        }
+        HealthJson { store: text(url), findings: findings.iter().map(of).collect(), verdict: word(worst).0 }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::json::mode;
+use super::json::{mode, text};
 use super::user;
 use crate::duration::rfc3339;
 use crate::history::{Past, Who};
@@ -39,7 +39,6 @@ struct WhoJson {
 impl PastJson {
     /// Returns the document for one grant.
     pub fn new(past: &Past) -> PastJson {
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let time = |millis| rfc3339(Duration::from_millis(millis));
         let who = |who: &Who| WhoJson {
             pid: who.pid,

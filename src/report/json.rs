@@ -9,7 +9,7 @@ pub use answers::{ClaimJson, Evicted, LockJson, LookupJson, TakenJson, UnlockJso
 use super::{Reporter, user};
 use crate::duration::rfc3339;
 use crate::engine::LockStatus;
-use crate::lock::{EndReason, Grant, Lifetime, Liveness, Mode, Owner, Value, Waiter};
+use crate::lock::{EndReason, Grant, Lease, Lifetime, Liveness, Mode, Owner, Value};
 use crate::name::is_invisible;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -41,7 +41,7 @@ struct GuardedJson {
 }
 
 /// A holder or a waiter.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct HolderJson {
     pid: Option<i32>,
     host: String,
@@ -100,7 +100,10 @@ impl SightJson {
             };
             HolderJson::of_grant(grant, alive, reporter)
         });
-        let waiters = record.waiters.iter().zip(&status.waiters);
+        let waiters =
+            record.waiters.iter().zip(&status.waiters).map(|(waiter, liveness)| {
+                HolderJson::new(&waiter.owner, waiter.mode, waiter.since, *liveness, reporter)
+            });
         SightJson {
             name: text(name),
             state: state(status),
@@ -108,7 +111,7 @@ impl SightJson {
             slots: record.slots,
             token: held.iter().filter_map(|(grant, _)| grant.token).max(),
             holders: holders.collect(),
-            waiters: waiters.map(|(waiter, fate)| HolderJson::of_waiter(waiter, *fate, reporter)).collect(),
+            waiters: waiters.collect(),
             value: record.value.as_ref().map(GuardedJson::new),
         }
     }
@@ -133,29 +136,22 @@ pub(super) fn mode(share: Mode) -> &'static str {
     }
 }
 
-fn not_alone(share: Mode) -> Option<&'static str> {
-    (share != Mode::Exclusive).then(|| mode(share))
-}
-
 impl HolderJson {
     /// Returns the document for a holder.
     pub fn of_grant(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
         let slot = (grant.mode == Mode::Slot).then_some(grant.slot);
-        let shown = HolderJson::new(&grant.owner, grant.since, &grant.lifetime, alive, reporter);
         let claim = grant.claim.as_deref().map(text);
-        let renewed_until = match &grant.lifetime {
-            Lifetime::Keepalive(lease) => Some(rfc3339(Duration::from_millis(lease.wall))),
-            _ => None,
+        let end = |lease: &Lease| Some(rfc3339(Duration::from_millis(lease.wall)));
+        let (expires, renewed_until) = match &grant.lifetime {
+            Lifetime::ExpiresAt(lease) => (end(lease), None),
+            Lifetime::Keepalive(lease) => (None, end(lease)),
+            _ => (None, None),
         };
-        HolderJson { token: grant.token, mode: not_alone(grant.mode), slot, claim, renewed_until, ..shown }
+        let shown = HolderJson::new(&grant.owner, grant.mode, grant.since, alive, reporter);
+        HolderJson { token: grant.token, slot, claim, expires, renewed_until, ..shown }
     }
 
-    fn of_waiter(waiter: &Waiter, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
-        let shown = HolderJson::new(&waiter.owner, waiter.since, &Lifetime::WhileOwnerLives, alive, reporter);
-        HolderJson { mode: not_alone(waiter.mode), ..shown }
-    }
-
-    fn new(party: &Owner, since: u64, lifetime: &Lifetime, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
+    fn new(party: &Owner, share: Mode, since: u64, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
         HolderJson {
             pid: reporter.owner(party).map(|owner| owner.pid),
             host: party.host.clone(),
@@ -163,22 +159,18 @@ impl HolderJson {
             command: text(&party.command),
             label: party.label.as_deref().map(text),
             since: rfc3339(Duration::from_millis(since)),
-            expires: expires(lifetime),
-            token: None,
             alive: match alive {
                 Liveness::Alive => "yes",
                 Liveness::Dead => "no",
                 Liveness::Unknown | Liveness::Missing => "unknown",
             },
-            mode: None,
-            slot: None,
-            claim: None,
-            renewed_until: None,
+            mode: (share != Mode::Exclusive).then(|| mode(share)),
+            ..HolderJson::default()
         }
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(super) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
@@ -186,13 +178,6 @@ impl GuardedJson {
     fn new(value: &Value) -> GuardedJson {
         let mode = value.mode.map(|mode| format!("{mode:04o}"));
         GuardedJson { version: value.version, bytes: value.size, token: value.token, mode }
-    }
-}
-
-fn expires(lifetime: &Lifetime) -> Option<String> {
-    match lifetime {
-        Lifetime::ExpiresAt(lease) => Some(rfc3339(Duration::from_millis(lease.wall))),
-        _ => None,
     }
 }
 

@@ -1,56 +1,86 @@
 //! Messages about refusals: a lock that was not acquired, renewed or released, and a value that was not written.
 
+use std::ffi::OsStr;
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::Reporter;
+use crate::engine::LockRef;
+use crate::error::ErrorKind;
 use crate::lock::{Edge, EndedGrant, Grant, Response, Value};
 use crate::name::{escape, shell_quote};
 
 /// A lock whose holders or whose state refused a request.
 pub struct RefusedLock<'a> {
-    /// The name in its store.
-    pub name: &'a [u8],
-    /// The name for display: the name, or the file's absolute path.
-    pub display_name: &'a [u8],
-    /// The shell words that mean this lock.
-    pub shell_arg: &'a str,
+    lock: &'a LockRef,
+    reporter: &'a Reporter<'a>,
     /// The option or variable that sets the timeout of the caller.
     pub timeout_setting: &'static str,
-    /// The context of sentences about holders.
-    pub reporter: &'a Reporter<'a>,
 }
 
 /// Messages about the lock itself.
-impl RefusedLock<'_> {
+impl<'a> RefusedLock<'a> {
+    /// Creates the subject of a refusal, for a caller whose timeout is set by `-w`.
+    pub fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
+        RefusedLock { lock, reporter, timeout_setting: "-w" }
+    }
+
+    /// Returns the message and the kind for a lock that was not acquired, renewed or released.
+    pub fn refusal(&self, response: &Response) -> (String, ErrorKind) {
+        match response {
+            Response::Busy(holders) => (self.busy(holders), ErrorKind::Busy),
+            Response::Stale(endings) => (self.stale(endings), ErrorKind::Stale),
+            Response::Deadlock(cycle) => (self.deadlock(cycle), ErrorKind::Deadlock),
+            Response::SlotCountConflict(slots) => (self.slot_count_conflict(*slots), ErrorKind::InvalidInput),
+            Response::NotHeld(Some(ending)) => (self.not_held_any_more(ending), ErrorKind::NotHeld),
+            Response::NotHeld(None) => (self.not_held(), ErrorKind::NotHeld),
+            Response::NotOwner(holders, ending) => (self.not_owner(holders, ending.as_ref()), ErrorKind::NotOwner),
+            other => (format!("{self}: unexpected answer {other:?}; this is a bug"), ErrorKind::Bug),
+        }
+    }
+
+    /// Returns the message and the kind for a caller that may have given a `--handle`.
+    pub fn refusal_of(&self, handle: Option<&str>, response: &Response) -> (String, ErrorKind) {
+        match response {
+            Response::NotOwner(holders, None)
+                if handle.is_some() && holders.iter().all(|grant| grant.claim.is_none()) =>
+            {
+                (self.other_handle(holders), ErrorKind::NotOwner)
+            }
+            other => self.refusal(other),
+        }
+    }
+
     /// Returns the message for a lock with these holders, or with other callers in its queue.
-    pub fn busy(&self, holders: &[Grant]) -> String {
-        let (timeout, typed) = (self.timeout_setting, self.shell_arg);
+    fn busy(&self, holders: &[Grant]) -> String {
+        let (timeout, typed) = (self.timeout_setting, &self.lock.shell_arg);
         let wait = || format!("wait longer with {timeout}, or see `csalock status {typed}`");
         let hint = self.how_to_unclaim(holders).unwrap_or_else(wait);
         format!("{self} is busy: {}; {hint}", self.holders(holders))
     }
 
-    /// Returns the message for a lock whose last grants ended like this.
-    pub fn stale(&self, endings: &[EndedGrant]) -> String {
+    fn stale(&self, endings: &[EndedGrant]) -> String {
         let endings = join(endings.iter().map(|ending| self.reporter.ending(ending)));
         format!(
             "{self} is stale: it was left by {endings}; take it over without --fail-on-stale, or remove it with \
              `csalock unlock --force {}`",
-            self.shell_arg
+            self.lock.shell_arg
         )
     }
 
     /// Returns the message for a wait that would close this cycle. A cycle of one edge is the caller's own lock.
-    pub fn deadlock(&self, cycle: &[Edge]) -> String {
+    fn deadlock(&self, cycle: &[Edge]) -> String {
         if let [own] = cycle {
             return format!(
                 "{self}: waiting would never end, because the caller holds it: {}; release it first with `csalock \
                  unlock {}`",
                 self.reporter.holder(&own.grant),
-                self.shell_arg
+                self.lock.shell_arg
             );
         }
-        let directory = &self.display_name[..self.display_name.len() - self.name.len()];
+        let LockRef { name, display_name, .. } = self.lock;
+        let directory = &display_name[..display_name.len() - name.len()];
         let held = |edge: &Edge| {
             let name = escape(&[directory, &edge.name].concat());
             format!("lock {name} is held by {}", self.reporter.holder(&edge.grant))
@@ -62,37 +92,36 @@ impl RefusedLock<'_> {
         )
     }
 
-    /// Returns the message for a request with another slot count than the record's.
-    pub fn slot_count_conflict(&self, slots: u32) -> String {
+    fn slot_count_conflict(&self, slots: u32) -> String {
         format!("{self} has {slots} slots, by the word of its holders and waiters; use -j {slots}")
     }
 
-    /// Returns the message for a lock that the caller does not hold any more.
-    pub fn not_held_any_more(&self, ending: &EndedGrant) -> String {
+    fn not_held_any_more(&self, ending: &EndedGrant) -> String {
         let ending = self.reporter.ending(ending);
         format!("{self} is not held any more: it was held by {ending}; take it again with `csalock lock`")
     }
 
-    /// Returns the message for a lock without a holder. `is_file` means that the name is a file's bare name, which
-    /// means another lock than the file's path.
-    pub fn not_held(&self, is_file: bool) -> String {
+    fn not_held(&self) -> String {
+        let name = Path::new(OsStr::from_bytes(&self.lock.display_name));
+        // The bare name of a file means another lock than the file's path.
+        let is_file = name.components().count() == 1 && name.exists();
         let path = if is_file { format!("; the lock of the file is ./{}", self.shown()) } else { String::new() };
-        format!("{self} is not held; see `csalock status {}`{path}", self.shell_arg)
+        format!("{self} is not held; see `csalock status {}`{path}", self.lock.shell_arg)
     }
 
     /// Returns the message for a lock that only other callers hold, and for the end of the caller's own grant.
-    pub fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> String {
+    fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> String {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
             let show = "show its handle with --handle";
-            format!("{show}, or break it with `csalock unlock --force {}`", self.shell_arg)
+            format!("{show}, or break it with `csalock unlock --force {}`", self.lock.shell_arg)
         });
         format!("{self} belongs to another holder: {}{}; {hint}", self.holders(holders), before.unwrap_or_default())
     }
 
     /// Returns the message for a lock whose holders have another handle than the one that the caller gave.
-    pub fn other_handle(&self, holders: &[Grant]) -> String {
-        let (held, typed) = (self.each(holders), self.shell_arg);
+    fn other_handle(&self, holders: &[Grant]) -> String {
+        let (held, typed) = (self.each(holders), &self.lock.shell_arg);
         format!(
             "{self} was not taken with this handle: {held}; show the handle that `csalock lock` printed for it, or \
              none if your script took it; or break it with `csalock unlock --force {typed}`"
@@ -104,16 +133,11 @@ impl RefusedLock<'_> {
         let held = join(holders.iter().map(|grant| {
             format!("with token {} it is {}", grant.token.unwrap_or_default(), self.reporter.holding(grant))
         }));
-        format!("{self} is not held with token {token}: {held}; check `csalock status {}`", self.shell_arg)
-    }
-
-    /// Returns the message for a response that no request of this kind may get.
-    pub fn unexpected(&self, response: &Response) -> String {
-        format!("{self}: unexpected answer {response:?}; this is a bug")
+        format!("{self} is not held with token {token}: {held}; check `csalock status {}`", self.lock.shell_arg)
     }
 
     fn shown(&self) -> String {
-        escape(self.display_name)
+        escape(&self.lock.display_name)
     }
 
     fn holders(&self, grants: &[Grant]) -> String {
@@ -130,7 +154,7 @@ impl RefusedLock<'_> {
     /// Returns a hint if the lock is claimed.
     fn how_to_unclaim(&self, grants: &[Grant]) -> Option<String> {
         let id = grants.first()?.claim.as_ref()?;
-        Some(format!("to give it up, say `csalock unclaim --id {} {}`", shell_quote(id), self.shell_arg))
+        Some(format!("to give it up, say `csalock unclaim --id {} {}`", shell_quote(id), self.lock.shell_arg))
     }
 }
 
@@ -138,7 +162,7 @@ impl RefusedLock<'_> {
 impl RefusedLock<'_> {
     /// Returns the message for a value that exists although it must not.
     pub fn value_exists(&self, value: &Value) -> String {
-        let (value, typed) = (describe_value(value), self.shell_arg);
+        let (value, typed) = (describe_value(value), &self.lock.shell_arg);
         format!("{self} guards a value already, with {value}; see it with `csalock get {typed}`")
     }
 
@@ -147,7 +171,7 @@ impl RefusedLock<'_> {
         let has = value.map_or("there is none".to_string(), |value| format!("it has {}", describe_value(value)));
         format!(
             "the value of {self} is not at version {expected} any more: {has}; read it again with `csalock get {}`",
-            self.shell_arg
+            self.lock.shell_arg
         )
     }
 
@@ -176,7 +200,7 @@ impl RefusedLock<'_> {
 
     /// Returns the message for a writer that must hold the lock, which has no holder.
     pub fn not_held_by_writer(&self) -> String {
-        let typed = self.shell_arg;
+        let typed = &self.lock.shell_arg;
         format!("nothing was written, because {self} is not held; take it first with `csalock get --lock {typed}`")
     }
 }

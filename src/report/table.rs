@@ -27,19 +27,17 @@ pub const WIDTH: usize = 80;
 pub const HEADER: &str = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
 
 /// Returns the lines for one lock, each with its newline, within the width of the output.
-pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, paper: OutputStyle) -> String {
-    let mut text = String::new();
-    let mut shown_name = escape(name);
-    if !fits(&shown_name, 14) {
-        let _ = writeln!(text, "{}", clip(&shown_name, paper.width));
-        shown_name = String::new();
+pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, style: OutputStyle) -> String {
+    let mut rows = Rows { text: String::new(), name: escape(name), style, reporter };
+    if !fits(&rows.name, 14) {
+        let _ = writeln!(rows.text, "{}", clip(&rows.name, style.width));
+        rows.name.clear();
     }
     // A grant whose end released the lock is not a holder any more.
     let holders = status.record.holders.iter().zip(&status.holders);
     let holders: Vec<_> = holders.filter(|(_, standing)| **standing != Err(EndReason::Released)).collect();
     if holders.is_empty() {
-        line(&mut text, &shown_name, state(status), paper, ["", "", "", "", "", ""]);
-        shown_name.clear();
+        rows.line(state(status), ["", "", "", "", "", ""]);
     }
     for (grant, standing) in holders {
         let state = match standing {
@@ -55,21 +53,19 @@ pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, paper: O
             Lifetime::Ttl(most) => span(Duration::from_millis(*most)),
             Lifetime::ExpiresAt(lease) => span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall())),
         };
-        let id = grant.claim.as_deref();
-        row(&mut text, &shown_name, &state, paper, &grant.owner, id, grant.since, &until, reporter);
-        shown_name.clear();
+        rows.entry(&state, &grant.owner, grant.claim.as_deref(), grant.since, &until);
     }
     if let Some(slots) = status.record.slots {
         let free = (slots as usize).saturating_sub(status.holders.iter().filter(|standing| standing.is_ok()).count());
         if free > 0 {
-            let _ = writeln!(text, "{} {free} of {slots} slots free", cell("", 14));
+            let _ = writeln!(rows.text, "{} {free} of {slots} slots free", cell("", 14));
         }
     }
     if let Some(value) = &status.record.value {
         let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
         let (size, version) = (value.size, value.version.unwrap_or_default());
         let s = if size == 1 { "" } else { "s" };
-        let _ = writeln!(text, "{} value: {size} byte{s}, version {version}{mode}", cell("", 14));
+        let _ = writeln!(rows.text, "{} value: {size} byte{s}, version {version}{mode}", cell("", 14));
     }
     for (waiter, fate) in status.record.waiters.iter().zip(&status.waiters) {
         let state = match (fate, waiter.mode) {
@@ -78,9 +74,9 @@ pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, paper: O
             (_, Mode::Shared) => "waiting s",
             (_, Mode::Slot) => "waiting j",
         };
-        row(&mut text, &shown_name, state, paper, &waiter.owner, None, waiter.since, "-", reporter);
+        rows.entry(state, &waiter.owner, None, waiter.since, "-");
     }
-    text
+    rows.text
 }
 
 /// Returns the state of a grant: `held`, `shared` or `slot 0/3`; a question mark means unknown liveness.
@@ -99,50 +95,50 @@ fn held_as(grant: &Grant, liveness: Liveness, slots: Option<u32>) -> String {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "one for each column")]
-fn row(
-    text: &mut String,
-    name: &str,
-    state: &str,
-    paper: OutputStyle,
-    party: &Owner,
-    id: Option<&[u8]>,
-    since: u64,
-    until: &str,
-    reporter: &Reporter<'_>,
-) {
-    let pid = reporter.owner(party).map_or("-".to_string(), |owner| owner.pid.to_string());
-    let age = span(reporter.host.wall().saturating_sub(Duration::from_millis(since)));
-    let mut what = escape(&party.command);
-    if let Some(label) = &party.label {
-        what = format!("[{}] {what}", escape(label));
-    }
-    if let Some(id) = id {
-        what = format!("id {}: {what}", escape(id));
-    }
-    line(text, name, state, paper, [&pid, &escape(party.host.as_bytes()), &shown_user(party.uid), &age, until, &what]);
+/// The rows of one lock.
+struct Rows<'a> {
+    text: String,
+    /// The name for the next row; only the first row shows it.
+    name: String,
+    style: OutputStyle,
+    reporter: &'a Reporter<'a>,
 }
 
-fn line(text: &mut String, name: &str, state: &str, paper: OutputStyle, rest: [&str; 6]) {
-    let [pid, host, user, since, until, what] = rest;
-    let paint = match (paper.colour, state) {
-        (false, _) => "",
-        (_, "dead" | "expired" | "abandoned" | "wait,dead") => "\x1b[31m",
-        (_, "waiting" | "waiting s" | "waiting j") => "\x1b[33m",
-        (_, "free") => "\x1b[32m",
-        _ => "\x1b[1m",
-    };
-    let end = if paint.is_empty() { "" } else { "\x1b[0m" };
-    let row = format!(
-        "{} {paint}{}{end} {} {} {} {} {} {}",
-        cell(name, 14),
-        cell(state, 9),
-        cell(pid, 7),
-        cell(host, 8),
-        cell(user, 8),
-        cell(since, 6),
-        cell(until, 7),
-        clip(what, paper.width.max(WIDTH) - HEADER.find("COMMAND").unwrap_or(0)),
-    );
-    let _ = writeln!(text, "{}", row.trim_end());
+impl Rows<'_> {
+    /// Adds the row of a holder or waiter.
+    fn entry(&mut self, state: &str, party: &Owner, id: Option<&[u8]>, since: u64, until: &str) {
+        let pid = self.reporter.owner(party).map_or("-".to_string(), |owner| owner.pid.to_string());
+        let age = span(self.reporter.host.wall().saturating_sub(Duration::from_millis(since)));
+        let mut what = escape(&party.command);
+        if let Some(label) = &party.label {
+            what = format!("[{}] {what}", escape(label));
+        }
+        if let Some(id) = id {
+            what = format!("id {}: {what}", escape(id));
+        }
+        self.line(state, [&pid, &escape(party.host.as_bytes()), &shown_user(party.uid), &age, until, &what]);
+    }
+
+    fn line(&mut self, state: &str, [pid, host, user, since, until, what]: [&str; 6]) {
+        let paint = match (self.style.colour, state) {
+            (false, _) => "",
+            (_, "dead" | "expired" | "abandoned" | "wait,dead") => "\x1b[31m",
+            (_, "waiting" | "waiting s" | "waiting j") => "\x1b[33m",
+            (_, "free") => "\x1b[32m",
+            _ => "\x1b[1m",
+        };
+        let end = if paint.is_empty() { "" } else { "\x1b[0m" };
+        let row = format!(
+            "{} {paint}{}{end} {} {} {} {} {} {}",
+            cell(&std::mem::take(&mut self.name), 14),
+            cell(state, 9),
+            cell(pid, 7),
+            cell(host, 8),
+            cell(user, 8),
+            cell(since, 6),
+            cell(until, 7),
+            clip(what, self.style.width.max(WIDTH) - HEADER.find("COMMAND").unwrap_or(0)),
+        );
+        let _ = writeln!(self.text, "{}", row.trim_end());
+    }
 }

@@ -37,7 +37,7 @@ pub enum Report {
 
 impl ChildSide {
     /// Ends this process when its supervisor ends, until this process becomes the command.
-    pub fn depend_on_guardian(&self, inherited: StartupState) {
+    pub fn depend_on_supervisor(&self, inherited: StartupState) {
         // SIGTERM lets a waiter leave the queue properly. If SIGTERM is ignored, the queue skips the dead waiter.
         let gentle = !inherited.ignored(Signal::SIGTERM);
         let _ = set_pdeathsig(if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
@@ -100,7 +100,6 @@ impl RunningCommand {
         }
     }
 
-    /// Returns the process id of the command.
     pub(super) fn pid(&self) -> Pid {
         self.pid
     }

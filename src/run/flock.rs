@@ -5,11 +5,9 @@
 //! in flock(2). csalock waits for the end of the helper, a signal or the timeout, whatever comes first. No process
 //! polls, and waiters queue in the kernel.
 
-#![expect(unsafe_code, reason = "fork")]
-
 mod fd_passing;
+mod helper;
 
-use std::cell::Cell;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -18,14 +16,12 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, getppid};
 
 pub use fd_passing::FdChannel;
 
+use self::helper::Helper;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::lock::Mode as LockMode;
@@ -78,7 +74,7 @@ impl Flock {
         let mut access = OFlag::O_RDONLY;
         for _ in 0..MOST_REPLACED {
             let file = open(path, access)?;
-            match attempt(&file, mode) {
+            match lock(&file, mode, false) {
                 Ok(()) => {}
                 // NFS implements this lock as a write lock, which needs a writable descriptor.
                 Err(Errno::EBADF | Errno::EIO) if access == OFlag::O_RDONLY && mode == LockMode::Exclusive => {
@@ -144,25 +140,15 @@ fn open(path: &Path, access: OFlag) -> Result<File> {
     })
 }
 
-fn attempt(file: &File, mode: LockMode) -> nix::Result<()> {
-    let tried = match mode {
-        LockMode::Exclusive => fs2::FileExt::try_lock_exclusive(file),
-        _ => fs2::FileExt::try_lock_shared(file),
+/// Locks the file. If another process has the lock, `blocks` waits for it; otherwise the call fails with EWOULDBLOCK.
+fn lock(file: &File, mode: LockMode, blocks: bool) -> nix::Result<()> {
+    let locked = match (mode, blocks) {
+        (LockMode::Exclusive, true) => fs2::FileExt::lock_exclusive(file),
+        (LockMode::Exclusive, false) => fs2::FileExt::try_lock_exclusive(file),
+        (_, true) => fs2::FileExt::lock_shared(file),
+        (_, false) => fs2::FileExt::try_lock_shared(file),
     };
-    tried.map_err(|error| errno_of(&error))
-}
-
-fn block(file: &File, mode: LockMode) -> nix::Result<()> {
-    loop {
-        let locked = match mode {
-            LockMode::Exclusive => fs2::FileExt::lock_exclusive(file),
-            _ => fs2::FileExt::lock_shared(file),
-        };
-        match locked.map_err(|error| errno_of(&error)) {
-            Err(Errno::EINTR) => {}
-            locked => return locked,
-        }
-    }
+    locked.map_err(|error| errno_of(&error))
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {
@@ -216,64 +202,6 @@ impl FlockWait<'_> {
     fn look_again_at(&mut self) -> Result<Option<Duration>> {
         let now = self.host.boottime();
         Ok((self.on_tick)()?.map(|span| now.saturating_add(span)))
-    }
-}
-
-/// The process that blocks in flock(2) for csalock. It ends when csalock ends, or when this value is dropped.
-struct Helper {
-    pid: Pid,
-    /// The result, once reaped; the pid may belong to another process from then on. EINTR: a signal killed the helper.
-    ended: Cell<Option<nix::Result<()>>>,
-}
-
-impl Helper {
-    fn start(file: &File, mode: LockMode) -> nix::Result<Helper> {
-        let parent = Pid::this();
-        // SAFETY: the child only makes system calls; it acquires no mutex and allocates nothing.
-        match unsafe { fork() }? {
-            ForkResult::Parent { child } => Ok(Helper { pid: child, ended: Cell::new(None) }),
-            ForkResult::Child => {
-                // The child inherits the blocked signals that end a wait, so only the parent ends it.
-                let locked = set_pdeathsig(Signal::SIGKILL).and_then(|()| match getppid() == parent {
-                    true => block(file, mode),
-                    false => Err(Errno::ESRCH),
-                });
-                // SAFETY: _exit(2) ends the process immediately and runs no cleanup of the parent a second time.
-                unsafe { nix::libc::_exit(locked.err().map_or(0, |errno| errno as i32)) }
-            }
-        }
-    }
-
-    /// Returns the result of the attempt, or `None` while the helper waits.
-    fn ended(&self) -> Option<nix::Result<()>> {
-        self.reap(Some(WaitPidFlag::WNOHANG))
-    }
-
-    /// Ends the helper. Returns true if it had acquired the lock.
-    fn stop(&self) -> bool {
-        if self.ended.get().is_none() {
-            let _ = kill(self.pid, Signal::SIGKILL);
-        }
-        self.reap(None) == Some(Ok(()))
-    }
-
-    fn reap(&self, how: Option<WaitPidFlag>) -> Option<nix::Result<()>> {
-        while self.ended.get().is_none() {
-            self.ended.set(match waitpid(self.pid, how) {
-                Err(Errno::EINTR) => continue,
-                Ok(WaitStatus::StillAlive) => return None,
-                Ok(WaitStatus::Exited(_, 0)) => Some(Ok(())),
-                Ok(WaitStatus::Exited(_, errno)) => Some(Err(Errno::from_raw(errno))),
-                Ok(_) | Err(_) => Some(Err(Errno::EINTR)),
-            });
-        }
-        self.ended.get()
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 

@@ -21,8 +21,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use nix::unistd::{pipe2, read, write};
 
-use crate::engine::Context;
-use crate::engine::{LockSet, OpenLockSet};
+use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::error::Result;
 use crate::lock::{Grant, HandleHash, ProcessId};
 use crate::run::deadline::SharedDeadline;

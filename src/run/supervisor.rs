@@ -109,7 +109,7 @@ impl<'a> Supervisor<'a> {
             _ => why(ended, has_limit || had_limit),
         };
         why.inspect(self.tell);
-        if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { Exit::Lost } else { exit }
+        if lost && ended.stopped.is_none() && ended.of_terminal.is_none() { ErrorKind::Lost.into() } else { exit }
     }
 
     /// Returns the remaining time of the shortest lease: zero if it is over, the grant was lost, or the store did not
@@ -160,7 +160,7 @@ fn exit_of(ended: &ExitReport) -> Exit {
         (Some(signal), _) => Exit::Signal(signal as i32),
         (None, Some((StopReason::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),
         (None, Some((StopReason::MaxHold, false))) => Exit::MaxHold,
-        (None, Some((StopReason::Lease, _))) => Exit::Lost,
+        (None, Some((StopReason::Lease, _))) => ErrorKind::Lost.into(),
         (None, None) => ended.exit,
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use csalock::ErrorKind;
 use csalock::exit::Exit;
 
 use crate::sandbox::wait_until;
@@ -17,18 +18,18 @@ on_every_store! {
         let mut found = BTreeMap::new();
         for (exit, words) in [
             (Exit::Done, &["run", "x", "true"][..]),
-            (Exit::Usage, &["lock"]),
-            (Exit::Corrupt, &["lock", "bad"]),
-            (Exit::Unreachable, &["lock", "--store", "dir:/none/none", "x"]),
-            (Exit::Busy, &["lock", "-n", "held"]),
-            (Exit::Stale, &["lock", "--fail-on-stale", "dead"]),
-            (Exit::NotHeld, &["unlock", "x"]),
-            (Exit::NotOwner, &["unlock", "held"]),
-            (Exit::Deadlock, &["run", "x", "csalock", "run", "x", "true"]),
-            (Exit::Lost, &["run", "--ttl", "100ms", "x", "sleep", "60"]),
+            (Exit::Failed(ErrorKind::InvalidInput), &["lock"]),
+            (Exit::Failed(ErrorKind::Corrupt), &["lock", "bad"]),
+            (Exit::Failed(ErrorKind::Unavailable), &["lock", "--store", "dir:/none/none", "x"]),
+            (Exit::Failed(ErrorKind::Busy), &["lock", "-n", "held"]),
+            (Exit::Failed(ErrorKind::Stale), &["lock", "--fail-on-stale", "dead"]),
+            (Exit::Failed(ErrorKind::NotHeld), &["unlock", "x"]),
+            (Exit::Failed(ErrorKind::NotOwner), &["unlock", "held"]),
+            (Exit::Failed(ErrorKind::Deadlock), &["run", "x", "csalock", "run", "x", "true"]),
+            (Exit::Failed(ErrorKind::Lost), &["run", "--ttl", "100ms", "x", "sleep", "60"]),
             (Exit::MaxHold, &["run", "--max-hold", "50ms", "x", "sleep", "60"]),
-            (Exit::CannotExecute, &["run", "x", "./plain"]),
-            (Exit::NotFound, &["run", "x", "./none"]),
+            (Exit::Failed(ErrorKind::CannotExecute), &["run", "x", "./plain"]),
+            (Exit::Failed(ErrorKind::CommandNotFound), &["run", "x", "./none"]),
         ] {
             assert_eq!(code(words), exit.code(), "{words:?}");
             assert_eq!(found.insert(exit.code(), words), None);

@@ -38,21 +38,18 @@ pub(super) fn findings(context: &Context, location: &Location, engine: &Engine) 
 
 impl Count {
     fn add(&mut self, status: Result<LockStatus>) {
-        let sight = match status {
-            Ok(sight) => sight,
-            Err(error) => {
-                self.unreadable.push(error);
-                return;
-            }
+        let status = match status {
+            Ok(status) => status,
+            Err(error) => return self.unreadable.push(error),
         };
-        self.held += u64::from(sight.is_held());
+        self.held += u64::from(status.is_held());
         let is_left = |standing: &std::result::Result<Liveness, EndReason>| matches!(standing, Err(how) if *how != EndReason::Released);
-        let is_abandoned = sight.holders.iter().any(is_left) || sight.waiters.contains(&Liveness::Dead);
+        let is_abandoned = status.holders.iter().any(is_left) || status.waiters.contains(&Liveness::Dead);
         self.abandoned += u64::from(is_abandoned);
-        self.waiting += sight.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count() as u64;
-        for (grant, _) in sight.record.holders.iter().zip(&sight.holders).filter(|(_, standing)| standing.is_ok()) {
+        self.waiting += status.waiters.iter().filter(|liveness| **liveness != Liveness::Dead).count() as u64;
+        for (grant, _) in status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok()) {
             if self.oldest.as_ref().is_none_or(|(since, _)| grant.since < *since) {
-                self.oldest = Some((grant.since, sight.record.name.clone()));
+                self.oldest = Some((grant.since, status.record.name.clone()));
             }
         }
     }
@@ -95,7 +92,6 @@ impl Count {
     }
 }
 
-/// Returns the finding about the history of past grants.
 fn history(context: &Context, engine: &Engine) -> Finding {
     let limits = match context.environment.history() {
         Ok(limits) => limits,

@@ -37,7 +37,7 @@ impl CommandChild<'_> {
         // The store may have been locked during the first attempt, which took time.
         let limit = until.map(|until| until.saturating_sub(self.job.context.host.boottime()));
         let depend = || {
-            child_side.inspect(|child_side| child_side.depend_on_guardian(self.job.context.inherited));
+            child_side.inspect(|child_side| child_side.depend_on_supervisor(self.job.context.inherited));
         };
         let acquisition = Acquisition {
             policy: WaitPolicy { limit, ..policy },

@@ -13,13 +13,13 @@ use std::time::Duration;
 use super::child::CommandChild;
 use crate::cli::RunWithLock;
 use crate::command::context::{LockRef, eprint_line};
-use crate::command::refusal::refusal;
 use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{command_of, flock_holders};
 use crate::lock::{Grant, Request, Response};
 use crate::name::{escape, is_path, shell_quote};
+use crate::report::RefusedLock;
 use crate::run::child::ChildSide;
 use crate::run::flock::{FdChannel, Flock, FlockWait, Flocked};
 use crate::run::schedule::{renewal_pause, retry_pause};
@@ -74,7 +74,7 @@ impl FlockCompat {
             let (mut told, mode) = (false, grants[*at].mode);
             let mut look = || {
                 if !std::mem::replace(&mut told, true) {
-                    child_side.inspect(|becoming| becoming.depend_on_guardian(take.job.context.inherited));
+                    child_side.inspect(|child_side| child_side.depend_on_supervisor(take.job.context.inherited));
                     tell_of_wait(take, target, file);
                 }
                 keep_waiting(take, opened, grants)
@@ -154,7 +154,7 @@ fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant])
         match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
             Response::Renewed(renewed) => grant.lifetime = renewed.lifetime,
             refused => {
-                let (text, kind) = refusal(&refused, &target.refused(&opened.reporter(at)));
+                let (text, kind) = RefusedLock::new(target, &opened.reporter(at)).refusal(&refused);
                 return Err(Error::new(kind, text, ""));
             }
         }

@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::Signal;
-use nix::sys::time::TimeSpec;
 
 use super::screen::Screen;
 use super::select::select;
@@ -23,11 +21,9 @@ use crate::exit::Exit;
 use crate::lock::EndReason;
 use crate::name::{escape, is_path};
 use crate::report::{HEADER, OutputStyle, table, wrapped};
+use crate::run::timer::wait_readable;
 use crate::signals::{self, Signals};
 use crate::terminal;
-
-/// Maximum pause between drawings; a longer pause might exceed limits of the kernel or libc.
-const LONGEST_PAUSE: Duration = Duration::from_secs(86_400);
 
 /// Reason to draw again, or to stop drawing.
 enum Event {
@@ -67,24 +63,16 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
 fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
     let stdin = std::io::stdin();
     let keyboard = stdin.is_terminal();
-    let (heard, typed) = {
-        let watched = std::iter::once(signals.as_fd()).chain(keyboard.then_some(stdin.as_fd()));
-        let mut polled: Vec<PollFd<'_>> = watched.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        match ppoll(&mut polled, Some(TimeSpec::from_duration(pause.min(LONGEST_PAUSE))), None) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno).context("cannot wait for the terminal"),
-        }
-        let came = |at: usize| polled.get(at).is_some_and(|polled| polled.any().unwrap_or(false));
-        (came(0), came(1))
-    };
-    if heard && let Some(came) = signals.next() {
+    let watched = std::iter::once(signals.as_fd()).chain(keyboard.then_some(stdin.as_fd()));
+    wait_readable(watched, Some(pause)).context("cannot wait for the terminal")?;
+    if let Some(came) = signals.next() {
         return Ok(match came.signal {
             Signal::SIGTSTP => Event::Stop,
             Signal::SIGCONT | Signal::SIGWINCH => Event::Look,
             signal => Event::End(Exit::Signal(signal as i32)),
         });
     }
-    if typed {
+    if keyboard && wait_readable([stdin.as_fd()], Some(Duration::ZERO)) == Ok(true) {
         let mut keys = [0; 64];
         match nix::unistd::read(&stdin, &mut keys) {
             Ok(length) if keys[..length].iter().any(|key| matches!(key, b'q' | b'Q')) => {
@@ -122,14 +110,14 @@ impl View {
     /// Reads the locks. An error of the store may pass, so it is shown like anything else.
     fn of(context: &Context, asked: &Status) -> anyhow::Result<View> {
         let (height, width) = terminal::size(std::io::stdout());
-        let paper = OutputStyle { colour: super::colour(), width };
+        let style = OutputStyle { colour: super::colour(), width };
         let mut view = View::default();
         let looked = select(context, asked, &mut |seen| {
             match seen {
                 Err(unreadable) => view.trouble = Some(unreadable.to_string()),
                 Ok((name, status, reporter)) => {
                     let row = |entries| {
-                        let lines = table(name, status, reporter, paper).lines().map(str::to_string).collect();
+                        let lines = table(name, status, reporter, style).lines().map(str::to_string).collect();
                         Row { lines, entries }
                     };
                     view.add(name, status, height, row);
@@ -138,7 +126,7 @@ impl View {
             Ok(())
         });
         match looked {
-            Err(error) if crate::command::exit_of(&error) == Exit::Usage => Err(error),
+            Err(error) if crate::command::exit_of(&error) == ErrorKind::InvalidInput.into() => Err(error),
             Err(error) => Ok(View { trouble: Some(format!("{error:#}")), failed: true, ..View::default() }),
             Ok(_) => Ok(view),
         }

@@ -131,7 +131,7 @@ impl LockJson {
         expires: Option<Duration>,
         reporter: &Reporter<'_>,
     ) -> LockJson {
-        let mut all = names.iter().map(|name| String::from_utf8_lossy(name).into_owned());
+        let mut all = names.iter().map(|name| text(name));
         let several = grants.len() > 1;
         let slot = grants.first().filter(|grant| grant.mode == Mode::Slot).map(|grant| grant.slot);
         LockJson {
@@ -157,9 +157,13 @@ impl Evicted {
 
 impl UnlockJson {
     /// Returns the document for the result of one lock, with its former or present holders.
-    pub fn new(name: &[u8], outcome: &'static str, grants: &[Grant], reporter: &Reporter<'_>) -> UnlockJson {
+    pub fn new<'a>(
+        name: &[u8],
+        outcome: &'static str,
+        grants: impl IntoIterator<Item = &'a Grant>,
+        reporter: &Reporter<'_>,
+    ) -> UnlockJson {
         let holder = |grant: &Grant| HolderJson::of_grant(grant, reporter.liveness(&grant.owner), reporter);
-        let name = String::from_utf8_lossy(name).into_owned();
-        UnlockJson { name, outcome, holders: grants.iter().map(holder).collect() }
+        UnlockJson { name: text(name), outcome, holders: grants.into_iter().map(holder).collect() }
     }
 }

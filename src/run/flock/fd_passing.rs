@@ -21,17 +21,17 @@ use crate::error::{Error, ErrorKind, Result};
 /// A pair of sockets, created before the fork.
 #[derive(Debug)]
 pub struct FdChannel {
-    guardians: OwnedFd,
-    commands: OwnedFd,
+    supervisor: OwnedFd,
+    command: OwnedFd,
 }
 
 impl FdChannel {
     /// Creates a channel.
     pub fn new() -> Result<FdChannel> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (guardians, commands) =
+        let (supervisor, command) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
-        Ok(FdChannel { guardians, commands })
+        Ok(FdChannel { supervisor, command })
     }
 
     /// Passes the open file to the supervisor.
@@ -41,7 +41,7 @@ impl FdChannel {
         let mut control = SendAncillaryBuffer::new(&mut space);
         let descriptors = [flock.file.as_fd()];
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        match sendmsg(&self.commands, &[IoSlice::new(b"L")], &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(&self.command, &[IoSlice::new(b"L")], &mut control, SendFlags::NOSIGNAL) {
             // Without a supervisor the lock ends with the processes that inherit the file.
             Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => Ok(()),
             Err(errno) => Err(failed(errno)),
@@ -55,7 +55,7 @@ impl FdChannel {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let received =
-                recvmsg(&self.guardians, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC);
+                recvmsg(&self.supervisor, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC);
             match received {
                 Err(Errno::INTR) => continue,
                 Ok(received) if received.bytes > 0 => {}

@@ -4,8 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use crate::engine::Engine;
-use crate::engine::OpenLockSet;
+use crate::engine::{Engine, OpenLockSet};
 use crate::store::{Subscription, Topic};
 
 /// Maximum number of records that are subscribed to: each takes a connection.
@@ -27,7 +26,6 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// Returns a value without subscriptions.
     pub(super) fn new(now: Duration) -> Changes {
         Changes { hearings: Vec::new(), earliest: now + PAUSE, due: now + PAUSE }
     }

@@ -159,7 +159,6 @@ fn is_guarded(supervisor: Option<Pid>) -> bool {
     supervisor == Some(getppid())
 }
 
-/// Sends a signal to all these processes.
 fn signal(pidfds: &[&OwnedFd], signal: Signal) {
     for pidfd in pidfds {
         let _ = pidfd_send_signal(pidfd, signal);

@@ -7,16 +7,13 @@ use std::time::Duration;
 
 use super::changes::Changes;
 use super::{KeeperConfig, drain, notify, retry_until_ok};
-use crate::engine::Engine;
-use crate::engine::LockRef;
-use crate::engine::OpenLockSet;
+use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Request, Response};
 use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::Scope;
 
-/// Result of the renewal of one lock.
 enum RenewResult {
     /// The lock is held; `None` means that no lease limits it.
     Held(Known),
@@ -94,10 +91,11 @@ impl KeeperConfig<'_> {
             none => none.insert(self.targets.open(self.context)?),
         };
         let (mut is_held, mut lost, mut first): (bool, Option<Duration>, Option<Duration>) = (false, None, None);
-        let has_lease = |(_, ((_, engine), _)): &(usize, ((&LockRef, &Engine), &mut Known))| {
-            self.timed || engine.store().scope() == Scope::Shared
-        };
-        for (at, ((target, engine), known)) in opened.each().zip(known).enumerate().filter(has_lease) {
+        for (at, ((target, engine), known)) in opened.each().zip(known).enumerate() {
+            let has_lease = self.timed || engine.store().scope() == Scope::Shared;
+            if !has_lease {
+                continue;
+            }
             let now = self.context.host.boottime();
             // A server that hangs must not keep us from the other stores until the lease is over.
             engine.store().set_deadline(Some(now + self.context.lease() / 6));

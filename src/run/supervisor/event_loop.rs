@@ -65,7 +65,7 @@ impl<'a> EventLoop<'a> {
             child_ended: false,
             report: ExitReport {
                 told: None,
-                exit: Exit::Bug,
+                exit: ErrorKind::Bug.into(),
                 of_terminal: None,
                 stopped: None,
                 out_of_reach: false,
@@ -192,7 +192,6 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// Returns the report about the ended command.
     fn exit_report(self, status: &WaitIdStatus) -> ExitReport {
         let (job, report) = (self.supervisor.job, self.report);
         // The signal that ended the command may have reached csalock too, still unread.
@@ -217,6 +216,6 @@ fn exit_of(status: &WaitIdStatus) -> Exit {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Exit::Code(code as u8),
         (None, Some(signal)) => Exit::signalled(signal),
-        (None, None) => Exit::Bug,
+        (None, None) => ErrorKind::Bug.into(),
     }
 }
