@@ -14,7 +14,7 @@
 //! STORE/.work/history               the history of past grants ([`super::history_file`])
 //! ```
 //!
-//! If STORE has the sticky bit, all this is in the directory `STORE/.locks`, which does not have it.
+//! If STORE had the sticky bit when it was new, all this is in the directory `STORE/.locks`, which does not have it.
 //!
 //! **Commit.** csalock writes `rec.NEW`, renames `cur.17.OLD` to `cur.18.NEW` and removes `rec.OLD`. ENOENT: another
 //! process was faster, or the reply to the first try was lost. The caller reads again and sees whose commit it was.

@@ -45,21 +45,25 @@ fn open(path: &Path, links: bool) -> std::result::Result<OwnedFd, Errno> {
     }
 }
 
-/// Fails if a directory that was never a store is not empty: csalock must not create files at a mistyped path.
-pub(super) fn refuse_foreign(directory: &OwnedFd, path: &Path, is_ours: fn(&OwnedFd, &OsStr) -> bool) -> Result<()> {
-    let mut foreign = None;
+/// Returns true if there are records in a directory that is not known to be a store. Fails if other things are in it:
+/// csalock must not create files at a mistyped path.
+pub(super) fn has_records(directory: &OwnedFd, path: &Path) -> Result<bool> {
+    let (mut has_records, mut foreign) = (false, None);
     let listed = sys::open_directory(directory, ".").and_then(|fresh| {
         sys::each_name(fresh, &mut |name| {
             let is_usual = name.starts_with(b".") || name == b"lost+found";
-            if !is_usual && foreign.is_none() && !is_ours(directory, sys::os(name)) {
-                foreign = Some(name.to_vec());
+            if !is_usual && foreign.is_none() {
+                match is_record_place(directory, sys::os(name)) {
+                    true => has_records = true,
+                    false => foreign = Some(name.to_vec()),
+                }
             }
             Ok(())
         })
     });
     match (listed, foreign) {
         // A directory that was removed has nothing foreign in it.
-        (Ok(()), None) | (Err(Errno::ENOENT | Errno::ESTALE), _) => Ok(()),
+        (Ok(()), None) | (Err(Errno::ENOENT | Errno::ESTALE), _) => Ok(has_records),
         (Err(errno), _) => Err(Error::os(errno, "list the store", path)),
         (Ok(()), Some(name)) => {
             let what = format!("{} is not a store: {} is in it", escape_path(path), crate::name::escape(&name));
@@ -69,7 +73,7 @@ pub(super) fn refuse_foreign(directory: &OwnedFd, path: &Path, is_ours: fn(&Owne
 }
 
 /// Returns true if the entry with this name in a store's directory may be a record, as far as this can be determined.
-pub(super) fn is_record_place(store: &OwnedFd, name: &OsStr) -> bool {
+fn is_record_place(store: &OwnedFd, name: &OsStr) -> bool {
     let directory = match sys::open_directory(store, name) {
         Ok(directory) => directory,
         Err(errno) => return !matches!(errno, Errno::ENOTDIR | Errno::ELOOP),

@@ -65,26 +65,32 @@ impl Root {
             Err(errno) => return Err(Error::os(errno, "open the store", path)),
         };
         let failed = |errno| Error::os(errno, "open the store", path);
-        let found = fstat(&directory).map_err(failed)?;
+        let found = match fstat(&directory) {
+            // Another host has removed the directory with the last record.
+            Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
+            found => found.map_err(failed)?,
+        };
         let mode = Mode::from_bits_truncate(found.st_mode);
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
         let ownership = Ownership::in_directory(&found);
         checks::refuse_open_to_all(mode, path)?;
         let has = |name| fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) != Err(Errno::ENOENT);
-        let has_locks = match layout {
-            _ if mode.contains(Mode::S_ISVTX) => true,
-            Layout::Own | Layout::Default if !has(WORK) => {
-                // The directory may have had the sticky bit before.
-                let has_locks = has(LOCKS);
-                if !has_locks {
-                    checks::refuse_foreign(&directory, path, checks::is_record_place)?;
-                }
-                has_locks
-            }
-            _ => false,
+        let is_sticky = mode.contains(Mode::S_ISVTX);
+        // The sticky bit may change while locks are held, so it decides only where the first record goes.
+        let has_locks = if layout != Layout::Beside && has(WORK) {
+            false
+        } else if has(LOCKS) {
+            true
+        } else if layout != Layout::Beside || is_sticky {
+            !checks::has_records(&directory, path)? && is_sticky
+        } else {
+            false
         };
         // A process that does not know that other hosts share the store would not see their grants.
-        let kind = fstatfs(&directory).map_err(failed)?.filesystem_type();
+        let kind = match fstatfs(&directory) {
+            Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
+            kind => kind.map_err(failed)?.filesystem_type(),
+        };
         let mut root = Root {
             directory,
             path: path.to_path_buf(),
@@ -106,11 +112,8 @@ impl Root {
     fn enter_locks(&mut self, create: bool) -> Result<bool> {
         let locks = self.path.join(LOCKS);
         let mut opened = sys::open_directory(&self.directory, LOCKS);
-        if matches!(opened, Err(Errno::ENOENT)) {
-            checks::refuse_foreign(&self.directory, &self.path, |_, _| false)?;
-            if create {
-                opened = open_or_put_directory(&self.directory, LOCKS, self.inner_mode, self.ownership);
-            }
+        if create && matches!(opened, Err(Errno::ENOENT)) {
+            opened = open_or_put_directory(&self.directory, LOCKS, self.inner_mode, self.ownership);
         }
         match opened {
             Ok(inner) => {

@@ -163,42 +163,33 @@ fn many_users_create_records_in_one_sticky_store_at_once() {
 }
 
 #[test]
-fn a_sticky_store_with_records_of_an_earlier_csalock_is_refused() {
+fn a_store_whose_sticky_bit_changes_keeps_its_locks() {
     if !is_root("users") || !has("setpriv") {
         return;
     }
-    for beside in [false, true] {
-        let sandbox = Sandbox::new(Kind::Directory);
-        let shared = place(&sandbox, "shared", (0, 0, 0o1777));
-        let store = if beside { String::new() } else { sandbox.store_at("shared") };
-        let name = if beside { shared.join("file").display().to_string() } else { "x".to_string() };
-        // Earlier versions kept the records in the sticky directory itself.
-        let of_records = if beside { "shared/.csalock" } else { "shared" };
-        place(&sandbox, of_records, (0, 0, 0o1777));
-        let record = place(&sandbox, &format!("{of_records}/held"), (4101, 4101, 0o777));
-        std::fs::write(record.join(format!("born.17.{SOMETHING}")), "").unwrap();
-        for person in [Anne, Bert, Root] {
-            let done = person.csalock(&sandbox, &store, &["run", "-n", &name, "true"]).capture();
-            assert!(done.code == Some(65) && done.stderr.contains("is not a store: held is in it"), "{done:?}");
+    for (before, after) in [(0o3770, 0o2770), (0o2770, 0o3770)] {
+        for parameters in ["", "?shared=1"] {
+            let sandbox = Sandbox::new(Kind::Directory);
+            let shared = place(&sandbox, "shared", (0, GROUP, before));
+            let store = format!("{}{parameters}", sandbox.store_at("shared"));
+            keeps_its_lock(&sandbox, &store, "x", &shared, after);
+            // A store without records has decided where they are, too.
+            keeps_its_lock(&sandbox, &store, "x", &shared, before);
         }
-        std::fs::remove_dir_all(record).unwrap();
-        assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", &name, "true"]), 0);
+        let sandbox = Sandbox::new(Kind::Directory);
+        let shared = place(&sandbox, "shared", (0, GROUP, before));
+        let file = shared.join("file").display().to_string();
+        keeps_its_lock(&sandbox, "", &file, &shared.join(".csalock"), after);
     }
 }
 
-#[test]
-fn a_store_that_loses_the_sticky_bit_keeps_its_locks() {
-    if !is_root("users") || !has("setpriv") {
-        return;
-    }
-    let sandbox = Sandbox::new(Kind::Directory);
-    let shared = place(&sandbox, "shared", (0, GROUP, 0o3770));
-    let store = sandbox.store_at("shared");
-    let holder = Anne.holder(&sandbox, &store, "x");
-    std::fs::set_permissions(&shared, PermissionsExt::from_mode(0o2770)).unwrap();
-    assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", "x", "true"]), 75);
+/// Checks that the mode of a store's directory may change while a lock is held.
+fn keeps_its_lock(sandbox: &Sandbox, store: &str, name: &str, directory: &Path, mode: u32) {
+    let holder = Anne.holder(sandbox, store, name);
+    std::fs::set_permissions(directory, PermissionsExt::from_mode(mode)).unwrap();
+    assert_eq!(Bert.code(sandbox, store, &["run", "-n", name, "true"]), 75, "{mode:o}");
     drop(holder);
-    assert_eq!(Bert.code(&sandbox, &store, &["run", "-n", "x", "true"]), 0);
+    assert_eq!(Bert.code(sandbox, store, &["run", "-w", "60", name, "true"]), 0, "{mode:o}");
 }
 
 #[test]
