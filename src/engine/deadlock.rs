@@ -1,9 +1,17 @@
 //! Deadlock detection: publishing the edges of waits that other waits may depend on, and following these edges.
 
+use std::time::Duration;
+
 use super::Engine;
 use crate::error::Result;
 use crate::lock::{self, Cycle, Facts, HandleHash, Liveness, Record, WaitEdges, WaitNode, Waiter, find_cycle};
 use crate::store::{CommitResult, WriteOptions};
+
+/// Delay after which a wait publishes its edges and checks for a deadlock. Most waits are shorter.
+pub(super) const DEADLOCK_DELAY: Duration = Duration::from_millis(500);
+
+/// Time between the two checks of a victim. By the second check, members that are not blocked any more have said so.
+pub(super) const SECOND_CHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// Maximum number of waits that are followed.
 const MOST_WAITS: usize = 2000;

@@ -5,17 +5,12 @@ use std::time::Duration;
 use super::Acquisition;
 use crate::engine::Engine;
 use crate::engine::blocked_callers::INSPECTION_DELAY;
+use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason};
 use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::store::{Scope, Topic, Version};
-
-/// Delay after which a wait publishes its edges and checks for a deadlock. Most waits are shorter.
-const DEADLOCK_DELAY: Duration = Duration::from_millis(500);
-
-/// Time between the two checks of a victim. By the second check, members that are not blocked any more have said so.
-const SECOND_CHECK_DELAY: Duration = Duration::from_millis(100);
 
 /// Time past the end of a lease that covers the rounding of every clock.
 const ROUNDING: Duration = Duration::from_millis(1);

@@ -1,0 +1,121 @@
+//! The words for a holder: its process, host and user, since when, until when and why, and how its grant ended.
+
+use std::time::Duration;
+
+use nix::unistd::{Uid, User};
+
+use crate::duration::{rfc3339, shown as span};
+use crate::engine::{Engine, OpenLockSet};
+use crate::host::Host;
+use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
+use crate::name::escape;
+use crate::store::Scope;
+
+/// The context that sentences about holders need in addition to the record.
+pub struct Reporter<'a> {
+    /// The clock and the processes.
+    pub host: &'a dyn Host,
+    /// The scope of the store.
+    pub scope: Scope,
+}
+
+impl<'a> Reporter<'a> {
+    /// Creates the context of the records in the store of this engine.
+    pub fn new(engine: &'a Engine) -> Reporter<'a> {
+        Reporter { host: engine.host(), scope: engine.store().scope() }
+    }
+}
+
+impl OpenLockSet<'_> {
+    /// Returns the reporter for the lock with this index.
+    pub fn reporter(&self, at: usize) -> Reporter<'_> {
+        Reporter::new(self.engine(at))
+    }
+}
+
+impl Reporter<'_> {
+    /// Returns the owner process whose life counts now: the first process that is not dead.
+    pub fn owner(&self, party: &Owner) -> Option<ProcessId> {
+        let lives = |owner: &&ProcessId| self.host.liveness(&party.domain, owner, self.scope).may_live_here();
+        party.processes.iter().find(lives).or(party.processes.last()).copied()
+    }
+
+    /// Returns one line with process, host, start, end and command of a grant.
+    pub fn holder(&self, grant: &Grant) -> String {
+        self.grant(grant, &format!(", {}", self.until(grant)))
+    }
+
+    /// Returns a clause that tells whether the lock is held or claimed, and by which holder.
+    pub fn holding(&self, grant: &Grant) -> String {
+        let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
+        let (who, host) = (shown_user(grant.owner.uid), escape(grant.owner.host.as_bytes()));
+        let since = rfc3339(Duration::from_millis(grant.since));
+        format!("claimed permanently under id {}, by {who} on {host} since {since}", escape(id))
+    }
+
+    fn grant(&self, grant: &Grant, until: &str) -> String {
+        let now = self.host.wall();
+        let since = Duration::from_millis(grant.since);
+        let mut text = format!(
+            "{} since {} ({} ago){until}",
+            self.party(&grant.owner),
+            rfc3339(since),
+            span(now.saturating_sub(since)),
+        );
+        if let Some(id) = &grant.claim {
+            text.push_str(&format!(", claimed under id {}", escape(id)));
+        }
+        if let Some(label) = &grant.owner.label {
+            text.push_str(&format!(", for \"{}\"", escape(label)));
+        }
+        text.push_str(&format!(": {}", escape(&grant.owner.command)));
+        text
+    }
+
+    /// Returns the process, host and user of an owner.
+    pub fn party(&self, party: &Owner) -> String {
+        let pid = self.owner(party).map_or("no process".to_string(), |owner| format!("pid {}", owner.pid));
+        format!("{pid} on {} (user {})", escape(party.host.as_bytes()), shown_user(party.uid))
+    }
+
+    fn until(&self, grant: &Grant) -> String {
+        match &grant.lifetime {
+            Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => {
+                "while it lives".to_string()
+            }
+            Lifetime::OwnerDied => "no longer".to_string(),
+            Lifetime::Ttl(most) => format!("for at most {}", span(Duration::from_millis(*most))),
+            Lifetime::ExpiresAt(lease) => format!("until {} at the latest", rfc3339(Duration::from_millis(lease.wall))),
+            Lifetime::UntilReleased => match self.liveness(&grant.owner) {
+                Liveness::Dead => "until it is released, though its process has ended".to_string(),
+                Liveness::Missing => "until it is released, though its process is not here".to_string(),
+                Liveness::Alive | Liveness::Unknown => "until it is released".to_string(),
+            },
+        }
+    }
+
+    /// Returns how a grant ended, in one line.
+    pub fn ending(&self, ending: &EndedGrant) -> String {
+        let how = match ending.reason {
+            EndReason::Released if ending.grant.provisional.is_some() => "which was not told of it",
+            EndReason::Released => "which released it",
+            EndReason::Died => "which died without releasing it",
+            EndReason::Expired if matches!(ending.grant.lifetime, Lifetime::Keepalive(_)) => {
+                "which did not renew its lease"
+            }
+            EndReason::Expired => "which let its time run out",
+            EndReason::Broken => "until it was broken by --force",
+        };
+        format!("{}, {how}", self.grant(&ending.grant, ""))
+    }
+}
+
+/// Returns the user for people, escaped: the user database may be untrusted, too.
+pub(super) fn shown_user(uid: u32) -> String {
+    escape(user(uid).as_bytes())
+}
+
+/// Returns a user's name, or the number if the user has no name.
+pub fn user(uid: u32) -> String {
+    User::from_uid(Uid::from_raw(uid)).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
+}
