@@ -25,6 +25,11 @@ fn a_run_that_starts_processes() {
     let sleeper = Command::new("setsid").args(["sleep", "1000000"]).spawn().unwrap();
     let orphan = Command::new("sh").args(["-c", "sleep 1000000 > /dev/null 2>&1 & echo $!"]).output().unwrap();
     let orphan = String::from_utf8(orphan.stdout).unwrap();
+    // During exec(2) a process has no environment by which the supervisor finds it.
+    for pid in [sleeper.id().to_string(), orphan.trim().to_string()] {
+        let is_asleep = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "sleep\n";
+        wait_until("the process is asleep", is_asleep);
+    }
     let said = format!("{ignored}\n{}\n{}\n{orphan}", std::process::id(), sleeper.id());
     let draft = std::path::Path::new(&path).with_extension("draft");
     std::fs::write(&draft, said).unwrap();

@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code, reason = "fork(2), and a function that is called before main")]
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use nix::libc;
@@ -72,7 +73,7 @@ fn clean_after(supervisor: Pid) -> ! {
     while getppid() == supervisor {
         next(&end, Duration::from_secs(1));
     }
-    end_all(supervisor);
+    end_all(supervisor, BTreeSet::new());
     exit(0)
 }
 
@@ -91,7 +92,7 @@ fn supervise(tests: Pid, starter: Option<Pid>) -> ! {
         }
     }
     let _ = kill(tests, Signal::SIGKILL);
-    end_all(getpid());
+    end_all(getpid(), [tests.as_raw()].into());
     match (status, ending) {
         (Some(WaitStatus::Exited(_, code)), _) => exit(code),
         (Some(WaitStatus::Signaled(_, signal, _)), _) | (_, Some(signal)) => {
@@ -131,18 +132,20 @@ fn reap(tests: Pid) -> Option<WaitStatus> {
 /// Time after which a killed process that still exists hangs in the kernel.
 const GONE: Duration = Duration::from_secs(10);
 
+/// Number of scans in a row that must find no process: during exec(2) a process has no environment.
+const SCANS: u32 = 20;
+
 /// Kills every process with the mark of this supervisor and waits until all of them are gone. A process may start another
-/// one meanwhile, have no mark before its exec(2), and loses its mark before it ends, so two scans in a row must find none.
-fn end_all(supervisor: Pid) {
+/// one meanwhile, and has no mark during exec(2) and shortly before it ends. `killed` are processes that it need not find.
+fn end_all(supervisor: Pid, mut killed: BTreeSet<i32>) {
     let mark = format!("{MARK}={supervisor}");
     let is_marked = |pid: &i32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
     };
-    let mut killed = std::collections::BTreeSet::new();
     let start = std::time::Instant::now();
     let mut scans_without = 0;
-    while scans_without < 2 || (!killed.is_empty() && start.elapsed() < GONE) {
+    while scans_without < SCANS || (!killed.is_empty() && start.elapsed() < GONE) {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let marked: Vec<i32> = pids.filter(is_marked).collect();
