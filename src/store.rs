@@ -160,6 +160,11 @@ pub trait Leases {
         Ok(self.ttl(lease)?.is_zero())
     }
 
+    /// Finds out about many leases at once, so that the next questions about them cost less.
+    fn look_ahead(&self, _leases: &[&Lease]) -> Result<()> {
+        Ok(())
+    }
+
     /// Returns the time until this host treats a lease from a record with these sightings as over. If the store's clock
     /// may be set, that is later than for its holder.
     fn time_to_expiry(&self, lease: &Lease, _seen: &[Sighting]) -> Result<Duration> {

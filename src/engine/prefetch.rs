@@ -1,4 +1,4 @@
-//! Prefetching the liveness of many processes. A decision restarts after each answer, which is cheap for sixteen
+//! Prefetching facts about many holders and waiters. A decision restarts after each answer, which is cheap for sixteen
 //! waiters and a few holders. A shared lock or untrusted input may have thousands, and each of them would cost as much
 //! as all of them.
 
@@ -11,7 +11,19 @@ use crate::lock::{Facts, Query, Record, grant_status};
 /// Maximum number of entries whose liveness is queried only on demand.
 const CROWD: usize = 64;
 
+/// Maximum number of holders whose leases are queried one by one.
+const FEW_LEASES: usize = 4;
+
 impl Engine {
+    /// Finds out about the leases of the holders at once, if they are many: a decision may ask for each of them.
+    pub(super) fn prefetch_leases(&self, record: &Record) -> Result<()> {
+        if record.holders.len() <= FEW_LEASES {
+            return Ok(());
+        }
+        let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
+        self.store.leases().look_ahead(&leases)
+    }
+
     /// Inserts the liveness of all holders and waiters of a record, if they are many.
     pub(super) fn prefetch_liveness(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
         if record.holders.len() + record.waiters.len() <= CROWD {

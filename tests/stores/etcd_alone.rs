@@ -131,6 +131,27 @@ fn a_new_lease_that_did_not_come_about_is_asked_for_again() {
     assert!(!rig.again().leases().is_expired(&lease).unwrap());
 }
 
+#[test]
+fn one_request_finds_out_about_many_leases() {
+    let Some(rig) = Rig::etcd() else { return };
+    let leases: Vec<Lease> = (0..50).map(|_| rig.store.leases().grant(60 * SECOND).unwrap()).collect();
+    rig.put(b"x", None, b"body");
+    let (over, lasting) = leases.split_last().unwrap();
+    rig.store.end_lease(over);
+    let count = Arc::new(AtomicU64::new(0));
+    let seen = count.clone();
+    let server = &etcd::shared().unwrap().endpoints()[0];
+    let between = Between::and(server, move |_, _| {
+        seen.fetch_add(1, Ordering::SeqCst);
+        Fate::default()
+    });
+    let store = open(&rig.is_in().to_str().unwrap().replace(server, &between.address));
+    store.leases().look_ahead(&leases.iter().collect::<Vec<_>>()).unwrap();
+    assert!(lasting.iter().all(|lease| !store.leases().is_expired(lease).unwrap()));
+    assert_eq!(count.load(Ordering::SeqCst), 1);
+    assert!(store.leases().is_expired(over).unwrap());
+}
+
 /// The store as it is, and as a server shows it whose reads of leases show the state at this revision.
 fn with_stale_leases(prefix: &str) -> Option<(Etcd, Etcd, Arc<AtomicU64>)> {
     let cluster = etcd::shared()?;

@@ -10,7 +10,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::Etcd;
-use super::api::{Anything, Granted};
+use super::api::{Anything, Done, Granted, range};
+use super::transaction::{MOST_STEPS, SEEN_LASTING, ids};
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock};
 use crate::store::{Leases, guarded};
@@ -106,6 +107,19 @@ impl Leases for Etcd {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
         let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.host.boottime());
         Ok(!is_lasting && self.at(&self.lease_key(id), true)?.is_none())
+    }
+
+    fn look_ahead(&self, leases: &[&Lease]) -> Result<()> {
+        let now = self.host.boottime();
+        let mut unknown = ids(leases);
+        unknown.retain(|id| self.left_of_pending(*id).is_none() && !self.leases.is_lasting(*id, now));
+        for unknown in unknown.chunks(MOST_STEPS) {
+            let steps: Vec<_> = unknown.iter().map(|id| range(&self.lease_key(*id))).collect();
+            let done: Done = self.client.ask("/v3/kv/txn", &json!({"success": steps}))?;
+            let lasting = unknown.iter().zip(&done.responses).filter(|(_, response)| response.found_any());
+            lasting.for_each(|(id, _)| self.leases.add_lasting(*id, now.saturating_add(SEEN_LASTING)));
+        }
+        Ok(())
     }
 }
 

@@ -20,13 +20,13 @@ use crate::store::{CommitResult, Version, Write, WriteSet};
 const MOST_LEASES: usize = 32;
 
 /// Maximum number of steps of one transaction: etcd's default limit (--max-txn-ops).
-const MOST_STEPS: usize = 128;
+pub(super) const MOST_STEPS: usize = 128;
 
-/// Time for which a lease counts as lasting after a transaction found its key.
-const SEEN_LASTING: Duration = Duration::from_secs(1);
+/// Time for which a lease counts as lasting after a transaction found its key: no later read is needed, or may say otherwise.
+pub(super) const SEEN_LASTING: Duration = Duration::from_secs(1);
 
 /// Returns the ids of these leases. A lease on another clock counts as over in this store.
-fn ids(leases: &[&Lease]) -> Vec<u64> {
+pub(super) fn ids(leases: &[&Lease]) -> Vec<u64> {
     let ids = leases.iter().filter_map(|lease| match lease.clock {
         LeaseClock::Etcd(id) => Some(id),
         _ => None,
