@@ -40,7 +40,7 @@ impl Exit {
         (Failed(Busy), "busy: not taken within the timeout"),
         (Failed(Denied), "a permission is missing"),
         (Failed(Stale), "stale: the holder is gone, and --fail-on-stale was given; or the value has another version"),
-        (Failed(NotHeld), "not held; or there is no value, or no claim"),
+        (Failed(NotHeld), "not held; or the value or claim does not exist"),
         (Failed(NotOwner), "held by another holder"),
         (Failed(NotUnique), "not unique: a name is claimed under another id, or has a value already"),
         (Failed(Deadlock), "deadlock: waiting would never end"),

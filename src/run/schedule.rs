@@ -17,7 +17,7 @@
 //! | | keeper without a supervisor: gives up | end of the lease | 4 spans later |
 //! | any lease, wait for the file of `--flock` | child: renewal | request of the lease | 2/3 left, and when the wait ends |
 //! | `--ttl` set by `csalock renew` | as `--ttl`, from the end that the record then has | first sight of this end | |
-//! | the same, local store, no lease before | supervisor alone: there is no keeper | first sight of this end | |
+//! | the same on a local store, for a grant without a lease | supervisor; such a grant has no keeper | first sight of this end | |
 //! | no lease | nothing ends the command | | |
 //! | `--max-hold` | supervisor: SIGTERM | start of the command | after `--max-hold` |
 //! | | supervisor: SIGKILL | | `--kill-after` later |

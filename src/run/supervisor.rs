@@ -113,7 +113,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Returns the remaining time of the shortest lease: zero if it is over, the grant was lost, or the store did not
-    /// answer. `None` means that there is no lease, or that the command released the lock that had it.
+    /// answer. `None` means that no lock has a lease, or that the command released the locks with leases.
     fn lease_left(&self) -> Option<Duration> {
         let Ok(opened) = &self.opened else { return Some(Duration::ZERO) };
         let lefts = opened.each().enumerate().map(|(at, (target, engine))| {

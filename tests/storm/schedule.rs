@@ -175,7 +175,7 @@ pub(crate) enum Shot {
     Stop(u32),
 }
 
-/// The target. If there is no such process, any process of the round is hit.
+/// The target of a signal. A round without such a process signals any of its processes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Aim {
     /// The csalock that was called, which is also the supervisor of a command.

@@ -95,7 +95,7 @@ fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
                 assert_eq!(person.code(&sandbox, &store, &["del", name]), 0);
             }
         }
-        // What one user leaves, another sweeps.
+        // Every user of the store may sweep the leftovers of another user.
         left("x", &[]);
         left("y", &[format!("rec.{SOMETHING}")]);
         assert_eq!(Bert.code(&sandbox, &store, &["gc"]), 0);
