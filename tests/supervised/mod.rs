@@ -44,16 +44,21 @@ extern "C" fn begin() {
     let starter = Some(getppid())
         .filter(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("cargo")));
     let supervisor = getpid();
-    // SAFETY: there is no other thread yet.
+    // A signal may come as soon as the tests run, which may be before this process runs again.
+    let mut awaited: SigSet = ENDING.into_iter().collect();
+    awaited.add(Signal::SIGCHLD);
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&awaited), None);
+    // SAFETY: the process has a single thread before main.
     if let Ok(ForkResult::Child) = unsafe { fork() } {
         clean_after(supervisor);
     }
-    // SAFETY: there is no other thread yet.
+    // SAFETY: the process has a single thread before main.
     match unsafe { fork() } {
-        Ok(ForkResult::Parent { child }) => supervise(child, starter),
+        Ok(ForkResult::Parent { child }) => supervise(child, starter, &awaited),
         _ => {
             let _ = prctl::set_pdeathsig(Signal::SIGKILL);
-            // SAFETY: there is no other thread yet.
+            let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
+            // SAFETY: the process has a single thread before main.
             unsafe { std::env::set_var(MARK, getppid().to_string()) };
         }
     }
@@ -77,15 +82,12 @@ fn clean_after(supervisor: Pid) -> ! {
     exit(0)
 }
 
-/// Waits for the tests, ends what is left, and ends like the tests.
-fn supervise(tests: Pid, starter: Option<Pid>) -> ! {
-    let mut signals: SigSet = ENDING.into_iter().collect();
-    signals.add(Signal::SIGCHLD);
-    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&signals), None);
+/// Waits for the tests or for one of these signals, which are blocked, ends what is left, and ends like the tests.
+fn supervise(tests: Pid, starter: Option<Pid>, awaited: &SigSet) -> ! {
     let mut status = None;
     let mut ending = None;
     while status.is_none() && ending.is_none() {
-        ending = next(&signals, Duration::from_secs(1)).filter(|signal| ENDING.contains(signal));
+        ending = next(awaited, Duration::from_secs(1)).filter(|signal| ENDING.contains(signal));
         status = reap(tests);
         if starter.is_some_and(|starter| getppid() != starter) {
             ending = ending.or(Some(Signal::SIGTERM));
