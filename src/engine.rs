@@ -29,18 +29,19 @@ mod witness;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use self::commit::{RecordUpdate, with_token};
+use self::commit::RecordUpdate;
 use self::contention::CasRetry;
 use self::leases::IssuedLease;
 
 pub use acquire::{AcquireResult, Waiting};
 pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confirm_all};
+pub use breaking::Broken;
 pub use context::Context;
 pub use inspect::LockStatus;
-pub use lock_set::{LockRef, LockSet, OpenLockSet};
+pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use outage::RETRY_INTERVAL;
 pub use request::AcquireRequest;
-pub use values::ValueWrite as WantedValue;
+pub use values::{ValueWrite as WantedValue, WriteResult};
 pub use wait_policy::WaitPolicy;
 
 use crate::environment::Environment;
@@ -48,8 +49,8 @@ use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{
-    self, Credentials, Facts, Grant, Handle, HandleHash, Lifetime, Liveness, Owner, PidDomain, ProcessId, Query,
-    Record, Request, Response, Transition, Writing, decide,
+    self, Credentials, Facts, Grant, Handle, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Request,
+    Transition, decide,
 };
 use crate::store::{Location, Scope, Store, Version, Versioned};
 
@@ -114,30 +115,37 @@ impl Engine {
     }
 
     /// Executes a request that needs no waiting, and returns the response.
-    pub fn apply(&self, name: &[u8], ask: &Request) -> Result<Response> {
+    pub fn apply<R: Request>(&self, name: &[u8], ask: &R) -> Result<R::Response> {
         self.apply_as(name, ask, None)
     }
 
-    fn apply_as(&self, name: &[u8], ask: &Request, by: Option<&Owner>) -> Result<Response> {
+    fn apply_as<R: Request>(&self, name: &[u8], ask: &R, by: Option<&Owner>) -> Result<R::Response> {
         loop {
-            if let Some(response) = self.try_apply(self.race_for(name, ask), ask, by)? {
+            if let Some(response) = self.try_apply(self.race_for::<R>(name), ask, by)? {
                 return Ok(response);
             }
         }
     }
 
     /// Executes a request like [`Engine::apply`], but returns `None` if other writers win until `race` ends.
-    fn try_apply(&self, mut race: CasRetry<'_>, ask: &Request, by: Option<&Owner>) -> Result<Option<Response>> {
+    fn try_apply<R: Request>(
+        &self,
+        mut race: CasRetry<'_>,
+        ask: &R,
+        by: Option<&Owner>,
+    ) -> Result<Option<R::Response>> {
         let name = race.key;
         let mut ask = ask.clone();
-        // The response to return if the next read shows no trace of the grant.
-        let mut removed: Option<Response> = None;
+        // The grants that a lost commit would have ended, and the response to return if the next read knows none of them.
+        let mut unclear: Option<(Vec<HandleHash>, R::Response)> = None;
         loop {
             let (version, record) = self.read(name)?;
-            if let Some(response) = removed.take().filter(|response| !shows_trace(&record, response)) {
-                if let Response::Released(grant) = &response {
-                    self.tell_supervisor(&grant.proof);
-                }
+            // An ending by another process leaves a trace of the grant. If there is no trace, the store has our write
+            // and only the reply was lost.
+            if let Some((ended, response)) = unclear.take()
+                && !ended.iter().any(|proof| record.knows(proof))
+            {
+                ended.iter().for_each(|proof| self.tell_supervisor(proof));
                 return Ok(Some(response));
             }
             match self.decide(&record, &ask, None)? {
@@ -145,35 +153,16 @@ impl Engine {
                 Transition::Write { record: next, response, wake, over } => {
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match (self.commit_update(&[update], &[], by)?, response) {
-                        (Some(version), Some(response)) => {
-                            match &response {
-                                // The keeper itself renews such a lease, so it needs no notification.
-                                Response::Renewed(Grant { lifetime: Lifetime::Keepalive(_), .. }) => {}
-                                Response::Renewed(grant) => self.tell_supervisor(&grant.proof),
-                                _ => {}
-                            }
-                            return Ok(Some(with_token(response, &version)));
-                        }
-                        // An ending by another process leaves a trace of the previous grant. If there is no trace, the
-                        // store has our write and only the reply was lost.
-                        (None, Some(response)) if matches!(response, Response::Released(_)) || next.is_removable() => {
-                            removed = Some(response);
-                        }
-                        _ => {}
+                    if let Some(version) = self.commit_update(&[update], &[], by)? {
+                        R::changed(&response).iter().for_each(|proof| self.tell_supervisor(proof));
+                        return Ok(Some(R::numbered(response, version.number)));
                     }
-                    if let Request::Release(credentials)
-                    | Request::Renew(credentials, _)
-                    | Request::OwnerDied(credentials)
-                    | Request::Write(Writing { credentials, .. }) = &mut ask
-                    {
-                        credentials.repeated = true;
-                    }
+                    unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
+                    ask.repeat();
                     if !race.backoff()? {
                         return Ok(None);
                     }
                 }
-                Transition::Enqueue(_) | Transition::Wait { .. } => return Ok(Some(Response::Busy(record.holders))),
             }
         }
     }
@@ -209,7 +198,12 @@ impl Engine {
     }
 
     /// Decides about a request whose caller waits for `time_left` at most; `None` means no limit.
-    fn decide(&self, record: &Record, ask: &Request, time_left: Option<Duration>) -> Result<Transition> {
+    fn decide<R: Request>(
+        &self,
+        record: &Record,
+        ask: &R,
+        time_left: Option<Duration>,
+    ) -> Result<Transition<R::Response>> {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
@@ -268,15 +262,6 @@ impl Engine {
         };
         let before = depend(record);
         Ok(!before.is_empty() && depend(&self.read(&record.name)?.1) != before)
-    }
-}
-
-/// Returns true if the record has a grant that this response ended, or its ending.
-fn shows_trace(record: &Record, response: &Response) -> bool {
-    match response {
-        Response::Released(grant) => record.knows(&grant.proof),
-        Response::Broken(endings) => endings.iter().any(|ending| record.knows(&ending.grant.proof)),
-        _ => true,
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::lock::{Grant, Handle, HandleHash, Lifetime, Request, Response};
+use crate::lock::{Grant, Handle, HandleHash, Lifetime, Release};
 use crate::run::schedule::{renewal_pause, retry_pause};
 use crate::store::Scope;
 
@@ -64,8 +64,7 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Inf
         let mut pause = seldom;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
             let answers: Vec<_> = names.iter().map(|name| engine.renew(name, proof)).collect();
-            if answers.iter().any(|answer| matches!(answer, Ok(response) if !matches!(response, Response::Renewed(_))))
-            {
+            if answers.iter().any(|answer| matches!(answer, Ok(Err(_)))) {
                 break;
             }
             pause = if answers.iter().all(Result::is_ok) { seldom } else { often };
@@ -76,10 +75,10 @@ fn renew(engine: &Arc<Engine>, names: &[Vec<u8>], handle: &Handle) -> Sender<Inf
 
 /// Releases the grants of a handle under these names. Returns true if all of them were held until now.
 fn release(engine: &Engine, names: &[Vec<u8>], proof: HandleHash) -> Result<bool> {
-    let release_one = |name: &Vec<u8>| engine.apply(name, &Request::Release(engine.by_proof(proof)?));
+    let release_one = |name: &Vec<u8>| engine.apply(name, &Release(engine.by_proof(proof)?));
     let answers: Vec<_> = names.iter().rev().map(release_one).collect();
     let answers = answers.into_iter().collect::<Result<Vec<_>>>()?;
-    Ok(answers.iter().all(|answer| matches!(answer, Response::Released(_))))
+    Ok(answers.iter().all(std::result::Result::is_ok))
 }
 
 impl Drop for Guard<'_> {

@@ -37,7 +37,10 @@ pub use owner::{Owner, PidDomain, ProcessId};
 pub use page::{Enqueued, Page, Pages};
 pub use protocol::{decide, grant_status};
 pub use record::{EndReason, EndedGrant, Grant, MOST_SLOTS, Mode, Record, Waiter};
-pub use request::{Acquire, Credentials, Edge, Prepare, QueuePosition, Request, Response, Transition};
+pub use request::{
+    Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, OwnerDied, Prepare,
+    QueuePosition, Refusal, Release, Renew, Request, Transition,
+};
 pub use sighting::{MOST_SIGHTINGS, Moment, Sighting, age, boot_of};
-pub use value::{MOST_VALUE, Precondition, Value, Writing};
+pub use value::{MOST_VALUE, Precondition, Value, WriteRefusal, Writing, Written};
 pub use wait_edges::WaitEdges;

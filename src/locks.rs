@@ -9,7 +9,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;
 use crate::host::{Host, Unix, command_of, new_owner};
-use crate::lock::{Lifetime, MOST_SLOTS, Mode, Response};
+use crate::lock::{Lifetime, MOST_SLOTS, Mode, Refusal};
 use crate::name;
 use crate::store::Location;
 
@@ -151,7 +151,7 @@ impl Locks {
         let locks: Vec<_> = names.iter().map(|name| StoredLock { engine: &self.engine, name }).collect();
         match acquire_all(&locks, &asked, &policy, None, &mut |_, _| None)? {
             AcquireAllResult::Granted(grants, _) => Ok(Some(Guard::new(&self.engine, names, asked.handle, &grants))),
-            AcquireAllResult::Refused(at, response) => refusal(&names[at], &response),
+            AcquireAllResult::Refused(at, refused) => refusal(&names[at], &refused),
             AcquireAllResult::Interrupted => {
                 Err(Error::new(ErrorKind::Bug, "the wait was interrupted", "report this bug"))
             }
@@ -171,22 +171,21 @@ impl Locks {
 }
 
 /// Returns `None` for a busy lock, and an error for a lock that waiting does not free.
-fn refusal<T>(name: &[u8], response: &Response) -> Result<Option<T>> {
+fn refusal<T>(name: &[u8], refused: &Refusal) -> Result<Option<T>> {
     let name = crate::escape::escape(name);
-    let (kind, what, hint) = match response {
-        Response::Deadlock(edges) if edges.len() == 1 => {
+    let (kind, what, hint) = match refused {
+        Refusal::Deadlock(edges) if edges.len() == 1 => {
             (ErrorKind::Deadlock, format!("this process holds lock {name} already"), "give it back first".to_string())
         }
-        Response::Deadlock(_) => (
+        Refusal::Deadlock(_) => (
             ErrorKind::Deadlock,
             format!("lock {name}: waiting would never end"),
             "give back what this process holds, or acquire all locks in one request".to_string(),
         ),
-        Response::SlotCountConflict(has) => {
+        Refusal::SlotCountConflict(has) => {
             (ErrorKind::InvalidInput, format!("lock {name} has {has} slots"), format!("use {has} slots"))
         }
-        Response::Busy(_) => return Ok(None),
-        other => (ErrorKind::Bug, format!("lock {name}: unexpected answer {other:?}"), "report this bug".to_string()),
+        Refusal::Busy(_) | Refusal::Claimed(_) | Refusal::Stale(_) | Refusal::Lost(_) => return Ok(None),
     };
     Err(Error::new(kind, what, hint))
 }

@@ -68,8 +68,8 @@ pub struct Intent {
 /// A decision of the rules.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Decided {
-    /// The request.
-    pub ask: Request,
+    /// The request, in an object whose only field is the name of its type.
+    pub ask: serde_json::Value,
     /// The known facts.
     pub facts: Facts,
     /// The time when the engine began to collect the facts, in milliseconds on CLOCK_BOOTTIME.
@@ -105,9 +105,18 @@ impl Trace {
     }
 
     /// Stores a decision for the commit that carries it out.
-    pub(crate) fn decided(&self, host: &dyn Host, from: Option<u64>, record: &Record, ask: &Request, facts: &Facts) {
+    pub(crate) fn decided<R: Request>(
+        &self,
+        host: &dyn Host,
+        from: Option<u64>,
+        record: &Record,
+        ask: &R,
+        facts: &Facts,
+    ) {
         let (Some(from), Some(until)) = (from, self.now(host)) else { return };
-        let decided = Decided { ask: ask.clone(), facts: facts.clone(), from, until };
+        let name = std::any::type_name::<R>().rsplit("::").next().unwrap_or_default();
+        let ask = serde_json::json!({ name: ask });
+        let decided = Decided { ask, facts: facts.clone(), from, until };
         let mut known = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
         let of = (current().id(), record.name.clone());
         known.retain(|(other, _)| *other != of);

@@ -8,7 +8,7 @@ use super::exit_of;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
-    AcquireAllResult, AcquireRequest, AcquireResult, Engine, OpenLockSet, WaitPolicy, WantedValue, acquire_all,
+    AcquireAllResult, AcquireRequest, Engine, OpenLockSet, WaitPolicy, WantedValue, WriteResult, acquire_all,
 };
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
@@ -54,7 +54,7 @@ impl<'a> Acquisition<'a> {
         target: &LockRef,
         value: &WantedValue<'_>,
         request: &AcquireRequest,
-    ) -> Result<AcquireResult> {
+    ) -> Result<WriteResult> {
         let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common));
         engine.write(&target.name, value, request, &self.policy, Some(self.signals.interrupt()), &mut |waiting| {
             progress.update(target, &reporter, waiting)
@@ -66,11 +66,11 @@ impl<'a> Acquisition<'a> {
         match result {
             AcquireAllResult::Granted(..) => Exit::Done,
             AcquireAllResult::Interrupted => self.signals.exit(),
-            AcquireAllResult::Refused(at, response) => {
+            AcquireAllResult::Refused(at, refusal) => {
                 let reporter = opened.reporter(*at);
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
                 lock.timeout_setting = self.timeout_setting;
-                self.refuse(lock.refusal(response))
+                self.refuse(lock.refusal(refusal))
             }
         }
     }

@@ -10,7 +10,7 @@ use crate::cli::{Claim, Unclaim};
 use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, LockStatus, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::lock::{Grant, Lifetime, Response};
+use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
 use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
 use crate::signals::Signals;
@@ -53,7 +53,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
             }
             Ok(Exit::Done)
         }
-        AcquireAllResult::Refused(at, Response::Claimed(grant)) => {
+        AcquireAllResult::Refused(at, Refusal::Claimed(grant)) => {
             let mut taken = self::taken(&opened, &id)?;
             if taken.is_empty() {
                 // The claim was given up at this moment.

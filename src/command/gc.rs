@@ -7,7 +7,7 @@ use crate::cli::{Common, Gc};
 use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
-use crate::lock::{EndedGrant, Grant, Liveness, Request, Response};
+use crate::lock::{self, EndedGrant, Grant, Liveness};
 use crate::name::escape;
 use crate::report::{Reporter, UnlockJson};
 
@@ -105,8 +105,6 @@ fn would_end(status: &LockStatus) -> (Vec<EndedGrant>, bool) {
 
 /// Returns the grants that ended, and true if waiters died.
 fn collect(engine: &Engine, name: &[u8]) -> Result<(Vec<EndedGrant>, bool)> {
-    match engine.apply(name, &Request::Gc)? {
-        Response::Collected(endings, dropped) => Ok((endings, !dropped.is_empty())),
-        _ => Ok((Vec::new(), false)),
-    }
+    let (endings, dropped) = engine.apply(name, &lock::Gc)?;
+    Ok((endings, !dropped.is_empty()))
 }

@@ -9,10 +9,10 @@ use anyhow::Context as _;
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, exactly_one, print_json};
 use crate::cli::{Del, Put, Writing};
-use crate::engine::{AcquireRequest, AcquireResult, WantedValue};
+use crate::engine::{AcquireRequest, WantedValue, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::lock::{MOST_VALUE, Precondition, Response, Value};
+use crate::lock::{MOST_VALUE, NotHolder, Precondition, Value, WriteRefusal, Written};
 use crate::name::{escape, shell_quote};
 use crate::report::{RefusedLock, Reporter, ValueJson, describe_value};
 use crate::signals::Signals;
@@ -87,8 +87,8 @@ fn write(
     let acquisition = Acquisition::new(&asked.common, &asked.waiting, &signals);
     let reporter = Reporter::new(&engine);
     match acquisition.write(&engine, target, &wanted, &request)? {
-        AcquireResult::Interrupted => Ok(signals.exit()),
-        AcquireResult::Answer(Response::Written(value, stale)) => {
+        WriteResult::Interrupted => Ok(signals.exit()),
+        WriteResult::Written(Written { value, stale }) => {
             if let Some(stale) = stale {
                 let (name, holder) = (escape(&target.display_name), reporter.ending(&stale));
                 let done = if bytes.is_some() { "written" } else { "deleted" };
@@ -99,8 +99,11 @@ fn write(
             told(asked, target, value.as_ref(), bytes.is_some()).context("the value was written")?;
             Ok(Exit::Done)
         }
-        AcquireResult::Answer(response) => {
-            Ok(acquisition.refuse(refused(asked, &response, &RefusedLock::new(target, &reporter))))
+        WriteResult::Refused(refusal) => {
+            Ok(acquisition.refuse(refused(asked, &refusal, &RefusedLock::new(target, &reporter))))
+        }
+        WriteResult::NotAcquired(refusal) => {
+            Ok(acquisition.refuse(RefusedLock::new(target, &reporter).refusal(&refusal)))
         }
     }
 }
@@ -117,18 +120,22 @@ fn told(asked: &Writing, target: &LockRef, value: Option<&Value>, put: bool) -> 
 }
 
 /// Returns the message and the kind for a value that was not written.
-fn refused(asked: &Writing, response: &Response, lock: &RefusedLock<'_>) -> (String, ErrorKind) {
-    match (response, asked.if_version) {
-        (Response::VersionMismatch(Some(value)), None) => (lock.value_exists(value), ErrorKind::NotUnique),
-        (Response::VersionMismatch(value), expected) => {
+fn refused(asked: &Writing, refusal: &WriteRefusal, lock: &RefusedLock<'_>) -> (String, ErrorKind) {
+    match (refusal, asked.if_version) {
+        (WriteRefusal::Busy(holders), _) => (lock.busy(holders), ErrorKind::Busy),
+        (WriteRefusal::VersionMismatch(Some(value)), None) => (lock.value_exists(value), ErrorKind::NotUnique),
+        (WriteRefusal::VersionMismatch(value), expected) => {
             (lock.version_mismatch(value.as_ref(), expected.unwrap_or_default()), ErrorKind::Stale)
         }
-        (Response::Shared(others), _) => (lock.shared(others), ErrorKind::Busy),
-        (Response::NoValue, _) => (lock.no_value(), ErrorKind::NotHeld),
-        (Response::NotOwner(holders, Some(ending)), _) => {
+        (WriteRefusal::Shared(others), _) => (lock.shared(others), ErrorKind::Busy),
+        (WriteRefusal::NoValue, _) => (lock.no_value(), ErrorKind::NotHeld),
+        (WriteRefusal::NotHolder(NotHolder { holders, .. }), _) if holders.is_empty() => {
+            (lock.not_held_by_writer(), ErrorKind::NotHeld)
+        }
+        (WriteRefusal::Lost(holders, ending), _)
+        | (WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending) }), _) => {
             (lock.writer_lost_it(holders, ending, asked.unlock), ErrorKind::NotOwner)
         }
-        (Response::NotHeld(_), _) => (lock.not_held_by_writer(), ErrorKind::NotHeld),
-        (other, _) => lock.refusal_of(asked.handle.as_deref(), other),
+        (WriteRefusal::NotHolder(not_holder), _) => lock.not_holder(asked.handle.as_deref(), not_holder),
     }
 }

@@ -3,7 +3,7 @@
 use super::context::{Context, eprint_line, print_json};
 use crate::cli::Renew;
 use crate::exit::Exit;
-use crate::lock::{Lifetime, Request, Response};
+use crate::lock::{self, Lifetime};
 use crate::name::escape;
 use crate::report::{RefusedLock, Reporter, UnlockJson};
 
@@ -16,23 +16,20 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
         let reporter = Reporter::new(&engine);
         let credentials = context.credentials(&engine, asked.handle.as_deref())?;
         let lifetime = engine.start(&Lifetime::Ttl((asked.ttl.as_millis() as u64).max(1)))?;
-        let response = engine.apply(&target.name, &Request::Renew(credentials, lifetime))?;
+        let response = engine.apply(&target.name, &lock::Renew(credentials, lifetime))?;
         let (word, grants) = match &response {
-            Response::Renewed(grant) => {
+            Ok(grant) => {
                 if asked.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
                 ("renewed", std::slice::from_ref(grant))
             }
-            refused => {
+            Err(not_holder) => {
                 let lock = RefusedLock::new(target, &reporter);
-                let (text, kind) = lock.refusal_of(asked.handle.as_deref(), refused);
+                let (text, kind) = lock.not_holder(asked.handle.as_deref(), not_holder);
                 asked.common.note(&text);
                 exit = exit.or(kind);
-                match refused {
-                    Response::NotOwner(grants, _) => ("not the owner", grants.as_slice()),
-                    _ => ("not held", [].as_slice()),
-                }
+                (UnlockJson::word(not_holder), not_holder.holders.as_slice())
             }
         };
         documents.push(UnlockJson::new(&target.display_name, word, grants, &reporter));

@@ -10,10 +10,19 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, caller};
-use crate::lock::{EndReason, Grant, HandleHash, Owner, Request, Response};
+use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, NotHolder, Owner, Release};
 use crate::name::escape;
 use crate::report::{RefusedLock, Reporter, UnlockJson};
 use crate::store::{Layout, Location};
+
+/// Grants that ended.
+enum Freed {
+    Released(Grant),
+    /// The grants that `--force` broke or found ended; none for an unreadable record.
+    Broken(Vec<EndedGrant>),
+}
+
+type Unlocked = std::result::Result<Freed, NotHolder>;
 
 pub(super) fn run(context: &Context, asked: &Unlock) -> anyhow::Result<Exit> {
     check_force(asked)?;
@@ -67,14 +76,14 @@ fn check_force(asked: &Unlock) -> Result<()> {
 }
 
 /// Reports the result for one lock. Returns the exit code of a refusal, or 0.
-fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
+fn tell(asked: &Unlock, target: &LockRef, outcome: &Unlocked, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
     let name = escape(&target.display_name);
-    match response {
-        Response::Released(_) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
-        Response::Released(_) => {}
-        Response::Broken(_) if asked.common.json => {}
-        Response::Broken(endings) if endings.is_empty() => print(format!("{name}: its record was unreadable\n"))?,
-        Response::Broken(endings) => {
+    match outcome {
+        Ok(Freed::Released(_)) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
+        Ok(Freed::Released(_)) => {}
+        Ok(Freed::Broken(_)) if asked.common.json => {}
+        Ok(Freed::Broken(endings)) if endings.is_empty() => print(format!("{name}: its record was unreadable\n"))?,
+        Ok(Freed::Broken(endings)) => {
             for ending in endings {
                 let holder = match ending.reason {
                     EndReason::Broken => reporter.holder(&ending.grant),
@@ -84,12 +93,12 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
             }
         }
         // The holder released the lock before it could be broken.
-        Response::NotHeld(_) | Response::NotOwner(..) if asked.force && asked.all => {}
-        refused => {
+        Err(_) if asked.force && asked.all => {}
+        Err(not_holder) => {
             let lock = RefusedLock::new(target, reporter);
-            let (text, kind) = match (asked.token, refused) {
-                (Some(token), Response::NotOwner(holders, _)) => (lock.other_token(holders, token), ErrorKind::NotHeld),
-                _ => lock.refusal_of(asked.handle.as_deref(), refused),
+            let (text, kind) = match asked.token.filter(|_| !not_holder.holders.is_empty()) {
+                Some(token) => (lock.other_token(&not_holder.holders, token), ErrorKind::NotHeld),
+                None => lock.not_holder(asked.handle.as_deref(), not_holder),
             };
             asked.common.note(&text);
             return Ok(kind.into());
@@ -98,13 +107,12 @@ fn tell(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Report
     Ok(Exit::Done)
 }
 
-fn document(asked: &Unlock, target: &LockRef, response: &Response, reporter: &Reporter<'_>) -> UnlockJson {
-    let (word, grants) = match response {
-        Response::Released(grant) => ("released", vec![grant]),
-        Response::Broken(endings) => ("broken", endings.iter().map(|ending| &ending.grant).collect()),
-        Response::NotOwner(grants, _) if asked.token.is_some() => ("not held", grants.iter().collect()),
-        Response::NotOwner(grants, _) => ("not the owner", grants.iter().collect()),
-        _ => ("not held", Vec::new()),
+fn document(asked: &Unlock, target: &LockRef, outcome: &Unlocked, reporter: &Reporter<'_>) -> UnlockJson {
+    let (word, grants) = match outcome {
+        Ok(Freed::Released(grant)) => ("released", vec![grant]),
+        Ok(Freed::Broken(endings)) => ("broken", endings.iter().map(|ending| &ending.grant).collect()),
+        Err(not_holder) if asked.token.is_some() => ("not held", not_holder.holders.iter().collect()),
+        Err(not_holder) => (UnlockJson::word(not_holder), not_holder.holders.iter().collect()),
     };
     UnlockJson::new(&target.display_name, word, grants, reporter)
 }
@@ -122,16 +130,16 @@ fn release(
     engine: &Engine,
     target: &LockRef,
     proof: Option<HandleHash>,
-) -> Result<Response> {
+) -> Result<Unlocked> {
     let credentials = match proof {
         Some(proof) => engine.by_proof(proof)?,
         None => context.credentials(engine, asked.handle.as_deref())?,
     };
-    engine.apply(&target.name, &Request::Release(credentials))
+    Ok(engine.apply(&target.name, &Release(credentials))?.map(Freed::Released))
 }
 
 /// Breaks the grants that `asked` means in one target. Claims are permanent: only a name or token breaks them.
-fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Response> {
+fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) -> Result<Unlocked> {
     let is_lock = |grant: &Grant| grant.claim.is_none();
     let has_token = |grant: &Grant| grant.token == asked.token;
     let meant: Option<&dyn Fn(&Grant) -> bool> = match (asked.all, asked.token) {
@@ -139,7 +147,7 @@ fn force(engine: &Engine, asked: &Unlock, target: &LockRef, by: Option<&Owner>) 
         (_, Some(_)) => Some(&has_token),
         (false, None) => None,
     };
-    engine.break_lock(&target.name, meant, by)
+    Ok(engine.break_lock(&target.name, meant, by)?.map(Freed::Broken))
 }
 
 /// Returns the breaker for the history: the calling script, or this process if the script is unknown.

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use self::wait::AfterWait;
 use super::blocked_callers::BlockedCallers;
-use super::commit::{RecordUpdate, with_token};
+use super::commit::RecordUpdate;
 use super::contention::CasRetry;
 use super::wait_policy::WaitClock;
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
-use crate::lock::{self, Acquire, Grant, Lifetime, Record, Request, Response, Transition};
+use crate::lock::{self, Acquire, AcquireStep, EndedGrant, Grant, Lifetime, Record, Refusal, Request as _, Transition};
 use crate::store::{Scope, Subscription, Version};
 
 pub(super) use wait::Onlooker;
@@ -29,8 +29,10 @@ pub(super) const CANCEL_GRACE: Duration = Duration::from_millis(500);
 /// Result of an attempt to acquire a lock.
 #[derive(Debug)]
 pub enum AcquireResult {
-    /// The attempt ended with this response.
-    Answer(Response),
+    /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
+    Granted(Grant, Option<EndedGrant>),
+    /// The caller does not get the lock.
+    Refused(Refusal),
     /// The attempt ended by an interrupt. The caller holds nothing; what the store did not remove ends by itself.
     Interrupted,
 }
@@ -73,9 +75,9 @@ impl Engine {
         let taken = attempt.run_through_outages(&mut clock, on_wait);
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
-            Ok(AcquireResult::Answer(Response::Busy(_))) => !policy.is_none(),
-            Ok(AcquireResult::Answer(Response::Deadlock(_) | Response::Claimed(_))) => attempt.is_queued,
-            Ok(AcquireResult::Answer(response)) => matches!(response, Response::Granted(..)),
+            Ok(AcquireResult::Refused(Refusal::Busy(_))) => !policy.is_none(),
+            Ok(AcquireResult::Refused(Refusal::Deadlock(_) | Refusal::Claimed(_))) => attempt.is_queued,
+            Ok(AcquireResult::Refused(_)) => false,
             _ => true,
         };
         if !may_be_there {
@@ -96,7 +98,7 @@ impl Engine {
             ..request.clone()
         };
         match self.acquire(name, &for_good, &WaitPolicy::NONE, None, &mut |_| None)? {
-            AcquireResult::Answer(Response::Granted(grant, _)) => Ok(Some(grant)),
+            AcquireResult::Granted(grant, _) => Ok(Some(grant)),
             _ => Ok(None),
         }
     }
@@ -183,35 +185,38 @@ impl<'a> Acquisition<'a> {
             };
             self.store_answered = true;
             let end = match self.decide(&record, clock)? {
-                Transition::Done(response) => self.finish(&record, response)?,
-                Transition::Write { record: mut next, response, wake, over } => {
-                    if response.is_none() {
+                Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
+                Transition::Done(AcquireStep::Refused(refusal)) => self.finish(&record, refusal)?,
+                Transition::Write { record: mut next, response: step, wake, over } => {
+                    if let AcquireStep::Again = step {
                         // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
                         self.listen()?;
                     }
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match (self.commit(update, &mut retry), response) {
-                        (Ok(Some(version)), Some(response)) => {
-                            Some(AcquireResult::Answer(with_token(response, &version)))
-                        }
-                        (Ok(Some(version)), None) => {
-                            self.is_queued = true;
-                            // A grant in the record that ends before the next read must keep its token.
-                            lock::number(&mut next, version.number);
-                            committed = Some((Some(version), next));
-                            None
-                        }
+                    match (self.commit(update, &mut retry), step) {
+                        (Ok(Some(version)), step) => match Acquire::numbered(step, version.number) {
+                            AcquireStep::Granted(grant, before) => Some(AcquireResult::Granted(grant, before)),
+                            AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(refusal)),
+                            AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
+                                self.is_queued = true;
+                                // A grant in the record that ends before the next read must keep its token.
+                                lock::number(&mut next, version.number);
+                                committed = Some((Some(version), next));
+                                None
+                            }
+                        },
                         (Ok(None), _) => self.after_lost_commit(record, &mut retry)?,
-                        (Err(error), Some(_)) => return Err(error),
-                        (Err(error), None) => Some(self.after_refused_entry(record, error, clock)?),
+                        (Err(error), AcquireStep::Again) => Some(self.after_refused_entry(record, error, clock)?),
+                        (Err(error), _) => return Err(error),
                     }
                 }
-                Transition::Enqueue(page) => {
+                Transition::Done(AcquireStep::Again) => None,
+                Transition::Done(AcquireStep::Enqueue(page)) => {
                     self.enqueue(page)?;
                     None
                 }
-                Transition::Wait { processes, leases, ahead } => {
+                Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {
                     let after = self.wait((&version, &record), &processes, &leases, ahead, clock, on_wait)?;
                     if let AfterWait::Look = after {
                         retry = engine.race(self.name).until(self.give_up_at);
@@ -235,15 +240,16 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Decides about the record. A new grant starts its lifetime, and a caller that must wait prepares to do so.
-    fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition> {
+    fn decide(&mut self, record: &Record, clock: &WaitClock) -> Result<Transition<AcquireStep>> {
         loop {
             let time_left = clock.left(self.engine.host.boottime());
-            let mut step = self.engine.decide(record, &Request::Acquire(self.request.clone()), time_left)?;
+            let mut step = self.engine.decide(record, &self.request, time_left)?;
             match &mut step {
-                Transition::Write { record, response: Some(Response::Granted(grant, _)), .. } => {
+                Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
                     self.engine.begin_grant(&self.request.lifetime, &mut self.begun, record, grant)?;
                 }
-                Transition::Done(response) if !matches!(response, Response::Busy(_)) => {}
+                Transition::Done(AcquireStep::Granted(..)) => {}
+                Transition::Done(AcquireStep::Refused(refusal)) if !matches!(refusal, Refusal::Busy(_)) => {}
                 // The blocking holder may be our own caller.
                 _ if self.prepare_to_wait()? => {
                     self.limit_store_calls(clock);

@@ -14,11 +14,10 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::acquire::CANCEL_GRACE;
-use super::batch::Batch;
 use super::{AcquireRequest, AcquireResult, Engine, WaitPolicy, Waiting};
 use crate::error::Result;
 use crate::host::Invocation;
-use crate::lock::{EndedGrant, Grant, Response};
+use crate::lock::{EndedGrant, Grant, Refusal};
 
 /// Maximum number of rounds that end with the release of everything because one name was held.
 const MOST_ROUNDS: usize = 3;
@@ -39,7 +38,7 @@ pub enum AcquireAllResult {
     /// its index. A provisional caller has yet to [confirm](confirm_all) them.
     Granted(Vec<Grant>, Option<(usize, EndedGrant)>),
     /// The call holds nothing, because of the name with this index.
-    Refused(usize, Response),
+    Refused(usize, Refusal),
     /// The call holds nothing, because of the interrupt; what the stores did not remove ends by itself.
     Interrupted,
 }
@@ -115,9 +114,9 @@ struct MultiAcquire<'a, 'b> {
 /// Reason why the call did not acquire all names.
 enum NotAcquired {
     /// The call waited for this name as long as the policy allows.
-    Refused(usize, Response),
+    Refused(usize, Refusal),
     /// The call only tried this name, without waiting.
-    Tried(usize, Response),
+    Tried(usize, Refusal),
     Interrupted,
 }
 
@@ -171,9 +170,9 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
                 }
                 None => {}
                 Some(NotAcquired::Interrupted) => return Ok(AcquireAllResult::Interrupted),
-                Some(NotAcquired::Tried(at, Response::Busy(_))) if !rest.is_none() => first = at,
-                Some(NotAcquired::Tried(at, response) | NotAcquired::Refused(at, response)) => {
-                    return Ok(AcquireAllResult::Refused(at, response));
+                Some(NotAcquired::Tried(at, Refusal::Busy(_))) if !rest.is_none() => first = at,
+                Some(NotAcquired::Tried(at, refusal) | NotAcquired::Refused(at, refusal)) => {
+                    return Ok(AcquireAllResult::Refused(at, refusal));
                 }
             }
             self.release()?;
@@ -229,12 +228,10 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         let together = engine.when_reached(names[0], &rest, self.interrupt, &mut on_wait, &mut take)?;
         let Some(together) = together else { return Ok(Some(NotAcquired::Interrupted)) };
         match together {
-            Batch::Refused(at, response) => Ok(Some(NotAcquired::Tried(at, response))),
-            Batch::Done(responses) => {
-                for (at, response) in responses.into_iter().enumerate() {
-                    if let Response::Granted(grant, evicted) = response {
-                        self.hold(at, grant, evicted);
-                    }
+            Err((at, refusal)) => Ok(Some(NotAcquired::Tried(at, refusal))),
+            Ok(grants) => {
+                for (at, (grant, evicted)) in grants.into_iter().enumerate() {
+                    self.hold(at, grant, evicted);
                 }
                 Ok(None)
             }
@@ -275,12 +272,12 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         engine.store().set_deadline(Some(self.until));
         match taken? {
             AcquireResult::Interrupted => Ok(Some(NotAcquired::Interrupted)),
-            AcquireResult::Answer(Response::Granted(grant, evicted)) => {
+            AcquireResult::Granted(grant, evicted) => {
                 self.hold(at, grant, evicted);
                 Ok(None)
             }
-            AcquireResult::Answer(response) if policy.is_none() => Ok(Some(NotAcquired::Tried(at, response))),
-            AcquireResult::Answer(response) => Ok(Some(NotAcquired::Refused(at, response))),
+            AcquireResult::Refused(refusal) if policy.is_none() => Ok(Some(NotAcquired::Tried(at, refusal))),
+            AcquireResult::Refused(refusal) => Ok(Some(NotAcquired::Refused(at, refusal))),
         }
     }
 

@@ -3,19 +3,27 @@
 
 use std::time::Duration;
 
-use super::commit::{RecordUpdate, with_token};
+use super::commit::RecordUpdate;
 use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
 use crate::error::Result;
-use crate::lock::{Acquire, Lifetime, Record, Request, Response, Transition};
+use crate::lock::{Acquire, AcquireStep, EndedGrant, Grant, Lifetime, Record, Refusal, Transition};
 use crate::store::Version;
 
 /// Result of an attempt to change several records.
-pub(super) enum Batch {
-    /// All records are changed, or already were as required: the response for each of them.
-    Done(Vec<Response>),
+pub(super) enum Batch<T, E> {
+    /// All records are changed, or already were as required: the response for each of them, and the new version.
+    Done(Vec<T>, Option<Version>),
     /// No record is changed, because of the one with this index.
-    Refused(usize, Response),
+    Refused(usize, E),
+    /// No record is changed, because other writers won until the deadline: the holders of the first name.
+    Outrun(Vec<Grant>),
 }
+
+/// The grants of several names, each with the stale grant before it, or the refusal of the name with this index.
+pub(super) type AcquiredBatch = std::result::Result<Vec<(Grant, Option<EndedGrant>)>, (usize, Refusal)>;
+
+/// A decision about the name with this index.
+type Decide<'a, T, E> = dyn FnMut(usize, &Record) -> Result<Transition<std::result::Result<T, E>>> + 'a;
 
 impl Engine {
     /// Returns true if the store can change this number of names by one commit.
@@ -31,89 +39,100 @@ impl Engine {
         request: &AcquireRequest,
         held: &[bool],
         give_up_at: Duration,
-    ) -> Result<Batch> {
+    ) -> Result<AcquiredBatch> {
         names.iter().for_each(|name| self.leave_witness(name, &request.handle.proof()));
         let immediately = AcquireRequest { invocation: None, ..request.clone() };
         let mut terms = self.acquire_terms(&immediately, &WaitPolicy::NONE);
-        let try_to_take = |terms: &Acquire| {
-            // Each grant has its own lifetime, because each may be released alone.
-            let mut begun: Vec<Option<Lifetime>> = vec![None; names.len()];
-            let mut decide = |at: usize, record: &Record| {
-                let refuse_stale = terms.refuse_stale && !held[at];
-                let terms = Acquire { refuse_stale, ..terms.clone() };
-                let lifetime = terms.lifetime.clone();
-                let mut step = self.decide(record, &Request::Acquire(terms), None)?;
-                if let Transition::Write { record, response: Some(Response::Granted(grant, _)), .. } = &mut step {
-                    self.begin_grant(&lifetime, &mut begun[at], record, grant)?;
-                }
-                Ok(step)
-            };
-            self.commit_batch(names, &mut decide, &|response| matches!(response, Response::Granted(..)), give_up_at)
-        };
-        let mut taken = try_to_take(&terms)?;
-        if let Some(called) = request.invocation.filter(|_| matches!(taken, Batch::Refused(..))) {
+        let mut taken = self.try_batch(names, &terms, held, give_up_at)?;
+        if let Some(called) = request.invocation.filter(|_| taken.is_err()) {
             // The holder may be a process that waits for this one.
             terms.entry.blocked_processes = self.host.blocked_callers(&called, false);
-            taken = try_to_take(&terms)?;
+            taken = self.try_batch(names, &terms, held, give_up_at)?;
         }
-        if matches!(taken, Batch::Refused(..)) {
+        if taken.is_err() {
             let free = names.iter().zip(held).filter(|(_, held)| !**held);
             free.for_each(|(name, _)| self.remove_witness(name, &request.handle.proof()));
         }
         Ok(taken)
     }
 
-    /// Decides about each name, and commits all changes as one batch if `accepts` is true for all responses. If other
-    /// writers win until `give_up_at`, the first name is busy.
-    pub(super) fn commit_batch(
+    fn try_batch(
         &self,
         names: &[&[u8]],
-        decide: &mut dyn FnMut(usize, &Record) -> Result<Transition>,
-        accepts: &dyn Fn(&Response) -> bool,
+        terms: &Acquire,
+        held: &[bool],
         give_up_at: Duration,
-    ) -> Result<Batch> {
+    ) -> Result<AcquiredBatch> {
+        // Each grant has its own lifetime, because each may be released alone.
+        let mut begun: Vec<Option<Lifetime>> = vec![None; names.len()];
+        let mut decide = |at: usize, record: &Record| {
+            let terms = Acquire { refuse_stale: terms.refuse_stale && !held[at], ..terms.clone() };
+            let mut step = self.decide(record, &terms, None)?;
+            if let Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } = &mut step {
+                self.begin_grant(&terms.lifetime, &mut begun[at], record, grant)?;
+            }
+            Ok(step.map(|step| match step {
+                AcquireStep::Granted(grant, before) => Ok((grant, before)),
+                AcquireStep::Refused(refusal) => Err(refusal),
+                // The caller does not queue.
+                AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
+                    Err(Refusal::Busy(record.holders.clone()))
+                }
+            }))
+        };
+        Ok(match self.commit_batch(names, &mut decide, give_up_at)? {
+            Batch::Done(mut grants, version) => {
+                for (grant, _) in &mut grants {
+                    grant.token = grant.token.or(version.map(|version| version.number));
+                }
+                Ok(grants)
+            }
+            Batch::Refused(at, refusal) => Err((at, refusal)),
+            Batch::Outrun(holders) => Err((0, Refusal::Busy(holders))),
+        })
+    }
+
+    /// Decides about each name, and commits all changes as one batch unless one is refused.
+    pub(super) fn commit_batch<T: Clone, E: Clone>(
+        &self,
+        names: &[&[u8]],
+        decide: &mut Decide<'_, T, E>,
+        give_up_at: Duration,
+    ) -> Result<Batch<T, E>> {
         let mut race = self.race(names[0]).until(give_up_at);
         // A caller that only tries waits for no process, and other waiters depend on a caller that holds a name.
         race.has_priority = true;
         loop {
-            let mut looks: Vec<(VersionedRecord, Option<Transition>)> = Vec::new();
+            let mut looks: Vec<(VersionedRecord, Transition<_>)> = Vec::new();
             let mut answers = Vec::new();
             for (at, name) in names.iter().enumerate() {
                 let (version, record) = self.read(name)?;
                 let step = decide(at, &record)?;
-                let (response, step) = match step {
-                    Transition::Done(outcome) => (outcome, None),
-                    Transition::Write { response: Some(ref outcome), .. } => (outcome.clone(), Some(step)),
-                    _ => (Response::Busy(record.holders.clone()), None),
-                };
-                if !accepts(&response) {
-                    return Ok(Batch::Refused(at, response));
+                match step.response().clone() {
+                    Ok(answer) => answers.push(answer),
+                    Err(refusal) => return Ok(Batch::Refused(at, refusal)),
                 }
-                answers.push(response);
                 looks.push(((version, record), step));
             }
-            let swapped: Vec<RecordUpdate<'_>> =
-                looks.iter().filter_map(|(look, step)| swapped(look, step.as_ref()?)).collect();
+            let swapped: Vec<RecordUpdate<'_>> = looks.iter().filter_map(|(look, step)| swapped(look, step)).collect();
             if swapped.is_empty() {
-                return Ok(Batch::Done(answers));
+                return Ok(Batch::Done(answers, None));
             }
             if let Some(version) = self.commit_update(&swapped, &[], None)? {
-                let number = |outcome| with_token(outcome, &version);
-                return Ok(Batch::Done(answers.into_iter().map(number).collect()));
+                return Ok(Batch::Done(answers, Some(version)));
             }
             if !race.backoff()? {
-                let holders = looks.swap_remove(0).0.1.holders;
-                return Ok(Batch::Refused(0, Response::Busy(holders)));
+                return Ok(Batch::Outrun(looks.swap_remove(0).0.1.holders));
             }
         }
     }
 }
 
-fn swapped<'a>((version, before): &'a (Option<Version>, Record), step: &'a Transition) -> Option<RecordUpdate<'a>> {
+fn swapped<'a, R>((version, before): &'a VersionedRecord, step: &'a Transition<R>) -> Option<RecordUpdate<'a>> {
     match step {
         Transition::Write { record, wake, over, .. } => {
             Some(RecordUpdate { expect: *version, before, record, wake, over })
         }
-        _ => None,
+        Transition::Done(_) => None,
     }
 }

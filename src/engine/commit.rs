@@ -3,7 +3,7 @@
 use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
-use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Response, Value, Waiter};
+use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
 use crate::store::{CommitResult, Durability, Version, Write, WriteOptions, WriteSet};
 
 /// The replacement of a record by its next version.
@@ -170,19 +170,4 @@ impl Engine {
 /// published edges itself.
 fn gone<'a>(waiters: &'a [Waiter], now: &'a Record) -> impl Iterator<Item = &'a Waiter> {
     waiters.iter().filter(|waiter| !now.has_entry(&waiter.proof))
-}
-
-/// Adds the token to a response: the token of a new grant is the version under which the store has it.
-pub(super) fn with_token(response: Response, version: &Version) -> Response {
-    let numbered = |grant: Grant| Grant { token: grant.token.or(Some(version.number)), ..grant };
-    match response {
-        Response::Granted(grant, before) => Response::Granted(numbered(grant), before),
-        Response::Busy(grants) => Response::Busy(grants.into_iter().map(numbered).collect()),
-        Response::Written(Some(value), stale) => {
-            let or_this = |known: Option<u64>| known.or(Some(version.number));
-            let value = Value { version: or_this(value.version), token: or_this(value.token), ..value };
-            Response::Written(Some(value), stale)
-        }
-        other => other,
-    }
 }

@@ -5,9 +5,7 @@ use std::time::Duration;
 use super::Engine;
 use super::batch::Batch;
 use crate::error::Result;
-use crate::lock::{
-    self, CommitRecord, Credentials, HandleHash, Lifetime, Liveness, Prepare, Record, Request, Response,
-};
+use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Record, Release};
 use crate::store::{CommitResult, Durability, Scope, Version, WriteOptions};
 
 impl Engine {
@@ -56,20 +54,19 @@ impl Engine {
     pub fn give_up_claims(&self, names: &[&[u8]], id: &[u8]) -> Result<bool> {
         let of_id = || Ok(Credentials { claim: Some(id.to_vec()), ..self.credentials(None, Vec::new())? });
         if let [name] = names {
-            return Ok(matches!(self.apply(name, &Request::Release(of_id()?))?, Response::Released(_)));
+            return Ok(self.apply(name, &Release(of_id()?))?.is_ok());
         }
         if self.changes_at_once(names.len()) {
-            let ask = Request::Release(of_id()?);
+            let ask = Release(of_id()?);
             let mut decide = |_, record: &Record| self.decide(record, &ask, None);
-            let is_released = |response: &Response| matches!(response, Response::Released(_));
-            let done = self.commit_batch(names, &mut decide, &is_released, Duration::MAX)?;
-            return Ok(matches!(done, Batch::Done(_)));
+            return Ok(matches!(self.commit_batch(names, &mut decide, Duration::MAX)?, Batch::Done(..)));
         }
         let lifetime = match self.store.scope() {
             Scope::Local => Lifetime::UntilReleased,
             Scope::Shared => Lifetime::ExpiresAt(self.grant_lease(self.lease)?),
         };
-        let prepare = Prepare { proof: self.new_handle()?.proof(), process: self.host.this_process()?, lifetime };
+        let (proof, process) = (self.new_handle()?.proof(), self.host.this_process()?);
+        let prepare = Prepare { credentials: of_id()?, proof, process, lifetime };
         let names_of = names.iter().map(|name| name.to_vec()).collect();
         let (key, keep) =
             (CommitRecord::key(&prepare.proof), WriteOptions { durability: Durability::Durable, mode: None });
@@ -78,13 +75,13 @@ impl Engine {
         for name in names {
             self.leave_witness(name, &prepare.proof);
             // If this process ends, the next writer of each earlier name confirms its grant again.
-            if !matches!(self.apply(name, &Request::Prepare(of_id()?, prepare.clone()))?, Response::Renewed(_)) {
+            if self.apply(name, &prepare)?.is_err() {
                 return Ok(false);
             }
         }
         self.remove_auxiliary(&key, keep.durability)?;
         for name in names {
-            self.apply(name, &Request::Release(self.by_proof(prepare.proof)?))?;
+            let _ = self.apply(name, &Release(self.by_proof(prepare.proof)?))?;
         }
         Ok(true)
     }
@@ -125,7 +122,7 @@ impl Engine {
         let Some((_, decision)) = self.commit_record(proof)? else { return Ok(false) };
         for name in &decision.names {
             if !dry_run {
-                self.apply(name, &Request::Gc)?;
+                self.apply(name, &Gc)?;
             }
             let (_, record) = self.read(name)?;
             if let Some(grant) = record.holder(proof)

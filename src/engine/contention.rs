@@ -41,10 +41,9 @@ impl Engine {
         CasRetry { engine: self, key, lost: 0, began, deadline: Duration::MAX, has_priority: false }
     }
 
-    /// Starts CAS retries for this request, which decides whether they have priority.
-    pub(super) fn race_for<'a>(&'a self, key: &'a [u8], ask: &Request) -> CasRetry<'a> {
-        let has_priority = !matches!(ask, Request::Acquire(_) | Request::Cancel(..) | Request::Gc);
-        CasRetry { has_priority, ..self.race(key) }
+    /// Starts CAS retries for a request of this type.
+    pub(super) fn race_for<'a, R: Request>(&'a self, key: &'a [u8]) -> CasRetry<'a> {
+        CasRetry { has_priority: R::HAS_PRIORITY, ..self.race(key) }
     }
 }
 

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use super::{AcquireRequest, Engine};
 use crate::error::Result;
-use crate::lock::{Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, Prepare, Record, Request, Response};
+use crate::lock::{
+    Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, Renew,
+};
 use crate::store::Scope;
 
 /// A lease that this engine requested.
@@ -88,7 +90,7 @@ impl Engine {
         let lease = grant.lifetime.lease()?;
         let is_short = self.left_of_own(lease).is_none_or(|left| left < self.lease / 2);
         if (is_short || !matches!(grant.lifetime, Lifetime::Keepalive(_)))
-            && let Ok(Response::Renewed(kept)) = self.extend(name, request)
+            && let Ok(Ok(kept)) = self.extend(name, request)
         {
             *grant = kept;
         }
@@ -96,16 +98,16 @@ impl Engine {
     }
 
     /// Renews the lease of a grant with keepalive, from now.
-    pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<Response> {
+    pub fn renew(&self, name: &[u8], proof: HandleHash) -> Result<std::result::Result<Grant, NotHolder>> {
         let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
-        self.apply(name, &Request::Renew(self.by_proof(proof)?, lifetime))
+        self.apply(name, &Renew(self.by_proof(proof)?, lifetime))
     }
 
-    fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<Response> {
+    fn extend(&self, name: &[u8], request: &AcquireRequest) -> Result<std::result::Result<Grant, NotHolder>> {
         let proof = request.handle.proof();
         let lifetime = self.start(&Lifetime::KeepalivePending(self.lease.as_millis() as u64))?;
-        let prepare = Prepare { proof, process: request.process, lifetime };
-        self.apply(name, &Request::Prepare(self.by_proof(proof)?, prepare))
+        let credentials = self.by_proof(proof)?;
+        self.apply(name, &Prepare { credentials, proof, process: request.process, lifetime })
     }
 
     /// Returns true if a lease in a record was over at the read. A renewal or release stores another record and ends
@@ -144,7 +146,7 @@ impl Engine {
         let leases: Vec<&Lease> = record.leases().take(MOST_SIGHTINGS).collect();
         let sightings = self.store.leases().new_sightings(&leases, &record.sightings).unwrap_or_default();
         if !sightings.is_empty() {
-            let _ = self.apply(&record.name, &Request::Note(sightings));
+            let _ = self.apply(&record.name, &Note(sightings));
         }
     }
 }

@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{EndReason, Grant, HandleHash, Request, Response};
+use crate::lock::{EndReason, Grant, HandleHash, NotHolder, Release};
 use crate::name::{escape, shell_quote};
 use crate::store::{Location, Scope, in_order};
+
+/// The released grant, or the reason why the caller has none.
+pub type Released = std::result::Result<Grant, NotHolder>;
 
 /// A lock: the store that contains its record, and its name in that store.
 #[derive(Debug, Clone)]
@@ -144,12 +147,11 @@ impl OpenLockSet<'_> {
         let lasts = self.lease_ends(&grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
         let given_back = self.release(request.handle.proof());
         confirmed?;
-        let was_given_back = |answer: &Result<Response>| match answer {
-            Ok(Response::NotHeld(None) | Response::NotOwner(_, None)) => lasts,
-            Ok(Response::NotHeld(Some(ending)) | Response::NotOwner(_, Some(ending))) => {
-                ending.reason == EndReason::Released
+        let was_given_back = |answer: &Result<Released>| match answer {
+            Ok(Err(NotHolder { ending, .. })) => {
+                ending.as_ref().map_or(lasts, |ending| ending.reason == EndReason::Released)
             }
-            _ => false,
+            Ok(Ok(_)) | Err(_) => false,
         };
         if given_back.iter().any(was_given_back) {
             return Ok(None);
@@ -174,10 +176,9 @@ impl OpenLockSet<'_> {
     }
 
     /// Releases the grants of this handle. Returns an answer for each lock, as far as its store answered.
-    pub fn release(&self, proof: HandleHash) -> Vec<Result<Response>> {
-        let release = |(target, engine): (&LockRef, &Engine)| {
-            engine.apply(&target.name, &Request::Release(engine.supervisor(proof)?))
-        };
+    pub fn release(&self, proof: HandleHash) -> Vec<Result<Released>> {
+        let release =
+            |(target, engine): (&LockRef, &Engine)| engine.apply(&target.name, &Release(engine.supervisor(proof)?));
         let mut answers: Vec<_> = self.each().rev().map(release).collect();
         answers.reverse();
         answers

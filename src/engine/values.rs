@@ -4,12 +4,12 @@
 use std::os::fd::BorrowedFd;
 
 use super::acquire::Onlooker;
-use super::commit::{RecordUpdate, with_token};
+use super::commit::RecordUpdate;
 use super::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{
-    self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Request, Response, Transition, Value,
-    Writing,
+    self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _,
+    Transition, Value, WriteRefusal, Writing, Written,
 };
 use crate::store::{Durability, Write, WriteOptions, WriteSet};
 
@@ -31,6 +31,27 @@ pub struct ValueWrite<'a> {
     /// True if an ended grant is sufficient, provided that no other process has held the lock since.
     pub even_if_stale: bool,
 }
+
+/// Result of an attempt to write or delete a value.
+#[derive(Debug)]
+pub enum WriteResult {
+    /// The value was written.
+    Written(Written),
+    /// The value was not written.
+    Refused(WriteRefusal),
+    /// The value was not written, because the lock was not acquired for the write.
+    NotAcquired(Refusal),
+    /// The attempt ended by an interrupt, as [`AcquireResult::Interrupted`].
+    Interrupted,
+}
+
+impl From<WriteResponse> for WriteResult {
+    fn from(response: WriteResponse) -> WriteResult {
+        response.map_or_else(WriteResult::Refused, WriteResult::Written)
+    }
+}
+
+type WriteResponse = std::result::Result<Written, WriteRefusal>;
 
 impl Engine {
     /// Returns the value of a name and its bytes, if the name has a value.
@@ -76,34 +97,35 @@ impl Engine {
         policy: &WaitPolicy,
         interrupt: Option<BorrowedFd<'_>>,
         on_wait: &mut Onlooker<'_>,
-    ) -> Result<AcquireResult> {
+    ) -> Result<WriteResult> {
         let began = self.host.boottime();
         self.bound_by(policy);
         let mut write = || self.write_at_once(name, wanted, &request.owner);
         let response = self.when_reached(name, policy, interrupt, on_wait, &mut write);
         self.store.set_deadline(None);
         let outcome = match response {
-            Err(_) if self.is_interrupted(interrupt) => return Ok(AcquireResult::Interrupted),
+            Err(_) if self.is_interrupted(interrupt) => return Ok(WriteResult::Interrupted),
             outcome => outcome?,
         };
-        let Some(outcome) = outcome else { return Ok(AcquireResult::Interrupted) };
-        if policy.is_none() || !matches!(outcome, Response::Busy(_)) {
-            return Ok(AcquireResult::Answer(outcome));
+        let Some(outcome) = outcome else { return Ok(WriteResult::Interrupted) };
+        if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
+            return Ok(outcome.into());
         }
         let spent = self.host.boottime().saturating_sub(began);
         let rest_of_policy = &WaitPolicy { limit: policy.limit.map(|limit| limit.saturating_sub(spent)), ..*policy };
         match self.acquire(name, request, rest_of_policy, interrupt, on_wait)? {
-            AcquireResult::Answer(Response::Granted(..)) => {}
-            refused => return Ok(refused),
+            AcquireResult::Granted(..) => {}
+            AcquireResult::Refused(refusal) => return Ok(WriteResult::NotAcquired(refusal)),
+            AcquireResult::Interrupted => return Ok(WriteResult::Interrupted),
         }
         let proof = request.handle.proof();
         let me = self.by_proof(proof)?;
         let granted = ValueWrite { by: me.clone(), require_lock: true, release: true, ..wanted.clone() };
         let written = self.write_at_once(name, &granted, &request.owner);
-        if !matches!(written, Ok(Response::Written(..))) {
-            self.apply(name, &Request::Release(me))?;
+        if !matches!(written, Ok(Ok(_))) {
+            let _ = self.apply(name, &Release(me))?;
         }
-        written.map(AcquireResult::Answer)
+        written.map(WriteResult::from)
     }
 
     /// Returns the grant that claims a name permanently, if there is one.
@@ -122,7 +144,7 @@ impl Engine {
         (!may_come_to_nothing).then(|| grant.clone())
     }
 
-    fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<Response> {
+    fn write_at_once(&self, name: &[u8], wanted: &ValueWrite<'_>, writer: &Owner) -> Result<WriteResponse> {
         let random = self.host.random()?;
         let mark = u64::from_be_bytes(random[..8].try_into().unwrap_or_default());
         let mut writing = Writing {
@@ -136,7 +158,7 @@ impl Engine {
         let mut stored = false;
         let done = self.try_to_write(name, wanted, &mut writing, &mut stored, writer);
         // After an error the write may have happened nevertheless; a later `gc` decides that with more information.
-        if stored && matches!(&done, Ok(response) if !matches!(response, Response::Written(..))) {
+        if stored && matches!(done, Ok(Err(_))) {
             self.remove_external(&Value::key(name, mark))?;
         }
         done
@@ -149,7 +171,7 @@ impl Engine {
         writing: &mut Writing,
         stored: &mut bool,
         writer: &Owner,
-    ) -> Result<Response> {
+    ) -> Result<WriteResponse> {
         let mut race = self.race(name);
         loop {
             let (version, record) = self.read(name)?;
@@ -160,16 +182,14 @@ impl Engine {
             {
                 *value = Value::new(bytes, value.write_id, mode);
             }
-            let step = self.decide(&record, &Request::Write(writing.clone()), None)?;
-            let (next, response, wake, over) = match step {
-                Transition::Write { record, response: Some(outcome), wake, over } => (record, outcome, wake, over),
+            let (next, response, wake, over) = match self.decide(&record, writing, None)? {
+                Transition::Write { record, response, wake, over } => (record, response, wake, over),
                 Transition::Done(outcome) => {
-                    if let Response::Busy(_) = outcome {
+                    if let Err(WriteRefusal::Busy(_)) = outcome {
                         self.note_leases(&record);
                     }
                     return Ok(outcome);
                 }
-                _ => return Ok(Response::Busy(record.holders)),
             };
             let external = match (&writing.value, wanted.bytes) {
                 (Some(Value { inline: None, write_id: mark, mode, .. }), Some(bytes)) if !*stored => {
@@ -194,9 +214,9 @@ impl Engine {
             }
             let swapped = RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
             if let Some(version) = self.commit_update(&[swapped], &beside, None)? {
-                return Ok(with_token(response, &version));
+                return Ok(Writing::numbered(response, version.number));
             }
-            writing.credentials.repeated = true;
+            writing.repeat();
             race.backoff()?;
         }
     }

@@ -11,10 +11,39 @@ use super::queue::{
     INLINE_WAITERS, effective_owner, end, evict, grant_waiting, grant_waiting_as, refill, slot_count_conflict,
 };
 use super::record::{EndReason, EndedGrant, Grant, Record, Waiter};
-use super::request::{Acquire, Edge, QueuePosition, Response, Transition};
+use super::request::{Acquire, AcquireStep, Cancel, Edge, NotHolder, QueuePosition, Refusal, Request, Transition};
+
+impl Request for Acquire {
+    type Response = AcquireStep;
+
+    const HAS_PRIORITY: bool = false;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Step, Query> {
+        acquire(record, self, facts)
+    }
+
+    fn numbered(step: AcquireStep, version: u64) -> AcquireStep {
+        let numbered = |grant: Grant| Grant { token: grant.token.or(Some(version)), ..grant };
+        match step {
+            AcquireStep::Granted(grant, before) => AcquireStep::Granted(numbered(grant), before),
+            AcquireStep::Refused(Refusal::Busy(grants)) => busy(grants.into_iter().map(numbered).collect()),
+            step => step,
+        }
+    }
+}
+
+type Step = Transition<AcquireStep>;
+
+fn busy(holders: Vec<Grant>) -> AcquireStep {
+    AcquireStep::Refused(Refusal::Busy(holders))
+}
+
+fn refused(refusal: Refusal) -> Step {
+    Transition::Done(AcquireStep::Refused(refusal))
+}
 
 /// Acquires the lock or, if it is not free, enters the queue or waits there.
-pub(super) fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Transition, Query> {
+fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Result<Step, Query> {
     let me = request.entry.proof;
     if let Some(at) = record.holders.iter().position(|grant| grant.proof == me) {
         return already_granted(record, at, request, facts);
@@ -24,13 +53,13 @@ pub(super) fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Resu
     }
     if request.confirming {
         let mine = record.ended_grants.iter().find(|ending| ending.grant.proof == me);
-        return Ok(Transition::Done(Response::NotHeld(mine.cloned())));
+        return Ok(refused(Refusal::Lost(NotHolder { holders: Vec::new(), ending: mine.cloned() })));
     }
     let mut next = record.clone();
     let ended = evict(&mut next, facts)?;
     let stale: Vec<EndedGrant> = ended.iter().filter(|ending| ending.reason != EndReason::Released).cloned().collect();
     if request.refuse_stale && !stale.is_empty() {
-        return Ok(Transition::Done(Response::Stale(stale)));
+        return Ok(refused(Refusal::Stale(stale)));
     }
     let in_record = next.waiter(&me).is_some();
     let place = request.position.as_ref().filter(|place| next.pages.is_some_and(|pages| pages.has(place.page)));
@@ -40,7 +69,7 @@ pub(super) fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Resu
             wake = grant_waiting_as(&mut next, facts, None)?;
         }
         if let Some(has) = slot_count_conflict(&next, request, facts)? {
-            return Ok(Transition::Done(Response::SlotCountConflict(has)));
+            return Ok(refused(Refusal::SlotCountConflict(has)));
         }
         enter(&mut next, request, facts);
     }
@@ -49,19 +78,19 @@ pub(super) fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Resu
     wake.retain(|proof| *proof != me);
     if let Some(grant) = next.holder(&me) {
         let grant = grant.clone();
-        return Ok(write(next, Response::Granted(grant, stale.into_iter().next_back()), wake));
+        return Ok(write(next, AcquireStep::Granted(grant, stale.into_iter().next_back()), wake));
     }
     if let Some(own) = waits_for_itself(&next, &request.entry, facts)? {
-        return Ok(Transition::Done(Response::Deadlock(vec![Edge { name: next.name, grant: own }])));
+        return Ok(refused(Refusal::Deadlock(vec![Edge { name: next.name, grant: own }])));
     }
     if !request.queue {
-        let busy = Response::Busy(next.holders.clone());
+        let busy = busy(next.holders.clone());
         next.waiters.retain(|waiter| waiter.proof != me);
         let changed = !ended.is_empty() || !wake.is_empty();
         return Ok(if changed { write(next, busy, wake) } else { Transition::Done(busy) });
     }
     if next != *record {
-        return Ok(Transition::Write { record: next, response: None, wake, over: Vec::new() });
+        return Ok(write(next, AcquireStep::Again, wake));
     }
     match place {
         _ if in_record => wait(record, &me, facts),
@@ -71,7 +100,7 @@ pub(super) fn acquire(record: &Record, request: &Acquire, facts: &Facts) -> Resu
 }
 
 /// Handles a grant with the caller's handle hash: another process made it, or an earlier try whose reply was lost.
-fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts) -> Result<Transition, Query> {
+fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts) -> Result<Step, Query> {
     let grant = &record.holders[at];
     let before = record.ended_grants.last().filter(|ending| ending.reason != EndReason::Released).cloned();
     if let Some(stale) = before.clone().filter(|_| request.refuse_stale) {
@@ -79,16 +108,16 @@ fn already_granted(record: &Record, at: usize, request: &Acquire, facts: &Facts)
         let mut next = record.clone();
         end(&mut next, at, EndReason::Released);
         let wake = grant_waiting(&mut next, facts)?;
-        return Ok(write(next, Response::Stale(vec![stale]), wake));
+        return Ok(write(next, AcquireStep::Refused(Refusal::Stale(vec![stale])), wake));
     }
     if grant.provisional.is_none() || request.provisional {
-        return Ok(Transition::Done(Response::Granted(grant.clone(), before)));
+        return Ok(Transition::Done(AcquireStep::Granted(grant.clone(), before)));
     }
     Ok(confirm(record, at, request, before))
 }
 
 /// Makes a provisional grant permanent. `before` is the stale grant before it, if there was one.
-fn confirm(record: &Record, at: usize, request: &Acquire, before: Option<EndedGrant>) -> Transition {
+fn confirm(record: &Record, at: usize, request: &Acquire, before: Option<EndedGrant>) -> Step {
     let mut next = record.clone();
     next.holders[at].provisional = None;
     next.holders[at].lifetime = request.lifetime.clone();
@@ -96,18 +125,19 @@ fn confirm(record: &Record, at: usize, request: &Acquire, before: Option<EndedGr
     // Waiters that want to claim the name too need not wait any longer.
     let others = next.waiters.iter().filter(|waiter| grant.claim.is_some() && waiter.claim.is_some());
     let wake = others.map(|waiter| waiter.proof).collect();
-    write(next, Response::Granted(grant, before), wake)
+    write(next, AcquireStep::Granted(grant, before), wake)
 }
 
 /// Returns the response to a request for a claim if the name is already claimed permanently.
-fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<Response>, Query> {
+fn claimed(record: &Record, request: &Acquire, facts: &Facts) -> Result<Option<AcquireStep>, Query> {
     let Some(id) = &request.entry.claim else { return Ok(None) };
     let Some(grant) = record.holders.iter().find(|grant| grant.claim.is_some()) else { return Ok(None) };
     if grant.provisional.is_some() && !is_decided(grant, facts)? {
         return Ok(None);
     }
     let is_mine = grant.claim.as_ref() == Some(id);
-    Ok(Some(if is_mine { Response::Granted(grant.clone(), None) } else { Response::Claimed(grant.clone()) }))
+    let grant = grant.clone();
+    Ok(Some(if is_mine { AcquireStep::Granted(grant, None) } else { AcquireStep::Refused(Refusal::Claimed(grant)) }))
 }
 
 /// Enters the queue of the record unless it is full. A caller that does not queue enters it for this decision only.
@@ -142,34 +172,34 @@ fn waits_for_itself(record: &Record, entry: &Waiter, facts: &Facts) -> Result<Op
 }
 
 /// Waits at this place in the record.
-fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Transition, Query> {
+fn wait(record: &Record, me: &HandleHash, facts: &Facts) -> Result<Step, Query> {
     let ahead = record.waiters.iter().take_while(|waiter| waiter.proof != *me).count();
     let before = record.waiters[..ahead].iter().rev().map(Waiter::waits_where);
     let (processes, mut leases) = awaited_ends(record, before, facts)?;
     leases.extend(ahead.checked_sub(1).and_then(|at| record.waiters[at].lease.clone()));
-    Ok(Transition::Wait { processes, leases, ahead })
+    Ok(Transition::Done(AcquireStep::Wait { processes, leases, ahead }))
 }
 
 /// Waits on a page, or enters it anew if the entry has changed.
-fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &Facts) -> Result<Transition, Query> {
+fn wait_on_page(record: &Record, place: &QueuePosition, entry: &Waiter, facts: &Facts) -> Result<Step, Query> {
     if place.entry != *entry {
-        return Ok(Transition::Enqueue(place.page));
+        return Ok(Transition::Done(AcquireStep::Enqueue(place.page)));
     }
     let first = record.pages.map_or(place.page, |pages| pages.first);
     let in_record = record.waiters.iter().rev().map(Waiter::waits_where);
     let ahead = record.waiters.len() + Page::before(first, place.page) + place.ahead;
     let (processes, leases) = awaited_ends(record, place.before.iter().cloned().chain(in_record), facts)?;
-    Ok(Transition::Wait { processes, leases, ahead })
+    Ok(Transition::Done(AcquireStep::Wait { processes, leases, ahead }))
 }
 
 /// Returns the step for a request whose queue has no room left in the record.
-fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Transition {
+fn queue_on_page(mut next: Record, full: Option<u64>, facts: &Facts) -> Step {
     next.pages = match next.pages {
         None => Some(Pages { first: facts.wall, last: facts.wall }),
         Some(pages) if full == Some(pages.last) => Some(Pages { last: pages.last + 1, ..pages }),
-        Some(pages) => return Transition::Enqueue(pages.last),
+        Some(pages) => return Transition::Done(AcquireStep::Enqueue(pages.last)),
     };
-    Transition::Write { record: next, response: None, wake: Vec::new(), over: Vec::new() }
+    write(next, AcquireStep::Again, Vec::new())
 }
 
 /// Processes and leases whose end a waiter awaits.
@@ -205,23 +235,30 @@ fn awaited_ends(
     Ok((processes, leases))
 }
 
-/// Leaves the queue, unless the lock was granted in the meantime.
-pub(super) fn cancel(record: &Record, me: &HandleHash, page: Option<u64>, facts: &Facts) -> Result<Transition, Query> {
-    if let Some(grant) = record.holder(me) {
-        return Ok(Transition::Done(Response::GrantedMeanwhile(grant.clone())));
+impl Request for Cancel {
+    type Response = Option<Grant>;
+
+    const HAS_PRIORITY: bool = false;
+
+    /// Leaves the queue, unless the lock was granted in the meantime.
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Option<Grant>>, Query> {
+        let me = &self.proof;
+        if let Some(grant) = record.holder(me) {
+            return Ok(Transition::Done(Some(grant.clone())));
+        }
+        let mut next = record.clone();
+        // A sealed page cannot lose a waiter, so the record fetches the page first and then drops the waiter.
+        while self.page.is_some_and(|page| next.pages.is_some_and(|pages| pages.has(page))) {
+            refill(&mut next, facts)?;
+        }
+        let Some(at) = next.waiters.iter().position(|waiter| waiter.proof == *me) else {
+            return Ok(Transition::Done(None));
+        };
+        next.waiters.remove(at);
+        // The next waiter watches this process, which may live on.
+        let successor = next.waiters.get(at).map(|waiter| waiter.proof);
+        let mut wake = grant_waiting(&mut next, facts)?;
+        wake.extend(successor.filter(|successor| !wake.contains(successor)));
+        Ok(write(next, None, wake))
     }
-    let mut next = record.clone();
-    // A sealed page cannot lose a waiter, so the record fetches the page first and then drops the waiter.
-    while page.is_some_and(|page| next.pages.is_some_and(|pages| pages.has(page))) {
-        refill(&mut next, facts)?;
-    }
-    let Some(at) = next.waiters.iter().position(|waiter| waiter.proof == *me) else {
-        return Ok(Transition::Done(Response::Cancelled));
-    };
-    next.waiters.remove(at);
-    // The next waiter watches this process, which may live on.
-    let successor = next.waiters.get(at).map(|waiter| waiter.proof);
-    let mut wake = grant_waiting(&mut next, facts)?;
-    wake.extend(successor.filter(|successor| !wake.contains(successor)));
-    Ok(write(next, Response::Cancelled, wake))
 }

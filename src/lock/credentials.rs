@@ -4,7 +4,7 @@ use super::facts::{Facts, Query};
 use super::protocol::{grant_status, is_decided, lease_expired, write};
 use super::queue::effective_owner;
 use super::record::{EndReason, EndedGrant, Grant, Record};
-use super::request::{Credentials, Response, Transition};
+use super::request::{Credentials, NotHolder, Transition};
 
 /// Grant that matches a caller's credentials.
 pub(super) enum Found {
@@ -15,6 +15,18 @@ pub(super) enum Found {
     /// The record has no grant of the caller.
     Nothing,
 }
+
+impl Found {
+    pub(super) fn ending(self) -> Option<EndedGrant> {
+        match self {
+            Found::Ended(ending) => Some(ending),
+            Found::Mine(_) | Found::Nothing => None,
+        }
+    }
+}
+
+/// Step for a request that only a holder may make.
+pub(super) type Answer<T> = Transition<Result<T, NotHolder>>;
 
 /// Returns the grant that matches the credentials.
 pub(super) fn find(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Found, Query> {
@@ -55,21 +67,19 @@ pub(super) fn hears_of(record: &Record, credentials: &Credentials, ending: &Ende
 }
 
 /// Returns the ending of the grant to the caller and drops it from the record.
-pub(super) fn hear_of(record: &Record, ending: EndedGrant, facts: &Facts) -> Result<Transition, Query> {
+pub(super) fn hear_of<T>(record: &Record, ending: EndedGrant, facts: &Facts) -> Result<Answer<T>, Query> {
     let mut next = record.clone();
     next.ended_grants.retain(|kept| *kept != ending);
-    match refuse(record, Found::Ended(ending), facts)? {
-        Transition::Done(response) => Ok(write(next, response, Vec::new())),
-        other => Ok(other),
-    }
+    Ok(write(next, Err(not_holder(record, Some(ending), facts)?), Vec::new()))
+}
+
+/// Refuses a request because the caller's grant has ended, or because the record has none.
+pub(super) fn refuse<T>(record: &Record, found: Found, facts: &Facts) -> Result<Answer<T>, Query> {
+    Ok(Transition::Done(Err(not_holder(record, found.ending(), facts)?)))
 }
 
 /// Returns the response to a caller that does not hold the lock: how its grant ended, and the holders.
-pub(super) fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Transition, Query> {
-    let mut ending = match found {
-        Found::Ended(ending) => Some(ending),
-        _ => None,
-    };
+pub(super) fn not_holder(record: &Record, mut ending: Option<EndedGrant>, facts: &Facts) -> Result<NotHolder, Query> {
     let mut holders = Vec::new();
     for grant in &record.holders {
         match grant_status(grant, facts)? {
@@ -78,9 +88,5 @@ pub(super) fn refuse(record: &Record, found: Found, facts: &Facts) -> Result<Tra
             Err(how) => ending = ending.or_else(|| Some(EndedGrant { grant: grant.clone(), reason: how })),
         }
     }
-    Ok(Transition::Done(if holders.is_empty() {
-        Response::NotHeld(ending)
-    } else {
-        Response::NotOwner(holders, ending)
-    }))
+    Ok(NotHolder { holders, ending })
 }

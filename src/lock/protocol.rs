@@ -16,41 +16,23 @@
 //! waiter until the waiter confirms. Otherwise a waiter killed during the grant would leave its shell a lock that the
 //! shell does not know of. For several names, csalock confirms all grants or none ([`super::CommitRecord`]).
 //!
-//! `acquire.rs` has the rules for the start of a grant, `release.rs` those for its end, `value.rs` those for values, and
-//! `queue.rs` serves the queue. This file chooses among them and returns the status of a grant.
+//! Each request has its own rule: `acquire.rs` has the rules for the start of a grant, `release.rs` those for its end,
+//! `value.rs` those for values, and `queue.rs` serves the queue. This file returns the status of a grant.
 //!
 //! The function never calls out. If a fact is missing, it returns a [`Query`]; the engine adds the answer to [`Facts`]
 //! and calls again.
 
-use super::acquire::{acquire, cancel};
 use super::facts::{Facts, Liveness, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::queue::effective_owner;
 use super::record::{EndReason, Grant, Record};
-use super::release::{break_grants, collect, keep_alive, owner_died, prepare, release, renew};
-use super::request::{Request, Response, Transition};
-use super::sighting::note;
-use super::value::decide_write;
+use super::request::{Request, Transition};
 
 /// Decides about one request by the rules in the module documentation.
 /// Returns the [`Query`] that the engine must answer in `facts` before it calls again.
-pub fn decide(record: &Record, ask: &Request, facts: &Facts) -> Result<Transition, Query> {
-    let mut step = match ask {
-        Request::Acquire(request) => acquire(record, request, facts),
-        Request::Cancel(proof, page) => cancel(record, proof, *page, facts),
-        Request::Release(credentials) => release(record, credentials, facts),
-        Request::Renew(credentials, lifetime @ Lifetime::Keepalive(_)) => {
-            keep_alive(record, credentials, lifetime, facts)
-        }
-        Request::Renew(credentials, lifetime) => renew(record, credentials, lifetime, facts),
-        Request::OwnerDied(credentials) => owner_died(record, credentials, facts),
-        Request::Prepare(credentials, dependency) => prepare(record, credentials, dependency, facts),
-        Request::Write(writing) => decide_write(record, writing, facts),
-        Request::Break(proofs) => break_grants(record, proofs, facts),
-        Request::Gc => collect(record, facts),
-        Request::Note(sightings) => Ok(note(record, sightings)),
-    }?;
+pub fn decide<R: Request>(record: &Record, ask: &R, facts: &Facts) -> Result<Transition<R::Response>, Query> {
+    let mut step = ask.rule(record, facts)?;
     if let Transition::Write { over, .. } = &mut step {
         over.extend(facts.expired_leases().cloned());
     }
@@ -114,8 +96,8 @@ pub(super) fn is_decided(grant: &Grant, facts: &Facts) -> Result<bool, Query> {
 }
 
 /// Returns the step that commits this record and then returns this response.
-pub(super) fn write(record: Record, response: Response, wake: Vec<HandleHash>) -> Transition {
-    Transition::Write { record, response: Some(response), wake, over: Vec::new() }
+pub(super) fn write<R>(record: Record, response: R, wake: Vec<HandleHash>) -> Transition<R> {
+    Transition::Write { record, response, wake, over: Vec::new() }
 }
 
 #[cfg(test)]

@@ -1,137 +1,196 @@
 //! Rules for an existing grant: release, renew, prepare for a commit record, break, and the removal of stale entries.
 
-use super::credentials::{Found, find, hear_of, hears_of, refuse};
+use super::credentials::{Answer, Found, find, hear_of, hears_of, refuse};
 use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::Lifetime;
 use super::protocol::write;
 use super::queue::{end, evict, grant_waiting, grant_waiting_as, is_gone};
-use super::record::{EndReason, EndedGrant, Record};
-use super::request::{Credentials, Prepare, Response, Transition};
+use super::record::{EndReason, EndedGrant, Grant, Record, Waiter};
+use super::request::{Break, Credentials, Gc, NotHolder, OwnerDied, Prepare, Release, Renew, Request, Transition};
 
-/// Releases the caller's grant, or tells the caller how it ended.
-pub(super) fn release(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Transition, Query> {
-    match find(record, credentials, facts)? {
-        Found::Mine(at) => {
-            let mut next = record.clone();
-            if credentials.supervises {
-                next.holders[at].owner.supervisor = None;
+impl Request for Release {
+    type Response = Result<Grant, NotHolder>;
+
+    /// Releases the caller's grant, or tells the caller how it ended.
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
+        let Release(credentials) = self;
+        match find(record, credentials, facts)? {
+            Found::Mine(at) => {
+                let mut next = record.clone();
+                if credentials.supervises {
+                    next.holders[at].owner.supervisor = None;
+                }
+                let grant = end(&mut next, at, EndReason::Released);
+                let wake = grant_waiting(&mut next, facts)?;
+                Ok(write(next, Ok(grant), wake))
             }
-            let grant = end(&mut next, at, EndReason::Released);
-            let wake = grant_waiting(&mut next, facts)?;
-            Ok(write(next, Response::Released(grant), wake))
+            Found::Ended(ending) if hears_of(record, credentials, &ending) => hear_of(record, ending, facts),
+            Found::Ended(ending) if credentials.repeated && ending.reason == EndReason::Released => {
+                Ok(Transition::Done(Ok(ending.grant)))
+            }
+            other => refuse(record, other, facts),
         }
-        Found::Ended(ending) if hears_of(record, credentials, &ending) => hear_of(record, ending, facts),
-        Found::Ended(ending) if credentials.repeated && ending.reason == EndReason::Released => {
-            Ok(Transition::Done(Response::Released(ending.grant)))
-        }
-        other => refuse(record, other, facts),
+    }
+
+    fn repeat(&mut self) {
+        self.0.repeated = true;
+    }
+
+    fn ended(response: &Self::Response, _next: &Record) -> Vec<HandleHash> {
+        response.iter().map(|grant| grant.proof).collect()
     }
 }
 
-/// Sets a new lifetime for the caller's grant.
-pub(super) fn renew(
-    record: &Record,
-    credentials: &Credentials,
-    lifetime: &Lifetime,
-    facts: &Facts,
-) -> Result<Transition, Query> {
-    let at = match find(record, credentials, facts)? {
-        Found::Mine(at) => at,
-        other => return refuse(record, other, facts),
-    };
-    let mut next = record.clone();
-    next.holders[at].lifetime = lifetime.clone();
-    let grant = next.holders[at].clone();
-    let wake = next.waiters.first().map(|head| head.proof).into_iter().collect();
-    Ok(write(next, Response::Renewed(grant), wake))
+impl Request for Renew {
+    type Response = Result<Grant, NotHolder>;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
+        let Renew(credentials, lifetime) = self;
+        if let Lifetime::Keepalive(_) = lifetime {
+            return keep_alive(record, credentials, lifetime, facts);
+        }
+        let at = match find(record, credentials, facts)? {
+            Found::Mine(at) => at,
+            other => return refuse(record, other, facts),
+        };
+        let mut next = record.clone();
+        next.holders[at].lifetime = lifetime.clone();
+        let grant = next.holders[at].clone();
+        let wake = next.waiters.first().map(|head| head.proof).into_iter().collect();
+        Ok(write(next, Ok(grant), wake))
+    }
+
+    fn repeat(&mut self) {
+        self.0.repeated = true;
+    }
+
+    fn changed(response: &Self::Response) -> Option<HandleHash> {
+        changed(response)
+    }
 }
 
 /// Restarts a keepalive lease, even if it is over: no other caller has acquired the lock yet, and the first commit
 /// wins. A grant with a fixed time limit keeps that limit.
-pub(super) fn keep_alive(
+fn keep_alive(
     record: &Record,
     credentials: &Credentials,
     lifetime: &Lifetime,
     facts: &Facts,
-) -> Result<Transition, Query> {
+) -> Result<Answer<Grant>, Query> {
     let Some(at) = record.holders.iter().position(|grant| credentials.proof == Some(grant.proof)) else {
         return refuse(record, find(record, credentials, facts)?, facts);
     };
     let mut next = record.clone();
     if !matches!(record.holders[at].lifetime, Lifetime::Keepalive(_)) {
-        return Ok(Transition::Done(Response::Renewed(record.holders[at].clone())));
+        return Ok(Transition::Done(Ok(record.holders[at].clone())));
     }
     next.holders[at].lifetime = lifetime.clone();
     let grant = next.holders[at].clone();
     // Waiters that watch the old lease read the record when that lease would end, so they need no wake-up.
-    Ok(write(next, Response::Renewed(grant), Vec::new()))
+    Ok(write(next, Ok(grant), Vec::new()))
 }
 
-/// Ends the caller's grant because its owner has died, which other hosts cannot see.
-pub(super) fn owner_died(record: &Record, credentials: &Credentials, facts: &Facts) -> Result<Transition, Query> {
-    let at = match find(record, credentials, facts)? {
-        Found::Mine(at) => at,
-        other => return refuse(record, other, facts),
-    };
-    let mut next = record.clone();
-    next.holders[at].lifetime = Lifetime::OwnerDied;
-    let grant = next.holders[at].clone();
-    // Without waiters the grant stays in the record, so that the next caller sees how it ended.
-    let is_wanted = !next.waiters.is_empty() || next.pages.is_some();
-    let wake = if is_wanted { grant_waiting(&mut next, facts)? } else { Vec::new() };
-    Ok(write(next, Response::Released(grant), wake))
+/// Returns the grant that has a new lifetime. The keeper itself renews a keepalive lease, so it needs no notification.
+fn changed(response: &Result<Grant, NotHolder>) -> Option<HandleHash> {
+    let grant = response.as_ref().ok()?;
+    (!matches!(grant.lifetime, Lifetime::Keepalive(_))).then_some(grant.proof)
 }
 
-/// Makes the caller's grant depend on a commit record.
-pub(super) fn prepare(
-    record: &Record,
-    credentials: &Credentials,
-    dependency: &Prepare,
-    facts: &Facts,
-) -> Result<Transition, Query> {
-    let at = match find(record, credentials, facts)? {
-        Found::Mine(at) => at,
-        other => return refuse(record, other, facts),
-    };
-    let mut next = record.clone();
-    let grant = &mut next.holders[at];
-    grant.proof = dependency.proof;
-    grant.provisional = Some(dependency.process);
-    grant.lifetime = dependency.lifetime.clone();
-    let prepared = grant.clone();
-    Ok(write(next, Response::Renewed(prepared), Vec::new()))
+impl Request for OwnerDied {
+    /// The grant in its new state, with which it stays in the record until another caller needs the lock.
+    type Response = Result<Grant, NotHolder>;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
+        let at = match find(record, &self.0, facts)? {
+            Found::Mine(at) => at,
+            other => return refuse(record, other, facts),
+        };
+        let mut next = record.clone();
+        next.holders[at].lifetime = Lifetime::OwnerDied;
+        let grant = next.holders[at].clone();
+        // Without waiters the grant stays in the record, so that the next caller sees how it ended.
+        let is_wanted = !next.waiters.is_empty() || next.pages.is_some();
+        let wake = if is_wanted { grant_waiting(&mut next, facts)? } else { Vec::new() };
+        Ok(write(next, Ok(grant), wake))
+    }
+
+    fn repeat(&mut self) {
+        self.0.repeated = true;
+    }
+
+    fn ended(response: &Self::Response, next: &Record) -> Vec<HandleHash> {
+        Release::ended(response, next)
+    }
 }
 
-/// Breaks only grants that the caller saw. If the reply is lost, a retry does not break the next holder's grant.
-pub(super) fn break_grants(record: &Record, proofs: &[HandleHash], facts: &Facts) -> Result<Transition, Query> {
-    let mut next = record.clone();
-    let is_meant = |ending: &&EndedGrant| ending.reason != EndReason::Released && proofs.contains(&ending.grant.proof);
-    // Eviction comes first, because it would drop the ending of a broken grant whose owner is dead.
-    let mut broken: Vec<EndedGrant> = evict(&mut next, facts)?.iter().filter(is_meant).cloned().collect();
-    while let Some(at) = next.holders.iter().position(|grant| proofs.contains(&grant.proof)) {
-        broken.push(EndedGrant { grant: end(&mut next, at, EndReason::Broken), reason: EndReason::Broken });
+impl Request for Prepare {
+    type Response = Result<Grant, NotHolder>;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Grant>, Query> {
+        let at = match find(record, &self.credentials, facts)? {
+            Found::Mine(at) => at,
+            other => return refuse(record, other, facts),
+        };
+        let mut next = record.clone();
+        let grant = &mut next.holders[at];
+        grant.proof = self.proof;
+        grant.provisional = Some(self.process);
+        grant.lifetime = self.lifetime.clone();
+        let prepared = grant.clone();
+        Ok(write(next, Ok(prepared), Vec::new()))
     }
-    if !broken.is_empty() {
-        let wake = grant_waiting_as(&mut next, facts, None)?;
-        return Ok(write(next, Response::Broken(broken), wake));
+
+    fn changed(response: &Self::Response) -> Option<HandleHash> {
+        changed(response)
     }
-    let earlier: Vec<EndedGrant> = record.ended_grants.iter().filter(is_meant).cloned().collect();
-    if !earlier.is_empty() {
-        return Ok(Transition::Done(Response::Broken(earlier)));
-    }
-    refuse(record, Found::Nothing, facts)
 }
 
-/// Removes stale grants and all dead waiters of the record.
-pub(super) fn collect(record: &Record, facts: &Facts) -> Result<Transition, Query> {
-    let mut next = record.clone();
-    let evicted = evict(&mut next, facts)?;
-    let mut dropped = Vec::new();
-    for waiter in std::mem::take(&mut next.waiters) {
-        if is_gone(&waiter, facts)? { &mut dropped } else { &mut next.waiters }.push(waiter);
+impl Request for Break {
+    type Response = Result<Vec<EndedGrant>, NotHolder>;
+
+    /// Breaks only grants that the caller saw. If the reply is lost, a retry does not break the next holder's grant.
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Answer<Vec<EndedGrant>>, Query> {
+        let Break(proofs) = self;
+        let mut next = record.clone();
+        let is_meant =
+            |ending: &&EndedGrant| ending.reason != EndReason::Released && proofs.contains(&ending.grant.proof);
+        // Eviction comes first, because it would drop the ending of a broken grant whose owner is dead.
+        let mut broken: Vec<EndedGrant> = evict(&mut next, facts)?.iter().filter(is_meant).cloned().collect();
+        while let Some(at) = next.holders.iter().position(|grant| proofs.contains(&grant.proof)) {
+            broken.push(EndedGrant { grant: end(&mut next, at, EndReason::Broken), reason: EndReason::Broken });
+        }
+        if !broken.is_empty() {
+            let wake = grant_waiting_as(&mut next, facts, None)?;
+            return Ok(write(next, Ok(broken), wake));
+        }
+        let earlier: Vec<EndedGrant> = record.ended_grants.iter().filter(is_meant).cloned().collect();
+        if !earlier.is_empty() {
+            return Ok(Transition::Done(Ok(earlier)));
+        }
+        refuse(record, Found::Nothing, facts)
     }
-    let wake = grant_waiting(&mut next, facts)?;
-    let response = Response::Collected(evicted, dropped);
-    Ok(if next == *record { Transition::Done(response) } else { write(next, response, wake) })
+
+    fn ended(response: &Self::Response, next: &Record) -> Vec<HandleHash> {
+        let broken = response.iter().flatten().filter(|_| next.is_removable());
+        broken.map(|ending| ending.grant.proof).collect()
+    }
+}
+
+impl Request for Gc {
+    type Response = (Vec<EndedGrant>, Vec<Waiter>);
+
+    const HAS_PRIORITY: bool = false;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query> {
+        let mut next = record.clone();
+        let evicted = evict(&mut next, facts)?;
+        let mut dropped = Vec::new();
+        for waiter in std::mem::take(&mut next.waiters) {
+            if is_gone(&waiter, facts)? { &mut dropped } else { &mut next.waiters }.push(waiter);
+        }
+        let wake = grant_waiting(&mut next, facts)?;
+        let response = (evicted, dropped);
+        Ok(if next == *record { Transition::Done(response) } else { write(next, response, wake) })
+    }
 }

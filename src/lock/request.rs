@@ -1,49 +1,106 @@
 //! Requests about a record, and the responses.
 
+use super::facts::{Facts, Query};
 use super::handle::HandleHash;
 use super::lifetime::{Lease, Lifetime};
 use super::owner::{PidDomain, ProcessId};
 use super::record::{EndedGrant, Grant, Record, Waiter};
 use super::sighting::Sighting;
-use super::value::{Value, Writing};
 
-/// Request of a caller about a record.
-#[derive(Debug, Clone)]
-#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
-pub enum Request {
-    /// Acquires the lock, or queues for it.
-    Acquire(Acquire),
-    /// Leaves the queue. The number is the page of the waiter, if the waiter entered a page.
-    Cancel(HandleHash, Option<u64>),
-    /// Releases the caller's grant.
-    Release(Credentials),
-    /// Sets a new lifetime for the caller's grant.
-    Renew(Credentials, Lifetime),
-    /// Tells hosts that cannot see the owner of the caller's grant that the owner has died.
-    OwnerDied(Credentials),
-    /// Makes the caller's grant depend on a commit record, with a new handle hash ([`super::CommitRecord`]).
-    Prepare(Credentials, Prepare),
-    /// Writes the value, or deletes it.
-    Write(Writing),
-    /// Ends the grants with these handle hashes, regardless of the holder.
-    Break(Vec<HandleHash>),
-    /// Removes stale grants and dead waiters.
-    Gc,
-    /// Records that the caller's host has seen these leases.
-    Note(Vec<Sighting>),
+/// Request of a caller about a record. Each request has its own type of response.
+pub trait Request: Loggable {
+    /// Response to the request, including refusals.
+    type Response;
+
+    /// False for a request that other callers make at the same time, so that a loser of a commit pauses.
+    const HAS_PRIORITY: bool = true;
+
+    /// Decides about the request as [`super::decide`] does, but does not name the leases whose end justifies the change.
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query>;
+
+    /// Records that an earlier try of this request had a lost or unclear reply.
+    fn repeat(&mut self) {}
+
+    /// Adds what only the store knows: the token of a new grant is the version under which the store has it.
+    fn numbered(response: Self::Response, _version: u64) -> Self::Response {
+        response
+    }
+
+    /// Returns the grants that this response ended, if a record that knows none of them proves the commit of `next`.
+    fn ended(_response: &Self::Response, _next: &Record) -> Vec<HandleHash> {
+        Vec::new()
+    }
+
+    /// Returns the grant whose supervisor does not know what this response changed.
+    fn changed(_response: &Self::Response) -> Option<HandleHash> {
+        None
+    }
 }
 
-/// Dependency of a grant on a commit record, set again or extended.
+/// A request that builds for tests can log (`src/trace.rs`).
+#[cfg(debug_assertions)]
+pub trait Loggable: Clone + serde::Serialize {}
+#[cfg(debug_assertions)]
+impl<R: Clone + serde::Serialize> Loggable for R {}
+#[cfg(not(debug_assertions))]
+pub trait Loggable: Clone {}
+#[cfg(not(debug_assertions))]
+impl<R: Clone> Loggable for R {}
+
+/// Leaves the queue. The response is the grant that the waiter has in the meantime, if the request came too late.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Cancel {
+    /// Handle hash of the waiter.
+    pub proof: HandleHash,
+    /// Page of the waiter, if the waiter entered a page.
+    pub page: Option<u64>,
+}
+
+/// Releases the caller's grant.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Release(pub Credentials);
+
+/// Sets a new lifetime for the caller's grant.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Renew(pub Credentials, pub Lifetime);
+
+/// Tells hosts that cannot see the owner of the caller's grant that the owner has died.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct OwnerDied(pub Credentials);
+
+/// Makes the caller's grant depend on a commit record, or extends that dependency ([`super::CommitRecord`]).
 #[derive(Debug, Clone)]
 #[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
 pub struct Prepare {
-    /// Handle hash that names the commit record.
+    /// Credentials of the caller.
+    pub credentials: Credentials,
+    /// Handle hash that names the commit record, and the new one of the grant.
     pub proof: HandleHash,
     /// Process that commits.
     pub process: ProcessId,
     /// Time for which that process counts as alive if other hosts cannot see it; otherwise [`Lifetime::UntilReleased`].
     pub lifetime: Lifetime,
 }
+
+/// Ends the grants with these handle hashes, regardless of the holder. The response has the grants that were broken, or
+/// were stale and have been removed.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Break(pub Vec<HandleHash>);
+
+/// Removes stale grants and dead waiters. The response has the removed grants and waiters.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Gc;
+
+/// Records that the caller's host has seen these leases, as far as the record has them and enough room.
+#[derive(Debug, Clone)]
+#[cfg_attr(debug_assertions, derive(serde::Serialize, serde::Deserialize))]
+pub struct Note(pub Vec<Sighting>);
 
 /// Request to acquire the lock.
 #[derive(Debug, Clone)]
@@ -130,20 +187,50 @@ pub struct Credentials {
 
 /// Next step of the engine.
 #[derive(Debug, Clone)]
-pub enum Transition {
+pub enum Transition<R> {
     /// The record does not change, and this is the response.
-    Done(Response),
-    /// The engine commits this record, then wakes these waiters. Without a response, the engine decides again.
+    Done(R),
+    /// The engine commits this record, then wakes these waiters and returns the response.
     Write {
         /// New record.
         record: Record,
         /// Response to return after the commit.
-        response: Option<Response>,
+        response: R,
         /// Waiters whose situation has changed.
         wake: Vec<HandleHash>,
         /// Leases whose end justifies this change; the store must not commit while one of these leases lasts.
         over: Vec<Lease>,
     },
+}
+
+impl<R> Transition<R> {
+    /// Returns the response.
+    pub fn response(&self) -> &R {
+        match self {
+            Transition::Done(response) | Transition::Write { response, .. } => response,
+        }
+    }
+
+    /// Returns the step with another response.
+    pub fn map<S>(self, response_of: impl FnOnce(R) -> S) -> Transition<S> {
+        match self {
+            Transition::Done(response) => Transition::Done(response_of(response)),
+            Transition::Write { record, response, wake, over } => {
+                Transition::Write { record, response: response_of(response), wake, over }
+            }
+        }
+    }
+}
+
+/// Response to [`Acquire`]: the end of the attempt, or its next step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AcquireStep {
+    /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
+    Granted(Grant, Option<EndedGrant>),
+    /// The caller does not get the lock.
+    Refused(Refusal),
+    /// The caller has joined the queue, or the queue has a new page. The caller repeats the request.
+    Again,
     /// The queue is long, so the caller enters it on this page and repeats the request.
     Enqueue(u64),
     /// The caller waits in the queue until one of these processes dies, one of these leases ends, or a wake-up comes.
@@ -157,11 +244,9 @@ pub enum Transition {
     },
 }
 
-/// Response to a [`Request`], including refusals.
+/// Reason why a caller does not get a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Response {
-    /// The caller has the lock. The ending is that of the previous holder, if that holder did not release the lock.
-    Granted(Grant, Option<EndedGrant>),
+pub enum Refusal {
     /// These grants hold the lock, and the caller does not queue.
     Busy(Vec<Grant>),
     /// The holders of these grants are gone without a release, and `refuse_stale` was set.
@@ -171,32 +256,17 @@ pub enum Response {
     Deadlock(Vec<Edge>),
     /// The record has this slot count, and the request has another one.
     SlotCountConflict(u32),
-    /// The claim fails, because another id has claimed the name permanently.
+    /// Another id has claimed the name permanently.
     Claimed(Grant),
-    /// The value was written, or this value was deleted. The ending is that of the writer's grant, if it was over.
-    Written(Option<Value>, Option<EndedGrant>),
-    /// The write fails, because these grants share the lock.
-    Shared(Vec<Grant>),
-    /// The precondition does not hold; this is the current value.
-    VersionMismatch(Option<Value>),
-    /// The name has no value to delete.
-    NoValue,
-    /// The waiter has left the queue.
-    Cancelled,
-    /// The cancellation came too late, because the waiter has this grant in the meantime.
-    GrantedMeanwhile(Grant),
-    /// The grant was released.
-    Released(Grant),
-    /// The grant has its new lifetime.
-    Renewed(Grant),
-    /// These grants were broken, or were stale and have been removed.
-    Broken(Vec<EndedGrant>),
-    /// The lock has no holder. The ending is that of the caller's grant, if the record still has it.
-    NotHeld(Option<EndedGrant>),
-    /// Only other callers hold the lock. The ending is that of the caller's grant, if the record still has it.
-    NotOwner(Vec<Grant>, Option<EndedGrant>),
-    /// These grants and waiters of dead processes were removed.
-    Collected(Vec<EndedGrant>, Vec<Waiter>),
-    /// The record has the sightings, as far as it has their leases and enough room.
-    SightingsRecorded,
+    /// The caller had the lock and only confirms that, but the grant has ended.
+    Lost(NotHolder),
+}
+
+/// Response to a caller that does not hold the lock.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NotHolder {
+    /// Grants of the holders; empty if the lock has no holder.
+    pub holders: Vec<Grant>,
+    /// Ending of the caller's grant, if the record still has it.
+    pub ending: Option<EndedGrant>,
 }

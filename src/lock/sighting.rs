@@ -15,10 +15,11 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::codec::checksum;
+use super::facts::{Facts, Query};
 use super::lifetime::{Lease, LeaseClock};
 use super::protocol::write;
 use super::record::Record;
-use super::request::{Response, Transition};
+use super::request::{Note, Request, Transition};
 
 /// Maximum number of sightings in a record. Further hosts add none, and rely on the existing sightings.
 pub const MOST_SIGHTINGS: usize = 128;
@@ -75,14 +76,18 @@ pub fn age(lease: &Lease, seen: &[Sighting], boot: u64, now: &Moment) -> Option<
 }
 
 /// Adds sightings of leases that are still in the record, as long as there is room.
-pub(super) fn note(record: &Record, sightings: &[Sighting]) -> Transition {
-    let room = MOST_SIGHTINGS.saturating_sub(record.sightings.len());
-    let still = sightings.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease));
-    let new: Vec<Sighting> = still.take(room).cloned().collect();
-    if new.is_empty() {
-        return Transition::Done(Response::SightingsRecorded);
+impl Request for Note {
+    type Response = ();
+
+    fn rule(&self, record: &Record, _facts: &Facts) -> Result<Transition<()>, Query> {
+        let room = MOST_SIGHTINGS.saturating_sub(record.sightings.len());
+        let still = self.0.iter().filter(|seen| record.leases().any(|lease| *lease == seen.lease));
+        let new: Vec<Sighting> = still.take(room).cloned().collect();
+        if new.is_empty() {
+            return Ok(Transition::Done(()));
+        }
+        let mut next = record.clone();
+        next.sightings.extend(new);
+        Ok(write(next, (), Vec::new()))
     }
-    let mut next = record.clone();
-    next.sightings.extend(new);
-    write(next, Response::SightingsRecorded, Vec::new())
 }

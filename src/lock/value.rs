@@ -14,12 +14,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::codec::text;
-use super::credentials::{Found, find, refuse};
+use super::credentials::{Found, find, not_holder};
 use super::facts::{Facts, Query};
 use super::protocol::{grant_status, write};
 use super::queue::{end, evict, grant_waiting};
-use super::record::{EndReason, EndedGrant, Record};
-use super::request::{Credentials, Response, Transition};
+use super::record::{EndReason, EndedGrant, Grant, Record};
+use super::request::{Credentials, NotHolder, Request, Transition};
 
 /// Maximum size of a value in bytes.
 pub const MOST_VALUE: usize = 1 << 20;
@@ -94,44 +94,90 @@ impl Value {
     }
 }
 
+/// A value that was written or deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// The new value, or the deleted one. `None` if an earlier try deleted it.
+    pub value: Option<Value>,
+    /// Ending of the writer's grant, if it was over.
+    pub stale: Option<EndedGrant>,
+}
+
+/// Reason why a value was not written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WriteRefusal {
+    /// These grants hold the lock.
+    Busy(Vec<Grant>),
+    /// These grants share the lock with the writer.
+    Shared(Vec<Grant>),
+    /// The precondition does not hold; this is the current value.
+    VersionMismatch(Option<Value>),
+    /// The name has no value to delete.
+    NoValue,
+    /// The writer must hold the lock, and does not.
+    NotHolder(NotHolder),
+    /// The writer believes that it holds the lock, but its grant has ended. These grants hold the lock now.
+    Lost(Vec<Grant>, EndedGrant),
+}
+
+impl Request for Writing {
+    type Response = Result<Written, WriteRefusal>;
+
+    fn rule(&self, record: &Record, facts: &Facts) -> Result<Transition<Self::Response>, Query> {
+        decide_write(record, self, facts)
+    }
+
+    fn repeat(&mut self) {
+        self.credentials.repeated = true;
+    }
+
+    fn numbered(response: Self::Response, version: u64) -> Self::Response {
+        let or_this = |known: Option<u64>| known.or(Some(version));
+        let numbered = |value: Value| Value { version: or_this(value.version), token: or_this(value.token), ..value };
+        response.map(|written| Written { value: written.value.map(numbered), ..written })
+    }
+}
+
+type Step = Transition<<Writing as Request>::Response>;
+
+fn refused(refusal: WriteRefusal) -> Step {
+    Transition::Done(Err(refusal))
+}
+
 /// Decides about a write by the rules in the module documentation.
-pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Transition, Query> {
+fn decide_write(record: &Record, writing: &Writing, facts: &Facts) -> Result<Step, Query> {
+    let written_before = || Transition::Done(Ok(Written { value: record.value.clone(), stale: None }));
     let mut next = record.clone();
     let mut wake = Vec::new();
     let (mut mine, mut stale) = (None, None);
     match find(record, &writing.credentials, facts)? {
         Found::Mine(_) if writing.credentials.repeated && !writing.release && is_this(record, writing) => {
-            return Ok(Transition::Done(Response::Written(record.value.clone(), None)));
+            return Ok(written_before());
         }
         Found::Mine(at) => mine = Some(at),
         Found::Ended(ending) if ending.reason != EndReason::Released => {
             let may = writing.even_if_stale && ending.reason != EndReason::Broken;
             if !may || !nobody_since(&mut next, &ending, facts)? {
-                // The writer believes that it holds the lock, so the answer is `NotOwner` even without any holder.
-                return Ok(match refuse(record, Found::Ended(ending), facts)? {
-                    Transition::Done(Response::NotHeld(ending)) => {
-                        Transition::Done(Response::NotOwner(Vec::new(), ending))
-                    }
-                    other => other,
-                });
+                let now = not_holder(record, None, facts)?;
+                return Ok(refused(WriteRefusal::Lost(now.holders, ending)));
             }
             stale = Some(ending);
         }
         found => {
             if writing.credentials.repeated && was_written(record, writing, &found) {
-                return Ok(Transition::Done(Response::Written(record.value.clone(), None)));
+                return Ok(written_before());
             }
             if writing.require_lock {
-                return refuse(record, found, facts);
+                return Ok(refused(WriteRefusal::NotHolder(not_holder(record, found.ending(), facts)?)));
             }
             wake = grant_waiting(&mut next, facts)?;
         }
     }
     if !holds(writing.precondition, record.value.as_ref()) {
-        return Ok(Transition::Done(Response::VersionMismatch(record.value.clone())));
+        return Ok(refused(WriteRefusal::VersionMismatch(record.value.clone())));
     }
     let Some(written) = writing.value.clone().or_else(|| record.value.clone()) else {
-        return Ok(Transition::Done(Response::NoValue));
+        return Ok(refused(WriteRefusal::NoValue));
     };
     let mut others = Vec::new();
     for (at, grant) in next.holders.iter().enumerate() {
@@ -141,7 +187,7 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
         }
     }
     if !others.is_empty() {
-        return Ok(Transition::Done(if mine.is_some() { Response::Shared(others) } else { Response::Busy(others) }));
+        return Ok(refused(if mine.is_some() { WriteRefusal::Shared(others) } else { WriteRefusal::Busy(others) }));
     }
     let before = record.value.as_ref().and_then(|value| value.version);
     let token = mine.and_then(|at| next.holders[at].token);
@@ -151,7 +197,7 @@ pub(super) fn decide_write(record: &Record, writing: &Writing, facts: &Facts) ->
         wake = grant_waiting(&mut next, facts)?;
     }
     let written = next.value.clone().unwrap_or(written);
-    Ok(write(next, Response::Written(Some(written), stale), wake))
+    Ok(write(next, Ok(Written { value: Some(written), stale }), wake))
 }
 
 /// Evicts stale grants. Returns true if the lock has had no holder since this grant, and no write has left a younger

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::Reporter;
 use crate::engine::LockRef;
 use crate::error::ErrorKind;
-use crate::lock::{Edge, EndedGrant, Grant, Response, Value};
+use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Value};
 use crate::name::{escape, shell_quote};
 
 /// A lock whose holders or whose state refused a request.
@@ -26,34 +26,33 @@ impl<'a> RefusedLock<'a> {
         RefusedLock { lock, reporter, timeout_setting: "-w" }
     }
 
-    /// Returns the message and the kind for a lock that was not acquired, renewed or released.
-    pub fn refusal(&self, response: &Response) -> (String, ErrorKind) {
-        match response {
-            Response::Busy(holders) => (self.busy(holders), ErrorKind::Busy),
-            Response::Stale(endings) => (self.stale(endings), ErrorKind::Stale),
-            Response::Deadlock(cycle) => (self.deadlock(cycle), ErrorKind::Deadlock),
-            Response::SlotCountConflict(slots) => (self.slot_count_conflict(*slots), ErrorKind::InvalidInput),
-            Response::NotHeld(Some(ending)) => (self.not_held_any_more(ending), ErrorKind::NotHeld),
-            Response::NotHeld(None) => (self.not_held(), ErrorKind::NotHeld),
-            Response::NotOwner(holders, ending) => (self.not_owner(holders, ending.as_ref()), ErrorKind::NotOwner),
-            other => (format!("{self}: unexpected answer {other:?}; this is a bug"), ErrorKind::Bug),
+    /// Returns the message and the kind for a lock that was not acquired.
+    pub fn refusal(&self, refusal: &Refusal) -> (String, ErrorKind) {
+        match refusal {
+            Refusal::Busy(holders) => (self.busy(holders), ErrorKind::Busy),
+            Refusal::Claimed(claim) => (self.busy(std::slice::from_ref(claim)), ErrorKind::NotUnique),
+            Refusal::Stale(endings) => (self.stale(endings), ErrorKind::Stale),
+            Refusal::Deadlock(cycle) => (self.deadlock(cycle), ErrorKind::Deadlock),
+            Refusal::SlotCountConflict(slots) => (self.slot_count_conflict(*slots), ErrorKind::InvalidInput),
+            Refusal::Lost(not_holder) => self.not_holder(None, not_holder),
         }
     }
 
-    /// Returns the message and the kind for a caller that may have given a `--handle`.
-    pub fn refusal_of(&self, handle: Option<&str>, response: &Response) -> (String, ErrorKind) {
-        match response {
-            Response::NotOwner(holders, None)
-                if handle.is_some() && holders.iter().all(|grant| grant.claim.is_none()) =>
-            {
+    /// Returns the message and the kind for a lock that the caller does not hold, with the `--handle` that it may have
+    /// given.
+    pub fn not_holder(&self, handle: Option<&str>, NotHolder { holders, ending }: &NotHolder) -> (String, ErrorKind) {
+        match (holders.as_slice(), ending) {
+            ([], Some(ending)) => (self.not_held_any_more(ending), ErrorKind::NotHeld),
+            ([], None) => (self.not_held(), ErrorKind::NotHeld),
+            (holders, None) if handle.is_some() && holders.iter().all(|grant| grant.claim.is_none()) => {
                 (self.other_handle(holders), ErrorKind::NotOwner)
             }
-            other => self.refusal(other),
+            (holders, ending) => (self.not_owner(holders, ending.as_ref()), ErrorKind::NotOwner),
         }
     }
 
     /// Returns the message for a lock with these holders, or with other callers in its queue.
-    fn busy(&self, holders: &[Grant]) -> String {
+    pub fn busy(&self, holders: &[Grant]) -> String {
         let (timeout, typed) = (self.timeout_setting, &self.lock.shell_arg);
         let wait = || format!("wait longer with {timeout}, or see `csalock status {typed}`");
         let hint = self.how_to_unclaim(holders).unwrap_or_else(wait);

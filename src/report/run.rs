@@ -2,7 +2,7 @@
 
 use super::Reporter;
 use crate::engine::LockSet;
-use crate::lock::Response;
+use crate::lock::NotHolder;
 use crate::name::escape;
 use crate::run::schedule::StopReason;
 use crate::run::supervisor::Notice;
@@ -27,7 +27,7 @@ pub fn notice(locks: &LockSet, notice: &Notice<'_>) -> String {
         }
         Notice::Lost(lock, engine, released) => {
             let how = match released {
-                Ok(Response::NotHeld(Some(ending)) | Response::NotOwner(_, Some(ending))) => {
+                Ok(Err(NotHolder { ending: Some(ending), .. })) => {
                     format!("it was held by {}", Reporter::new(engine).ending(ending))
                 }
                 Ok(_) => "its record has no trace of the grant".to_string(),

@@ -13,11 +13,11 @@ use super::flock::FdChannel;
 use super::job::Job;
 use super::keepalive::Keeper;
 use super::schedule::StopReason;
-use crate::engine::{Engine, LockRef, OpenLockSet};
+use crate::engine::{Engine, LockRef, OpenLockSet, Released};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::WakeSocket;
-use crate::lock::{EndReason, Grant, Lifetime, Response};
+use crate::lock::{EndReason, Grant, Lifetime};
 use crate::signals::FORWARDED;
 
 /// Everything that the supervisor needs.
@@ -43,7 +43,7 @@ pub enum Notice<'a> {
     /// The command could not be ended because it runs as another user.
     OutOfReach,
     /// This lock was lost while the command ran: the engine of its store, and the result of the release.
-    Lost(&'a LockRef, &'a Engine, &'a Result<Response>),
+    Lost(&'a LockRef, &'a Engine, &'a Result<Released>),
     /// This lock could not be released; `None` means all locks.
     NotReleased(Option<&'a LockRef>, &'a Error),
     /// The locks could not be released, because the store is silent.

@@ -106,7 +106,7 @@ pub(crate) struct Swapping {
     pub(crate) says: bool,
 }
 
-/// [`csalock::lock::Response`], as far as the model goes by it.
+/// The response to a request, as far as the model goes by it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Answer {
     /// It holds, by this token (`None`: the version of this swap), on this slot, until this lease is over.

@@ -4,15 +4,42 @@
 use std::sync::Arc;
 
 use csalock::lock::{
-    Acquire, Credentials, Facts, Grant, HandleHash, Lifetime, Query, Record, Request, Response, Transition, WaitNode,
-    Waiter, decide, find_cycle,
+    Acquire, AcquireStep, Break, Cancel, Credentials, Facts, Gc, Grant, HandleHash, Lease, Lifetime, OwnerDied,
+    PidDomain, ProcessId, Query, Record, Refusal, Release, Renew, Transition, WaitNode, Waiter, decide, find_cycle,
 };
 
 use super::actor::{Answer, Phase, Swapping};
+use super::any_request::AnyRequest;
 use super::facts::{Known, SPAN, decide_now, lease};
 use super::state::State;
 use super::storage::{Version, body};
 use super::world::{Lasts, Planted, Task, World, home, name, owner, party, process, proof, whose};
+
+/// What an actor does next about a record.
+enum Step {
+    Acquire(Transition<AcquireStep>),
+    Other(Transition<Answer>),
+}
+
+fn decide_any(record: &Record, ask: &AnyRequest, facts: &Facts) -> Result<Step, Query> {
+    let done = |is_done: bool| if is_done { Answer::Done } else { Answer::Refused };
+    Ok(Step::Other(match ask {
+        AnyRequest::Acquire(ask) => return Ok(Step::Acquire(decide(record, ask, facts)?)),
+        // It goes on, and finds what it was granted.
+        AnyRequest::Cancel(ask) => {
+            decide(record, ask, facts)?.map(|granted| if granted.is_some() { Answer::FindsIt } else { Answer::Left })
+        }
+        AnyRequest::Renew(ask) => decide(record, ask, facts)?.map(|renewed| match renewed {
+            Ok(grant) => Answer::Renewed(grant.lifetime.lease().map(|lease| lease.ends)),
+            Err(_) => Answer::Refused,
+        }),
+        AnyRequest::Release(ask) => decide(record, ask, facts)?.map(|released| done(released.is_ok())),
+        AnyRequest::OwnerDied(ask) => decide(record, ask, facts)?.map(|noted| done(noted.is_ok())),
+        AnyRequest::Break(ask) => decide(record, ask, facts)?.map(|broken| done(broken.is_ok())),
+        AnyRequest::Gc(ask) => decide(record, ask, facts)?.map(|_| Answer::Done),
+        AnyRequest::Prepare(_) | AnyRequest::Writing(_) | AnyRequest::Note(_) => unreachable!("no task asks for it"),
+    }))
+}
 
 /// Decides, as far as it can without asking twice for what may change in between.
 pub(crate) fn think(
@@ -33,7 +60,7 @@ pub(crate) fn think(
     let mut has_asked = false;
     let step = loop {
         let ask = world.ask(state, at, task)?;
-        let wanted: Query = match decide(&record, &ask, &facts) {
+        let wanted: Query = match decide_any(&record, &ask, &facts) {
             Ok(step) if world.lends_for_wait(state, at, task, &step)? => continue,
             Ok(step) => break step,
             Err(wanted) => wanted,
@@ -59,46 +86,67 @@ fn follow(
     task: Task,
     version: &Version,
     before: &Arc<Record>,
-    step: Transition,
+    step: Step,
 ) -> Option<()> {
-    match step {
-        Transition::Done(outcome) => world.tell(state, at, answer(&outcome), version.number),
-        Transition::Write { mut record, response: mut outcome, wake, .. } => {
-            if let Some(Response::Granted(grant, _)) = &mut outcome {
-                begin(world, state, at, &mut record, grant)?;
+    let step = match step {
+        Step::Other(step) => step.map(Some),
+        Step::Acquire(Transition::Done(AcquireStep::Wait { processes, leases, .. })) => {
+            return wait(world, state, at, task, version, &processes, &leases);
+        }
+        Step::Acquire(mut step) => {
+            if let Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } = &mut step {
+                begin(world, state, at, record, grant)?;
             }
+            step.map(answer)
+        }
+    };
+    match step {
+        Transition::Done(answer) => {
+            world.tell(state, at, answer.expect("only a commit repeats a request"), version.number)
+        }
+        Transition::Write { mut record, response: answer, wake, .. } => {
             plant(world, at, task, before, &mut record);
             let is_mine = |grant: &&Grant| grant.proof == proof(at) && grant.provisional.is_none();
             state.actors[at].phase = Phase::Swapping(Swapping {
                 name: task.name(),
                 expect: version.expect(world.counts_births()),
-                says: matches!(outcome, Some(Response::Granted(..)))
+                says: matches!(answer, Some(Answer::Granted { .. }))
                     && record.holders.iter().any(|grant| is_mine(&grant)),
                 body: body(&record),
-                answer: outcome.as_ref().map(answer),
+                answer,
                 rings: wake.iter().filter_map(whose).collect(),
                 breaks: state.actors[at].breaking.clone().unwrap_or_default(),
             });
         }
-        Transition::Wait { processes, leases, .. } => {
-            if let Some(victim) = victim_of_cycle(world, state, at, task) {
-                state.actors[victim].rung |= victim != at;
-                state.actors[at].leaves |= victim == at;
-                if victim == at {
-                    state.actors[at].phase = Phase::Ready;
-                    return Some(());
-                }
-            }
-            let here = home(world.actors[at].host);
-            let visible = processes.iter().filter(|(at, _)| *at == here);
-            state.actors[at].phase = Phase::Waiting {
-                processes: visible.fold(0, |all, (_, process)| all | super::world::bit(process)),
-                leases: leases.iter().fold(0, |all, lease| all | 1 << lease.ends),
-                seen: version.number,
-            };
-        }
-        Transition::Enqueue(_) => unreachable!("no queue is that long"),
     }
+    Some(())
+}
+
+/// Waits for the end of these processes and leases, unless the wait would close a cycle.
+fn wait(
+    world: &World,
+    state: &mut State,
+    at: usize,
+    task: Task,
+    version: &Version,
+    processes: &[(PidDomain, ProcessId)],
+    leases: &[Lease],
+) -> Option<()> {
+    if let Some(victim) = victim_of_cycle(world, state, at, task) {
+        state.actors[victim].rung |= victim != at;
+        state.actors[at].leaves |= victim == at;
+        if victim == at {
+            state.actors[at].phase = Phase::Ready;
+            return Some(());
+        }
+    }
+    let here = home(world.actors[at].host);
+    let visible = processes.iter().filter(|(at, _)| *at == here);
+    state.actors[at].phase = Phase::Waiting {
+        processes: visible.fold(0, |all, (_, process)| all | super::world::bit(process)),
+        leases: leases.iter().fold(0, |all, lease| all | 1 << lease.ends),
+        seen: version.number,
+    };
     Some(())
 }
 
@@ -135,20 +183,20 @@ fn plant(world: &World, at: usize, task: Task, before: &Record, record: &mut Rec
     }
 }
 
-fn answer(outcome: &Response) -> Answer {
-    match outcome {
-        Response::Granted(grant, _) => Answer::Granted {
+/// Returns the answer to a request for the lock; `None` if the actor repeats the request.
+fn answer(step: AcquireStep) -> Option<Answer> {
+    match step {
+        AcquireStep::Granted(grant, _) => Some(Answer::Granted {
             token: grant.token,
             mode: grant.mode.into(),
             slot: grant.slot,
             lease: grant.lifetime.lease().map(|lease| lease.ends),
-        },
-        Response::Cancelled => Answer::Left,
-        // It goes on, and finds what it was granted.
-        Response::GrantedMeanwhile(_) => Answer::FindsIt,
-        Response::Renewed(grant) => Answer::Renewed(grant.lifetime.lease().map(|lease| lease.ends)),
-        Response::Released(_) | Response::Broken(_) | Response::Collected(..) => Answer::Done,
-        _ => Answer::Refused,
+        }),
+        AcquireStep::Refused(_) => Some(Answer::Refused),
+        AcquireStep::Again => None,
+        AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
+            unreachable!("no queue is that long, and a wait is no answer")
+        }
     }
 }
 
@@ -195,7 +243,7 @@ impl World {
     }
 
     /// Returns the request of an actor.
-    pub(crate) fn ask(&self, state: &mut State, at: usize, task: Task) -> Option<Request> {
+    pub(crate) fn ask(&self, state: &mut State, at: usize, task: Task) -> Option<AnyRequest> {
         let actor = &state.actors[at];
         let claimant = |proof: Option<HandleHash>, owners| Credentials {
             proof,
@@ -206,22 +254,22 @@ impl World {
             repeated: actor.repeated,
         };
         Some(match task {
-            Task::Take(..) | Task::Try(..) if actor.leaves => Request::Cancel(proof(at), None),
-            Task::Take(_, share) => Request::Acquire(self.application(state, at, share, true)),
-            Task::Try(_, share) => Request::Acquire(self.application(state, at, share, false)),
-            Task::GiveBack(_) => Request::Release(claimant(Some(proof(at)), Vec::new())),
-            Task::GiveBackAsOwner(_) => Request::Release(claimant(None, vec![owner(&self.actors[at], at)])),
-            Task::Break(_) => Request::Break(actor.breaking.iter().flatten().map(|seen| proof(*seen)).collect()),
-            Task::Collect(_) => Request::Gc,
+            Task::Take(..) | Task::Try(..) if actor.leaves => Cancel { proof: proof(at), page: None }.into(),
+            Task::Take(_, share) => self.application(state, at, share, true).into(),
+            Task::Try(_, share) => self.application(state, at, share, false).into(),
+            Task::GiveBack(_) => Release(claimant(Some(proof(at)), Vec::new())).into(),
+            Task::GiveBackAsOwner(_) => Release(claimant(None, vec![owner(&self.actors[at], at)])).into(),
+            Task::Break(_) => Break(actor.breaking.iter().flatten().map(|seen| proof(*seen)).collect()).into(),
+            Task::Collect(_) => Gc.into(),
             Task::Keep { of, .. } if self.owner_is_dead(state, of) => {
-                Request::OwnerDied(claimant(Some(proof(of)), Vec::new()))
+                OwnerDied(claimant(Some(proof(of)), Vec::new())).into()
             }
             Task::Keep { of, .. } => {
                 let claimant = claimant(Some(proof(of)), Vec::new());
                 let begun = actor.begun.filter(|begun| !state.is_over(*begun));
                 let begun = begun.or_else(|| self.lend(state))?;
                 state.actors[at].begun = Some(begun);
-                Request::Renew(claimant, Lifetime::Keepalive(lease(begun)))
+                Renew(claimant, Lifetime::Keepalive(lease(begun))).into()
             }
         })
     }
@@ -252,12 +300,14 @@ impl World {
 
     /// If other hosts cannot see whether a waiter lives, it shows that by a lease. Returns whether it has a new one;
     /// `None`: no lease is left.
-    fn lends_for_wait(&self, state: &mut State, at: usize, task: Task, step: &Transition) -> Option<bool> {
+    fn lends_for_wait(&self, state: &mut State, at: usize, task: Task, step: &Step) -> Option<bool> {
         let is_answered = match step {
-            Transition::Done(outcome) | Transition::Write { response: Some(outcome), .. } => {
-                !matches!(outcome, Response::Busy(_))
-            }
-            _ => false,
+            Step::Acquire(step) => match step.response() {
+                AcquireStep::Granted(..) => true,
+                AcquireStep::Refused(refusal) => !matches!(refusal, Refusal::Busy(_)),
+                AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => false,
+            },
+            Step::Other(_) => true,
         };
         let waits = matches!(task, Task::Take(..)) && self.has_many_hosts() && !state.actors[at].leaves;
         if is_answered || !waits || state.actors[at].waits_by.is_some_and(|lease| !state.is_over(lease)) {
@@ -310,7 +360,8 @@ impl World {
         let Some(task) = self.task(&state, at) else { return false };
         let record = state.names[task.name()].now.record(&name(task.name()));
         let Some(ask) = self.ask(&mut state, at, task) else { return false };
-        let step = decide_now(self, &state, self.actors[at].host, |facts| decide(&record, &ask, facts));
-        matches!(step, Transition::Wait { .. }) && victim_of_cycle(self, &state, at, task).is_none()
+        let step = decide_now(self, &state, self.actors[at].host, |facts| decide_any(&record, &ask, facts));
+        matches!(step, Step::Acquire(Transition::Done(AcquireStep::Wait { .. })))
+            && victim_of_cycle(self, &state, at, task).is_none()
     }
 }

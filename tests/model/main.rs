@@ -16,6 +16,8 @@
 #![allow(clippy::disallowed_methods, reason = "the time that an exploration takes is printed")]
 
 mod actor;
+#[path = "../any_request/mod.rs"]
+mod any_request;
 mod asking;
 mod clocks;
 mod etcd;

@@ -1,6 +1,6 @@
 //! The invariants of every state.
 
-use csalock::lock::{Acquire, Grant, Lifetime, Mode, Record, Request, Response, Transition, Waiter, decide};
+use csalock::lock::{Acquire, AcquireStep, Grant, Lifetime, Mode, Record, Transition, Waiter, decide};
 use stateright::Property;
 
 use super::actor::{HeldMode, Holding, Phase, Swapping};
@@ -162,10 +162,10 @@ fn is_free_for_all(world: &World, state: &State) -> bool {
     let script = Script::job(&[]);
     (0..world.names).all(|at| {
         let entry = Waiter::new(proof(NEWCOMER), party(&script, NEWCOMER), process(NEWCOMER));
-        let ask = Request::Acquire(Acquire::new(entry));
+        let ask = Acquire::new(entry);
         let record = state.names[at].now.record(&name(at));
         let step = decide_now(world, state, 0, |facts| decide(&record, &ask, facts));
-        matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. })
+        matches!(step, Transition::Write { response: AcquireStep::Granted(..), .. })
     })
 }
 

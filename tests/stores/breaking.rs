@@ -7,7 +7,7 @@ use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use csalock::error::ErrorKind;
 use csalock::error::Result;
 use csalock::host::{Host, Unix};
-use csalock::lock::{HandleHash, Owner, Page, Response};
+use csalock::lock::{HandleHash, NotHolder, Owner, Page};
 use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Versioned, Visit, WriteSet};
 
 use crate::rig::{Kind, Rig};
@@ -80,7 +80,7 @@ fn take(engine: &Engine) -> HandleHash {
     };
     let applicant = AcquireRequest::for_itself(engine.new_handle().unwrap(), party, process);
     match engine.acquire(b"x", &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap() {
-        AcquireResult::Answer(Response::Granted(grant, None)) => grant.proof,
+        AcquireResult::Granted(grant, None) => grant.proof,
         other => panic!("{other:?}"),
     }
 }
@@ -90,18 +90,18 @@ pub(crate) fn force_removes_no_lock_that_replaced_an_unreadable_record(rig: &Rig
     let (other, taken) = (engine(rig, None), Arc::new(Mutex::new(None)));
     let proof = taken.clone();
     let change = move || {
-        assert_eq!(other.break_lock(b"x", None, None), Ok(Response::Broken(Vec::new())));
+        assert_eq!(other.break_lock(b"x", None, None), Ok(Ok(Vec::new())));
         *proof.lock().unwrap() = Some(take(&other));
     };
     let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None).unwrap();
-    let Response::NotOwner(holders, None) = answer else { panic!("{answer:?}") };
+    let Err(NotHolder { holders, ending: None }) = answer else { panic!("{answer:?}") };
     let held = engine(rig, None).inspect(b"x").unwrap().record.holders;
     let proofs = [&holders, &held].map(|grants| grants.iter().map(|grant| Some(grant.proof)).collect::<Vec<_>>());
     let taken = *taken.lock().unwrap();
     assert_eq!(proofs, [vec![taken], vec![taken]]);
     // Force breaks the record that it saw.
     let answer = engine(rig, None).break_lock(b"x", None, None).unwrap();
-    assert!(matches!(&answer, Response::Broken(broken) if broken.len() == 1), "{answer:?}");
+    assert!(matches!(&answer, Ok(broken) if broken.len() == 1), "{answer:?}");
     assert!(!engine(rig, None).inspect(b"x").unwrap().is_held());
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn force_removes_an_unreadable_record_during_other_commands(rig: &Rig
             ));
         };
         let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None);
-        assert_eq!(answer, Ok(Response::Broken(Vec::new())));
+        assert_eq!(answer, Ok(Ok(Vec::new())));
         assert_eq!(rig.store.read(b"x"), Ok(None));
     }
 }
@@ -159,7 +159,7 @@ pub(crate) fn an_error_about_a_record_bears_its_version(rig: &Rig) {
         version = rig.put(b"x", Some(&version), b"two");
     }
     spoil(rig);
-    assert_eq!(engine(rig, None).break_lock(b"x", None, None), Ok(Response::Broken(Vec::new())));
+    assert_eq!(engine(rig, None).break_lock(b"x", None, None), Ok(Ok(Vec::new())));
     assert_eq!(rig.store.read(b"x"), Ok(None));
 }
 

@@ -10,10 +10,11 @@ use std::time::Duration;
 use csalock::engine::{AcquireRequest, Engine, WaitPolicy};
 use csalock::error::Result;
 use csalock::host::{Fake, Host, boot_lease};
-use csalock::lock::{self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Request, decide};
+use csalock::lock::{self, Facts, Grant, Lease, Lifetime, Liveness, Owner, ProcessId, Query, Record, Release, Renew};
 use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Version, Versioned, Visit, Write, WriteSet};
 use csalock::trace::{Bytes, Decided, Event, Intent, Line};
 
+use crate::checker::any_request::AnyRequest;
 use crate::checker::{self, Report};
 
 /// The fault of a store.
@@ -217,18 +218,18 @@ impl Fixture {
     fn release(&self, who: usize, applicant: &AcquireRequest) {
         let engine = &self.engines[who];
         let claimant = engine.by_proof(applicant.handle.proof()).unwrap();
-        engine.apply(b"x", &Request::Release(claimant)).unwrap();
+        let _ = engine.apply(b"x", &Release(claimant)).unwrap();
     }
 
     fn renew(&self, who: usize, applicant: &AcquireRequest) {
         let engine = &self.engines[who];
         let claimant = engine.by_proof(applicant.handle.proof()).unwrap();
         let lifetime = engine.start(&Lifetime::Ttl(60_000)).unwrap();
-        engine.apply(b"x", &Request::Renew(claimant, lifetime)).unwrap();
+        let _ = engine.apply(b"x", &Renew(claimant, lifetime)).unwrap();
     }
 
     fn break_all(&self) {
-        self.engines[1].break_lock(b"x", None, None).unwrap();
+        let _ = self.engines[1].break_lock(b"x", None, None).unwrap();
     }
 
     fn take_and_release(&self, who: usize) {
@@ -345,7 +346,7 @@ struct Clumsy<'a> {
 
 impl Clumsy<'_> {
     /// Decides about the record as it is, changes the decision, and commits it.
-    fn commit(&mut self, ask: &Request, change: impl FnOnce(&mut Record)) {
+    fn commit(&mut self, ask: &AnyRequest, change: impl FnOnce(&mut Record)) {
         let store = &self.fixture.store;
         let stored = store.read(b"x").unwrap();
         let version = stored.as_ref().map(|stored| stored.version);
@@ -361,7 +362,12 @@ impl Clumsy<'_> {
             expect: version.map(|version| (version.number, version.mark)),
             before: Some(Bytes(lock::encode(&before))),
             body: body.clone().map(Bytes),
-            decided: Some(Decided { ask: ask.clone(), facts, from: self.now(), until: self.now() }),
+            decided: Some(Decided {
+                ask: serde_json::to_value(ask).unwrap(),
+                facts,
+                from: self.now(),
+                until: self.now(),
+            }),
         };
         self.log(Event::Intent(vec![intent]));
         let CommitResult::Done(stored) = store.commit(&WriteSet::of(b"x", version.as_ref(), body.as_deref())).unwrap()
@@ -372,12 +378,12 @@ impl Clumsy<'_> {
         self.step += 1;
     }
 
-    fn decided(&self, before: &Record, ask: &Request) -> (Facts, Record) {
+    fn decided(&self, before: &Record, ask: &AnyRequest) -> (Facts, Record) {
         let mut facts = Facts::at(self.fixture.hosts[1].wall().as_millis() as u64);
         loop {
-            match decide(before, ask, &facts) {
-                Ok(lock::Transition::Write { record, .. }) => return (facts, record),
-                Ok(other) => panic!("{other:?}"),
+            match ask.next_record(before, &facts) {
+                Ok(Some(record)) => return (facts, record),
+                Ok(None) => panic!("{ask:?} changes nothing"),
                 Err(Query::Liveness(home, process)) => facts.insert_liveness(home, process, Liveness::Alive),
                 Err(wanted) => panic!("{wanted:?}"),
             }
@@ -407,20 +413,20 @@ fn with_a_waiter(fixture: &Fixture, holder: i32) -> AcquireRequest {
     let holder = fixture.applicant_for(ProcessId { pid: holder, start: 1 }, 0, Lifetime::WhileOwnerLives);
     let held = fixture.take_with(0, holder);
     let mut ask = take_ask(fixture);
-    let Request::Acquire(application) = &mut ask else { unreachable!() };
+    let AnyRequest::Acquire(application) = &mut ask else { unreachable!() };
     application.queue = true;
     Clumsy { fixture, step: 100 }.commit(&ask, |_| {});
     nothing_is_found(&fixture.report());
     held
 }
 
-fn take_ask(fixture: &Fixture) -> Request {
+fn take_ask(fixture: &Fixture) -> AnyRequest {
     let AcquireRequest { handle, owner: party, process, .. } = fixture.applicant(1, Lifetime::WhileOwnerLives);
-    Request::Acquire(lock::Acquire::new(lock::Waiter::new(handle.proof(), party, process)))
+    AnyRequest::Acquire(lock::Acquire::new(lock::Waiter::new(handle.proof(), party, process)))
 }
 
-fn release_ask(fixture: &Fixture, held: &AcquireRequest) -> Request {
-    Request::Release(fixture.engines[0].by_proof(held.handle.proof()).unwrap())
+fn release_ask(fixture: &Fixture, held: &AcquireRequest) -> AnyRequest {
+    Release(fixture.engines[0].by_proof(held.handle.proof()).unwrap()).into()
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::command::context::Context;
 use crate::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy};
 use crate::error::Result;
 use crate::history::Limits;
-use crate::lock::{Handle, Request, Response};
+use crate::lock::{Gc, Handle, Refusal, Release};
 use crate::store::{CommitResult, Finding, Location, Store, Versioned, WriteSet};
 
 /// Maximum time of the test before the store counts as slow for locks.
@@ -89,19 +89,17 @@ fn acquire(context: &Context, engine: &Engine, name: &[u8]) -> Result<Option<Han
     let owner = context.owner(vec![process], b"csalock doctor".to_vec(), None)?;
     let request = AcquireRequest::for_itself(engine.new_handle()?, owner, process);
     match engine.acquire(name, &request, &WaitPolicy::NONE, None, &mut |_| None)? {
-        AcquireResult::Answer(Response::Granted(..)) => Ok(Some(request.handle)),
+        AcquireResult::Granted(..) => Ok(Some(request.handle)),
         // The holder is this process, so a wait for it would be a deadlock.
-        AcquireResult::Answer(Response::Busy(_) | Response::Deadlock(_)) => Ok(None),
+        AcquireResult::Refused(Refusal::Busy(_) | Refusal::Deadlock(_)) => Ok(None),
         other => Err(unexpected(&format!("unexpected answer {other:?}"))),
     }
 }
 
 fn release(engine: &Engine, name: &[u8], handle: &Handle) -> Result<()> {
     let credentials = engine.by_proof(handle.proof())?;
-    match engine.apply(name, &Request::Release(credentials))? {
-        Response::Released(_) => Ok(()),
-        other => Err(unexpected(&format!("an acquired lock cannot be released: {other:?}"))),
-    }
+    let released = engine.apply(name, &Release(credentials))?.map(drop);
+    released.map_err(|other| unexpected(&format!("an acquired lock cannot be released: {other:?}")))
 }
 
 /// Removes all traces, even after a failure. A record that cannot be removed soon has a dead holder.
@@ -109,8 +107,8 @@ fn clear(engine: &Engine, name: &[u8]) {
     let holders = engine.inspect(name).map(|status| status.record.holders).unwrap_or_default();
     for grant in holders {
         if let Ok(credentials) = engine.by_proof(grant.proof) {
-            let _ = engine.apply(name, &Request::Release(credentials));
+            let _ = engine.apply(name, &Release(credentials));
         }
     }
-    let _ = engine.apply(name, &Request::Gc);
+    let _ = engine.apply(name, &Gc);
 }

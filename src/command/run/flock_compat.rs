@@ -17,7 +17,7 @@ use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{command_of, flock_holders};
-use crate::lock::{Grant, Request, Response};
+use crate::lock::{Grant, Renew};
 use crate::name::{escape, is_path, shell_quote};
 use crate::report::RefusedLock;
 use crate::run::child::ChildSide;
@@ -151,10 +151,10 @@ fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant])
     for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
         let credentials = engine.by_proof(take.job.handle.proof())?;
         let lifetime = engine.start(&engine.lifetime_in_store(&take.asked.taking.lifetime()))?;
-        match engine.apply(&target.name, &Request::Renew(credentials, lifetime))? {
-            Response::Renewed(renewed) => grant.lifetime = renewed.lifetime,
-            refused => {
-                let (text, kind) = RefusedLock::new(target, &opened.reporter(at)).refusal(&refused);
+        match engine.apply(&target.name, &Renew(credentials, lifetime))? {
+            Ok(renewed) => grant.lifetime = renewed.lifetime,
+            Err(not_holder) => {
+                let (text, kind) = RefusedLock::new(target, &opened.reporter(at)).not_holder(None, &not_holder);
                 return Err(Error::new(kind, text, ""));
             }
         }

@@ -7,28 +7,36 @@ use super::{AcquireResult, Acquisition};
 use crate::engine::contention::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
-use crate::lock::{Record, Request, Response};
+use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal, Release};
 use crate::store::WriteSet;
 
 impl Acquisition<'_> {
-    /// Ends the attempt with this response. Returns `None` if the lock was granted in the meantime.
-    pub(super) fn finish(&mut self, record: &Record, response: Response) -> Result<Option<AcquireResult>> {
+    /// Ends the attempt with a grant that the record has: the caller's own, or a claim under the same id.
+    pub(super) fn found_grant(&mut self, grant: Grant, before: Option<EndedGrant>) -> Result<AcquireResult> {
+        if grant.proof != self.request.entry.proof {
+            self.leave_if_possible()?;
+        }
+        Ok(AcquireResult::Granted(grant, before))
+    }
+
+    /// Ends the attempt with this refusal. Returns `None` if the lock was granted in the meantime.
+    pub(super) fn finish(&mut self, record: &Record, refusal: Refusal) -> Result<Option<AcquireResult>> {
         let me = self.request.entry.proof;
-        match &response {
-            // Another process has claimed the name, possibly under the same id.
-            Response::Claimed(grant) | Response::Granted(grant, _) if grant.proof != me => {
+        match &refusal {
+            Refusal::Claimed(_) => {
                 self.leave_if_possible()?;
             }
             // A cycle that is detected only during the wait finds this waiter in the queue.
-            Response::Deadlock(_) if self.request.position.is_some() || record.waiter(&me).is_some() => {
-                if let Response::GrantedMeanwhile(_) = self.leave_if_possible()? {
-                    return Ok(None);
-                }
+            Refusal::Deadlock(_)
+                if (self.request.position.is_some() || record.waiter(&me).is_some())
+                    && self.leave_if_possible()?.is_some() =>
+            {
+                return Ok(None);
             }
-            Response::Busy(_) => self.engine.note_leases(record),
+            Refusal::Busy(_) => self.engine.note_leases(record),
             _ => {}
         }
-        Ok(Some(AcquireResult::Answer(response)))
+        Ok(Some(AcquireResult::Refused(refusal)))
     }
 
     /// Pauses after a lost commit, or ends the attempt at its deadline. Returns `None` for another try.
@@ -63,40 +71,38 @@ impl Acquisition<'_> {
             AfterWait::TimeOver => self.give_up(record),
             AfterWait::Interrupted => Ok(Some(self.interrupted())),
             AfterWait::GiveUp(cycle) => {
-                if let Response::GrantedMeanwhile(_) = self.leave_if_possible()? {
+                if self.leave_if_possible()?.is_some() {
                     return Ok(None);
                 }
                 self.retract();
                 // The remaining waits may still form a cycle, and similar waits may be published now.
                 self.wake(cycle.members.iter().chain(record.waiters.iter().map(|waiter| &waiter.proof)));
-                Ok(Some(AcquireResult::Answer(Response::Deadlock(cycle.edges))))
+                Ok(Some(AcquireResult::Refused(Refusal::Deadlock(cycle.edges))))
             }
         }
     }
 
     /// Ends the wait at its deadline: returns busy, or `None` if the lock was granted in the meantime.
     fn give_up(&mut self, record: Record) -> Result<Option<AcquireResult>> {
-        match self.leave_if_possible()? {
-            Response::GrantedMeanwhile(_) => Ok(None),
-            _ => {
-                self.engine.note_leases(&record);
-                Ok(Some(AcquireResult::Answer(Response::Busy(record.holders))))
-            }
+        if self.leave_if_possible()?.is_some() {
+            return Ok(None);
         }
+        self.engine.note_leases(&record);
+        Ok(Some(AcquireResult::Refused(Refusal::Busy(record.holders))))
     }
 
-    /// Leaves the queue. A full or read-only store does not change the response: the next process that changes the
-    /// record skips a waiter that has ended.
-    fn leave_if_possible(&mut self) -> Result<Response> {
+    /// Leaves the queue like [`Acquisition::leave`]. A full or read-only store does not change the response: the next
+    /// process that changes the record skips a waiter that has ended.
+    fn leave_if_possible(&mut self) -> Result<Option<Grant>> {
         match self.leave() {
-            Err(error) if error.is_refused_change() => Ok(Response::Cancelled),
+            Err(error) if error.is_refused_change() => Ok(None),
             left => left,
         }
     }
 
-    /// Leaves the queue. If other writers win until `give_up_at`, the waiter ends its lease, where the store can do
+    /// Leaves the queue. Returns the grant that the waiter has in the meantime. If other writers win until `give_up_at`, the waiter ends its lease, where the store can do
     /// that. The next process then skips the waiter and any grant that it received.
-    fn leave(&mut self) -> Result<Response> {
+    fn leave(&mut self) -> Result<Option<Grant>> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
         let (engine, me) = (self.engine, self.request.entry.proof);
@@ -109,19 +115,19 @@ impl Acquisition<'_> {
             let (_, record) = engine.read(self.name)?;
             if !record.has_entry(&me) {
                 engine.remove_witness(self.name, &me);
-                return Ok(Response::Cancelled);
+                return Ok(None);
             }
         }
-        let ask = Request::Cancel(me, page);
-        if let Some(response) = engine.try_apply(engine.race_for(self.name, &ask).until(self.give_up_at), &ask, None)? {
-            return Ok(response);
+        let ask = Cancel { proof: me, page };
+        let race = engine.race_for::<Cancel>(self.name).until(self.give_up_at);
+        if let Some(granted) = engine.try_apply(race, &ask, None)? {
+            return Ok(granted);
         }
         if let Some(lease) = &self.request.entry.lease {
             let _ = engine.store.commit(&WriteSet { ended: vec![lease], ..WriteSet::default() });
             if engine.store.leases().is_expired(lease)? {
                 let (_, record) = engine.read(self.name)?;
-                let granted = record.holder(&me).cloned();
-                return Ok(granted.map_or(Response::Cancelled, Response::GrantedMeanwhile));
+                return Ok(record.holder(&me).cloned());
             }
         }
         engine.apply(self.name, &ask)
@@ -137,9 +143,10 @@ impl Acquisition<'_> {
 
     /// Leaves the queue, and releases a grant that arrived in the meantime.
     fn abandon(&mut self) -> Result<()> {
-        if let Response::GrantedMeanwhile(_) = self.leave()? {
+        if self.leave()?.is_some() {
             let credentials = self.engine.supervisor(self.request.entry.proof)?;
-            self.engine.apply(self.name, &Request::Release(credentials))?;
+            // Whether the grant was still held makes no difference.
+            let _ = self.engine.apply(self.name, &Release(credentials))?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::{MultiAcquire, StoredLock};
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::lock::{CommitRecord, Request};
+use crate::lock::{CommitRecord, Release};
 use crate::store::Durability;
 
 impl MultiAcquire<'_, '_> {
@@ -72,7 +72,7 @@ impl MultiAcquire<'_, '_> {
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held).rev() {
             if held.take().is_some() {
                 let credentials = engine.supervisor(self.alone.handle.proof())?;
-                done = done.and(engine.apply(name, &Request::Release(credentials)).map(drop));
+                done = done.and(engine.apply(name, &Release(credentials)).map(drop));
             }
         }
         done

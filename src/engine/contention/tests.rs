@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::engine::tests::{request, take, within};
-use crate::engine::{AcquireRequest, AcquireResult, WaitPolicy};
+use crate::engine::{AcquireRequest, AcquireResult, Released, WaitPolicy};
 use crate::host::{Fake, Host};
-use crate::lock::{Lease, Lifetime, Liveness, Response};
+use crate::lock::{Lease, Lifetime, Liveness, Refusal, Release};
 use crate::store::{CommitResult, Finding, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
 
 const TRY: Duration = Duration::from_millis(10);
@@ -85,20 +85,23 @@ fn contended() -> (Engine, Fake, Arc<AtomicU32>) {
     (Engine::new(Box::new(store), shared), host, rivals)
 }
 
-fn release(engine: &Engine, holder: &AcquireRequest) -> Response {
+fn release(engine: &Engine, holder: &AcquireRequest) -> Released {
     let credentials = engine.by_proof(holder.handle.proof()).unwrap();
-    engine.apply(b"x", &Request::Release(credentials)).unwrap()
+    engine.apply(b"x", &Release(credentials)).unwrap()
 }
 
 #[test]
 fn a_caller_that_cannot_join_the_queue_gives_up_in_time() {
     let (engine, host, rivals) = contended();
     let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
-    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));
+    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), AcquireResult::Granted(..)));
     rivals.store(FOR_EVER, Ordering::Relaxed);
     let before = host.boottime();
     let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), within(3));
-    assert!(matches!(response, Response::Busy(ref holders) if holders.len() == 1), "{response:?}");
+    assert!(
+        matches!(response, AcquireResult::Refused(Refusal::Busy(ref holders)) if holders.len() == 1),
+        "{response:?}"
+    );
     let waited = host.boottime() - before;
     assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
 }
@@ -107,7 +110,7 @@ fn a_caller_that_cannot_join_the_queue_gives_up_in_time() {
 fn a_waiter_that_cannot_leave_the_queue_ends_its_lease_and_is_passed_over() {
     let (engine, host, rivals) = contended();
     let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
-    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));
+    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), AcquireResult::Granted(..)));
     let before = host.boottime();
     let mut in_queue = |_: &crate::engine::Waiting<'_>| {
         rivals.store(FOR_EVER, Ordering::Relaxed);
@@ -115,27 +118,27 @@ fn a_waiter_that_cannot_leave_the_queue_ends_its_lease_and_is_passed_over() {
     };
     let waiter = request(&engine, 2, Lifetime::WhileOwnerLives);
     let taken = engine.acquire(b"x", &waiter, &within(3), None, &mut in_queue).unwrap();
-    assert!(matches!(taken, AcquireResult::Answer(Response::Busy(_))), "{taken:?}");
+    assert!(matches!(taken, AcquireResult::Refused(Refusal::Busy(_))), "{taken:?}");
     let waited = host.boottime() - before;
     assert!(waited >= Duration::from_secs(3) && waited < Duration::from_secs(4), "{waited:?}");
     assert_eq!(engine.inspect(b"x").unwrap().record.waiters.len(), 1);
     rivals.store(0, Ordering::Relaxed);
-    assert!(matches!(release(&engine, &holder), Response::Released(_)));
+    assert!(release(&engine, &holder).is_ok());
     let response = take(&engine, &request(&engine, 3, Lifetime::WhileOwnerLives), WaitPolicy::NONE);
-    assert!(matches!(response, Response::Granted(..)), "{response:?}");
+    assert!(matches!(response, AcquireResult::Granted(..)), "{response:?}");
 }
 
 #[test]
 fn a_release_has_priority_over_waiters() {
     let (engine, host, rivals) = contended();
     let holder = request(&engine, 1, Lifetime::WhileOwnerLives);
-    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), Response::Granted(..)));
+    assert!(matches!(take(&engine, &holder, WaitPolicy::NONE), AcquireResult::Granted(..)));
     rivals.store(9, Ordering::Relaxed);
     let before = host.boottime();
-    assert!(matches!(release(&engine, &holder), Response::Released(_)));
+    assert!(release(&engine, &holder).is_ok());
     assert_eq!(host.boottime() - before, TRY * 10);
     rivals.store(9, Ordering::Relaxed);
     let before = host.boottime();
     let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), within(60));
-    assert!(matches!(response, Response::Granted(..)) && host.boottime() - before > TRY * 10, "{response:?}");
+    assert!(matches!(response, AcquireResult::Granted(..)) && host.boottime() - before > TRY * 10, "{response:?}");
 }

@@ -6,7 +6,9 @@ use crate::lock::owner::{Owner, PidDomain, ProcessId};
 use crate::lock::page::Pages;
 use crate::lock::queue::INLINE_WAITERS;
 use crate::lock::record::{EndedGrant, Mode, Waiter};
-use crate::lock::request::{Acquire, Credentials, QueuePosition};
+use crate::lock::request::{
+    Acquire, AcquireStep, Break, Cancel, Credentials, Gc, NotHolder, OwnerDied, QueuePosition, Refusal, Release, Renew,
+};
 use crate::lock::{Handle, decode, encode};
 
 fn domain() -> PidDomain {
@@ -48,7 +50,7 @@ fn wants(pid: i32, share: Mode) -> Acquire {
 const DECIDED: i32 = 50;
 
 /// Decides about a request while these pids are dead, all others live, and leases that end at 0 are over.
-fn settle(record: &Record, ask: &Request, dead: &[i32]) -> Transition {
+fn settle<R: Request>(record: &Record, ask: &R, dead: &[i32]) -> Transition<R::Response> {
     let mut facts = Facts::at(7);
     loop {
         match decide(record, ask, &facts) {
@@ -70,19 +72,18 @@ fn settle(record: &Record, ask: &Request, dead: &[i32]) -> Transition {
 }
 
 /// Applies a request, with the version number as token, and returns the response and the waiters to wake.
-fn apply(record: &mut Record, version: u64, ask: Request, dead: &[i32]) -> (Option<Response>, Vec<HandleHash>) {
+fn apply<R: Request>(record: &mut Record, version: u64, ask: R, dead: &[i32]) -> (R::Response, Vec<HandleHash>) {
     match settle(record, &ask, dead) {
-        Transition::Done(response) => (Some(response), Vec::new()),
-        Transition::Write { record: next, response: outcome, wake, .. } => {
+        Transition::Done(response) => (response, Vec::new()),
+        Transition::Write { record: next, response, wake, .. } => {
             *record = decode(&encode(&next), version).unwrap();
-            (outcome, wake)
+            (response, wake)
         }
-        Transition::Wait { .. } | Transition::Enqueue(_) => (None, Vec::new()),
     }
 }
 
-fn take(record: &mut Record, version: u64, pid: i32, share: Mode) -> Option<Response> {
-    apply(record, version, Request::Acquire(wants(pid, share)), &[]).0
+fn take(record: &mut Record, version: u64, pid: i32, share: Mode) -> AcquireStep {
+    apply(record, version, wants(pid, share), &[]).0
 }
 
 fn handle_of(pid: i32) -> Credentials {
@@ -117,15 +118,15 @@ fn queue(shares: &[Mode]) -> Record {
 #[test]
 fn a_free_lock_is_granted_with_the_version_as_its_token() {
     let mut record = Record::free(b"x");
-    assert!(matches!(take(&mut record, 17, 1, Mode::Exclusive), Some(Response::Granted(_, None))));
+    assert!(matches!(take(&mut record, 17, 1, Mode::Exclusive), AcquireStep::Granted(_, None)));
     assert_eq!((holders(&record), record.holders[0].token), (vec![1], Some(17)));
 }
 
 #[test]
 fn a_release_grants_to_the_first_in_the_queue_and_wakes_only_it() {
     let mut record = queue(&[Mode::Exclusive; 4]);
-    let (response, wake) = apply(&mut record, 9, Request::Release(handle_of(1)), &[]);
-    assert!(matches!(response, Some(Response::Released(_))));
+    let (response, wake) = apply(&mut record, 9, Release(handle_of(1)), &[]);
+    assert!(response.is_ok());
     assert_eq!((holders(&record), wake, record.waiters.len()), (vec![2], vec![proof(2)], 2));
     assert_eq!(record.holders[0].token, Some(9));
 }
@@ -133,7 +134,7 @@ fn a_release_grants_to_the_first_in_the_queue_and_wakes_only_it() {
 #[test]
 fn the_dead_in_the_queue_are_passed_over() {
     let mut record = queue(&[Mode::Exclusive; 4]);
-    apply(&mut record, 9, Request::Release(handle_of(1)), &[2, 3]);
+    apply(&mut record, 9, Release(handle_of(1)), &[2, 3]).0.unwrap();
     assert_eq!((holders(&record), record.waiters.len()), (vec![4], 0));
 }
 
@@ -141,11 +142,11 @@ fn the_dead_in_the_queue_are_passed_over() {
 fn readers_hold_together_and_never_pass_a_waiting_writer() {
     let mut record = queue(&[Mode::Shared, Mode::Shared, Mode::Exclusive, Mode::Shared]);
     assert_eq!((holders(&record), record.waiters.len()), (vec![1, 2], 2));
-    apply(&mut record, 9, Request::Release(handle_of(1)), &[]);
+    apply(&mut record, 9, Release(handle_of(1)), &[]).0.unwrap();
     assert_eq!(holders(&record), [2]);
-    apply(&mut record, 10, Request::Release(handle_of(2)), &[]);
+    apply(&mut record, 10, Release(handle_of(2)), &[]).0.unwrap();
     assert_eq!(holders(&record), [3]);
-    apply(&mut record, 11, Request::Release(handle_of(3)), &[]);
+    apply(&mut record, 11, Release(handle_of(3)), &[]).0.unwrap();
     assert_eq!(holders(&record), [4]);
 }
 
@@ -154,17 +155,20 @@ fn slots_are_numbered_from_the_lowest_free_one() {
     let mut record = queue(&[Mode::Slot; 3]);
     let slots = |record: &Record| record.holders.iter().map(|grant| grant.slot).collect::<Vec<_>>();
     assert_eq!((holders(&record), slots(&record)), (vec![1, 2], vec![0, 1]));
-    apply(&mut record, 9, Request::Release(handle_of(1)), &[]);
+    apply(&mut record, 9, Release(handle_of(1)), &[]).0.unwrap();
     assert_eq!((holders(&record), slots(&record)), (vec![2, 3], vec![1, 0]));
     let other = Acquire { slots: Some(3), ..wants(4, Mode::Slot) };
-    assert!(matches!(settle(&record, &Request::Acquire(other), &[]), Transition::Done(Response::SlotCountConflict(2))));
+    assert!(matches!(
+        settle(&record, &other, &[]),
+        Transition::Done(AcquireStep::Refused(Refusal::SlotCountConflict(2)))
+    ));
 }
 
 #[test]
 fn a_dead_holder_is_evicted_and_the_next_holder_is_told() {
     let mut record = queue(&[Mode::Exclusive]);
-    let (response, _) = apply(&mut record, 9, Request::Acquire(wants(2, Mode::Exclusive)), &[1]);
-    let Some(Response::Granted(_, Some(ending))) = response else { panic!("{response:?}") };
+    let (response, _) = apply(&mut record, 9, wants(2, Mode::Exclusive), &[1]);
+    let AcquireStep::Granted(_, Some(ending)) = response else { panic!("{response:?}") };
     assert_eq!((ending.reason, ending.grant.token), (EndReason::Died, Some(1)));
 }
 
@@ -172,8 +176,8 @@ fn a_dead_holder_is_evicted_and_the_next_holder_is_told() {
 fn a_waiter_is_granted_before_a_newcomer_that_finds_the_holder_dead() {
     let mut record = queue(&[Mode::Exclusive; 2]);
     let newcomer = Acquire { queue: false, ..wants(3, Mode::Exclusive) };
-    let (response, wake) = apply(&mut record, 9, Request::Acquire(newcomer), &[1]);
-    assert!(matches!(response, Some(Response::Busy(_))));
+    let (response, wake) = apply(&mut record, 9, newcomer, &[1]);
+    assert!(matches!(response, AcquireStep::Refused(Refusal::Busy(_))));
     assert_eq!((holders(&record), wake, record.waiters.len()), (vec![2], vec![proof(2)], 0));
 }
 
@@ -183,28 +187,28 @@ fn unknown_is_not_dead() {
     let mut facts = Facts::at(7);
     facts.insert_liveness(domain(), process(1), Liveness::Unknown);
     let request = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
-    let step = decide(&record, &Request::Acquire(request), &facts);
-    assert!(matches!(step, Ok(Transition::Done(Response::Busy(_)))), "{step:?}");
+    let step = decide(&record, &request, &facts);
+    assert!(matches!(step, Ok(Transition::Done(AcquireStep::Refused(Refusal::Busy(_))))), "{step:?}");
 }
 
 #[test]
 fn refuse_stale_changes_nothing() {
     let record = queue(&[Mode::Exclusive]);
     let request = Acquire { refuse_stale: true, ..wants(2, Mode::Exclusive) };
-    assert!(matches!(settle(&record, &Request::Acquire(request), &[1]), Transition::Done(Response::Stale(_))));
+    assert!(matches!(settle(&record, &request, &[1]), Transition::Done(AcquireStep::Refused(Refusal::Stale(_)))));
 }
 
 #[test]
 fn every_ask_may_be_repeated() {
     let mut record = queue(&[Mode::Exclusive; 2]);
     let before = record.clone();
-    assert!(matches!(take(&mut record, 9, 1, Mode::Exclusive), Some(Response::Granted(..))));
+    assert!(matches!(take(&mut record, 9, 1, Mode::Exclusive), AcquireStep::Granted(..)));
     assert_eq!(record, before);
-    apply(&mut record, 9, Request::Release(handle_of(1)), &[]);
+    apply(&mut record, 9, Release(handle_of(1)), &[]).0.unwrap();
     let again = Credentials { repeated: true, ..handle_of(1) };
-    assert!(matches!(apply(&mut record, 10, Request::Release(again), &[]).0, Some(Response::Released(_))));
-    let late = apply(&mut record, 10, Request::Release(handle_of(1)), &[]).0;
-    assert!(matches!(late, Some(Response::NotOwner(_, Some(_)))), "{late:?}");
+    assert!(apply(&mut record, 10, Release(again), &[]).0.is_ok());
+    let late = apply(&mut record, 10, Release(handle_of(1)), &[]).0;
+    assert!(matches!(&late, Err(NotHolder { holders, ending: Some(_) }) if holders.len() == 1), "{late:?}");
     assert_eq!(holders(&record), [2]);
 }
 
@@ -212,10 +216,12 @@ fn every_ask_may_be_repeated() {
 fn only_the_handle_or_the_owner_releases() {
     let record = queue(&[Mode::Exclusive]);
     for stranger in [handle_of(2), by_owner(2)] {
-        assert!(matches!(settle(&record, &Request::Release(stranger), &[]), Transition::Done(Response::NotOwner(..))));
+        assert!(
+            matches!(settle(&record, &Release(stranger), &[]), Transition::Done(Err(other)) if !other.holders.is_empty())
+        );
     }
     for holder in [handle_of(1), by_owner(1)] {
-        assert!(matches!(settle(&record, &Request::Release(holder), &[]), Transition::Write { .. }));
+        assert!(matches!(settle(&record, &Release(holder), &[]), Transition::Write { .. }));
     }
 }
 
@@ -224,9 +230,11 @@ fn the_owner_is_the_first_of_the_chain_that_lives() {
     let mut record = Record::free(b"x");
     let mut request = wants(1, Mode::Exclusive);
     request.entry.owner = owner(&[1, 2]);
-    apply(&mut record, 1, Request::Acquire(request), &[]);
-    assert!(matches!(settle(&record, &Request::Release(by_owner(2)), &[]), Transition::Done(Response::NotOwner(..))));
-    assert!(matches!(settle(&record, &Request::Release(by_owner(2)), &[1]), Transition::Write { .. }));
+    apply(&mut record, 1, request, &[]);
+    assert!(
+        matches!(settle(&record, &Release(by_owner(2)), &[]), Transition::Done(Err(other)) if !other.holders.is_empty())
+    );
+    assert!(matches!(settle(&record, &Release(by_owner(2)), &[1]), Transition::Write { .. }));
 }
 
 #[test]
@@ -234,27 +242,29 @@ fn a_wait_for_the_callers_own_lock_is_a_deadlock() {
     let record = queue(&[Mode::Exclusive]);
     let mut request = wants(2, Mode::Exclusive);
     request.entry.enclosing_grants = vec![proof(1)];
-    assert!(matches!(settle(&record, &Request::Acquire(request), &[]), Transition::Done(Response::Deadlock(_))));
+    assert!(matches!(settle(&record, &request, &[]), Transition::Done(AcquireStep::Refused(Refusal::Deadlock(_)))));
     let mut request = wants(2, Mode::Exclusive);
     request.entry.blocked_processes = vec![process(1)];
-    assert!(matches!(settle(&record, &Request::Acquire(request), &[]), Transition::Done(Response::Deadlock(_))));
+    assert!(matches!(settle(&record, &request, &[]), Transition::Done(AcquireStep::Refused(Refusal::Deadlock(_)))));
 }
 
 #[test]
 fn a_lease_that_is_over_ends_the_grant_for_all_callers() {
     let mut record = queue(&[Mode::Exclusive]);
     record.holders[0].lifetime = Lifetime::ExpiresAt(lease(0));
-    for ask in [Request::Release(handle_of(1)), Request::Renew(by_owner(1), Lifetime::ExpiresAt(lease(9)))] {
-        let step = settle(&record, &ask, &[]);
+    for step in [
+        settle(&record, &Release(handle_of(1)), &[]),
+        settle(&record, &Renew(by_owner(1), Lifetime::ExpiresAt(lease(9))), &[]),
+    ] {
         assert!(
-            matches!(step, Transition::Done(Response::NotHeld(Some(EndedGrant { reason: EndReason::Expired, .. })))),
+            matches!(&step, Transition::Done(Err(NotHolder { holders, ending: Some(EndedGrant { reason: EndReason::Expired, .. }) })) if holders.is_empty()),
             "{step:?}"
         );
     }
     let taken = take(&mut record, 9, 2, Mode::Exclusive);
-    assert!(matches!(taken, Some(Response::Granted(_, Some(EndedGrant { reason: EndReason::Expired, .. })))));
-    let late = settle(&record, &Request::Release(handle_of(1)), &[]);
-    assert!(matches!(late, Transition::Done(Response::NotOwner(_, Some(_)))));
+    assert!(matches!(taken, AcquireStep::Granted(_, Some(EndedGrant { reason: EndReason::Expired, .. }))));
+    let late = settle(&record, &Release(handle_of(1)), &[]);
+    assert!(matches!(late, Transition::Done(Err(NotHolder { holders, ending: Some(_) })) if !holders.is_empty()));
 }
 
 #[test]
@@ -263,11 +273,11 @@ fn a_transition_names_the_leases_that_must_have_ended() {
     (record.holders[0].lifetime, record.holders[1].lifetime) =
         (Lifetime::ExpiresAt(lease(0)), Lifetime::ExpiresAt(lease(5)));
     record.waiters[0].lease = Some(lease(0));
-    let step = settle(&record, &Request::Acquire(wants(4, Mode::Exclusive)), &[]);
+    let step = settle(&record, &wants(4, Mode::Exclusive), &[]);
     assert!(matches!(step, Transition::Write { over, .. } if over == [lease(0)]));
     record.holders.remove(0);
     record.waiters[0].lease = Some(lease(6));
-    let step = settle(&record, &Request::Release(handle_of(2)), &[]);
+    let step = settle(&record, &Release(handle_of(2)), &[]);
     assert!(matches!(step, Transition::Write { over, .. } if over.is_empty()));
 }
 
@@ -277,12 +287,12 @@ fn a_lease_begins_with_the_grant_and_anew_when_the_waiter_confirms() {
     let mut request = wants(2, Mode::Exclusive);
     request.entry.lifetime = Lifetime::Ttl(1000);
     request.entry.needs_confirmation = true;
-    apply(&mut record, 2, Request::Acquire(request.clone()), &[]);
-    apply(&mut record, 3, Request::Release(handle_of(1)), &[]);
+    apply(&mut record, 2, request.clone(), &[]);
+    apply(&mut record, 3, Release(handle_of(1)), &[]).0.unwrap();
     let grant = &record.holders[0];
     assert_eq!((&grant.lifetime, grant.provisional), (&Lifetime::ExpiresAt(lease(1000)), Some(process(2))));
     request.lifetime = Lifetime::ExpiresAt(lease(2000));
-    apply(&mut record, 4, Request::Acquire(request), &[]);
+    apply(&mut record, 4, request, &[]);
     let grant = &record.holders[0];
     assert_eq!((&grant.lifetime, grant.provisional, grant.token), (&Lifetime::ExpiresAt(lease(2000)), None, Some(3)));
 }
@@ -293,10 +303,10 @@ fn an_unconfirmed_grant_dies_with_its_waiter_and_not_with_its_owner() {
     let mut request = wants(2, Mode::Exclusive);
     request.entry.owner = owner(&[20]);
     request.entry.needs_confirmation = true;
-    apply(&mut record, 2, Request::Acquire(request), &[]);
-    apply(&mut record, 3, Request::Release(handle_of(1)), &[]);
-    let (response, _) = apply(&mut record, 4, Request::Acquire(wants(3, Mode::Exclusive)), &[2]);
-    assert!(matches!(response, Some(Response::Granted(..))), "{response:?}");
+    apply(&mut record, 2, request, &[]);
+    apply(&mut record, 3, Release(handle_of(1)), &[]).0.unwrap();
+    let (response, _) = apply(&mut record, 4, wants(3, Mode::Exclusive), &[2]);
+    assert!(matches!(response, AcquireStep::Granted(..)), "{response:?}");
 }
 
 #[test]
@@ -305,12 +315,12 @@ fn an_unconfirmed_grant_does_not_belong_to_its_owner() {
     let mut request = wants(2, Mode::Exclusive);
     request.entry.owner = owner(&[20]);
     request.provisional = true;
-    apply(&mut record, 1, Request::Acquire(request), &[]);
+    apply(&mut record, 1, request, &[]);
     for dead in [&[][..], &[2]] {
-        let answer = settle(&record, &Request::Release(by_owner(20)), dead);
-        assert!(matches!(answer, Transition::Done(Response::NotOwner(..) | Response::NotHeld(_))), "{answer:?}");
+        let answer = settle(&record, &Release(by_owner(20)), dead);
+        assert!(matches!(answer, Transition::Done(Err(_))), "{answer:?}");
     }
-    assert!(matches!(settle(&record, &Request::Release(handle_of(2)), &[2]), Transition::Write { .. }));
+    assert!(matches!(settle(&record, &Release(handle_of(2)), &[2]), Transition::Write { .. }));
 }
 
 #[test]
@@ -319,12 +329,12 @@ fn a_committed_batch_is_confirmed_by_the_next_writer() {
     let mut request = wants(DECIDED, Mode::Shared);
     request.entry.owner = owner(&[20]);
     request.provisional = true;
-    apply(&mut record, 1, Request::Acquire(request), &[]);
-    let (response, _) = apply(&mut record, 2, Request::Acquire(wants(3, Mode::Shared)), &[DECIDED]);
-    assert!(matches!(response, Some(Response::Granted(_, None))), "{response:?}");
+    apply(&mut record, 1, request, &[]);
+    let (response, _) = apply(&mut record, 2, wants(3, Mode::Shared), &[DECIDED]);
+    assert!(matches!(response, AcquireStep::Granted(_, None)), "{response:?}");
     assert_eq!((holders(&record), record.holders[0].provisional), (vec![20, 3], None));
-    let (outcome, _) = apply(&mut record, 3, Request::Acquire(wants(4, Mode::Shared)), &[20, DECIDED]);
-    assert!(matches!(outcome, Some(Response::Granted(_, Some(_)))), "{outcome:?}");
+    let (outcome, _) = apply(&mut record, 3, wants(4, Mode::Shared), &[20, DECIDED]);
+    assert!(matches!(outcome, AcquireStep::Granted(_, Some(_))), "{outcome:?}");
     assert_eq!(holders(&record), [3, 4]);
 }
 
@@ -339,34 +349,34 @@ fn a_claim_excludes_all_but_its_own_id() {
     };
     let mut record = Record::free(b"x");
     let several = Acquire { provisional: true, ..claims(2, b"two") };
-    apply(&mut record, 1, Request::Acquire(several.clone()), &[]);
+    apply(&mut record, 1, several.clone(), &[]);
     // The provisional claim may still fail, so the next claimant waits, and gets the name if the first dies.
     assert!(matches!(
-        settle(&record, &Request::Acquire(claims(3, b"three")), &[]),
-        Transition::Write { response: None, .. }
+        settle(&record, &claims(3, b"three"), &[]),
+        Transition::Write { response: AcquireStep::Again, .. }
     ));
     let mut alone = record.clone();
-    let (response, _) = apply(&mut alone, 2, Request::Acquire(claims(3, b"three")), &[2]);
-    assert!(matches!(response, Some(Response::Granted(grant, _)) if grant.claim.as_deref() == Some(b"three")));
-    apply(&mut record, 2, Request::Acquire(claims(3, b"three")), &[]);
-    let (outcome, wake) = apply(&mut record, 3, Request::Acquire(Acquire { provisional: false, ..several }), &[]);
-    assert!(matches!(outcome, Some(Response::Granted(..))), "{outcome:?}");
+    let (response, _) = apply(&mut alone, 2, claims(3, b"three"), &[2]);
+    assert!(matches!(response, AcquireStep::Granted(grant, _) if grant.claim.as_deref() == Some(b"three")));
+    apply(&mut record, 2, claims(3, b"three"), &[]);
+    let (outcome, wake) = apply(&mut record, 3, Acquire { provisional: false, ..several }, &[]);
+    assert!(matches!(outcome, AcquireStep::Granted(..)), "{outcome:?}");
     assert_eq!(wake, [proof(3)], "who wants to claim it as well need not wait");
     for dead in [&[][..], &[2]] {
-        let refused = settle(&record, &Request::Acquire(claims(3, b"three")), dead);
+        let refused = settle(&record, &claims(3, b"three"), dead);
         assert!(
-            matches!(refused, Transition::Done(Response::Claimed(ref grant)) if grant.proof == proof(2)),
+            matches!(refused, Transition::Done(AcquireStep::Refused(Refusal::Claimed(ref grant))) if grant.proof == proof(2)),
             "{refused:?}"
         );
-        let again = settle(&record, &Request::Acquire(claims(4, b"two")), dead);
+        let again = settle(&record, &claims(4, b"two"), dead);
         assert!(
-            matches!(again, Transition::Done(Response::Granted(ref grant, None)) if grant.proof == proof(2)),
+            matches!(again, Transition::Done(AcquireStep::Granted(ref grant, None)) if grant.proof == proof(2)),
             "{again:?}"
         );
     }
     let by = |id: &[u8]| Credentials { proof: None, claim: Some(id.to_vec()), ..handle_of(2) };
-    assert!(matches!(apply(&mut record, 4, Request::Release(by(b"three")), &[]).0, Some(Response::NotOwner(..))));
-    assert!(matches!(apply(&mut record, 4, Request::Release(by(b"two")), &[]).0, Some(Response::Released(_))));
+    assert!(matches!(apply(&mut record, 4, Release(by(b"three")), &[]).0, Err(other) if !other.holders.is_empty()));
+    assert!(apply(&mut record, 4, Release(by(b"two")), &[]).0.is_ok());
 }
 
 #[test]
@@ -374,32 +384,32 @@ fn forever_outlives_its_owner() {
     let mut record = queue(&[Mode::Exclusive]);
     record.holders[0].lifetime = Lifetime::UntilReleased;
     let request = Acquire { queue: false, ..wants(2, Mode::Exclusive) };
-    assert!(matches!(settle(&record, &Request::Acquire(request), &[1]), Transition::Done(Response::Busy(_))));
+    assert!(matches!(settle(&record, &request, &[1]), Transition::Done(AcquireStep::Refused(Refusal::Busy(_)))));
 }
 
 #[test]
 fn a_break_ends_only_the_grant_that_was_seen() {
     let mut record = queue(&[Mode::Exclusive; 2]);
-    let (response, wake) = apply(&mut record, 9, Request::Break(vec![proof(1)]), &[]);
-    assert!(matches!(response, Some(Response::Broken(broken)) if broken.len() == 1));
+    let (response, wake) = apply(&mut record, 9, Break(vec![proof(1)]), &[]);
+    assert!(matches!(response, Ok(broken) if broken.len() == 1));
     assert_eq!((holders(&record), wake), (vec![2], vec![proof(2)]));
-    let repeated = apply(&mut record, 10, Request::Break(vec![proof(1)]), &[]).0;
-    assert!(matches!(repeated, Some(Response::Broken(_))));
+    let repeated = apply(&mut record, 10, Break(vec![proof(1)]), &[]).0;
+    assert!(repeated.is_ok());
     assert_eq!(holders(&record), [2]);
 }
 
 #[test]
 fn a_break_removes_a_grant_whose_owner_died() {
     let mut record = queue(&[Mode::Exclusive; 2]);
-    let (response, wake) = apply(&mut record, 9, Request::Break(vec![proof(1)]), &[1]);
+    let (response, wake) = apply(&mut record, 9, Break(vec![proof(1)]), &[1]);
     let died = |ending: &EndedGrant| ending.grant.proof == proof(1) && ending.reason == EndReason::Died;
-    assert!(matches!(&response, Some(Response::Broken(broken)) if broken.iter().all(died) && broken.len() == 1));
+    assert!(matches!(&response, Ok(broken) if broken.iter().all(died) && broken.len() == 1));
     assert_eq!((holders(&record), wake), (vec![2], vec![proof(2)]));
-    assert_eq!(apply(&mut record, 10, Request::Break(vec![proof(1)]), &[1]).0, response);
+    assert_eq!(apply(&mut record, 10, Break(vec![proof(1)]), &[1]).0, response);
     // The request names no grant, so the response lists the holders.
-    let refused = settle(&record, &Request::Break(Vec::new()), &[]);
+    let refused = settle(&record, &Break(Vec::new()), &[]);
     assert!(
-        matches!(refused, Transition::Done(Response::NotOwner(ref grants, None)) if grants[0].proof == proof(2)),
+        matches!(refused, Transition::Done(Err(NotHolder { ref holders, ending: None })) if holders[0].proof == proof(2)),
         "{refused:?}"
     );
 }
@@ -407,13 +417,16 @@ fn a_break_removes_a_grant_whose_owner_died() {
 #[test]
 fn a_broken_grant_is_remembered_until_its_holder_learns_of_it_or_dies() {
     let mut record = queue(&[Mode::Exclusive]);
-    apply(&mut record, 9, Request::Break(vec![proof(1)]), &[]);
+    apply(&mut record, 9, Break(vec![proof(1)]), &[]).0.unwrap();
     assert!(record.is_free() && !record.is_removable());
     let mut dead = record.clone();
-    apply(&mut dead, 10, Request::Gc, &[1]);
+    apply(&mut dead, 10, Gc, &[1]);
     assert!(dead.is_removable());
-    let (told, _) = apply(&mut record, 10, Request::Release(handle_of(1)), &[]);
-    assert!(matches!(told, Some(Response::NotHeld(Some(EndedGrant { reason: EndReason::Broken, .. })))), "{told:?}");
+    let (told, _) = apply(&mut record, 10, Release(handle_of(1)), &[]);
+    assert!(
+        matches!(told, Err(NotHolder { ref holders, ending: Some(EndedGrant { reason: EndReason::Broken, .. }) }) if holders.is_empty()),
+        "{told:?}"
+    );
     assert!(record.is_removable());
 }
 
@@ -423,55 +436,58 @@ fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_learns_of_it
     let mut query = wants(1, Mode::Exclusive);
     query.entry.owner.supervisor = Some(process(SUPERVISOR));
     let mut granted = Record::free(b"x");
-    apply(&mut granted, 1, Request::Acquire(query), &[]);
+    apply(&mut granted, 1, query, &[]);
     let supervisor = Credentials { supervises: true, ..handle_of(1) };
-    for (ask, dead, how) in [
-        (Request::Release(handle_of(1)), &[][..], EndReason::Released),
-        (Request::Gc, &[1], EndReason::Died),
-        (Request::Break(vec![proof(1)]), &[], EndReason::Broken),
-    ] {
-        let mut record = granted.clone();
-        apply(&mut record, 2, ask, dead);
+    let [mut released, mut died, mut broken] = [(); 3].map(|()| granted.clone());
+    apply(&mut released, 2, Release(handle_of(1)), &[]).0.unwrap();
+    apply(&mut died, 2, Gc, &[1]);
+    apply(&mut broken, 2, Break(vec![proof(1)]), &[]).0.unwrap();
+    for (mut record, dead, how) in
+        [(released, &[][..], EndReason::Released), (died, &[1], EndReason::Died), (broken, &[], EndReason::Broken)]
+    {
         // These grants exceed the number of past grants that a record keeps for others.
         for pid in 2..9 {
             take(&mut record, pid as u64, pid, Mode::Exclusive);
-            apply(&mut record, 9, Request::Release(handle_of(pid)), dead);
+            apply(&mut record, 9, Release(handle_of(pid)), dead).0.unwrap();
         }
         assert!(record.is_free() && !record.is_removable(), "{how:?}");
         let mut alone = record.clone();
-        apply(&mut alone, 10, Request::Gc, &[1, SUPERVISOR]);
+        apply(&mut alone, 10, Gc, &[1, SUPERVISOR]);
         assert!(alone.is_removable(), "{how:?}");
         // The command itself may ask, and its request does not remove the ending.
-        apply(&mut record, 10, Request::Release(handle_of(1)), dead);
-        let (told, _) = apply(&mut record, 11, Request::Release(supervisor.clone()), dead);
-        assert!(matches!(told, Some(Response::NotHeld(Some(ending))) if ending.reason == how), "{how:?}");
+        apply(&mut record, 10, Release(handle_of(1)), dead).0.unwrap_err();
+        let (told, _) = apply(&mut record, 11, Release(supervisor.clone()), dead);
+        assert!(
+            matches!(told, Err(NotHolder { holders, ending: Some(ending) }) if holders.is_empty() && ending.reason == how),
+            "{how:?}"
+        );
         assert!(record.is_removable(), "{how:?}");
     }
-    let (told, _) = apply(&mut granted, 2, Request::Release(supervisor), &[]);
-    assert!(matches!(told, Some(Response::Released(_))) && granted.is_removable());
+    let (told, _) = apply(&mut granted, 2, Release(supervisor), &[]);
+    assert!(told.is_ok() && granted.is_removable());
 }
 
 #[test]
 fn a_waiter_that_leaves_wakes_the_next_which_watched_it() {
     let mut record = queue(&[Mode::Exclusive, Mode::Exclusive, Mode::Exclusive]);
-    let (response, wake) = apply(&mut record, 9, Request::Cancel(proof(2), None), &[]);
-    assert_eq!((response, wake, holders(&record)), (Some(Response::Cancelled), vec![proof(3)], vec![1]));
+    let (response, wake) = apply(&mut record, 9, Cancel { proof: proof(2), page: None }, &[]);
+    assert_eq!((response, wake, holders(&record)), (None, vec![proof(3)], vec![1]));
 }
 
 #[test]
 fn a_cancelled_wait_lets_later_waiters_pass() {
     let mut record = queue(&[Mode::Shared, Mode::Exclusive, Mode::Shared]);
-    let (response, wake) = apply(&mut record, 9, Request::Cancel(proof(2), None), &[]);
-    assert_eq!((response, wake, holders(&record)), (Some(Response::Cancelled), vec![proof(3)], vec![1, 3]));
-    let late = apply(&mut record, 10, Request::Cancel(proof(3), None), &[]).0;
-    assert!(matches!(late, Some(Response::GrantedMeanwhile(_))));
+    let (response, wake) = apply(&mut record, 9, Cancel { proof: proof(2), page: None }, &[]);
+    assert_eq!((response, wake, holders(&record)), (None, vec![proof(3)], vec![1, 3]));
+    let late = apply(&mut record, 10, Cancel { proof: proof(3), page: None }, &[]).0;
+    assert!(late.is_some());
 }
 
 #[test]
 fn collecting_removes_the_dead_wherever_they_stand() {
     let mut record = queue(&[Mode::Exclusive; 4]);
-    let (response, _) = apply(&mut record, 9, Request::Gc, &[1, 3]);
-    let Some(Response::Collected(ended, dropped)) = response else { panic!("{response:?}") };
+    let (response, _) = apply(&mut record, 9, Gc, &[1, 3]);
+    let (ended, dropped) = response;
     assert_eq!((ended.len(), dropped.len(), holders(&record), record.waiters.len()), (1, 1, vec![2], 1));
 }
 
@@ -479,14 +495,14 @@ fn collecting_removes_the_dead_wherever_they_stand() {
 fn a_waiter_watches_the_waiter_before_it_and_the_first_watches_the_holder() {
     let record = queue(&[Mode::Exclusive; 3]);
     for (pid, watched) in [(2, 1), (3, 2)] {
-        let step = settle(&record, &Request::Acquire(wants(pid, Mode::Exclusive)), &[]);
-        let Transition::Wait { processes, ahead, .. } = step else { panic!("{step:?}") };
+        let step = settle(&record, &wants(pid, Mode::Exclusive), &[]);
+        let Transition::Done(AcquireStep::Wait { processes, ahead, .. }) = step else { panic!("{step:?}") };
         assert_eq!((processes, ahead), (vec![(domain(), process(watched))], pid as usize - 2));
     }
 }
 
 /// Decides like [`settle`] for an exclusive request, with these pages.
-fn ask_with_pages(record: &Record, ask: &Request, pages: &[(u64, Vec<Waiter>)]) -> Transition {
+fn ask_with_pages<R: Request>(record: &Record, ask: &R, pages: &[(u64, Vec<Waiter>)]) -> Transition<R::Response> {
     let mut facts = Facts::at(7);
     loop {
         match decide(record, ask, &facts) {
@@ -516,32 +532,32 @@ fn crowded(count: usize) -> Record {
 #[test]
 fn a_waiter_that_finds_the_record_full_goes_to_a_page() {
     let full = queue(&[Mode::Exclusive; INLINE_WAITERS + 1]);
-    let Transition::Write { record, response: None, .. } =
-        settle(&full, &Request::Acquire(wants(99, Mode::Exclusive)), &[])
+    let Transition::Write { record, response: AcquireStep::Again, .. } =
+        settle(&full, &wants(99, Mode::Exclusive), &[])
     else {
         panic!()
     };
     assert_eq!((record.pages, record.waiters.len()), (Some(Pages { first: 7, last: 7 }), INLINE_WAITERS));
     let late = wants(99, Mode::Exclusive);
-    assert!(matches!(settle(&record, &Request::Acquire(late.clone()), &[]), Transition::Enqueue(7)));
+    assert!(matches!(settle(&record, &late, &[]), Transition::Done(AcquireStep::Enqueue(7))));
     let full = Acquire { full: Some(7), ..late.clone() };
-    let Transition::Write { record: longer, .. } = settle(&record, &Request::Acquire(full), &[]) else { panic!() };
+    let Transition::Write { record: longer, .. } = settle(&record, &full, &[]) else { panic!() };
     assert_eq!(longer.pages, Some(Pages { first: 7, last: 8 }));
     let place = Some(QueuePosition { page: 7, ahead: 2, before: Vec::new(), entry: late.entry.clone() });
     let placed = Acquire { position: place, ..late };
     assert!(
-        matches!(settle(&record, &Request::Acquire(placed.clone()), &[]), Transition::Wait { ahead, .. } if ahead == INLINE_WAITERS + 2)
+        matches!(settle(&record, &placed, &[]), Transition::Done(AcquireStep::Wait { ahead, .. }) if ahead == INLINE_WAITERS + 2)
     );
     // A page that the record no longer names is not a position.
     let moved_on = Record { pages: Some(Pages { first: 8, last: 9 }), ..record };
-    assert!(matches!(settle(&moved_on, &Request::Acquire(placed), &[]), Transition::Enqueue(9)));
+    assert!(matches!(settle(&moved_on, &placed, &[]), Transition::Done(AcquireStep::Enqueue(9))));
 }
 
 #[test]
 fn a_page_is_fetched_when_few_are_left_and_its_first_is_woken() {
     let record = crowded(4);
     let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Mode::Exclusive).entry).collect();
-    let step = ask_with_pages(&record, &Request::Release(handle_of(1)), &[(3, page)]);
+    let step = ask_with_pages(&record, &Release(handle_of(1)), &[(3, page)]);
     let Transition::Write { record, wake, .. } = step else { panic!() };
     assert_eq!((holders(&record), waiters(&record), record.pages), (vec![2], vec![3, 4, 5, 50, 51], None));
     assert_eq!(wake, vec![proof(2), proof(50)]);
@@ -551,8 +567,7 @@ fn a_page_is_fetched_when_few_are_left_and_its_first_is_woken() {
 fn a_waiter_that_is_fetched_twice_is_queued_once() {
     let record = crowded(2);
     let page: Vec<Waiter> = [1, 3, 50].iter().map(|pid| wants(*pid, Mode::Exclusive).entry).collect();
-    let Transition::Write { record, .. } = ask_with_pages(&record, &Request::Release(handle_of(1)), &[(3, page)])
-    else {
+    let Transition::Write { record, .. } = ask_with_pages(&record, &Release(handle_of(1)), &[(3, page)]) else {
         panic!()
     };
     // Process 1 has just released the lock and may want it again.
@@ -564,17 +579,17 @@ fn a_waiter_on_a_page_in_transfer_leaves_by_the_record() {
     let record = crowded(INLINE_WAITERS);
     let page: Vec<Waiter> = [50, 51].iter().map(|pid| wants(*pid, Mode::Exclusive).entry).collect();
     let Transition::Write { record, response, .. } =
-        ask_with_pages(&record, &Request::Cancel(proof(50), Some(3)), &[(3, page)])
+        ask_with_pages(&record, &Cancel { proof: proof(50), page: Some(3) }, &[(3, page)])
     else {
         panic!()
     };
-    assert_eq!(response, Some(Response::Cancelled));
+    assert_eq!(response, None);
     assert_eq!((record.pages, waiters(&record).last(), record.waiters.len()), (None, Some(&51), INLINE_WAITERS + 1));
 }
 
 /// Returns a record that process `pid` holds with this lifetime.
 fn held_by(pid: i32, lifetime: Lifetime) -> Record {
-    let take = Request::Acquire(Acquire { lifetime, ..wants(pid, Mode::Exclusive) });
+    let take = Acquire { lifetime, ..wants(pid, Mode::Exclusive) };
     let Transition::Write { record, .. } = settle(&Record::free(b"x"), &take, &[]) else { panic!() };
     record
 }
@@ -584,53 +599,52 @@ fn a_lease_can_be_renewed_late_until_another_caller_acquires_the_lock() {
     let renewed = |ends| Lifetime::Keepalive(lease(ends));
     let credentials = handle_of(1);
     let held = held_by(1, renewed(0));
-    let Transition::Write { record, .. } = settle(&held, &Request::Renew(credentials.clone(), renewed(9)), &[]) else {
+    let Transition::Write { record, .. } = settle(&held, &Renew(credentials.clone(), renewed(9)), &[]) else {
         panic!()
     };
     assert_eq!(record.holders[0].lifetime, renewed(9));
     // A grant with a fixed time limit keeps the limit, and is over when the limit is.
     let held = held_by(1, Lifetime::ExpiresAt(lease(5)));
-    let step = settle(&held, &Request::Renew(credentials.clone(), renewed(9)), &[]);
-    assert!(
-        matches!(step, Transition::Done(Response::Renewed(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5)))
-    );
+    let step = settle(&held, &Renew(credentials.clone(), renewed(9)), &[]);
+    assert!(matches!(step, Transition::Done(Ok(grant)) if grant.lifetime == Lifetime::ExpiresAt(lease(5))));
     let held = held_by(2, Lifetime::WhileOwnerLives);
-    let step = settle(&held, &Request::Renew(credentials, renewed(9)), &[]);
-    assert!(matches!(step, Transition::Done(Response::NotOwner(..))));
+    let step = settle(&held, &Renew(credentials, renewed(9)), &[]);
+    assert!(matches!(step, Transition::Done(Err(other)) if !other.holders.is_empty()));
 }
 
 #[test]
 fn an_owner_recorded_as_dead_is_dead_for_all_callers() {
     let credentials = handle_of(1);
     let mut held = held_by(1, Lifetime::Keepalive(lease(5)));
-    let Transition::Write { record, .. } = settle(&held, &Request::OwnerDied(credentials.clone()), &[]) else {
-        panic!()
-    };
+    let Transition::Write { record, .. } = settle(&held, &OwnerDied(credentials.clone()), &[]) else { panic!() };
     assert_eq!(record.holders[0].lifetime, Lifetime::OwnerDied);
     // The grant stays in the record for a caller that refuses stale grants.
     let refuses = Acquire { refuse_stale: true, ..wants(2, Mode::Exclusive) };
-    let step = settle(&record, &Request::Acquire(refuses), &[]);
-    assert!(matches!(step, Transition::Done(Response::Stale(endings)) if endings[0].reason == EndReason::Died));
+    let step = settle(&record, &refuses, &[]);
+    assert!(
+        matches!(step, Transition::Done(AcquireStep::Refused(Refusal::Stale(endings))) if endings[0].reason == EndReason::Died)
+    );
     // A waiter gets the lock at once.
     held.waiters = vec![wants(3, Mode::Exclusive).entry];
-    let Transition::Write { record, wake, .. } = settle(&held, &Request::OwnerDied(credentials), &[]) else { panic!() };
+    let Transition::Write { record, wake, .. } = settle(&held, &OwnerDied(credentials), &[]) else { panic!() };
     assert_eq!((record.holders[0].proof, wake), (proof(3), vec![proof(3)]));
 }
 
 #[test]
 fn no_caller_evicts_an_owner_that_it_sees_alive() {
     let late = held_by(1, Lifetime::Keepalive(lease(0)));
-    let waits = settle(&late, &Request::Acquire(wants(2, Mode::Exclusive)), &[]);
-    let Transition::Write { record, response: None, .. } = waits else { panic!() };
+    let waits = settle(&late, &wants(2, Mode::Exclusive), &[]);
+    let Transition::Write { record, response: AcquireStep::Again, .. } = waits else { panic!() };
     // The waiter reads the record when that process ends, and not repeatedly because the lease is over.
-    let Transition::Wait { processes, leases, .. } = settle(&record, &Request::Acquire(wants(2, Mode::Exclusive)), &[])
+    let Transition::Done(AcquireStep::Wait { processes, leases, .. }) =
+        settle(&record, &wants(2, Mode::Exclusive), &[])
     else {
         panic!()
     };
     assert_eq!((processes, leases), (vec![(domain(), process(1))], Vec::new()));
-    let step = settle(&late, &Request::Acquire(wants(2, Mode::Exclusive)), &[1]);
-    assert!(matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. }));
+    let step = settle(&late, &wants(2, Mode::Exclusive), &[1]);
+    assert!(matches!(step, Transition::Write { response: AcquireStep::Granted(..), .. }));
     // A fixed time limit ends the grant even if the owner lives.
-    let step = settle(&held_by(1, Lifetime::ExpiresAt(lease(0))), &Request::Acquire(wants(2, Mode::Exclusive)), &[]);
-    assert!(matches!(step, Transition::Write { response: Some(Response::Granted(..)), .. }));
+    let step = settle(&held_by(1, Lifetime::ExpiresAt(lease(0))), &wants(2, Mode::Exclusive), &[]);
+    assert!(matches!(step, Transition::Write { response: AcquireStep::Granted(..), .. }));
 }

@@ -62,10 +62,10 @@ fn writing(pid: i32, bytes: &[u8]) -> Writing {
 }
 
 /// Applies the write to a record with this version. All processes live, and only a lease that ends at 0 is over.
-fn put(record: &mut Record, version: u64, writing: Writing) -> Response {
+fn put(record: &mut Record, version: u64, writing: Writing) -> <Writing as Request>::Response {
     let mut facts = Facts::at(7);
     let step = loop {
-        match decide(record, &Request::Write(writing.clone()), &facts) {
+        match decide(record, &writing, &facts) {
             Ok(step) => break step,
             Err(Query::Liveness(domain, process)) => facts.insert_liveness(domain, process, Liveness::Alive),
             Err(Query::LeaseExpired(lease)) => facts.insert_expired(lease.clone(), lease.ends == 0),
@@ -74,11 +74,10 @@ fn put(record: &mut Record, version: u64, writing: Writing) -> Response {
     };
     match step {
         Transition::Done(response) => response,
-        Transition::Write { record: next, response: Some(outcome), .. } => {
+        Transition::Write { record: next, response, .. } => {
             *record = decode(&encode(&next), version).unwrap();
-            outcome
+            response
         }
-        step => panic!("{step:?}"),
     }
 }
 
@@ -90,19 +89,19 @@ fn versions(record: &Record) -> (Option<u64>, Option<u64>) {
 #[test]
 fn the_first_version_of_a_value_is_that_of_the_record_and_each_write_adds_one() {
     let mut record = Record::free(b"x");
-    assert!(matches!(put(&mut record, 40, writing(9, b"a")), Response::Written(..)));
+    assert!(put(&mut record, 40, writing(9, b"a")).is_ok());
     assert_eq!(versions(&record), (Some(40), Some(40)));
-    put(&mut record, 60, writing(9, b"b"));
+    put(&mut record, 60, writing(9, b"b")).unwrap();
     assert_eq!(versions(&record), (Some(41), Some(60)));
     let holders = held(1).holders;
     record.holders = holders;
-    put(&mut record, 61, writing(1, b"c"));
+    put(&mut record, 61, writing(1, b"c")).unwrap();
     assert_eq!(versions(&record), (Some(42), Some(5)), "the token is that of the grant");
     let deleted = put(&mut record, 70, Writing { value: None, ..writing(1, b"d") });
-    assert!(matches!(deleted, Response::Written(Some(value), _) if value.version == Some(42)));
+    assert!(matches!(deleted, Ok(Written { value: Some(value), .. }) if value.version == Some(42)));
     assert_eq!(record.value, None);
-    assert!(matches!(put(&mut record, 71, Writing { value: None, ..writing(1, b"d") }), Response::NoValue));
-    put(&mut record, 80, writing(1, b"e"));
+    assert!(matches!(put(&mut record, 71, Writing { value: None, ..writing(1, b"d") }), Err(WriteRefusal::NoValue)));
+    put(&mut record, 80, writing(1, b"e")).unwrap();
     assert_eq!(versions(&record).0, Some(80));
 }
 
@@ -110,11 +109,15 @@ fn the_first_version_of_a_value_is_that_of_the_record_and_each_write_adds_one() 
 fn a_caller_without_the_lock_waits_and_a_false_handle_is_refused() {
     let mut record = held(1);
     let before = record.clone();
-    assert!(matches!(put(&mut record, 2, writing(9, b"a")), Response::Busy(holders) if holders.len() == 1));
+    assert!(matches!(put(&mut record, 2, writing(9, b"a")), Err(WriteRefusal::Busy(holders)) if holders.len() == 1));
     let as_holder = Writing { require_lock: true, ..writing(9, b"a") };
-    assert!(matches!(put(&mut record, 2, as_holder.clone()), Response::NotOwner(_, None)));
+    assert!(
+        matches!(put(&mut record, 2, as_holder.clone()), Err(WriteRefusal::NotHolder(other)) if !other.holders.is_empty())
+    );
     assert_eq!(record, before);
-    assert!(matches!(put(&mut Record::free(b"x"), 2, as_holder), Response::NotHeld(None)));
+    assert!(
+        matches!(put(&mut Record::free(b"x"), 2, as_holder), Err(WriteRefusal::NotHolder(other)) if other == NotHolder::default())
+    );
 }
 
 #[test]
@@ -122,18 +125,18 @@ fn no_caller_writes_past_a_queue() {
     let mut record = held(1);
     let owner = record.holders.remove(0).owner;
     record.waiters.push(Waiter::new(proof(3), owner, ProcessId { pid: 3, start: 1 }));
-    assert!(matches!(put(&mut record, 2, writing(9, b"a")), Response::Busy(_)));
+    assert!(matches!(put(&mut record, 2, writing(9, b"a")), Err(WriteRefusal::Busy(_))));
 }
 
 #[test]
 fn an_expired_grant_writes_only_on_request_and_if_it_was_the_last() {
     let mut record = held(0);
     let unlock = Writing { require_lock: true, release: true, ..writing(1, b"a") };
-    assert!(matches!(put(&mut record, 9, unlock.clone()), Response::NotOwner(holders, Some(_)) if holders.is_empty()));
-    assert!(matches!(put(&mut record, 9, writing(1, b"a")), Response::NotOwner(_, Some(_))));
+    assert!(matches!(put(&mut record, 9, unlock.clone()), Err(WriteRefusal::Lost(holders, _)) if holders.is_empty()));
+    assert!(matches!(put(&mut record, 9, writing(1, b"a")), Err(WriteRefusal::Lost(..))));
     let mut taken_since = record.clone();
     let stale = Writing { even_if_stale: true, ..unlock };
-    assert!(matches!(put(&mut record, 9, stale.clone()), Response::Written(..)));
+    assert!(put(&mut record, 9, stale.clone()).is_ok());
     assert!(record.is_free() && record.value.is_some());
     let grant = taken_since.holders.remove(0);
     let of = |pid: i32, token, how| EndedGrant {
@@ -141,24 +144,24 @@ fn an_expired_grant_writes_only_on_request_and_if_it_was_the_last() {
         reason: how,
     };
     taken_since.ended_grants = vec![of(1, 5, EndReason::Expired), of(2, 6, EndReason::Released)];
-    assert!(matches!(put(&mut taken_since, 9, stale.clone()), Response::NotOwner(_, Some(_))));
+    assert!(matches!(put(&mut taken_since, 9, stale.clone()), Err(WriteRefusal::Lost(..))));
     taken_since.ended_grants.pop();
-    assert!(matches!(put(&mut taken_since, 9, stale), Response::Written(..)));
+    assert!(put(&mut taken_since, 9, stale).is_ok());
 }
 
 #[test]
 fn a_repeated_request_is_recognized() {
     let mut record = Record::free(b"x");
-    put(&mut record, 40, writing(9, b"a"));
+    put(&mut record, 40, writing(9, b"a")).unwrap();
     let mut again = writing(9, b"a");
     again.credentials.repeated = true;
-    assert!(matches!(put(&mut record, 41, again), Response::Written(..)));
+    assert!(put(&mut record, 41, again).is_ok());
     assert_eq!(versions(&record).0, Some(40), "written once");
     let mut record = held(1);
     let mut unlock = Writing { require_lock: true, release: true, ..writing(1, b"a") };
-    put(&mut record, 41, unlock.clone());
+    put(&mut record, 41, unlock.clone()).unwrap();
     unlock.credentials.repeated = true;
-    assert!(matches!(put(&mut record, 42, unlock), Response::Written(..)));
+    assert!(put(&mut record, 42, unlock).is_ok());
     assert_eq!(versions(&record).0, Some(41));
 }
 
@@ -167,10 +170,10 @@ fn a_condition_is_checked_before_the_wait() {
     let mut record = held(1);
     let absent = |pid| Writing { precondition: Some(Precondition::Absent), ..writing(pid, b"a") };
     let version = |pid, version| Writing { precondition: Some(Precondition::Version(version)), ..writing(pid, b"b") };
-    assert!(matches!(put(&mut record, 9, absent(9)), Response::Busy(_)));
-    assert!(matches!(put(&mut record, 9, version(9, 3)), Response::VersionMismatch(None)));
-    assert!(matches!(put(&mut record, 9, absent(1)), Response::Written(..)));
-    assert!(matches!(put(&mut record, 10, absent(9)), Response::VersionMismatch(Some(_))));
-    assert!(matches!(put(&mut record, 10, version(1, 10)), Response::VersionMismatch(Some(_))));
-    assert!(matches!(put(&mut record, 10, version(1, 9)), Response::Written(..)));
+    assert!(matches!(put(&mut record, 9, absent(9)), Err(WriteRefusal::Busy(_))));
+    assert!(matches!(put(&mut record, 9, version(9, 3)), Err(WriteRefusal::VersionMismatch(None))));
+    assert!(put(&mut record, 9, absent(1)).is_ok());
+    assert!(matches!(put(&mut record, 10, absent(9)), Err(WriteRefusal::VersionMismatch(Some(_)))));
+    assert!(matches!(put(&mut record, 10, version(1, 10)), Err(WriteRefusal::VersionMismatch(Some(_)))));
+    assert!(put(&mut record, 10, version(1, 9)).is_ok());
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{HolderJson, text};
 use crate::duration::rfc3339;
-use crate::lock::{EndReason, EndedGrant, Grant, Handle, Liveness, Mode, Value};
+use crate::lock::{EndReason, EndedGrant, Grant, Handle, Liveness, Mode, NotHolder, Value};
 use crate::report::Reporter;
 
 /// The output of `get --json`, `put --json` and `del --json`.
@@ -156,6 +156,11 @@ impl Evicted {
 }
 
 impl UnlockJson {
+    /// Returns the word for a lock that the caller does not hold.
+    pub fn word(not_holder: &NotHolder) -> &'static str {
+        if not_holder.holders.is_empty() { "not held" } else { "not the owner" }
+    }
+
     /// Returns the document for the result of one lock, with its former or present holders.
     pub fn new<'a>(
         name: &[u8],

@@ -12,7 +12,7 @@ use super::{KeeperConfig, POLL_INTERVAL, drain, new_pipe, notify, pause, retry_u
 use crate::engine::OpenLockSet;
 use crate::error::Result;
 use crate::host::{WakeAddress, WakeSocket, is_at_work};
-use crate::lock::{ProcessId, Request};
+use crate::lock::{OwnerDied, ProcessId};
 use crate::run::detach;
 use crate::run::schedule::{Deadline, LeaseSchedule};
 use crate::run::timer::{BoottimeTimer, wait_readable};
@@ -140,7 +140,7 @@ impl KeeperConfig<'_> {
             let record = |opened: OpenLockSet<'_>| {
                 let shared = opened.each().filter(|(_, engine)| engine.store().scope() == Scope::Shared);
                 let recorded = shared.map(|(target, engine)| {
-                    let died = Request::OwnerDied(engine.by_proof(self.proof)?);
+                    let died = OwnerDied(engine.by_proof(self.proof)?);
                     engine.apply(&target.name, &died).map(drop)
                 });
                 recorded.fold(Ok(()), Result::and)

@@ -9,7 +9,7 @@ use super::changes::Changes;
 use super::{KeeperConfig, drain, notify, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
-use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Request, Response};
+use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Release};
 use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::Scope;
@@ -132,12 +132,11 @@ impl KeeperConfig<'_> {
                     return Ok(RenewResult::Held(Some((lease, ends))));
                 }
                 match engine.renew(name, self.proof)? {
-                    Response::Renewed(grant) => {
+                    Ok(grant) => {
                         let ends = engine.ends(&grant.lifetime);
                         Ok(RenewResult::Held(grant.lifetime.lease().cloned().zip(ends)))
                     }
-                    Response::NotHeld(ending) | Response::NotOwner(_, ending) => self.ended(at, name, engine, ending),
-                    _ => Ok(RenewResult::Lost),
+                    Err(not_holder) => self.ended(at, name, engine, not_holder.ending),
                 }
             }
             Some(Lifetime::ExpiresAt(lease)) => {
@@ -166,7 +165,7 @@ impl KeeperConfig<'_> {
             return Ok(RenewResult::Lost);
         };
         if ending.is_owed() && self.shared_deadline.release(at) {
-            engine.apply(name, &Request::Release(engine.supervisor(self.proof)?))?;
+            let _ = engine.apply(name, &Release(engine.supervisor(self.proof)?))?;
         }
         Ok(RenewResult::GivenBack)
     }

@@ -8,7 +8,7 @@ use super::{Notice, Supervisor, why};
 use crate::engine::{Engine, LockRef};
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::lock::{EndReason, Lifetime, Request, Response};
+use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, Release};
 use crate::run::detach;
 use crate::store::answers;
 
@@ -67,11 +67,11 @@ impl Supervisor<'_> {
         let released = opened.release(self.job.handle.proof());
         for (at, ((target, engine), released)) in opened.each().zip(&released).enumerate() {
             match released {
-                Ok(Response::Released(grant)) => had_limit |= matches!(grant.lifetime, Lifetime::ExpiresAt(_)),
+                Ok(Ok(grant)) => had_limit |= matches!(grant.lifetime, Lifetime::ExpiresAt(_)),
                 // The command released the lock, and the supervisor or the keeper knows it.
-                Ok(Response::NotHeld(None) | Response::NotOwner(_, None)) if self.is_released(at) => {}
+                Ok(Err(NotHolder { ending: None, .. })) if self.is_released(at) => {}
                 // The command released the lock, or another process saw its end before the supervisor did.
-                Ok(Response::NotHeld(Some(ending)) | Response::NotOwner(_, Some(ending)))
+                Ok(Err(NotHolder { ending: Some(ending), .. }))
                     if matches!(ending.reason, EndReason::Died | EndReason::Released) => {}
                 Err(error) if lease_ends.is_none_or(|ends| now < ends) => {
                     (self.tell)(&Notice::NotReleased(Some(target), error));
@@ -91,9 +91,9 @@ impl Supervisor<'_> {
         let proof = self.job.handle.proof();
         for (target, engine) in opened.each() {
             engine.store().set_deadline(Some(self.job.context.host.boottime()));
-            engine.apply(&target.name, &Request::Cancel(proof, None))?;
+            engine.apply(&target.name, &Cancel { proof, page: None })?;
             // This releases a grant made meanwhile, or collects what other processes recorded of its end.
-            engine.apply(&target.name, &Request::Release(engine.supervisor(proof)?))?;
+            let _ = engine.apply(&target.name, &Release(engine.supervisor(proof)?))?;
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Supervisor<'_> {
     /// Notes that the command released this lock, so that the record need not keep its end any longer.
     pub(super) fn hear_of_release(&self, at: usize, target: &LockRef, engine: &Engine) {
         self.released.borrow_mut().insert(at);
-        let hear = |credentials| engine.apply(&target.name, &Request::Release(credentials));
+        let hear = |credentials| engine.apply(&target.name, &Release(credentials));
         // If that fails, the record keeps it until the command has ended.
         let _ = engine.supervisor(self.job.handle.proof()).and_then(hear);
     }

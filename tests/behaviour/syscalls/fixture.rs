@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use csalock::engine::{AcquireRequest, AcquireResult, Engine, LockStatus, WaitPolicy};
 use csalock::host::{Host, Unix};
-use csalock::lock::{Handle, HandleHash, Owner, ProcessId, Request, Response};
+use csalock::lock::{Handle, HandleHash, Owner, ProcessId, Release};
 use csalock::store::{Location, Store};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -134,14 +134,14 @@ impl Fixture {
         };
         let applicant = AcquireRequest::for_itself(handle.clone(), party, owner);
         let taken = self.engine.acquire(name.as_bytes(), &applicant, &WaitPolicy::NONE, None, &mut |_| None).unwrap();
-        assert!(matches!(taken, AcquireResult::Answer(Response::Granted(..))), "{taken:?}");
+        assert!(matches!(taken, AcquireResult::Granted(..)), "{taken:?}");
         handle
     }
 
     pub(crate) fn release(&self, name: &str, proof: HandleHash) -> Result<(), String> {
         let claimant = self.engine.by_proof(proof).unwrap();
-        match self.engine.apply(name.as_bytes(), &Request::Release(claimant)) {
-            Ok(Response::Released(_)) => Ok(()),
+        match self.engine.apply(name.as_bytes(), &Release(claimant)) {
+            Ok(Ok(_)) => Ok(()),
             other => Err(format!("{name} is not released: {other:?}")),
         }
     }
@@ -163,8 +163,8 @@ impl Fixture {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let claimant = engine.by_proof(handle.proof()).unwrap();
-            let released = engine.apply(name.as_bytes(), &Request::Release(claimant));
-            assert!(matches!(released, Ok(Response::Released(_))), "{released:?}");
+            let released = engine.apply(name.as_bytes(), &Release(claimant));
+            assert!(matches!(released, Ok(Ok(_))), "{released:?}");
         }));
     }
 

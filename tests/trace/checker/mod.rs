@@ -10,6 +10,8 @@
 
 #![allow(dead_code, reason = "each of the test programs that include this uses a part of it")]
 
+#[path = "../../any_request/mod.rs"]
+pub(crate) mod any_request;
 mod chain;
 mod facts;
 mod rules;

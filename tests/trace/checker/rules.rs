@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use csalock::lock::{self, CommitRecord, Lifetime, Mode, Page, Record, Request, Value, decide, decode, encode};
+use csalock::lock::{CommitRecord, Lifetime, Mode, Page, Record, Value, decode, encode};
 
+use super::any_request::AnyRequest;
 use super::chain::record;
 use super::{Key, Report, Step, named};
 
@@ -46,12 +47,14 @@ fn of_record(key: &Key, found: Option<(u64, &[u8])>, step: &Step) -> Result<Reco
         return Err("it replaces another record than the one that was there".to_string());
     }
     let decided = step.intent.decided.as_ref().ok_or("nothing was decided")?;
-    let next = match decide(&before, &decided.ask, &decided.facts) {
-        Ok(lock::Transition::Write { record, .. }) => record,
-        Ok(other) => return Err(format!("the rules say {other:?}")),
+    let ask: AnyRequest =
+        serde_json::from_value(decided.ask.clone()).map_err(|error| format!("its request: {error}"))?;
+    let next = match ask.next_record(&before, &decided.facts) {
+        Ok(Some(record)) => record,
+        Ok(None) => return Err("the rules say that the record does not change".to_string()),
         Err(wanted) => return Err(format!("the rules ask {wanted:?}")),
     };
-    let next = begun(next, &after, &decided.ask);
+    let next = begun(next, &after, &ask);
     let stored =
         if next.is_removable() { free() } else { decode(&encode(&next), number).map_err(|error| error.to_string())? };
     if stored != after || next.is_removable() != step.is_removal() {
@@ -61,8 +64,8 @@ fn of_record(key: &Key, found: Option<(u64, &[u8])>, step: &Step) -> Result<Reco
 }
 
 /// The record with the lease of a new grant, which begins between the decision and the commit.
-fn begun(mut next: Record, after: &Record, ask: &Request) -> Record {
-    let Request::Acquire(application) = ask else { return next };
+fn begun(mut next: Record, after: &Record, ask: &AnyRequest) -> Record {
+    let AnyRequest::Acquire(application) = ask else { return next };
     let proof = application.entry.proof;
     let Some(lent) = after.holders.iter().find(|grant| grant.proof == proof).map(|grant| grant.lifetime.clone()) else {
         return next;
