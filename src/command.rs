@@ -41,7 +41,7 @@ pub fn run() -> Exit {
     };
     let context = Context::of_this_process();
     let done = match &cli.command {
-        Command::Lock(asked) => lock::run(&context, asked),
+        Command::Lock(asked) => lock::run(&context, asked, true),
         Command::Unlock(asked) => unlock::run(&context, asked),
         Command::RunWithLock(asked) => run::run(&context, asked),
         Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
@@ -77,16 +77,19 @@ fn waiting(command: &Command) -> Option<&Waiting> {
 
 /// Reports a failure, and ends the process by the signal that ended the command.
 fn end(done: anyhow::Result<Exit>) -> Exit {
-    let exit = done.unwrap_or_else(|error| {
-        context::eprint_line(&format!("{error:#}"));
-        exit_of(&error)
-    });
-    if let Exit::Signal(signal) = exit
-        && let Ok(signal) = signal.try_into()
-    {
+    let exit = exit_after(done);
+    if let Exit::Signal(signal) = exit {
         signals::reraise(signal);
     }
     exit
+}
+
+/// Returns the exit code of a command, and reports its failure.
+fn exit_after(done: anyhow::Result<Exit>) -> Exit {
+    done.unwrap_or_else(|error| {
+        context::eprint_line(&format!("{error:#}"));
+        exit_of(&error)
+    })
 }
 
 /// Turns `csalock help lock` into `csalock lock --help`.
@@ -102,7 +105,7 @@ fn help_last(mut words: Vec<OsString>) -> Vec<OsString> {
 fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     let is_broken_pipe = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::BrokenPipe;
     match error.root_cause().downcast_ref().is_some_and(is_broken_pipe) {
-        true => Ok(Exit::Signal(nix::libc::SIGPIPE)),
+        true => Ok(Exit::Signal(nix::sys::signal::Signal::SIGPIPE)),
         false => Err(error),
     }
 }

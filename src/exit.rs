@@ -4,7 +4,9 @@
 //! are those of sysexits(3), 124 to 127 those of timeout(1) and the shell. A test compares the man page's EXIT STATUS
 //! section with [`Exit::ALL`].
 
-use Exit::{Code, Done, Failed, MaxHold, Signal};
+use nix::sys::signal::Signal;
+
+use Exit::{Code, Done, Failed, MaxHold};
 
 use crate::error::ErrorKind::{self, *};
 
@@ -20,7 +22,7 @@ pub enum Exit {
     /// The command's own status, or the number that `-E` sets for busy.
     Code(u8),
     /// A signal ended the program.
-    Signal(i32),
+    Signal(Signal),
 }
 
 impl Exit {
@@ -73,7 +75,7 @@ impl Exit {
             Failed(CannotExecute) => 126,
             Failed(CommandNotFound) => 127,
             Code(code) => code,
-            Signal(signal) => 128u8.wrapping_add(signal as u8),
+            Exit::Signal(signal) => Exit::signalled(signal as i32).code(),
         }
     }
 

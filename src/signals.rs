@@ -79,7 +79,7 @@ impl Signals {
     pub fn exit(&self) -> Exit {
         let mut signals = std::iter::from_fn(|| self.next()).map(|received| received.signal);
         let ending = signals.find(|signal| FORWARDED.contains(signal));
-        ending.map_or(ErrorKind::System.into(), |signal| Exit::Signal(signal as i32))
+        ending.map_or(ErrorKind::System.into(), Exit::Signal)
     }
 
     /// Returns true if a signal that ends a wait is pending. The signal stays available to [`Signals::exit`].

@@ -45,7 +45,7 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
         return Err(Error::new(ErrorKind::InvalidInput, what, cure).into());
     };
     match command {
-        Command::Lock(asked) => lock::run_silently(context, &asked),
+        Command::Lock(asked) => lock::run(context, &asked, false),
         Command::Unlock(asked) => unlock::run(context, &asked),
         _ => unreachable!("it was one of the two"),
     }

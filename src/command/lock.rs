@@ -9,16 +9,9 @@ use crate::engine::LockSet;
 use crate::exit::Exit;
 use crate::report::LockJson;
 
-pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
-    acquire(context, asked, true)
-}
-
-/// Acquires a lock like `lock`, but prints no output unless it fails. Its callers use CSA's names and know no options.
-pub(super) fn run_silently(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
-    acquire(context, asked, false)
-}
-
-fn acquire(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
+/// Acquires locks and prints their handle. Without `prints` it prints no output unless it fails: its callers use CSA's
+/// names and know no options.
+pub(super) fn run(context: &Context, asked: &Lock, prints: bool) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&asked.common, &asked.names)?;
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
-use super::context::{Context, eprint_line};
+use super::context::Context;
 use crate::cli::{OnLost, RunWithLock};
 use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
@@ -81,11 +81,7 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
         Fork::Child(child_side) => {
             let waiting = &asked.taking.waiting;
             let ended = child.acquire_and_exec(Some(&child_side)).or_else(|error| waiting.end(error));
-            let exit = ended.unwrap_or_else(|error| {
-                eprint_line(&format!("{error:#}"));
-                super::exit_of(&error)
-            });
-            child_side.leave(exit)
+            child_side.leave(super::exit_after(ended))
         }
         Fork::Parent(running) => Ok(supervisor.supervise(&running)?),
     }

@@ -228,9 +228,9 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Ex
             Ok(())
         })?;
         if let Some(error) = unreadable {
-            asked.common.note(&format!("passed over: {error}"));
-            if !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Denied) || error.is_own() {
-                exit = Exit::from(error.kind());
+            let passed_over = pass_over(asked, &error);
+            if !error.is_of_one_record() || error.is_own() {
+                exit = passed_over;
             }
         }
     }

@@ -40,11 +40,7 @@ impl ChildSide {
     pub fn depend_on_supervisor(&self, inherited: StartupState) {
         // SIGTERM lets a waiter leave the queue properly. If SIGTERM is ignored, the queue skips the dead waiter.
         let gentle = !inherited.ignored(Signal::SIGTERM);
-        let _ = set_pdeathsig(if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
-        if getppid() != self.supervisor {
-            // The supervisor ended before the death signal was set.
-            reraise(Signal::SIGKILL);
-        }
+        die_with(self.supervisor, if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
     }
 
     /// Waits at most `at_most` for the start signal. Returns true if it came.
@@ -68,13 +64,20 @@ impl ChildSide {
     /// Ends the process instead of becoming the command.
     #[expect(clippy::disallowed_methods, reason = "this is another process than the one whose main alone exits")]
     pub fn leave(self, exit: Exit) -> ! {
-        if let Exit::Signal(signal) = exit
-            && let Ok(signal) = signal.try_into()
-        {
+        if let Exit::Signal(signal) = exit {
             reraise(signal);
         }
         self.tell(Report::Exit(exit.code()));
         std::process::exit(exit.code().into())
+    }
+}
+
+/// Ends this process by `signal` when its parent ends.
+pub(super) fn die_with(parent: Pid, signal: Signal) {
+    let _ = set_pdeathsig(signal);
+    if getppid() != parent {
+        // The parent ended before the death signal was set.
+        reraise(Signal::SIGKILL);
     }
 }
 

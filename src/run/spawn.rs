@@ -27,15 +27,15 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
-use nix::unistd::{ForkResult, Pid, execvpe, fork, getppid, pipe2};
+use nix::unistd::{ForkResult, Pid, execvpe, fork, pipe2};
 
-use super::child::{ChildSide, RunningCommand};
+use super::child::{ChildSide, RunningCommand, die_with};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::run::detach;
-use crate::signals::{Signals, reraise};
+use crate::signals::Signals;
 
 /// Stack size in bytes of a child that shares the parent's memory; untouched pages cost nothing.
 const CHILDS_STACK: NonZeroUsize = NonZeroUsize::new(512 * 1024).unwrap();
@@ -156,10 +156,9 @@ impl CommandLine {
         inherited: StartupState,
         killed_with: Option<Pid>,
     ) -> Error {
-        let _ = set_pdeathsig(killed_with.map(|_| Signal::SIGKILL));
-        if killed_with.is_some_and(|supervisor| getppid() != supervisor) {
-            // The supervisor ended before the death signal was set.
-            reraise(Signal::SIGKILL);
+        match killed_with {
+            Some(supervisor) => die_with(supervisor, Signal::SIGKILL),
+            None => drop(set_pdeathsig(None)),
         }
         signals.restore(inherited);
         close_again(inherited);

@@ -151,13 +151,13 @@ fn why(ended: &ExitReport, by_time: bool) -> Option<Notice<'static>> {
 /// Returns our exit if a forwarded signal ended the wait.
 fn interrupted(ended: &ExitReport) -> Option<Exit> {
     let by = |signal: &nix::sys::signal::Signal| ended.exit == Exit::signalled(*signal as i32);
-    FORWARDED.into_iter().find(by).map(|signal| Exit::Signal(signal as i32))
+    FORWARDED.into_iter().find(by).map(Exit::Signal)
 }
 
 /// Returns our exit if the release shows no loss.
 fn exit_of(ended: &ExitReport) -> Exit {
     match (ended.of_terminal, ended.stopped) {
-        (Some(signal), _) => Exit::Signal(signal as i32),
+        (Some(signal), _) => Exit::Signal(signal),
         (None, Some((StopReason::MaxHold, true))) => Exit::signalled(nix::libc::SIGKILL),
         (None, Some((StopReason::MaxHold, false))) => Exit::MaxHold,
         (None, Some((StopReason::Lease, _))) => ErrorKind::Lost.into(),

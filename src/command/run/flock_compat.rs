@@ -88,7 +88,7 @@ impl FlockCompat {
             let wait = (!take.asked.taking.waiting.wait_policy().is_none()).then_some(&mut wait);
             match Flock::take(file, mode, wait)? {
                 Flocked::Held(flock) => held.push(flock),
-                Flocked::Interrupted(signal) => return Ok(Some(Exit::Signal(signal as i32))),
+                Flocked::Interrupted(signal) => return Ok(Some(Exit::Signal(signal))),
                 Flocked::Busy => {
                     let name = escape(&target.display_name);
                     let by = by(take, file);

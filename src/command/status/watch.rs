@@ -69,7 +69,7 @@ fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
         return Ok(match came.signal {
             Signal::SIGTSTP => Event::Stop,
             Signal::SIGCONT | Signal::SIGWINCH => Event::Look,
-            signal => Event::End(Exit::Signal(signal as i32)),
+            signal => Event::End(Exit::Signal(signal)),
         });
     }
     if keyboard && wait_readable([stdin.as_fd()], Some(Duration::ZERO)) == Ok(true) {
@@ -80,7 +80,7 @@ fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
             }
             Ok(1..) | Err(Errno::EAGAIN | Errno::EINTR) => {}
             // The terminal is gone.
-            _ => return Ok(Event::End(Exit::Signal(Signal::SIGHUP as i32))),
+            _ => return Ok(Event::End(Exit::Signal(Signal::SIGHUP))),
         }
     }
     Ok(Event::Look)
