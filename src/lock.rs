@@ -36,6 +36,7 @@ pub use lifetime::{Begun, Lease, LeaseClock, Lifetime};
 pub use owner::{Owner, PidDomain, ProcessId};
 pub use page::{Enqueued, Page, Pages};
 pub use protocol::{decide, grant_status};
+pub use queue::effective_owner;
 pub use record::{EndReason, EndedGrant, Grant, MOST_SLOTS, Mode, Record, Waiter};
 pub use request::{
     Acquire, AcquireStep, Break, Cancel, Credentials, Edge, Gc, Loggable, NotHolder, Note, OwnerDied, Prepare,

@@ -209,11 +209,7 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Ex
                 credentials.proof == Some(grant.proof)
                     || (grant.owner.domain.shares_pids_with(&credentials.domain)
                         && !under.contains(&grant.proof)
-                        && grant
-                            .owner
-                            .processes
-                            .get(status.owners[at])
-                            .is_some_and(|owner| credentials.owners.contains(owner)))
+                        && status.owners[at].is_some_and(|owner| credentials.owners.contains(&owner)))
             };
             for (_, grant) in status.record.holders.iter().enumerate().filter(|(at, grant)| is_mine(*at, grant)) {
                 let name = status.record.name.clone();

@@ -2,7 +2,7 @@
 
 use super::{Engine, decode, of_another_name};
 use crate::error::Result;
-use crate::lock::{self, EndReason, Facts, Liveness, Query, Record, grant_status};
+use crate::lock::{self, EndReason, Facts, Grant, Liveness, ProcessId, Query, Record, effective_owner, grant_status};
 use crate::store::Versioned;
 
 /// A record with the liveness of its holders and waiters.
@@ -12,8 +12,8 @@ pub struct LockStatus {
     pub record: Record,
     /// For each holder: the liveness of its owner, or the reason why its grant has ended.
     pub holders: Vec<std::result::Result<Liveness, EndReason>>,
-    /// For each holder: the index of its effective owner.
-    pub owners: Vec<usize>,
+    /// For each holder: its effective owner; `None` if all its owners are dead.
+    pub owners: Vec<Option<ProcessId>>,
     /// For each waiter: its liveness.
     pub waiters: Vec<Liveness>,
 }
@@ -90,17 +90,8 @@ impl Engine {
 fn status(record: &Record, facts: &Facts) -> std::result::Result<LockStatus, Query> {
     let holders =
         record.holders.iter().map(|grant| grant_status(grant, facts)).collect::<std::result::Result<_, _>>()?;
-    let mut owners = Vec::new();
-    for grant in &record.holders {
-        let mut effective = 0;
-        for (at, owner) in grant.owner.processes.iter().enumerate() {
-            effective = at;
-            if facts.liveness(&grant.owner.domain, owner)?.may_live_here() {
-                break;
-            }
-        }
-        owners.push(effective);
-    }
+    let owner = |grant: &Grant| Ok(effective_owner(&grant.owner, facts)?.map(|(owner, _)| owner));
+    let owners = record.holders.iter().map(owner).collect::<std::result::Result<_, _>>()?;
     let liveness = |waiter: &crate::lock::Waiter| facts.liveness(&waiter.owner.domain, &waiter.process);
     let waiters = record.waiters.iter().map(liveness).collect::<std::result::Result<_, _>>()?;
     Ok(LockStatus { record: record.clone(), holders, owners, waiters })

@@ -187,7 +187,7 @@ pub(super) fn is_gone(waiter: &Waiter, facts: &Facts) -> Result<bool, Query> {
 }
 
 /// Returns the first owner process that may live, or else the last missing one. Returns `None` if all are surely dead.
-pub(super) fn effective_owner(party: &Owner, facts: &Facts) -> Result<Option<(ProcessId, Liveness)>, Query> {
+pub fn effective_owner(party: &Owner, facts: &Facts) -> Result<Option<(ProcessId, Liveness)>, Query> {
     let mut missing = None;
     for owner in &party.processes {
         match facts.liveness(&party.domain, owner)? {

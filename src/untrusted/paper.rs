@@ -30,7 +30,7 @@ pub(super) fn show(record: Record) {
     ];
     let status = LockStatus {
         holders: (0..record.holders.len()).map(|at| standings[at % standings.len()]).collect(),
-        owners: record.holders.iter().map(|grant| grant.owner.processes.len().saturating_sub(1)).collect(),
+        owners: record.holders.iter().map(|grant| grant.owner.processes.last().copied()).collect(),
         waiters: record.waiters.iter().map(|_| Liveness::Unknown).collect(),
         record,
     };
