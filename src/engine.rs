@@ -5,6 +5,7 @@
 
 mod acquire;
 mod acquire_all;
+mod auxiliary;
 mod batch;
 mod blocked_callers;
 mod breaking;

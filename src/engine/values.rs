@@ -11,7 +11,7 @@ use crate::lock::{
     self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _,
     Transition, Value, WriteRefusal, Writing, Written,
 };
-use crate::store::{Durability, Write, WriteOptions, WriteSet};
+use crate::store::{Durability, Write, WriteOptions};
 
 /// A requested change of a value.
 #[derive(Debug, Clone)]
@@ -200,18 +200,18 @@ impl Engine {
                 }
                 _ => None,
             };
-            let beside: Vec<Write<'_>> = external
-                .iter()
-                .map(|(key, body, keep)| Write { name: key, expect: None, body: Some(body), options: *keep })
-                .collect();
-            if let [value] = &beside[..]
+            if let Some((key, body, options)) = &external
                 && !self.changes_at_once(2)
             {
                 *stored = true;
-                self.commit(&WriteSet::from(*value), &[])?;
+                self.create_auxiliary(key, body, *options)?;
                 // The write of the bytes took time, so the record is read again.
                 continue;
             }
+            let beside: Vec<Write<'_>> = external
+                .iter()
+                .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
+                .collect();
             let swapped = RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
             if let Some(version) = self.commit_update(&[swapped], &beside, None)? {
                 return Ok(Writing::numbered(response, version.number));

@@ -5,13 +5,15 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::engine::tests::{request, take, within};
-use crate::engine::{AcquireRequest, AcquireResult, Released, WaitPolicy};
+use crate::engine::{AcquireRequest, AcquireResult, Released, WaitPolicy, WantedValue, WriteResult};
 use crate::host::{Fake, Host};
-use crate::lock::{Lease, Lifetime, Liveness, Refusal, Release};
+use crate::lock::{Lease, Lifetime, Liveness, Owner, Refusal, Release, Value};
 use crate::store::{CommitResult, Finding, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
 
 const TRY: Duration = Duration::from_millis(10);
 const FOR_EVER: u32 = u32::MAX;
+/// Instead of a number of rivals: the next commit is done, and only its reply is lost.
+const LOST_REPLY: u32 = u32::MAX - 1;
 
 struct Contended {
     memory: Memory,
@@ -34,6 +36,10 @@ impl Store for Contended {
         match self.rivals.load(Ordering::Relaxed) {
             0 => return self.memory.commit(set),
             FOR_EVER => {}
+            LOST_REPLY => {
+                self.rivals.store(0, Ordering::Relaxed);
+                self.memory.commit(set)?;
+            }
             rivals => self.rivals.store(rivals - 1, Ordering::Relaxed),
         }
         Ok(CommitResult::Conflict)
@@ -141,4 +147,58 @@ fn a_release_has_priority_over_waiters() {
     let before = host.boottime();
     let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), within(60));
     assert!(matches!(response, AcquireResult::Granted(..)) && host.boottime() - before > TRY * 10, "{response:?}");
+}
+
+const LONG_VALUE: [u8; 2000] = [b'v'; 2000];
+
+fn put(engine: &Engine) -> Result<WriteResult> {
+    let wanted = WantedValue {
+        by: engine.credentials(None, Vec::new())?,
+        bytes: Some(&LONG_VALUE),
+        mode: None,
+        precondition: None,
+        require_lock: false,
+        release: false,
+        even_if_stale: false,
+    };
+    let request = request(engine, 1, Lifetime::WhileOwnerLives);
+    engine.write(b"x", &wanted, &request, &WaitPolicy::NONE, None, &mut |_| None)
+}
+
+#[test]
+fn a_value_whose_bytes_were_not_stored_at_once_is_complete() {
+    for rivals_at_first in [1, 3, LOST_REPLY] {
+        let (engine, _, rivals) = contended();
+        rivals.store(rivals_at_first, Ordering::Relaxed);
+        assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+        assert_eq!(engine.value(b"x").unwrap().unwrap().1, LONG_VALUE);
+    }
+}
+
+#[test]
+fn a_value_does_not_refer_to_bytes_of_another_writer() {
+    let (engine, _, _) = contended();
+    let key = Value::key(b"x", 1);
+    engine.store().commit(&WriteSet::of(&key, None, Some(b"other"))).unwrap();
+    assert_eq!(put(&engine).unwrap_err().kind(), ErrorKind::System);
+    assert_eq!(engine.store().read(b"x"), Ok(None));
+}
+
+#[test]
+fn claims_that_are_given_up_in_vain_stay_even_if_the_first_commit_was_lost() {
+    for rivals_at_first in [0, 1, LOST_REPLY] {
+        let (engine, host, rivals) = contended();
+        let claim = AcquireRequest {
+            owner: Owner { processes: Vec::new(), ..request(&engine, 1, Lifetime::UntilReleased).owner },
+            claim: Some(b"id".to_vec()),
+            ..request(&engine, 1, Lifetime::UntilReleased)
+        };
+        assert!(matches!(take(&engine, &claim, WaitPolicy::NONE), AcquireResult::Granted(..)));
+        rivals.store(rivals_at_first, Ordering::Relaxed);
+        // The id has no claim of y, so this process gives up neither claim.
+        assert_eq!(engine.give_up_claims(&[b"x", b"y"], b"id"), Ok(false));
+        host.set_liveness(1, Liveness::Dead);
+        host.pass(engine.lease() * 2);
+        assert_eq!(engine.claim_of(b"x").unwrap().and_then(|grant| grant.claim), Some(b"id".to_vec()));
+    }
 }
