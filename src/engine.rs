@@ -208,8 +208,7 @@ impl Engine {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
-        self.prefetch_leases(record)?;
-        self.prefetch_liveness(record, &mut facts, time_left)?;
+        self.prefetch(record, &mut facts, time_left)?;
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => {

@@ -83,7 +83,7 @@ impl Engine {
 
     fn status(&self, record: Record) -> Result<LockStatus> {
         let mut facts = Facts::default();
-        self.prefetch_liveness(&record, &mut facts, None)?;
+        self.prefetch(&record, &mut facts, None)?;
         loop {
             match status(&record, &facts) {
                 Ok(status) => return Ok(status),
