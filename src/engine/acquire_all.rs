@@ -67,10 +67,10 @@ pub fn acquire_all(
             // Entries that cannot be removed immediately end on their own.
             several.bound(Some(locks[0].engine.host().boottime()));
         }
-        let given_back = several.release();
-        several.bound(None);
-        if !matches!(taken, Ok(AcquireAllResult::Interrupted)) {
-            given_back?;
+        if let Err(error) = several.release()
+            && !matches!(taken, Ok(AcquireAllResult::Interrupted))
+        {
+            taken = Err(error);
         }
     }
     several.bound(None);
@@ -80,11 +80,7 @@ pub fn acquire_all(
 /// Confirms all provisional grants permanently, or none. Returns `None` if a grant was lost in the meantime. A new
 /// grant has another token, which is of no use to a caller that knows the old one.
 /// Fails if a store cannot be read or written. Some of the grants may be permanent then.
-pub fn confirm_all(
-    locks: &[StoredLock<'_>],
-    request: &AcquireRequest,
-    grants: Vec<Grant>,
-) -> Result<Option<Vec<Grant>>> {
+pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &[Grant]) -> Result<Option<Vec<Grant>>> {
     let mut on_wait = |_: usize, _: &Waiting<'_>| None;
     let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
     several.held = grants.iter().cloned().map(Some).collect();

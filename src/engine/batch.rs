@@ -41,8 +41,7 @@ impl Engine {
         give_up_at: Duration,
     ) -> Result<AcquiredBatch> {
         names.iter().for_each(|name| self.leave_witness(name, &request.handle.proof()));
-        let immediately = AcquireRequest { invocation: None, ..request.clone() };
-        let mut terms = self.acquire_terms(&immediately, &WaitPolicy::NONE);
+        let mut terms = self.acquire_terms(request, &WaitPolicy::NONE);
         let mut taken = self.try_batch(names, &terms, held, give_up_at)?;
         if let Some(called) = request.invocation.filter(|_| taken.is_err()) {
             // The holder may be a process that waits for this one.

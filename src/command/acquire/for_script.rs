@@ -65,7 +65,7 @@ impl ForScript<'_> {
         }
         let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
         // Without grants, the script has released the locks already.
-        if let Some(grants) = opened.confirm(&request, grants, &go_on)? {
+        if let Some(grants) = opened.confirm(&request, &grants, &go_on)? {
             self.keep(&opened, &request, &grants)?;
         }
         delivered
