@@ -1,10 +1,39 @@
-//! Writes of auxiliary objects: pages, wait edges, commit records and the bytes of external values.
+//! Reads and writes of auxiliary objects: pages, wait edges, commit records and the bytes of external values.
 
 use super::Engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{CommitResult, Version, WriteOptions};
+use crate::lock::{self, Auxiliary};
+use crate::store::{CommitResult, Durability, Version, WriteOptions};
 
 impl Engine {
+    /// Returns the auxiliary object under this key and its version; a missing or unreadable object is empty.
+    pub(super) fn auxiliary<T: Auxiliary + Default>(&self, key: &[u8]) -> Result<(Option<Version>, T)> {
+        let Some(stored) = self.store.read(key)? else { return Ok((None, T::default())) };
+        Ok((Some(stored.version), lock::decode_auxiliary(&stored.body).unwrap_or_default()))
+    }
+
+    /// Replaces the auxiliary object under this key, unless `change` returns `None`. Returns the resulting object; the
+    /// store does not keep an empty one.
+    pub(super) fn change_auxiliary<T: Auxiliary + Default + PartialEq>(
+        &self,
+        key: &[u8],
+        change: &mut dyn FnMut(&T) -> Option<T>,
+    ) -> Result<T> {
+        let mut race = self.race(key);
+        loop {
+            let (version, found) = self.auxiliary(key)?;
+            let Some(next) = change(&found) else { return Ok(found) };
+            let body = (next != T::default()).then(|| lock::encode_auxiliary(key, &next));
+            if version.is_none() && body.is_none() {
+                return Ok(next);
+            }
+            match self.commit_beside(key, version.as_ref(), body.as_deref(), WriteOptions::default())? {
+                CommitResult::Done(_) => return Ok(next),
+                CommitResult::Conflict => race.backoff()?,
+            };
+        }
+    }
+
     /// Writes an auxiliary object by compare-and-swap, even if a reply is lost. Returns `None` if another process changed
     /// the object.
     pub(super) fn write_auxiliary(
@@ -39,5 +68,16 @@ impl Engine {
             Error::new(ErrorKind::System, what, "try again")
         };
         self.write_auxiliary(key, None, body, options)?.map(drop).ok_or_else(foreign)
+    }
+
+    /// Removes the auxiliary object under this name, if it exists.
+    pub(super) fn remove_auxiliary(&self, key: &[u8], durability: Durability) -> Result<()> {
+        let keep = WriteOptions { durability, mode: None };
+        while let Some(version) = self.version(key)? {
+            if let CommitResult::Done(_) = self.commit_beside(key, Some(&version), None, keep)? {
+                break;
+            }
+        }
+        Ok(())
     }
 }

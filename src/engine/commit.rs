@@ -4,7 +4,7 @@ use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
-use crate::store::{CommitResult, Durability, Version, Write, WriteOptions, WriteSet};
+use crate::store::{CommitResult, Version, Write, WriteOptions, WriteSet};
 
 /// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
@@ -47,17 +47,6 @@ impl Engine {
             Err(error) => error.version().map_or(Err(error), |version| Ok(Some(version))),
             Ok(stored) => Ok(stored.map(|stored| stored.version)),
         }
-    }
-
-    /// Removes the auxiliary object under this name, if it exists.
-    pub(super) fn remove_auxiliary(&self, key: &[u8], durability: Durability) -> Result<()> {
-        let keep = WriteOptions { durability, mode: None };
-        while let Some(version) = self.version(key)? {
-            if let CommitResult::Done(_) = self.commit_beside(key, Some(&version), None, keep)? {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Commits records and auxiliary objects as one change, wakes the waiters concerned and logs the ended grants. `by`
