@@ -246,7 +246,7 @@ impl<'a> Acquisition<'a> {
             let mut step = self.engine.decide(record, &self.request, time_left)?;
             match &mut step {
                 Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
-                    self.engine.begin_grant(&self.request.lifetime, &mut self.begun, record, grant)?;
+                    self.engine.begin_grant(&self.request.entry.lifetime, &mut self.begun, record, grant)?;
                 }
                 Transition::Done(AcquireStep::Granted(..)) => {}
                 Transition::Done(AcquireStep::Refused(refusal)) if !matches!(refusal, Refusal::Busy(_)) => {}

@@ -68,7 +68,7 @@ impl Engine {
             let terms = Acquire { refuse_stale: terms.refuse_stale && !held[at], ..terms.clone() };
             let mut step = self.decide(record, &terms, None)?;
             if let Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } = &mut step {
-                self.begin_grant(&terms.lifetime, &mut begun[at], record, grant)?;
+                self.begin_grant(&terms.entry.lifetime, &mut begun[at], record, grant)?;
             }
             Ok(step.map(|step| match step {
                 AcquireStep::Granted(grant, before) => Ok((grant, before)),
