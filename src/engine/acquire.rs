@@ -103,12 +103,6 @@ impl Engine {
         }
     }
 
-    /// Limits the store calls to the time that `policy` allows from now.
-    pub fn bound_by(&self, policy: &WaitPolicy) {
-        let until = policy.limit.map_or(Duration::MAX, |limit| self.host.boottime().saturating_add(limit));
-        self.store.set_deadline(Some(until));
-    }
-
     /// Returns true if a signal arrived and the caller wants to handle it.
     pub(super) fn is_interrupted(&self, interrupt: Option<BorrowedFd<'_>>) -> bool {
         interrupt.is_some() && self.host.is_interrupted()

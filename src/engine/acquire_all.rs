@@ -124,8 +124,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         interrupt: Option<BorrowedFd<'a>>,
         on_wait: &'a mut Onlooker<'b>,
     ) -> MultiAcquire<'a, 'b> {
-        let host = locks[0].engine.host();
-        let until = policy.limit.map_or(Duration::MAX, |limit| host.boottime().saturating_add(limit));
+        let until = policy.end(locks[0].engine.host().boottime());
         let alone = AcquireRequest { provisional: request.provisional || locks.len() > 1, ..request.clone() };
         let mut keeping = alone.clone();
         keeping.enclosing_grants.push(request.handle.proof());
@@ -178,8 +177,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     /// Returns the policy with the time that is left of it.
     fn rest_of_policy(&self) -> WaitPolicy {
-        let left = self.until.saturating_sub(self.locks[0].engine.host().boottime());
-        WaitPolicy { limit: self.policy.limit.map(|_| left), ..self.policy }
+        self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }
 
     /// Waits for one name while it holds nothing else, then tries the others.

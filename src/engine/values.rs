@@ -98,8 +98,8 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         on_wait: &mut Onlooker<'_>,
     ) -> Result<WriteResult> {
-        let began = self.host.boottime();
-        self.bound_by(policy);
+        let end = policy.end(self.host.boottime());
+        self.store.set_deadline(Some(end));
         let mut write = || self.write_at_once(name, wanted, &request.owner);
         let response = self.when_reached(name, policy, interrupt, on_wait, &mut write);
         self.store.set_deadline(None);
@@ -111,9 +111,7 @@ impl Engine {
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
             return Ok(outcome.into());
         }
-        let spent = self.host.boottime().saturating_sub(began);
-        let rest_of_policy = &WaitPolicy { limit: policy.limit.map(|limit| limit.saturating_sub(spent)), ..*policy };
-        match self.acquire(name, request, rest_of_policy, interrupt, on_wait)? {
+        match self.acquire(name, request, &policy.rest(end, self.host.boottime()), interrupt, on_wait)? {
             AcquireResult::Granted(..) => {}
             AcquireResult::Refused(refusal) => return Ok(WriteResult::NotAcquired(refusal)),
             AcquireResult::Interrupted => return Ok(WriteResult::Interrupted),

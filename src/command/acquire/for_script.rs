@@ -51,7 +51,7 @@ impl ForScript<'_> {
             timeout_setting: self.timeout_setting,
             ..Acquisition::new(self.common, &self.taking.waiting, &signals)
         };
-        let until = self.context.deadline(&acquisition.policy);
+        let until = acquisition.policy.end(self.context.host.boottime());
         let (grants, evicted) = match acquisition.acquire(&opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => return Ok(acquisition.end(&opened, &ended)),
