@@ -49,14 +49,15 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         on_wait: &mut Onlooker<'_>,
     ) -> Result<AcquireResult> {
+        let scope = self.store.scope();
         // Without notifications, other hosts cannot wake a waiter of this store.
-        let polls = self.store.scope() == Scope::Shared && !self.store.abilities().notifies;
+        let polls = scope == Scope::Shared && !self.store.abilities().notifies;
         let mut clock = policy.begin(self.host.boottime(), polls);
         let mut attempt = Acquisition {
             engine: self,
             name,
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
-            request: self.acquire_terms(request, policy),
+            request: self.acquire_terms(scope, request, policy),
             begun: None,
             wait_set: None,
             subscription: None,
@@ -71,7 +72,7 @@ impl Engine {
             is_queued: false,
         };
         self.store.set_deadline(Some(clock.deadline().unwrap_or(Duration::MAX)));
-        self.leave_witness(name, &request.handle.proof());
+        self.leave_witness(scope, name, &request.handle.proof());
         let taken = attempt.run_through_outages(&mut clock, on_wait);
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {

@@ -40,8 +40,9 @@ impl Engine {
         held: &[bool],
         give_up_at: Duration,
     ) -> Result<AcquiredBatch> {
-        names.iter().for_each(|name| self.leave_witness(name, &request.handle.proof()));
-        let mut terms = self.acquire_terms(request, &WaitPolicy::NONE);
+        let scope = self.store.scope();
+        names.iter().for_each(|name| self.leave_witness(scope, name, &request.handle.proof()));
+        let mut terms = self.acquire_terms(scope, request, &WaitPolicy::NONE);
         let mut taken = self.try_batch(names, &terms, held, give_up_at)?;
         if let Some(called) = request.invocation.filter(|_| taken.is_err()) {
             // The holder may be a process that waits for this one.

@@ -46,7 +46,8 @@ impl Engine {
             let mut decide = |_, record: &Record| self.decide(record, &ask, None);
             return Ok(matches!(self.commit_batch(names, &mut decide, Duration::MAX)?, Batch::Done(..)));
         }
-        let lifetime = match self.store.scope() {
+        let scope = self.store.scope();
+        let lifetime = match scope {
             Scope::Local => Lifetime::UntilReleased,
             Scope::Shared => Lifetime::ExpiresAt(self.grant_lease(self.lease)?),
         };
@@ -58,7 +59,7 @@ impl Engine {
         let body = lock::encode_auxiliary(&key, &CommitRecord { committed: true, names: names_of });
         self.create_auxiliary(&key, &body, keep)?;
         for name in names {
-            self.leave_witness(name, &prepare.proof);
+            self.leave_witness(scope, name, &prepare.proof);
             // If this process ends, the next writer of each earlier name confirms its grant again.
             if self.apply(name, &prepare)?.is_err() {
                 return Ok(false);
