@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::engine::tests::{request, take, within};
-use crate::engine::{AcquireRequest, AcquireResult, Released, WaitPolicy, WantedValue, WriteResult};
+use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPolicy, WriteResult};
 use crate::host::{Fake, Host};
 use crate::lock::{Lease, Lifetime, Liveness, Owner, Refusal, Release, Value};
 use crate::store::{CommitResult, Finding, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
@@ -152,7 +152,7 @@ fn a_release_has_priority_over_waiters() {
 const LONG_VALUE: [u8; 2000] = [b'v'; 2000];
 
 fn put(engine: &Engine) -> Result<WriteResult> {
-    let wanted = WantedValue {
+    let wanted = ValueWrite {
         by: engine.credentials(None, Vec::new())?,
         bytes: Some(&LONG_VALUE),
         mode: None,
