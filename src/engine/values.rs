@@ -171,6 +171,8 @@ impl Engine {
         writer: &Owner,
     ) -> Result<WriteResponse> {
         let mut race = self.race(name);
+        // True if the store has the external bytes, with the right mode.
+        let mut is_complete = false;
         loop {
             let (version, record) = self.read(name)?;
             // The mode of an existing value stays until a writer sets another one.
@@ -178,6 +180,9 @@ impl Engine {
             if let (Some(value), Some(bytes)) = (&mut writing.value, wanted.bytes)
                 && value.mode != mode
             {
+                if std::mem::take(&mut is_complete) {
+                    self.remove_external(&Value::key(name, value.write_id))?;
+                }
                 *value = Value::new(bytes, value.write_id, mode);
             }
             let (next, response, wake, over) = match self.decide(&record, writing, None)? {
@@ -189,19 +194,11 @@ impl Engine {
                     return Ok(outcome);
                 }
             };
-            let external = match (&writing.value, wanted.bytes) {
-                (Some(Value { inline: None, write_id: mark, mode, .. }), Some(bytes)) if !*stored => {
-                    let key = Value::key(name, *mark);
-                    self.leave_witness_of_value(&key);
-                    let body = lock::encode_value(&key, writer, bytes);
-                    Some((key, body, WriteOptions { durability: Durability::Durable, mode: *mode }))
-                }
-                _ => None,
-            };
+            let external = if is_complete { None } else { self.external(name, writing, wanted.bytes, writer) };
             if let Some((key, body, options)) = &external
                 && !self.changes_at_once(2)
             {
-                *stored = true;
+                (*stored, is_complete) = (true, true);
                 self.create_auxiliary(key, body, *options)?;
                 // The write of the bytes took time, so the record is read again.
                 continue;
@@ -215,8 +212,25 @@ impl Engine {
                 return Ok(Writing::numbered(response, version.number));
             }
             writing.repeat();
+            // If only the reply was lost, another writer may have replaced this value and removed its bytes.
+            is_complete = false;
             race.backoff()?;
         }
+    }
+
+    /// Returns the key, the body and the options of the bytes of an external value, and leaves a witness of them.
+    fn external(
+        &self,
+        name: &[u8],
+        writing: &Writing,
+        bytes: Option<&[u8]>,
+        writer: &Owner,
+    ) -> Option<(Vec<u8>, Vec<u8>, WriteOptions)> {
+        let value = writing.value.as_ref().filter(|value| value.inline.is_none())?;
+        let key = Value::key(name, value.write_id);
+        let body = lock::encode_value(&key, writer, bytes?);
+        self.leave_witness_of_value(&key);
+        Some((key, body, WriteOptions { durability: Durability::Durable, mode: value.mode }))
     }
 
     /// Removes the bytes of a value that the record no longer references.

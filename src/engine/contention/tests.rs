@@ -7,7 +7,7 @@ use super::*;
 use crate::engine::tests::{request, take, within};
 use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPolicy, WriteResult};
 use crate::host::{Fake, Host};
-use crate::lock::{Lease, Lifetime, Liveness, Owner, Refusal, Release, Value};
+use crate::lock::{Lease, Lifetime, Liveness, Owner, Record, Refusal, Release, Value};
 use crate::store::{CommitResult, Finding, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
 
 const TRY: Duration = Duration::from_millis(10);
@@ -20,7 +20,14 @@ struct Contended {
     host: Fake,
     rivals: Arc<AtomicU32>,
     ended: Mutex<Vec<Lease>>,
+    /// Runs once, after a commit under this name.
+    interposed: Mutex<Option<(Vec<u8>, Interposed)>>,
+    /// Modes of the bytes of values, in the order of their commits.
+    modes: Modes,
 }
+
+/// Another writer. Returns the result of the commit that it comes after, or changes it.
+type Interposed = Box<dyn FnOnce(&Memory, CommitResult) -> CommitResult + Send>;
 
 impl Store for Contended {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
@@ -34,7 +41,7 @@ impl Store for Contended {
         }
         self.host.pass(TRY);
         match self.rivals.load(Ordering::Relaxed) {
-            0 => return self.memory.commit(set),
+            0 => return self.commit_with_another(set),
             FOR_EVER => {}
             LOST_REPLY => {
                 self.rivals.store(0, Ordering::Relaxed);
@@ -81,14 +88,44 @@ impl Leases for Contended {
     }
 }
 
+impl Contended {
+    fn commit_with_another(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let done = self.memory.commit(set)?;
+        let name = set.changes[0].name;
+        if Value::of_key(name).is_some() && set.changes[0].body.is_some() && done != CommitResult::Conflict {
+            self.modes.lock().unwrap().push(set.changes[0].options.mode);
+        }
+        let interposed = self.interposed.lock().unwrap().take_if(|(after, _)| after == name);
+        Ok(match interposed {
+            Some((_, change)) => change(&self.memory, done),
+            None => done,
+        })
+    }
+}
+
 /// Returns an engine, a host with three live processes, and the number of commits that rivals win from now on.
 fn contended() -> (Engine, Fake, Arc<AtomicU32>) {
+    let (engine, host, rivals, _) = contended_by(None);
+    (engine, host, rivals)
+}
+
+type Modes = Arc<Mutex<Vec<Option<u32>>>>;
+
+fn contended_by(interposed: Option<(Vec<u8>, Interposed)>) -> (Engine, Fake, Arc<AtomicU32>, Modes) {
     let host = Fake::new(1);
     [2, 3].into_iter().for_each(|pid| host.set_liveness(pid, Liveness::Alive));
     let (shared, rivals): (Arc<dyn Host>, _) = (Arc::new(host.clone()), Arc::new(AtomicU32::new(0)));
     let memory = Memory::new(shared.clone());
-    let store = Contended { memory, host: host.clone(), rivals: rivals.clone(), ended: Mutex::default() };
-    (Engine::new(Box::new(store), shared), host, rivals)
+    let modes = Modes::default();
+    let store = Contended {
+        memory,
+        host: host.clone(),
+        rivals: rivals.clone(),
+        ended: Mutex::default(),
+        interposed: Mutex::new(interposed),
+        modes: modes.clone(),
+    };
+    (Engine::new(Box::new(store), shared), host, rivals, modes)
 }
 
 fn release(engine: &Engine, holder: &AcquireRequest) -> Released {
@@ -182,6 +219,35 @@ fn a_value_does_not_refer_to_bytes_of_another_writer() {
     engine.store().commit(&WriteSet::of(&key, None, Some(b"other"))).unwrap();
     assert_eq!(put(&engine).unwrap_err().kind(), ErrorKind::System);
     assert_eq!(engine.store().read(b"x"), Ok(None));
+}
+
+#[test]
+fn a_value_that_another_writer_deleted_before_its_reply_was_lost_is_complete() {
+    let delete = |memory: &Memory, done| {
+        let CommitResult::Done(version) = done else { panic!("{done:?}") };
+        let key = Value::key(b"x", 1);
+        let bytes = memory.read(&key).unwrap().unwrap();
+        memory.commit(&WriteSet::of(b"x", Some(&version), None)).unwrap();
+        memory.commit(&WriteSet::of(&key, Some(&bytes.version), None)).unwrap();
+        CommitResult::Conflict
+    };
+    let (engine, ..) = contended_by(Some((b"x".to_vec(), Box::new(delete))));
+    assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+    assert_eq!(engine.value(b"x").unwrap().unwrap().1, LONG_VALUE);
+}
+
+#[test]
+fn a_value_gets_the_mode_that_another_writer_set_meanwhile() {
+    let restrict = |memory: &Memory, done| {
+        let other = Record { value: Some(Value::new(b"other", 9, Some(0o600))), ..Record::free(b"x") };
+        memory.commit(&WriteSet::of(b"x", None, Some(&crate::lock::encode(&other)))).unwrap();
+        done
+    };
+    let (engine, _, _, modes) = contended_by(Some((Value::key(b"x", 1), Box::new(restrict))));
+    assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+    let (value, bytes) = engine.value(b"x").unwrap().unwrap();
+    assert_eq!((value.mode, &bytes[..]), (Some(0o600), &LONG_VALUE[..]));
+    assert_eq!(*modes.lock().unwrap(), [None, Some(0o600)]);
 }
 
 #[test]
