@@ -5,6 +5,7 @@
 
 mod acquire;
 mod acquire_all;
+mod auxiliary;
 mod batch;
 mod blocked_callers;
 mod breaking;
@@ -41,7 +42,7 @@ pub use inspect::LockStatus;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use outage::RETRY_INTERVAL;
 pub use request::AcquireRequest;
-pub use values::{ValueWrite as WantedValue, WriteResult};
+pub use values::{ValueWrite, WriteResult};
 pub use wait_policy::WaitPolicy;
 
 use crate::environment::Environment;
@@ -207,8 +208,7 @@ impl Engine {
         #[cfg(debug_assertions)]
         let from = self.trace.now(self.host.as_ref());
         let mut facts = Facts::at(self.host.wall().as_millis() as u64);
-        self.prefetch_leases(record)?;
-        self.prefetch_liveness(record, &mut facts, time_left)?;
+        self.prefetch(record, &mut facts, time_left)?;
         loop {
             match decide(record, ask, &facts) {
                 Ok(step) => {

@@ -135,10 +135,3 @@ pub enum WakeReason {
     /// The time is over.
     TimeOver,
 }
-
-/// Sleeps for this time.
-pub fn pause(host: &dyn Host, span: Duration) -> Result<()> {
-    let nobodys = crate::lock::Handle::new(host.random()?).proof();
-    let mut signs = WaitSources { processes: &[], supervisors: &[], subscription: &mut None };
-    host.wait_set(&nobodys, None)?.wait(&mut signs, span).map(drop)
-}

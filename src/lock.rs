@@ -22,7 +22,6 @@ mod sighting;
 mod value;
 mod wait_edges;
 
-#[cfg(any(test, fuzzing))]
 pub(crate) use codec::auxiliary::Auxiliary;
 pub use codec::auxiliary::is_auxiliary;
 pub(crate) use codec::auxiliary::{decode_auxiliary, decode_value, encode_auxiliary, encode_value, name_of_auxiliary};
@@ -34,7 +33,7 @@ pub use facts::{Facts, Liveness, Query};
 pub use handle::{Handle, HandleHash};
 pub use lifetime::{Begun, Lease, LeaseClock, Lifetime};
 pub use owner::{Owner, PidDomain, ProcessId};
-pub use page::{Enqueued, Page, Pages};
+pub use page::{Page, Pages};
 pub use protocol::{decide, grant_status};
 pub use queue::effective_owner;
 pub use record::{EndReason, EndedGrant, Grant, MOST_SLOTS, Mode, Record, Waiter};

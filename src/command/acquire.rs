@@ -8,7 +8,7 @@ use super::exit_of;
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
-    AcquireAllResult, AcquireRequest, Engine, OpenLockSet, WaitPolicy, WantedValue, WriteResult, acquire_all,
+    AcquireAllResult, AcquireRequest, Engine, OpenLockSet, ValueWrite, WaitPolicy, WriteResult, acquire_all,
 };
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
@@ -52,7 +52,7 @@ impl<'a> Acquisition<'a> {
         &self,
         engine: &Engine,
         target: &LockRef,
-        value: &WantedValue<'_>,
+        value: &ValueWrite<'_>,
         request: &AcquireRequest,
     ) -> Result<WriteResult> {
         let (reporter, mut progress) = (Reporter::new(engine), WaitProgress::new(self.common));

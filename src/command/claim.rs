@@ -24,8 +24,8 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
     context.require_stdout("the id", "send it to /dev/null if you do not need it")?;
     let opened = targets.open(context)?;
     let policy = asked.waiting.wait_policy();
-    let until = context.deadline(&policy);
-    opened.each().for_each(|(_, engine)| engine.bound_by(&policy));
+    let until = policy.end(context.host.boottime());
+    opened.each().for_each(|(_, engine)| engine.store().set_deadline(Some(until)));
     let taken = match taken(&opened, &id) {
         // Acquiring the names waits for the store too, and finds out the same.
         Err(error) if error.is_unreached() && !policy.is_none() => Vec::new(),

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::cli::Common;
 pub(super) use crate::engine::{Context, LockRef};
-use crate::engine::{Engine, LockSet, WaitPolicy};
+use crate::engine::{Engine, LockSet};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Invocation, caller, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
@@ -102,11 +102,6 @@ impl Context {
     /// Returns how a process of this call, which has this pid, was called.
     pub(super) fn invocation(&self, pid: i32) -> Invocation {
         Invocation { pid, ignores_interrupt: self.inherited.ignored(Signal::SIGINT) }
-    }
-
-    /// Returns when a wait that begins now times out, on CLOCK_BOOTTIME.
-    pub(super) fn deadline(&self, policy: &WaitPolicy) -> Duration {
-        self.host.boottime().saturating_add(policy.limit.unwrap_or(Duration::MAX))
     }
 
     /// Returns the handle hash of the grant that we run under, according to the environment.

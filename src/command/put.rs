@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, exactly_one, print_json};
 use crate::cli::{Del, Put, Writing};
-use crate::engine::{AcquireRequest, WantedValue, WriteResult};
+use crate::engine::{AcquireRequest, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{MOST_VALUE, NotHolder, Precondition, Value, WriteRefusal, Written};
@@ -67,7 +67,7 @@ fn write(
     mode: Option<u32>,
 ) -> anyhow::Result<Exit> {
     let engine = context.engine(&target.location)?;
-    let wanted = WantedValue {
+    let wanted = ValueWrite {
         by: context.credentials(&engine, asked.handle.as_deref())?,
         bytes,
         mode,

@@ -49,14 +49,15 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         on_wait: &mut Onlooker<'_>,
     ) -> Result<AcquireResult> {
+        let scope = self.store.scope();
         // Without notifications, other hosts cannot wake a waiter of this store.
-        let polls = self.store.scope() == Scope::Shared && !self.store.abilities().notifies;
+        let polls = scope == Scope::Shared && !self.store.abilities().notifies;
         let mut clock = policy.begin(self.host.boottime(), polls);
         let mut attempt = Acquisition {
             engine: self,
             name,
             give_up_at: clock.deadline().map_or(Duration::MAX, |deadline| deadline.saturating_add(CANCEL_GRACE)),
-            request: self.acquire_terms(request, policy),
+            request: self.acquire_terms(scope, request, policy),
             begun: None,
             wait_set: None,
             subscription: None,
@@ -71,7 +72,7 @@ impl Engine {
             is_queued: false,
         };
         self.store.set_deadline(Some(clock.deadline().unwrap_or(Duration::MAX)));
-        self.leave_witness(name, &request.handle.proof());
+        self.leave_witness(scope, name, &request.handle.proof());
         let taken = attempt.run_through_outages(&mut clock, on_wait);
         // A waiter that gave up may still be in the queue, if the store refused its removal.
         let may_be_there = match &taken {
@@ -101,12 +102,6 @@ impl Engine {
             AcquireResult::Granted(grant, _) => Ok(Some(grant)),
             _ => Ok(None),
         }
-    }
-
-    /// Limits the store calls to the time that `policy` allows from now.
-    pub fn bound_by(&self, policy: &WaitPolicy) {
-        let until = policy.limit.map_or(Duration::MAX, |limit| self.host.boottime().saturating_add(limit));
-        self.store.set_deadline(Some(until));
     }
 
     /// Returns true if a signal arrived and the caller wants to handle it.
@@ -246,7 +241,7 @@ impl<'a> Acquisition<'a> {
             let mut step = self.engine.decide(record, &self.request, time_left)?;
             match &mut step {
                 Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } => {
-                    self.engine.begin_grant(&self.request.lifetime, &mut self.begun, record, grant)?;
+                    self.engine.begin_grant(&self.request.entry.lifetime, &mut self.begun, record, grant)?;
                 }
                 Transition::Done(AcquireStep::Granted(..)) => {}
                 Transition::Done(AcquireStep::Refused(refusal)) if !matches!(refusal, Refusal::Busy(_)) => {}

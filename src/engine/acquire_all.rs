@@ -67,10 +67,10 @@ pub fn acquire_all(
             // Entries that cannot be removed immediately end on their own.
             several.bound(Some(locks[0].engine.host().boottime()));
         }
-        let given_back = several.release();
-        several.bound(None);
-        if !matches!(taken, Ok(AcquireAllResult::Interrupted)) {
-            given_back?;
+        if let Err(error) = several.release()
+            && !matches!(taken, Ok(AcquireAllResult::Interrupted))
+        {
+            taken = Err(error);
         }
     }
     several.bound(None);
@@ -80,11 +80,7 @@ pub fn acquire_all(
 /// Confirms all provisional grants permanently, or none. Returns `None` if a grant was lost in the meantime. A new
 /// grant has another token, which is of no use to a caller that knows the old one.
 /// Fails if a store cannot be read or written. Some of the grants may be permanent then.
-pub fn confirm_all(
-    locks: &[StoredLock<'_>],
-    request: &AcquireRequest,
-    grants: Vec<Grant>,
-) -> Result<Option<Vec<Grant>>> {
+pub fn confirm_all(locks: &[StoredLock<'_>], request: &AcquireRequest, grants: &[Grant]) -> Result<Option<Vec<Grant>>> {
     let mut on_wait = |_: usize, _: &Waiting<'_>| None;
     let mut several = MultiAcquire::new(locks, request, &WaitPolicy::NONE, None, &mut on_wait);
     several.held = grants.iter().cloned().map(Some).collect();
@@ -128,8 +124,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
         interrupt: Option<BorrowedFd<'a>>,
         on_wait: &'a mut Onlooker<'b>,
     ) -> MultiAcquire<'a, 'b> {
-        let host = locks[0].engine.host();
-        let until = policy.limit.map_or(Duration::MAX, |limit| host.boottime().saturating_add(limit));
+        let until = policy.end(locks[0].engine.host().boottime());
         let alone = AcquireRequest { provisional: request.provisional || locks.len() > 1, ..request.clone() };
         let mut keeping = alone.clone();
         keeping.enclosing_grants.push(request.handle.proof());
@@ -182,8 +177,7 @@ impl<'a, 'b> MultiAcquire<'a, 'b> {
 
     /// Returns the policy with the time that is left of it.
     fn rest_of_policy(&self) -> WaitPolicy {
-        let left = self.until.saturating_sub(self.locks[0].engine.host().boottime());
-        WaitPolicy { limit: self.policy.limit.map(|_| left), ..self.policy }
+        self.policy.rest(self.until, self.locks[0].engine.host().boottime())
     }
 
     /// Waits for one name while it holds nothing else, then tries the others.

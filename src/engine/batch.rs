@@ -40,9 +40,9 @@ impl Engine {
         held: &[bool],
         give_up_at: Duration,
     ) -> Result<AcquiredBatch> {
-        names.iter().for_each(|name| self.leave_witness(name, &request.handle.proof()));
-        let immediately = AcquireRequest { invocation: None, ..request.clone() };
-        let mut terms = self.acquire_terms(&immediately, &WaitPolicy::NONE);
+        let scope = self.store.scope();
+        names.iter().for_each(|name| self.leave_witness(scope, name, &request.handle.proof()));
+        let mut terms = self.acquire_terms(scope, request, &WaitPolicy::NONE);
         let mut taken = self.try_batch(names, &terms, held, give_up_at)?;
         if let Some(called) = request.invocation.filter(|_| taken.is_err()) {
             // The holder may be a process that waits for this one.
@@ -69,7 +69,7 @@ impl Engine {
             let terms = Acquire { refuse_stale: terms.refuse_stale && !held[at], ..terms.clone() };
             let mut step = self.decide(record, &terms, None)?;
             if let Transition::Write { record, response: AcquireStep::Granted(grant, _), .. } = &mut step {
-                self.begin_grant(&terms.lifetime, &mut begun[at], record, grant)?;
+                self.begin_grant(&terms.entry.lifetime, &mut begun[at], record, grant)?;
             }
             Ok(step.map(|step| match step {
                 AcquireStep::Granted(grant, before) => Ok((grant, before)),

@@ -4,7 +4,7 @@ use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
 use crate::lock::{self, EndReason, EndedGrant, Grant, HandleHash, Lease, Owner, Record, Waiter};
-use crate::store::{CommitResult, Durability, Version, Write, WriteOptions, WriteSet};
+use crate::store::{CommitResult, Version, Write, WriteOptions, WriteSet};
 
 /// The replacement of a record by its next version.
 pub(super) struct RecordUpdate<'a> {
@@ -19,16 +19,14 @@ pub(super) struct RecordUpdate<'a> {
 }
 
 impl Engine {
-    /// Commits this set. `before` contains the records that some of its changes replace; the other changes are of
-    /// auxiliary objects.
-    #[cfg(debug_assertions)]
-    pub(super) fn commit(&self, set: &WriteSet<'_>, before: &[&Record]) -> Result<CommitResult> {
-        self.trace.commit(self.store.as_ref(), self.host.as_ref(), set, before)
-    }
-
-    /// Commits this set.
-    #[cfg(not(debug_assertions))]
-    pub(super) fn commit(&self, set: &WriteSet<'_>, _before: &[&Record]) -> Result<CommitResult> {
+    /// Commits this set, which contains these updates of records and changes of auxiliary objects.
+    fn commit(&self, set: &WriteSet<'_>, _updates: &[RecordUpdate<'_>]) -> Result<CommitResult> {
+        #[cfg(debug_assertions)]
+        {
+            let before: Vec<&Record> = _updates.iter().map(|update| update.before).collect();
+            self.trace.commit(self.store.as_ref(), self.host.as_ref(), set, &before)
+        }
+        #[cfg(not(debug_assertions))]
         self.store.commit(set)
     }
 
@@ -49,17 +47,6 @@ impl Engine {
             Err(error) => error.version().map_or(Err(error), |version| Ok(Some(version))),
             Ok(stored) => Ok(stored.map(|stored| stored.version)),
         }
-    }
-
-    /// Removes the auxiliary object under this name, if it exists.
-    pub(super) fn remove_auxiliary(&self, key: &[u8], durability: Durability) -> Result<()> {
-        let keep = WriteOptions { durability, mode: None };
-        while let Some(version) = self.version(key)? {
-            if let CommitResult::Done(_) = self.commit_beside(key, Some(&version), None, keep)? {
-                break;
-            }
-        }
-        Ok(())
     }
 
     /// Commits records and auxiliary objects as one change, wakes the waiters concerned and logs the ended grants. `by`
@@ -93,8 +80,7 @@ impl Engine {
                 }
             }
         }
-        let before: Vec<&Record> = records.iter().map(|update| update.before).collect();
-        let CommitResult::Done(version) = self.commit(&set, &before)? else { return Ok(None) };
+        let CommitResult::Done(version) = self.commit(&set, records)? else { return Ok(None) };
         for RecordUpdate { before, record, wake, .. } in records {
             for proof in *wake {
                 self.host.wake(WakeAddress::Waiter(proof));
@@ -108,7 +94,9 @@ impl Engine {
     }
 
     /// Returns true if this process can wake a waiter directly. Otherwise only the store can: the waiter runs on another
-    /// host or in another network namespace.
+    /// host or in another network namespace. Two copies of one virtual machine seem to be one host, so a waiter on the
+    /// other copy gets no wake-up and notices the change at its next look. An additional wake-up through the store would
+    /// add a write to every handover.
     fn can_wake(&self, waiter: &Waiter) -> bool {
         let there = &waiter.owner.domain;
         self.host.domain().is_ok_and(|here| here.boot == there.boot && here.net == there.net)
@@ -148,14 +136,13 @@ impl Engine {
     fn remove_leftovers(&self, before: &Record, now: &Record) -> Result<()> {
         let fetched = self.remove_pages(before, now)?;
         self.remove_old_value(before, now)?;
-        for waiter in gone(&fetched, now) {
-            self.remove_witness(&now.name, &waiter.proof);
-        }
-        let closed = gone(&fetched, now).map(|waiter| waiter.proof.channel()).collect::<Vec<_>>();
-        if !closed.is_empty() {
+        let fetched: Vec<&Waiter> = gone(&fetched, now).collect();
+        fetched.iter().for_each(|waiter| self.remove_witness(&now.name, &waiter.proof));
+        if !fetched.is_empty() {
+            let closed = fetched.iter().map(|waiter| waiter.proof.channel()).collect();
             self.store.commit(&WriteSet { closed, ..WriteSet::default() })?;
         }
-        gone(&before.waiters, now).chain(gone(&fetched, now)).try_for_each(|waiter| self.retract(&now.name, waiter))
+        gone(&before.waiters, now).chain(fetched).try_for_each(|waiter| self.retract(&now.name, waiter))
     }
 
     /// Makes the engine log its commits to this file.

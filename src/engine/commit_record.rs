@@ -6,7 +6,7 @@ use super::Engine;
 use super::batch::Batch;
 use crate::error::Result;
 use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Record, Release};
-use crate::store::{CommitResult, Durability, Scope, Version, WriteOptions};
+use crate::store::{Durability, Scope, Version, WriteOptions};
 
 impl Engine {
     /// Commits all these grants together. Returns `false` if another process considered this one dead.
@@ -32,22 +32,7 @@ impl Engine {
     ) -> Result<Option<Version>> {
         let key = CommitRecord::key(proof);
         let body = lock::encode_auxiliary(&key, record);
-        let options = WriteOptions { durability, mode: None };
-        let mut race = self.race(&key);
-        loop {
-            if let CommitResult::Done(stored) = self.commit_beside(&key, expect.as_ref(), Some(&body), options)? {
-                return Ok(Some(stored));
-            }
-            match self.commit_record(proof)? {
-                // The store has our write, and only the reply was lost.
-                Some((stored, found)) if found == *record => return Ok(Some(stored)),
-                // The conflict has no rival: a directory was not in its place.
-                found if found.as_ref().map(|(version, _)| *version) == expect => {
-                    race.backoff()?;
-                }
-                _ => return Ok(None),
-            }
-        }
+        self.write_auxiliary(&key, expect, &body, WriteOptions { durability, mode: None })
     }
 
     /// Releases these claims of one id, all of them or none. Returns `false` if the id has lost one of them.
@@ -61,7 +46,8 @@ impl Engine {
             let mut decide = |_, record: &Record| self.decide(record, &ask, None);
             return Ok(matches!(self.commit_batch(names, &mut decide, Duration::MAX)?, Batch::Done(..)));
         }
-        let lifetime = match self.store.scope() {
+        let scope = self.store.scope();
+        let lifetime = match scope {
             Scope::Local => Lifetime::UntilReleased,
             Scope::Shared => Lifetime::ExpiresAt(self.grant_lease(self.lease)?),
         };
@@ -71,9 +57,9 @@ impl Engine {
         let (key, keep) =
             (CommitRecord::key(&prepare.proof), WriteOptions { durability: Durability::Durable, mode: None });
         let body = lock::encode_auxiliary(&key, &CommitRecord { committed: true, names: names_of });
-        self.commit_beside(&key, None, Some(&body), keep)?;
+        self.create_auxiliary(&key, &body, keep)?;
         for name in names {
-            self.leave_witness(name, &prepare.proof);
+            self.leave_witness(scope, name, &prepare.proof);
             // If this process ends, the next writer of each earlier name confirms its grant again.
             if self.apply(name, &prepare)?.is_err() {
                 return Ok(false);

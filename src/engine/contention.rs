@@ -67,7 +67,7 @@ impl CasRetry<'_> {
             let span = now.saturating_sub(self.began).saturating_mul(1 << self.lost.min(8)).min(LONGEST);
             let drawn = host.random()?.into_iter().fold(0, |drawn, byte| drawn ^ byte);
             let pause = span.mul_f64(f64::from(drawn) / 255.0).min(self.deadline.saturating_sub(now));
-            crate::host::pause(host, pause)?;
+            host.sleep(pause);
         }
         self.began = host.boottime();
         Ok(self.began < self.deadline || self.lost < FEW)

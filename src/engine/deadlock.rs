@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::error::Result;
-use crate::lock::{self, Cycle, Facts, HandleHash, Liveness, Record, WaitEdges, WaitNode, Waiter, find_cycle};
-use crate::store::{CommitResult, WriteOptions};
+use crate::lock::{Cycle, Facts, HandleHash, Liveness, Record, WaitEdges, WaitNode, Waiter, find_cycle};
 
 /// Delay after which a wait publishes its edges and checks for a deadlock. Most waits are shorter.
 pub(super) const DEADLOCK_DELAY: Duration = Duration::from_millis(500);
@@ -50,11 +49,6 @@ impl Engine {
         Ok(is_published)
     }
 
-    /// Returns the edges that are published under this key.
-    pub(super) fn edges(&self, key: &[u8]) -> Result<WaitEdges> {
-        Ok(self.store.read(key)?.and_then(|stored| lock::decode_auxiliary(&stored.body)).unwrap_or_default())
-    }
-
     /// Returns the edges of waits that no longer exist.
     pub(super) fn gone(&self, edges: &WaitEdges) -> Result<Vec<(Vec<u8>, HandleHash)>> {
         let mut gone = Vec::new();
@@ -82,25 +76,13 @@ impl Engine {
         })
     }
 
-    /// Changes the edges under this key and returns them.
+    /// Changes the edges under this key and returns them. An unreadable object is removed, unless it gets edges.
     pub(super) fn change_edges(&self, key: &[u8], change: &dyn Fn(&mut WaitEdges)) -> Result<WaitEdges> {
-        let mut race = self.race(key);
-        loop {
-            let stored = self.store.read(key)?;
-            let found: WaitEdges =
-                stored.as_ref().and_then(|stored| lock::decode_auxiliary(&stored.body)).unwrap_or_default();
+        self.change_auxiliary(key, &mut |found: &WaitEdges| {
             let mut next = found.clone();
             change(&mut next);
-            if next == found && (stored.is_none() || !next.waits.is_empty()) {
-                return Ok(next);
-            }
-            let body = (!next.waits.is_empty()).then(|| lock::encode_auxiliary(key, &next));
-            let version = stored.as_ref().map(|stored| &stored.version);
-            match self.commit_beside(key, version, body.as_deref(), WriteOptions::default())? {
-                CommitResult::Done(_) => return Ok(next),
-                CommitResult::Conflict => race.backoff()?,
-            };
-        }
+            (next != *found || next.waits.is_empty()).then_some(next)
+        })
     }
 
     /// Returns the cycle that this wait closes, if there is one. All its edges existed at one moment.
@@ -131,7 +113,7 @@ impl Engine {
             };
             let mut edges = Vec::new();
             for key in record.holders.iter().flat_map(WaitEdges::keys_of_holder) {
-                edges.extend(self.edges(&key)?.waits);
+                edges.extend(self.auxiliary::<WaitEdges>(&key)?.1.waits);
             }
             // Holders that wait for no lock release this one, so the wait is not stuck. Most checks end here.
             if edges.is_empty() {

@@ -38,7 +38,7 @@ impl Engine {
     /// Removes the object under this key if it is a leftover. Returns `false` if it is not a leftover.
     fn sweep_one(&self, key: &[u8], version: &Version, dry_run: bool) -> Result<bool> {
         if key.first() == Some(&0) {
-            let gone = self.gone(&self.edges(key)?)?;
+            let gone = self.gone(&self.auxiliary(key)?.1)?;
             if !gone.is_empty() && !dry_run {
                 self.change_edges(key, &|edges| edges.waits.retain(|edge| !gone.contains(edge)))?;
             }

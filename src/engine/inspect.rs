@@ -26,6 +26,12 @@ impl LockStatus {
 }
 
 impl Engine {
+    /// Returns the record of a name without the status of its holders, which costs questions to the store; the record of
+    /// an unknown name is free.
+    pub fn record(&self, name: &[u8]) -> Result<Record> {
+        Ok(self.read(name)?.1)
+    }
+
     /// Returns the status of a name, for display; the record of an unknown name is free.
     pub fn inspect(&self, name: &[u8]) -> Result<LockStatus> {
         self.inspect_record(self.read(name)?.1)
@@ -77,7 +83,7 @@ impl Engine {
 
     fn status(&self, record: Record) -> Result<LockStatus> {
         let mut facts = Facts::default();
-        self.prefetch_liveness(&record, &mut facts, None)?;
+        self.prefetch(&record, &mut facts, None)?;
         loop {
             match status(&record, &facts) {
                 Ok(status) => return Ok(status),

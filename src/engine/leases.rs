@@ -35,9 +35,9 @@ impl Engine {
         }
     }
 
-    /// Returns the lifetime in this store of a grant with that lifetime on one host.
-    pub fn lifetime_in_store(&self, lifetime: &Lifetime) -> Lifetime {
-        match (lifetime, self.store.scope()) {
+    /// Returns the lifetime in a store with the scope `scope` of a grant with that lifetime on one host.
+    pub fn lifetime_in_store(&self, scope: Scope, lifetime: &Lifetime) -> Lifetime {
+        match (lifetime, scope) {
             // Other hosts cannot see whether the owner lives.
             (Lifetime::WhileOwnerLives, Scope::Shared) => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
             (lifetime, _) => lifetime.clone(),

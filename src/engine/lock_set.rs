@@ -131,11 +131,11 @@ impl OpenLockSet<'_> {
     pub fn confirm(
         &self,
         request: &AcquireRequest,
-        grants: Vec<Grant>,
+        grants: &[Grant],
         go_on: &dyn Fn() -> bool,
     ) -> Result<Option<Vec<Grant>>> {
         let confirmed = loop {
-            match confirm_all(&self.lock_refs(), request, grants.clone()) {
+            match confirm_all(&self.lock_refs(), request, grants) {
                 Err(error) if error.kind() == ErrorKind::Unavailable && self.are_shared() && go_on() => {}
                 confirmed => break confirmed,
             }
@@ -144,7 +144,7 @@ impl OpenLockSet<'_> {
             return Ok(Some(grants));
         }
         // No other process acquires a lock before its lease is over. A free lock keeps no trace of its last grant.
-        let lasts = self.lease_ends(&grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
+        let lasts = self.lease_ends(grants).is_none_or(|ends| self.engines[0].host().boottime() < ends);
         let given_back = self.release(request.handle.proof());
         confirmed?;
         let was_given_back = |answer: &Result<Released>| match answer {

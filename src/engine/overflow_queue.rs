@@ -2,25 +2,18 @@
 
 use super::Engine;
 use crate::error::Result;
-use crate::lock::{self, Enqueued, HandleHash, Page, Pages, QueuePosition, Record, Waiter};
-use crate::store::{CommitResult, Version, WriteOptions};
+use crate::lock::{HandleHash, Page, Pages, QueuePosition, Record, Waiter};
+use crate::store::{CommitResult, WriteOptions};
 
 impl Engine {
     /// Adds a waiter to a page of a name's queue. Returns `None` if the page takes no more waiters.
     pub(super) fn enqueue(&self, name: &[u8], number: u64, entry: &Waiter) -> Result<Option<QueuePosition>> {
-        let mut place = None;
-        self.change_page(name, number, &mut |page| match page.enqueue(number, entry) {
-            Enqueued::Write(next) => Some(next),
-            Enqueued::Already(found) => {
-                place = Some(found);
-                None
-            }
-            Enqueued::Full => None,
-        })?;
+        let page = self.change_auxiliary(&Page::key(name, number), &mut |page: &Page| page.with(entry))?;
+        let mut place = page.position(number, entry);
         if let Some(place) = &mut place
             && let Some(before) = number.checked_sub(1)
         {
-            let (_, page) = self.page(&Page::key(name, before))?;
+            let (_, page) = self.auxiliary::<Page>(&Page::key(name, before))?;
             place.before.extend(page.waiters.iter().rev().map(Waiter::waits_where));
         }
         Ok(place)
@@ -29,9 +22,9 @@ impl Engine {
     /// Removes a waiter from a page. Returns `false` if it is gone, or must be removed from the place it is fetched to.
     pub(super) fn dequeue(&self, name: &[u8], number: u64, proof: &HandleHash) -> Result<bool> {
         let mut left = false;
-        self.change_page(name, number, &mut |page| {
+        self.change_auxiliary(&Page::key(name, number), &mut |page: &Page| {
             let without = page.without(proof);
-            left = left || without.is_some();
+            left |= without.is_some();
             without
         })?;
         Ok(left)
@@ -39,39 +32,16 @@ impl Engine {
 
     /// Seals a page and returns its waiters: no waiter joins or leaves it any more.
     pub(super) fn seal(&self, name: &[u8], number: u64) -> Result<Vec<Waiter>> {
-        let page = self.change_page(name, number, &mut |page| {
+        let page = self.change_auxiliary(&Page::key(name, number), &mut |page: &Page| {
             (!page.sealed).then(|| Page { sealed: true, waiters: page.waiters.clone() })
         })?;
         Ok(page.waiters)
     }
 
-    /// Replaces a page until `change` has no further change. Returns the resulting page.
-    fn change_page(&self, name: &[u8], number: u64, change: &mut dyn FnMut(&Page) -> Option<Page>) -> Result<Page> {
-        let key = Page::key(name, number);
-        let mut race = self.race(&key);
-        loop {
-            let (version, page) = self.page(&key)?;
-            let Some(next) = change(&page) else { return Ok(page) };
-            let is_needed = next.sealed || !next.waiters.is_empty();
-            let body = is_needed.then(|| lock::encode_auxiliary(&key, &next));
-            if self.commit_beside(&key, version.as_ref(), body.as_deref(), WriteOptions::default())?
-                == CommitResult::Conflict
-            {
-                race.backoff()?;
-            }
-        }
-    }
-
-    /// Returns a page; a missing or unreadable page is empty.
-    fn page(&self, key: &[u8]) -> Result<(Option<Version>, Page)> {
-        let Some(stored) = self.store.read(key)? else { return Ok((None, Page::default())) };
-        Ok((Some(stored.version), lock::decode_auxiliary(&stored.body).unwrap_or_default()))
-    }
-
     /// Returns the record with its entire queue, for display.
     pub(super) fn whole(&self, mut record: Record) -> Result<Record> {
         for number in numbers(record.pages) {
-            let (_, page) = self.page(&Page::key(&record.name, number))?;
+            let (_, page) = self.auxiliary::<Page>(&Page::key(&record.name, number))?;
             for waiter in page.waiters {
                 if record.waiter(&waiter.proof).is_none() {
                     record.waiters.push(waiter);
@@ -86,7 +56,7 @@ impl Engine {
         let mut fetched = Vec::new();
         for number in numbers(before.pages).filter(|number| now.pages.is_none_or(|pages| !pages.has(*number))) {
             let key = Page::key(&now.name, number);
-            while let (Some(version), page) = self.page(&key)? {
+            while let (Some(version), page) = self.auxiliary::<Page>(&key)? {
                 if let CommitResult::Done(_) =
                     self.commit_beside(&key, Some(&version), None, WriteOptions::default())?
                 {

@@ -15,17 +15,13 @@ const CROWD: usize = 64;
 const FEW_LEASES: usize = 4;
 
 impl Engine {
-    /// Finds out about the leases of the holders at once, if they are many: a decision may ask for each of them.
-    pub(super) fn prefetch_leases(&self, record: &Record) -> Result<()> {
-        if record.holders.len() <= FEW_LEASES {
-            return Ok(());
+    /// Finds out about the leases of the holders at once, if they are many, and inserts the liveness of all holders and
+    /// waiters of a record, if they are many.
+    pub(super) fn prefetch(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
+        if record.holders.len() > FEW_LEASES {
+            let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
+            self.store.leases().look_ahead(&leases)?;
         }
-        let leases: Vec<_> = record.holders.iter().filter_map(|grant| grant.lifetime.lease()).collect();
-        self.store.leases().look_ahead(&leases)
-    }
-
-    /// Inserts the liveness of all holders and waiters of a record, if they are many.
-    pub(super) fn prefetch_liveness(&self, record: &Record, facts: &mut Facts, limit: Option<Duration>) -> Result<()> {
         if record.holders.len() + record.waiters.len() <= CROWD {
             return Ok(());
         }

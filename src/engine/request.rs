@@ -62,12 +62,13 @@ impl AcquireRequest {
 }
 
 impl Engine {
-    /// Returns the terms of a request for the rules of locking.
-    pub(super) fn acquire_terms(&self, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
-        let lifetime = match (&request.lifetime, self.store.scope()) {
+    /// Returns the terms of a request for the rules of locking, in a store with the scope `scope`. The caller asks the
+    /// store once, because each answer costs three system calls while a directory does not exist.
+    pub(super) fn acquire_terms(&self, scope: Scope, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
+        let lifetime = match scope {
             // Other hosts cannot see whether the process of a provisional grant lives.
-            (_, Scope::Shared) if request.provisional => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
-            (lifetime, _) => self.lifetime_in_store(lifetime),
+            Scope::Shared if request.provisional => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            _ => self.lifetime_in_store(scope, &request.lifetime),
         };
         let confirms =
             request.owner_outlives_process || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));

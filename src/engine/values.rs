@@ -11,7 +11,7 @@ use crate::lock::{
     self, Credentials, Grant, HandleHash, Liveness, Owner, Precondition, Record, Refusal, Release, Request as _,
     Transition, Value, WriteRefusal, Writing, Written,
 };
-use crate::store::{Durability, Write, WriteOptions, WriteSet};
+use crate::store::{Durability, Write, WriteOptions};
 
 /// A requested change of a value.
 #[derive(Debug, Clone)]
@@ -98,8 +98,8 @@ impl Engine {
         interrupt: Option<BorrowedFd<'_>>,
         on_wait: &mut Onlooker<'_>,
     ) -> Result<WriteResult> {
-        let began = self.host.boottime();
-        self.bound_by(policy);
+        let end = policy.end(self.host.boottime());
+        self.store.set_deadline(Some(end));
         let mut write = || self.write_at_once(name, wanted, &request.owner);
         let response = self.when_reached(name, policy, interrupt, on_wait, &mut write);
         self.store.set_deadline(None);
@@ -111,9 +111,7 @@ impl Engine {
         if policy.is_none() || !matches!(outcome, Err(WriteRefusal::Busy(_))) {
             return Ok(outcome.into());
         }
-        let spent = self.host.boottime().saturating_sub(began);
-        let rest_of_policy = &WaitPolicy { limit: policy.limit.map(|limit| limit.saturating_sub(spent)), ..*policy };
-        match self.acquire(name, request, rest_of_policy, interrupt, on_wait)? {
+        match self.acquire(name, request, &policy.rest(end, self.host.boottime()), interrupt, on_wait)? {
             AcquireResult::Granted(..) => {}
             AcquireResult::Refused(refusal) => return Ok(WriteResult::NotAcquired(refusal)),
             AcquireResult::Interrupted => return Ok(WriteResult::Interrupted),
@@ -173,6 +171,8 @@ impl Engine {
         writer: &Owner,
     ) -> Result<WriteResponse> {
         let mut race = self.race(name);
+        // True if the store has the external bytes, with the right mode.
+        let mut is_complete = false;
         loop {
             let (version, record) = self.read(name)?;
             // The mode of an existing value stays until a writer sets another one.
@@ -180,6 +180,9 @@ impl Engine {
             if let (Some(value), Some(bytes)) = (&mut writing.value, wanted.bytes)
                 && value.mode != mode
             {
+                if std::mem::take(&mut is_complete) {
+                    self.remove_external(&Value::key(name, value.write_id))?;
+                }
                 *value = Value::new(bytes, value.write_id, mode);
             }
             let (next, response, wake, over) = match self.decide(&record, writing, None)? {
@@ -191,34 +194,43 @@ impl Engine {
                     return Ok(outcome);
                 }
             };
-            let external = match (&writing.value, wanted.bytes) {
-                (Some(Value { inline: None, write_id: mark, mode, .. }), Some(bytes)) if !*stored => {
-                    let key = Value::key(name, *mark);
-                    self.leave_witness_of_value(&key);
-                    let body = lock::encode_value(&key, writer, bytes);
-                    Some((key, body, WriteOptions { durability: Durability::Durable, mode: *mode }))
-                }
-                _ => None,
-            };
-            let beside: Vec<Write<'_>> = external
-                .iter()
-                .map(|(key, body, keep)| Write { name: key, expect: None, body: Some(body), options: *keep })
-                .collect();
-            if let [value] = &beside[..]
+            let external = if is_complete { None } else { self.external(name, writing, wanted.bytes, writer) };
+            if let Some((key, body, options)) = &external
                 && !self.changes_at_once(2)
             {
-                *stored = true;
-                self.commit(&WriteSet::from(*value), &[])?;
+                (*stored, is_complete) = (true, true);
+                self.create_auxiliary(key, body, *options)?;
                 // The write of the bytes took time, so the record is read again.
                 continue;
             }
+            let beside: Vec<Write<'_>> = external
+                .iter()
+                .map(|(key, body, options)| Write { name: key, expect: None, body: Some(body), options: *options })
+                .collect();
             let swapped = RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
             if let Some(version) = self.commit_update(&[swapped], &beside, None)? {
                 return Ok(Writing::numbered(response, version.number));
             }
             writing.repeat();
+            // If only the reply was lost, another writer may have replaced this value and removed its bytes.
+            is_complete = false;
             race.backoff()?;
         }
+    }
+
+    /// Returns the key, the body and the options of the bytes of an external value, and leaves a witness of them.
+    fn external(
+        &self,
+        name: &[u8],
+        writing: &Writing,
+        bytes: Option<&[u8]>,
+        writer: &Owner,
+    ) -> Option<(Vec<u8>, Vec<u8>, WriteOptions)> {
+        let value = writing.value.as_ref().filter(|value| value.inline.is_none())?;
+        let key = Value::key(name, value.write_id);
+        let body = lock::encode_value(&key, writer, bytes?);
+        self.leave_witness_of_value(&key);
+        Some((key, body, WriteOptions { durability: Durability::Durable, mode: value.mode }))
     }
 
     /// Removes the bytes of a value that the record no longer references.

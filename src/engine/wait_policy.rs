@@ -30,6 +30,16 @@ impl WaitPolicy {
         self.limit == Some(Duration::ZERO) || self.attempts == Some(1)
     }
 
+    /// Returns the end of a wait that starts at `now`, on CLOCK_BOOTTIME; [`Duration::MAX`] means no limit.
+    pub fn end(&self, now: Duration) -> Duration {
+        self.limit.map_or(Duration::MAX, |limit| now.saturating_add(limit))
+    }
+
+    /// Returns the policy for the time that is left at `now` of a wait that ends at `end`.
+    pub fn rest(&self, end: Duration, now: Duration) -> WaitPolicy {
+        WaitPolicy { limit: self.limit.map(|_| end.saturating_sub(now)), ..*self }
+    }
+
     /// Starts a wait at `now`; `polls` is true if no process can wake the waiter.
     pub(super) fn begin(&self, now: Duration, polls: bool) -> WaitClock {
         let often = self.attempts.is_some() || polls;

@@ -28,9 +28,9 @@ impl Engine {
         }
     }
 
-    /// Leaves a witness of an entry that this host is about to write under this name.
-    pub(super) fn leave_witness(&self, name: &[u8], proof: &HandleHash) {
-        if self.store.scope() == Scope::Shared {
+    /// Leaves a witness of an entry that this host is about to write under this name, in a store with the scope `scope`.
+    pub(super) fn leave_witness(&self, scope: Scope, name: &[u8], proof: &HandleHash) {
+        if scope == Scope::Shared {
             self.host.leave_witness(&key(name, proof));
         }
     }

@@ -20,7 +20,6 @@ pub fn flock_holders(path: &Path) -> Vec<i32> {
         pids = callers(&file, "FLOCK");
     }
     pids.sort_unstable();
-    pids.dedup();
     pids
 }
 

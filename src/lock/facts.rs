@@ -53,9 +53,8 @@ pub enum Query {
 pub struct Facts {
     /// Wall clock in milliseconds since 1970, which records contain for display.
     pub wall: u64,
-    /// Liveness of processes by pid and start time, because a record may have thousands of processes.
-    #[cfg_attr(debug_assertions, serde(with = "pairs"))]
-    pub fates: BTreeMap<(i32, u64), Vec<(PidDomain, Liveness)>>,
+    /// Liveness by process, because a record may have thousands of processes.
+    pub fates: BTreeMap<ProcessId, Vec<(PidDomain, Liveness)>>,
     /// Leases by their end, each with true if it is over.
     pub over: BTreeMap<u64, Vec<(Lease, bool)>>,
     /// Leases, each with true if it lasts longer than the caller is willing to wait.
@@ -76,7 +75,7 @@ impl Facts {
 
     /// Inserts the liveness of a process.
     pub fn insert_liveness(&mut self, domain: PidDomain, process: ProcessId, liveness: Liveness) {
-        self.fates.entry((process.pid, process.start)).or_default().push((domain, liveness));
+        self.fates.entry(process).or_default().push((domain, liveness));
     }
 
     /// Inserts the answer whether a lease is over.
@@ -129,8 +128,7 @@ impl Facts {
     }
 
     pub(crate) fn liveness(&self, domain: &PidDomain, process: &ProcessId) -> Result<Liveness, Query> {
-        let known =
-            self.fates.get(&(process.pid, process.start)).and_then(|known| known.iter().find(|(at, _)| at == domain));
+        let known = self.fates.get(process).and_then(|known| known.iter().find(|(at, _)| at == domain));
         known.map(|(_, liveness)| *liveness).ok_or_else(|| Query::Liveness(domain.clone(), *process))
     }
 
@@ -142,31 +140,5 @@ impl Facts {
     pub(crate) fn lease_expired(&self, lease: &Lease) -> Result<bool, Query> {
         let known = self.over.get(&lease.ends).and_then(|known| known.iter().find(|(known, _)| known == lease));
         known.map(|(_, over)| *over).ok_or_else(|| Query::LeaseExpired(lease.clone()))
-    }
-}
-
-/// A map as a list of pairs, because JSON has only texts as keys.
-#[cfg(debug_assertions)]
-mod pairs {
-    use std::collections::BTreeMap;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub(super) fn serialize<K, V, S>(map: &BTreeMap<K, V>, to: S) -> Result<S::Ok, S::Error>
-    where
-        K: Serialize,
-        V: Serialize,
-        S: Serializer,
-    {
-        to.collect_seq(map)
-    }
-
-    pub(super) fn deserialize<'a, K, V, D>(from: D) -> Result<BTreeMap<K, V>, D::Error>
-    where
-        K: Deserialize<'a> + Ord,
-        V: Deserialize<'a>,
-        D: Deserializer<'a>,
-    {
-        Ok(Vec::deserialize(from)?.into_iter().collect())
     }
 }

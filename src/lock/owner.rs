@@ -52,7 +52,7 @@ impl PidDomain {
 }
 
 /// Identity of a process, which differs from that of a later process with the same pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct ProcessId {
     /// Process id, at least 1.

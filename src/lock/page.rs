@@ -45,17 +45,6 @@ pub struct Page {
     pub waiters: Vec<Waiter>,
 }
 
-/// Result of [`Page::enqueue`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Enqueued {
-    /// This page must replace the old page.
-    Write(Page),
-    /// The page already has the entry, at this position.
-    Already(QueuePosition),
-    /// The page has no room for another waiter.
-    Full,
-}
-
 impl Page {
     /// Returns the store name of a page. A user cannot type this name, because it contains a NUL byte.
     pub fn key(name: &[u8], number: u64) -> Vec<u8> {
@@ -69,23 +58,23 @@ impl Page {
         Some((&key[..nul], number)).filter(|(name, number)| Page::key(name, *number) == key)
     }
 
-    /// Adds the waiter to this page, which is page `number`, or replaces the waiter's existing entry.
-    pub fn enqueue(&self, number: u64, entry: &Waiter) -> Enqueued {
-        let Some(at) = self.waiters.iter().position(|waiter| waiter.proof == entry.proof) else {
-            if self.sealed || self.waiters.len() >= ROOM {
-                return Enqueued::Full;
-            }
-            let mut next = self.clone();
-            next.waiters.push(entry.clone());
-            return Enqueued::Write(next);
-        };
-        if !self.sealed && self.waiters[at] != *entry {
-            let mut next = self.clone();
-            next.waiters[at] = entry.clone();
-            return Enqueued::Write(next);
+    /// Returns the page with this entry, which replaces an older one of the waiter, or `None` if the page has it already or
+    /// takes no more waiters.
+    pub fn with(&self, entry: &Waiter) -> Option<Page> {
+        let mut next = self.clone();
+        match next.waiters.iter_mut().find(|waiter| waiter.proof == entry.proof) {
+            Some(known) => *known = entry.clone(),
+            None if self.waiters.len() < ROOM => next.waiters.push(entry.clone()),
+            None => {}
         }
+        (!self.sealed && next != *self).then_some(next)
+    }
+
+    /// Returns the position of this entry on the page, which is page `number`, or `None` if its waiter is not there.
+    pub fn position(&self, number: u64, entry: &Waiter) -> Option<QueuePosition> {
+        let at = self.waiters.iter().position(|waiter| waiter.proof == entry.proof)?;
         let before = self.waiters[..at].iter().rev().map(Waiter::waits_where).collect();
-        Enqueued::Already(QueuePosition { page: number, ahead: at, before, entry: entry.clone() })
+        Some(QueuePosition { page: number, ahead: at, before, entry: entry.clone() })
     }
 
     /// Returns the page without this waiter, or `None` if the waiter is not on the page or the page is sealed.

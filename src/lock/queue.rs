@@ -121,7 +121,7 @@ pub(super) fn grant(waiter: Waiter, slot: u32, myself: Option<&Acquire>, facts: 
     let is_tentative = myself.map_or(waiter.needs_confirmation, |request| request.provisional);
     let provisional = is_tentative.then_some(waiter.process);
     let lifetime = match (myself, provisional, (&waiter.lease, &waiter.lifetime)) {
-        (Some(request), ..) => request.lifetime.clone(),
+        (Some(request), ..) => request.entry.lifetime.clone(),
         (None, Some(_), (Some(lease), _)) => Lifetime::ExpiresAt(lease.clone()),
         // A stopped waiter must not delay its confirmation without limit, so its lease starts now.
         (None, Some(_), (None, Lifetime::Ttl(span))) => Lifetime::ExpiresAt(facts.new_lease(*span)?.clone()),

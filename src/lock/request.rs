@@ -108,8 +108,6 @@ pub struct Note(pub Vec<Sighting>);
 pub struct Acquire {
     /// Entry for the queue.
     pub entry: Waiter,
-    /// Lifetime of a grant that is made now: [`Waiter::lifetime`] with its lease started.
-    pub lifetime: Lifetime,
     /// Maximum number of holders, for [`super::record::Mode::Slot`].
     pub slots: Option<u32>,
     /// True to enter the queue if the lock is not free.
@@ -130,7 +128,6 @@ impl Acquire {
     /// Creates the request of this waiter, which does not enter the queue.
     pub fn new(entry: Waiter) -> Acquire {
         Acquire {
-            lifetime: entry.lifetime.clone(),
             entry,
             slots: None,
             queue: false,

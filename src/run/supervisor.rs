@@ -121,12 +121,12 @@ impl<'a> Supervisor<'a> {
             if self.is_released(at) {
                 return None;
             }
-            let Ok(status) = engine.inspect(&target.name) else { return Some(Duration::ZERO) };
-            match status.record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
+            let Ok(record) = engine.record(&target.name) else { return Some(Duration::ZERO) };
+            match record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
                 Some(Lifetime::ExpiresAt(lease)) => Some(engine.store().leases().ttl(&lease).unwrap_or_default()),
                 Some(_) => None,
                 None => {
-                    let ending = status.record.ended_grants.into_iter().find(|ending| mine(&ending.grant));
+                    let ending = record.ended_grants.into_iter().find(|ending| mine(&ending.grant));
                     let is_released = ending.is_some_and(|ending| ending.reason == EndReason::Released);
                     if is_released {
                         self.hear_of_release(at, target, engine);

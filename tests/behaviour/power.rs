@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use csalock::engine::{AcquireRequest, AcquireResult, Engine, WaitPolicy, WantedValue, WriteResult};
+use csalock::engine::{AcquireRequest, AcquireResult, Engine, ValueWrite, WaitPolicy, WriteResult};
 use csalock::error::Result;
 use csalock::host::{Host, Invocation, Unix, WaitSet, WakeAddress};
 use csalock::lock::{HandleHash, Liveness, Owner, PidDomain, ProcessId, Release};
@@ -374,7 +374,7 @@ fn go_on(
         assert!(grant.token.unwrap() > floor, "{name}: {grant:?} comes after {floor}");
     }
     let by = engine.by_proof(applicant.handle.proof())?;
-    let wanted = WantedValue {
+    let wanted = ValueWrite {
         by,
         bytes: Some(b"after"),
         mode: None,

@@ -51,7 +51,7 @@ impl ForScript<'_> {
             timeout_setting: self.timeout_setting,
             ..Acquisition::new(self.common, &self.taking.waiting, &signals)
         };
-        let until = self.context.deadline(&acquisition.policy);
+        let until = acquisition.policy.end(self.context.host.boottime());
         let (grants, evicted) = match acquisition.acquire(&opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => return Ok(acquisition.end(&opened, &ended)),
@@ -65,7 +65,7 @@ impl ForScript<'_> {
         }
         let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
         // Without grants, the script has released the locks already.
-        if let Some(grants) = opened.confirm(&request, grants, &go_on)? {
+        if let Some(grants) = opened.confirm(&request, &grants, &go_on)? {
             self.keep(&opened, &request, &grants)?;
         }
         delivered

@@ -104,7 +104,7 @@ fn release(engine: &Engine, name: &[u8], handle: &Handle) -> Result<()> {
 
 /// Removes all traces, even after a failure. A record that cannot be removed soon has a dead holder.
 fn clear(engine: &Engine, name: &[u8]) {
-    let holders = engine.inspect(name).map(|status| status.record.holders).unwrap_or_default();
+    let holders = engine.record(name).map(|record| record.holders).unwrap_or_default();
     for grant in holders {
         if let Ok(credentials) = engine.by_proof(grant.proof) {
             let _ = engine.apply(name, &Release(credentials));

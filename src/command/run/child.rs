@@ -33,14 +33,13 @@ impl CommandChild<'_> {
         let request = self.request(child_side.is_none(), opened.are_shared())?;
         let waiting = &self.asked.taking.waiting;
         let policy = waiting.wait_policy();
-        let until = policy.limit.map(|limit| self.began.saturating_add(limit));
-        // The store may have been locked during the first attempt, which took time.
-        let limit = until.map(|until| until.saturating_sub(self.job.context.host.boottime()));
+        let end = policy.end(self.began);
         let depend = || {
             child_side.inspect(|child_side| child_side.depend_on_supervisor(self.job.context.inherited));
         };
         let acquisition = Acquisition {
-            policy: WaitPolicy { limit, ..policy },
+            // The store may have been locked during the first attempt, which took time.
+            policy: policy.rest(end, self.job.context.host.boottime()),
             at_first_wait: &depend,
             ..Acquisition::new(&self.asked.common, waiting, self.job.signals)
         };
@@ -48,6 +47,7 @@ impl CommandChild<'_> {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => return Ok(acquisition.end(&opened, &ended)),
         };
+        let until = policy.limit.map(|_| end);
         let files = self.flock_compat.map(|compat| compat.take(self, &opened, &mut grants, until, child_side));
         if let Some(refused) = files.and_then(Result::transpose) {
             self.job.release(&opened)?;

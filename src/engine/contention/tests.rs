@@ -5,20 +5,29 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::engine::tests::{request, take, within};
-use crate::engine::{AcquireRequest, AcquireResult, Released, WaitPolicy};
+use crate::engine::{AcquireRequest, AcquireResult, Released, ValueWrite, WaitPolicy, WriteResult};
 use crate::host::{Fake, Host};
-use crate::lock::{Lease, Lifetime, Liveness, Refusal, Release};
+use crate::lock::{Lease, Lifetime, Liveness, Owner, Record, Refusal, Release, Value};
 use crate::store::{CommitResult, Finding, Leases, Memory, Store, Version, Versioned, Visit, WriteSet};
 
 const TRY: Duration = Duration::from_millis(10);
 const FOR_EVER: u32 = u32::MAX;
+/// Instead of a number of rivals: the next commit is done, and only its reply is lost.
+const LOST_REPLY: u32 = u32::MAX - 1;
 
 struct Contended {
     memory: Memory,
     host: Fake,
     rivals: Arc<AtomicU32>,
     ended: Mutex<Vec<Lease>>,
+    /// Runs once, after a commit under this name.
+    interposed: Mutex<Option<(Vec<u8>, Interposed)>>,
+    /// Modes of the bytes of values, in the order of their commits.
+    modes: Modes,
 }
+
+/// Another writer. Returns the result of the commit that it comes after, or changes it.
+type Interposed = Box<dyn FnOnce(&Memory, CommitResult) -> CommitResult + Send>;
 
 impl Store for Contended {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
@@ -32,8 +41,12 @@ impl Store for Contended {
         }
         self.host.pass(TRY);
         match self.rivals.load(Ordering::Relaxed) {
-            0 => return self.memory.commit(set),
+            0 => return self.commit_with_another(set),
             FOR_EVER => {}
+            LOST_REPLY => {
+                self.rivals.store(0, Ordering::Relaxed);
+                self.memory.commit(set)?;
+            }
             rivals => self.rivals.store(rivals - 1, Ordering::Relaxed),
         }
         Ok(CommitResult::Conflict)
@@ -75,14 +88,44 @@ impl Leases for Contended {
     }
 }
 
+impl Contended {
+    fn commit_with_another(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
+        let done = self.memory.commit(set)?;
+        let name = set.changes[0].name;
+        if Value::of_key(name).is_some() && set.changes[0].body.is_some() && done != CommitResult::Conflict {
+            self.modes.lock().unwrap().push(set.changes[0].options.mode);
+        }
+        let interposed = self.interposed.lock().unwrap().take_if(|(after, _)| after == name);
+        Ok(match interposed {
+            Some((_, change)) => change(&self.memory, done),
+            None => done,
+        })
+    }
+}
+
 /// Returns an engine, a host with three live processes, and the number of commits that rivals win from now on.
 fn contended() -> (Engine, Fake, Arc<AtomicU32>) {
+    let (engine, host, rivals, _) = contended_by(None);
+    (engine, host, rivals)
+}
+
+type Modes = Arc<Mutex<Vec<Option<u32>>>>;
+
+fn contended_by(interposed: Option<(Vec<u8>, Interposed)>) -> (Engine, Fake, Arc<AtomicU32>, Modes) {
     let host = Fake::new(1);
     [2, 3].into_iter().for_each(|pid| host.set_liveness(pid, Liveness::Alive));
     let (shared, rivals): (Arc<dyn Host>, _) = (Arc::new(host.clone()), Arc::new(AtomicU32::new(0)));
     let memory = Memory::new(shared.clone());
-    let store = Contended { memory, host: host.clone(), rivals: rivals.clone(), ended: Mutex::default() };
-    (Engine::new(Box::new(store), shared), host, rivals)
+    let modes = Modes::default();
+    let store = Contended {
+        memory,
+        host: host.clone(),
+        rivals: rivals.clone(),
+        ended: Mutex::default(),
+        interposed: Mutex::new(interposed),
+        modes: modes.clone(),
+    };
+    (Engine::new(Box::new(store), shared), host, rivals, modes)
 }
 
 fn release(engine: &Engine, holder: &AcquireRequest) -> Released {
@@ -141,4 +184,87 @@ fn a_release_has_priority_over_waiters() {
     let before = host.boottime();
     let response = take(&engine, &request(&engine, 2, Lifetime::WhileOwnerLives), within(60));
     assert!(matches!(response, AcquireResult::Granted(..)) && host.boottime() - before > TRY * 10, "{response:?}");
+}
+
+const LONG_VALUE: [u8; 2000] = [b'v'; 2000];
+
+fn put(engine: &Engine) -> Result<WriteResult> {
+    let wanted = ValueWrite {
+        by: engine.credentials(None, Vec::new())?,
+        bytes: Some(&LONG_VALUE),
+        mode: None,
+        precondition: None,
+        require_lock: false,
+        release: false,
+        even_if_stale: false,
+    };
+    let request = request(engine, 1, Lifetime::WhileOwnerLives);
+    engine.write(b"x", &wanted, &request, &WaitPolicy::NONE, None, &mut |_| None)
+}
+
+#[test]
+fn a_value_whose_bytes_were_not_stored_at_once_is_complete() {
+    for rivals_at_first in [1, 3, LOST_REPLY] {
+        let (engine, _, rivals) = contended();
+        rivals.store(rivals_at_first, Ordering::Relaxed);
+        assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+        assert_eq!(engine.value(b"x").unwrap().unwrap().1, LONG_VALUE);
+    }
+}
+
+#[test]
+fn a_value_does_not_refer_to_bytes_of_another_writer() {
+    let (engine, _, _) = contended();
+    let key = Value::key(b"x", 1);
+    engine.store().commit(&WriteSet::of(&key, None, Some(b"other"))).unwrap();
+    assert_eq!(put(&engine).unwrap_err().kind(), ErrorKind::System);
+    assert_eq!(engine.store().read(b"x"), Ok(None));
+}
+
+#[test]
+fn a_value_that_another_writer_deleted_before_its_reply_was_lost_is_complete() {
+    let delete = |memory: &Memory, done| {
+        let CommitResult::Done(version) = done else { panic!("{done:?}") };
+        let key = Value::key(b"x", 1);
+        let bytes = memory.read(&key).unwrap().unwrap();
+        memory.commit(&WriteSet::of(b"x", Some(&version), None)).unwrap();
+        memory.commit(&WriteSet::of(&key, Some(&bytes.version), None)).unwrap();
+        CommitResult::Conflict
+    };
+    let (engine, ..) = contended_by(Some((b"x".to_vec(), Box::new(delete))));
+    assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+    assert_eq!(engine.value(b"x").unwrap().unwrap().1, LONG_VALUE);
+}
+
+#[test]
+fn a_value_gets_the_mode_that_another_writer_set_meanwhile() {
+    let restrict = |memory: &Memory, done| {
+        let other = Record { value: Some(Value::new(b"other", 9, Some(0o600))), ..Record::free(b"x") };
+        memory.commit(&WriteSet::of(b"x", None, Some(&crate::lock::encode(&other)))).unwrap();
+        done
+    };
+    let (engine, _, _, modes) = contended_by(Some((Value::key(b"x", 1), Box::new(restrict))));
+    assert!(matches!(put(&engine), Ok(WriteResult::Written(_))));
+    let (value, bytes) = engine.value(b"x").unwrap().unwrap();
+    assert_eq!((value.mode, &bytes[..]), (Some(0o600), &LONG_VALUE[..]));
+    assert_eq!(*modes.lock().unwrap(), [None, Some(0o600)]);
+}
+
+#[test]
+fn claims_that_are_given_up_in_vain_stay_even_if_the_first_commit_was_lost() {
+    for rivals_at_first in [0, 1, LOST_REPLY] {
+        let (engine, host, rivals) = contended();
+        let claim = AcquireRequest {
+            owner: Owner { processes: Vec::new(), ..request(&engine, 1, Lifetime::UntilReleased).owner },
+            claim: Some(b"id".to_vec()),
+            ..request(&engine, 1, Lifetime::UntilReleased)
+        };
+        assert!(matches!(take(&engine, &claim, WaitPolicy::NONE), AcquireResult::Granted(..)));
+        rivals.store(rivals_at_first, Ordering::Relaxed);
+        // The id has no claim of y, so this process gives up neither claim.
+        assert_eq!(engine.give_up_claims(&[b"x", b"y"], b"id"), Ok(false));
+        host.set_liveness(1, Liveness::Dead);
+        host.pass(engine.lease() * 2);
+        assert_eq!(engine.claim_of(b"x").unwrap().and_then(|grant| grant.claim), Some(b"id".to_vec()));
+    }
 }

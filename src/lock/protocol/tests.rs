@@ -291,7 +291,7 @@ fn a_lease_begins_with_the_grant_and_anew_when_the_waiter_confirms() {
     apply(&mut record, 3, Release(handle_of(1)), &[]).0.unwrap();
     let grant = &record.holders[0];
     assert_eq!((&grant.lifetime, grant.provisional), (&Lifetime::ExpiresAt(lease(1000)), Some(process(2))));
-    request.lifetime = Lifetime::ExpiresAt(lease(2000));
+    request.entry.lifetime = Lifetime::ExpiresAt(lease(2000));
     apply(&mut record, 4, request, &[]);
     let grant = &record.holders[0];
     assert_eq!((&grant.lifetime, grant.provisional, grant.token), (&Lifetime::ExpiresAt(lease(2000)), None, Some(3)));
@@ -344,7 +344,7 @@ fn a_claim_excludes_all_but_its_own_id() {
         let mut request = wants(pid, Mode::Exclusive);
         request.entry.owner = owner(&[]);
         request.entry.claim = Some(id.to_vec());
-        (request.entry.lifetime, request.lifetime) = (Lifetime::UntilReleased, Lifetime::UntilReleased);
+        request.entry.lifetime = Lifetime::UntilReleased;
         request
     };
     let mut record = Record::free(b"x");
@@ -589,7 +589,8 @@ fn a_waiter_on_a_page_in_transfer_leaves_by_the_record() {
 
 /// Returns a record that process `pid` holds with this lifetime.
 fn held_by(pid: i32, lifetime: Lifetime) -> Record {
-    let take = Acquire { lifetime, ..wants(pid, Mode::Exclusive) };
+    let mut take = wants(pid, Mode::Exclusive);
+    take.entry.lifetime = lifetime;
     let Transition::Write { record, .. } = settle(&Record::free(b"x"), &take, &[]) else { panic!() };
     record
 }

@@ -121,7 +121,7 @@ impl KeeperConfig<'_> {
         }
         let (now, span) = (self.context.host.boottime(), self.context.lease());
         let mine = |grant: &Grant| grant.proof == self.proof;
-        let record = engine.inspect(name)?.record;
+        let record = engine.record(name)?;
         match record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
             Some(Lifetime::Keepalive(lease)) => {
                 let ends = match known {

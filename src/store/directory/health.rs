@@ -10,7 +10,6 @@ use nix::sys::stat::Mode;
 use super::work::WORK;
 use super::{Directory, sys};
 use crate::error::{Error, Result};
-use crate::host::pause;
 use crate::name::escape_path;
 use crate::store::path_checks::{Place, first_that_exists};
 use crate::store::{Finding, Layout, Scope, Store};
@@ -59,7 +58,7 @@ impl Directory {
         let mut last = first;
         // A clock that ticks every few milliseconds may stand still for that long.
         while last == first && self.host.boottime().saturating_sub(since) < Duration::from_secs(1) {
-            pause(self.host.as_ref(), Duration::from_millis(10))?;
+            self.host.sleep(Duration::from_millis(10));
             last = fresh().map_err(failed)?;
         }
         let apart = if first > before { first.saturating_sub(before) } else { before.saturating_sub(first) };

@@ -1,8 +1,7 @@
 //! The names inside a record's directory: the pointers `embryo.0.IDENT`, `born.17.IDENT`, `cur.17.IDENT` and
 //! `end.17.IDENT`, and `rec.IDENT`.
 
-use sha2::{Digest, Sha256};
-
+use crate::lock::boot_of;
 use crate::store::Version;
 
 /// Maximum version number, so that the next number never begins anew with 0.
@@ -126,8 +125,7 @@ pub(crate) fn after(number: u64) -> Option<u64> {
 
 /// Returns eight hex digits' worth of a boot id, so that a name tells if a power cut may have torn its file.
 pub(crate) fn boot_tag(boot: &str) -> u32 {
-    let digest = Sha256::digest(boot.as_bytes());
-    digest.iter().take(4).fold(0, |tag, byte| (tag << 8) | u32::from(*byte))
+    (boot_of(boot) >> 32) as u32
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use csalock::lock::{CommitRecord, Lease, LeaseClock, Liveness, Page, ProcessId, boot_of};
+use csalock::lock::{CommitRecord, Lease, LeaseClock, Liveness, Page, boot_of};
 use csalock::trace::{Decided, Line};
 
 use super::{Key, Known, Report, Step, named};
@@ -29,11 +29,10 @@ pub(super) fn check(lines: &[Line], names: &BTreeMap<Key, Vec<Step>>, report: &m
         let mut wrong = |why: String| report.wrong.push(format!("{}: {why}: {}", named(key), step.shown()));
         let processes =
             decided.facts.fates.iter().flat_map(|(process, known)| known.iter().map(move |it| (process, it)));
-        for ((pid, start), (home, _)) in processes.filter(|(_, (_, fate))| *fate == Liveness::Dead) {
-            let process = ProcessId { pid: *pid, start: *start };
-            let seen = last_seen.get(&(home.clone(), process)).filter(|_| home.boot == step.who.0.boot);
+        for (process, (home, _)) in processes.filter(|(_, (_, fate))| *fate == Liveness::Dead) {
+            let seen = last_seen.get(&(home.clone(), *process)).filter(|_| home.boot == step.who.0.boot);
             if let Some(at) = seen.filter(|at| **at > decided.until) {
-                wrong(format!("process {pid} is taken for dead, but commits at {at}"));
+                wrong(format!("process {} is taken for dead, but commits at {at}", process.pid));
             }
         }
         for (lease, is_over) in decided.facts.over.values().flatten() {
