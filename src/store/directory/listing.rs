@@ -116,11 +116,22 @@ impl Listing {
         }
     }
 
-    /// Removes the directory of a tombstone, and the tombstone last.
+    /// Removes the directory of a tombstone. The records of a listing from before the removal go first. A listing that
+    /// shows the tombstone may also show the record of a process that is reviving it: that process can no longer succeed
+    /// once the tombstone is gone, so the records follow the tombstone. If another process was faster, they stay.
     pub(super) fn remove(&self, end: &Pointer) -> Result<()> {
-        self.remove_records();
-        let removed = sys::remove_file(&self.directory, OsStr::new(&end.name()));
-        removed.map_err(self.entry.failed("remove the tombstone"))?;
+        let shows_tombstone = self.pointer == Some(*end);
+        if !shows_tombstone {
+            self.remove_records();
+        }
+        let removed = sys::remove_if_there(&self.directory, OsStr::new(&end.name()));
+        let removed = removed.map_err(self.entry.failed("remove the tombstone"))?;
+        if shows_tombstone {
+            if !removed {
+                return Ok(());
+            }
+            self.remove_records();
+        }
         self.remove_directory()
     }
 
