@@ -27,9 +27,9 @@
 //! does not find that key. A server's answer about the lease itself is used only for the ttl. The leader answers from
 //! memory: a deposed leader that is not yet aware of it keeps answering and accepting keep-alives. The store therefore
 //! sends no keep-alives. A renewal starts a new lease and commits it to the record; both need a majority. The next
-//! transaction of this process puts the lease's key ([`leases`]), so an acquisition waits twice: for the read and for
-//! the commit. etcd may let a lease last longer than requested, never shorter, because each new leader restarts it. The
-//! holder therefore counts on its own clock.
+//! transaction of this process puts the lease's key ([`leases`]), so an acquisition of a free name waits four times: for
+//! the read, the lease, the creation guard and the commit. etcd may let a lease last longer than requested, never
+//! shorter, because each new leader restarts it. The holder therefore counts on its own clock.
 //!
 //! **Stale reads.** After a pause of a server, some etcd releases answer linearizable reads with an old state: 3.4.20
 //! to 3.4.41, 3.5.0 to 3.5.27, 3.6.0 to 3.6.8. A transaction that ends a grant with an expired lease therefore compares
