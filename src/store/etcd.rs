@@ -116,8 +116,6 @@ fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
 /// Store in an etcd cluster.
 pub struct Etcd {
     client: Client,
-    host: Arc<dyn Host>,
-    prefix: String,
     leases: KnownLeases,
 }
 
@@ -125,17 +123,12 @@ impl Etcd {
     /// Returns a store in this cluster, without contacting it.
     /// Fails if the certificates or the password cannot be read.
     pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
-        Ok(Etcd {
-            client: Client::new(cluster, access, host.clone())?,
-            host,
-            prefix: cluster.prefix.clone(),
-            leases: KnownLeases::default(),
-        })
+        Ok(Etcd { client: Client::new(cluster, access, host)?, leases: KnownLeases::default() })
     }
 
     /// Returns the key of an object of this kind in the store.
     fn key(&self, kind: &str, name: &[u8]) -> Vec<u8> {
-        [self.prefix.as_bytes(), b"/", kind.as_bytes(), b"/", name].concat()
+        [self.client.cluster.prefix.as_bytes(), b"/", kind.as_bytes(), b"/", name].concat()
     }
 
     fn record_key(&self, name: &[u8]) -> Vec<u8> {
