@@ -151,7 +151,7 @@ impl Directory {
     }
 
     /// Carries out the effects of a commit.
-    fn carry_out(&self, set: &WriteSet<'_>) {
+    pub(super) fn carry_out(&self, set: &WriteSet<'_>) {
         if set.wake.is_empty() && set.closed.is_empty() && set.history.is_empty() {
             return;
         }
