@@ -109,11 +109,8 @@ impl Listing {
 
     /// Removes the pointer of a record without other files. Returns `false` if another process was faster.
     pub(super) fn remove_pointer(&self, pointer: &Pointer) -> Result<bool> {
-        match sys::remove_if_there(&self.directory, OsStr::new(&pointer.name())) {
-            Ok(removed) => Ok(removed),
-            Err(Errno::ESTALE) => Ok(false),
-            Err(errno) => Err(self.entry.failed("remove the record")(errno)),
-        }
+        let removed = sys::remove_if_there(&self.directory, OsStr::new(&pointer.name()));
+        removed.map_err(self.entry.failed("remove the record"))
     }
 
     /// Removes the directory of a tombstone. The records of a listing from before the removal go first. A listing that
