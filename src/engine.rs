@@ -75,7 +75,8 @@ impl Engine {
     pub fn open(location: &Location, environment: &Environment, host: Arc<dyn Host>) -> Result<Engine> {
         let mut engine = Engine::new(crate::store::open(location, Environment::etcd, host.clone())?, host);
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
-        engine.remembers = environment.history().unwrap_or_default();
+        let limits = environment.history().unwrap_or_default();
+        engine.remembers = if location.is_beside() { limits.off() } else { limits };
         if engine.store.scope() == Scope::Shared {
             engine.lease = environment.lease()?;
         }

@@ -17,7 +17,7 @@ use crate::host::{Invocation, caller, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::json;
-use crate::store::{Layout, Location};
+use crate::store::Location;
 use crate::terminal;
 
 /// Minimum time that a reader gets for printed output.
@@ -31,9 +31,8 @@ impl Context {
         }
         let from_environment = variable.map(|url| Location::parse(url, &self.environment.current)).transpose()?;
         // A command under a file's lock inherits that file's store. The store is not meant for other names.
-        let is_beside = |location: &Location| matches!(location, Location::Directory { layout: Layout::Beside, .. });
         let is_given = variable.is_some_and(|url| Location::is_inherited(url));
-        Ok(from_environment.filter(|location| !(is_given && is_beside(location))))
+        Ok(from_environment.filter(|location| !(is_given && location.is_beside())))
     }
 
     /// Returns the store for files that a command under our lock uses, as `CSALOCK_OUTER_STORE` passes it on.

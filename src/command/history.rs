@@ -12,7 +12,6 @@ use crate::history::Past;
 use crate::lock::EndReason;
 use crate::name::escape;
 use crate::report::{PastJson, timeline};
-use crate::store::{Layout, Location};
 
 /// Maximum number of grants that are shown by default.
 const LINES: usize = 50;
@@ -77,7 +76,7 @@ impl Filter {
                 continue;
             }
             let target = context.target(&asked.common, typed)?;
-            if matches!(target.location, Location::Directory { layout: Layout::Beside, .. }) {
+            if target.location.is_beside() {
                 return Err(none_beside_files(&format!("lock {}", escape(&target.display_name))));
             }
             wanted.names.push(target.name);

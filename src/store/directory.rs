@@ -25,7 +25,8 @@
 //!
 //! **Removal.** csalock renames `cur.17.OLD` to `end.17.OLD`, the tombstone. Any process may revive a tombstone:
 //! `end.17.OLD` becomes `cur.18.NEW`. For that purpose a record of the store stays parked as a tombstone. The others
-//! are removed: csalock raises `token`, and then it removes `rec.OLD`, `end.17.OLD` and the directory.
+//! are removed: csalock raises `token`, and then it removes `rec.OLD`, `end.17.OLD` and the directory. A process that
+//! removes the tombstone of another process removes `end.17.OLD` first, because a `rec` may be the record that revives it.
 //!
 //! **Sweeping.** After a commit csalock removes every `rec` that it saw before: the writers of those files can no
 //! longer succeed. A directory without a pointer (`cur`, `end`, `embryo`) can never get a pointer again and is removed.
@@ -150,7 +151,7 @@ impl Directory {
     }
 
     /// Carries out the effects of a commit.
-    fn carry_out(&self, set: &WriteSet<'_>) {
+    pub(super) fn carry_out(&self, set: &WriteSet<'_>) {
         if set.wake.is_empty() && set.closed.is_empty() && set.history.is_empty() {
             return;
         }

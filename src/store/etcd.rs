@@ -27,9 +27,9 @@
 //! does not find that key. A server's answer about the lease itself is used only for the ttl. The leader answers from
 //! memory: a deposed leader that is not yet aware of it keeps answering and accepting keep-alives. The store therefore
 //! sends no keep-alives. A renewal starts a new lease and commits it to the record; both need a majority. The next
-//! transaction of this process puts the lease's key ([`leases`]), so an acquisition waits twice: for the read and for
-//! the commit. etcd may let a lease last longer than requested, never shorter, because each new leader restarts it. The
-//! holder therefore counts on its own clock.
+//! transaction of this process puts the lease's key ([`leases`]), so an acquisition of a free name waits four times: for
+//! the read, the lease, the creation guard and the commit. etcd may let a lease last longer than requested, never
+//! shorter, because each new leader restarts it. The holder therefore counts on its own clock.
 //!
 //! **Stale reads.** After a pause of a server, some etcd releases answer linearizable reads with an old state: 3.4.20
 //! to 3.4.41, 3.5.0 to 3.5.27, 3.6.0 to 3.6.8. A transaction that ends a grant with an expired lease therefore compares
@@ -116,8 +116,6 @@ fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
 /// Store in an etcd cluster.
 pub struct Etcd {
     client: Client,
-    host: Arc<dyn Host>,
-    prefix: String,
     leases: KnownLeases,
 }
 
@@ -125,17 +123,12 @@ impl Etcd {
     /// Returns a store in this cluster, without contacting it.
     /// Fails if the certificates or the password cannot be read.
     pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
-        Ok(Etcd {
-            client: Client::new(cluster, access, host.clone())?,
-            host,
-            prefix: cluster.prefix.clone(),
-            leases: KnownLeases::default(),
-        })
+        Ok(Etcd { client: Client::new(cluster, access, host)?, leases: KnownLeases::default() })
     }
 
     /// Returns the key of an object of this kind in the store.
     fn key(&self, kind: &str, name: &[u8]) -> Vec<u8> {
-        [self.prefix.as_bytes(), b"/", kind.as_bytes(), b"/", name].concat()
+        [self.client.cluster.prefix.as_bytes(), b"/", kind.as_bytes(), b"/", name].concat()
     }
 
     fn record_key(&self, name: &[u8]) -> Vec<u8> {

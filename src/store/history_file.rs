@@ -36,7 +36,8 @@ use crate::history::Limits;
 use crate::name::escape_path;
 
 /// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
-const CAUTIOUS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
+pub(super) const CAUTIOUS: OFlag =
+    OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
 
 const PRIVATE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR);
 

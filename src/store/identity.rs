@@ -7,7 +7,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::{Layout, Location};
+use super::Location;
 
 /// Identity of a store, independent of its path.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,8 +32,7 @@ impl Identity {
             Location::Directory { path, .. } => (path.as_path(), false),
         };
         // A store next to files comes and goes; the directory of the files stays.
-        let is_beside = matches!(location, Location::Directory { layout: Layout::Beside, .. });
-        let from = path.parent().filter(|_| is_beside).unwrap_or(path);
+        let from = path.parent().filter(|_| location.is_beside()).unwrap_or(path);
         let found = from.ancestors().find_map(|ancestor| Some((ancestor, ancestor.metadata().ok()?)));
         let (ancestor, device, inode) =
             found.map_or((Path::new(""), 0, 0), |(ancestor, found)| (ancestor, found.dev(), found.ino()));

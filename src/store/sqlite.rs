@@ -200,8 +200,7 @@ impl Store for Sqlite {
             if !(set.wake.is_empty() && set.closed.is_empty())
                 && let Ok(channels) = self.channels()
             {
-                let (wake, closed) = (set.wake.clone(), set.closed.clone());
-                let _ = channels.commit(&WriteSet { wake, closed, ..WriteSet::default() });
+                channels.carry_out(set);
             }
             for line in &set.history {
                 let _ = self.history_file().append(line.as_bytes(), &set.limits, self.host.wall());

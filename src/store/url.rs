@@ -72,6 +72,11 @@ impl Location {
         Location::Directory { path: directory.join(BESIDE), layout: Layout::Beside, shared: false }
     }
 
+    /// Returns true for a store next to the files that it locks. It keeps no history.
+    pub fn is_beside(&self) -> bool {
+        matches!(self, Location::Directory { layout: Layout::Beside, .. })
+    }
+
     /// Parses a store URL; a plain path with a slash in it is a directory. Relative paths start at `current`.
     /// Returns a usage error that names the URL and the valid forms.
     pub fn parse(url: &OsStr, current: &Path) -> Result<Location> {

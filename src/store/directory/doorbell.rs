@@ -14,11 +14,10 @@ use nix::sys::stat::{Mode, SFlag, fchmod, mknodat};
 use super::root::Root;
 use super::sys;
 use crate::store::Subscription;
+use crate::store::history_file::CAUTIOUS;
 
 /// Prefix of the FIFO's name, among the drafts.
 pub(super) const PREFIX: &[u8] = b".bell.";
-
-const CAUTIOUS: OFlag = OFlag::O_NONBLOCK.union(OFlag::O_NOFOLLOW).union(OFlag::O_NOCTTY).union(OFlag::O_CLOEXEC);
 
 /// A FIFO that a waiter has open for reading.
 pub(super) struct Doorbell {
@@ -58,9 +57,9 @@ impl Drop for Doorbell {
     }
 }
 
-/// Notifies a waiter. Returns true if the waiter is there.
-pub(super) fn ring(root: &Root, bell: &[u8]) -> bool {
-    root.drafts().is_ok_and(|drafts| is_heard(drafts, &name(bell)))
+/// Notifies a waiter, if there is one.
+pub(super) fn ring(root: &Root, bell: &[u8]) {
+    let _ = root.drafts().map(|drafts| is_heard(drafts, &name(bell)));
 }
 
 /// Notifies the waiter on the FIFO with this file name. Returns true if the waiter is there.

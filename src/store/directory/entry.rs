@@ -10,7 +10,6 @@ use nix::errno::Errno;
 use nix::fcntl::AtFlags;
 use nix::sys::stat::{Mode, SFlag, fstatat};
 
-use super::file_name::is_record;
 use super::listing::Listing;
 use super::pointer::{Name, Pointer, boot_tag};
 use super::root::Root;
@@ -47,9 +46,10 @@ impl Entry {
         self.root.path.join(&self.file_name)
     }
 
-    /// Returns false for an auxiliary object.
+    /// Returns false for an auxiliary object. Its name contains a NUL, but the file name of a long name shows only its
+    /// beginning.
     pub(super) fn is_record(&self) -> bool {
-        is_record(self.file_name.as_bytes())
+        !self.file_name.as_bytes().windows(3).any(|three| three == b"%00")
     }
 
     pub(super) fn failed(&self, doing: &'static str) -> impl Fn(Errno) -> Error {

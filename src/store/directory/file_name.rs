@@ -40,12 +40,6 @@ pub(crate) fn name_of_file(file: &[u8]) -> Option<Vec<u8>> {
     (file_name(&name) == file).then_some(name)
 }
 
-/// Returns true if the file name is a record's. Names of auxiliary objects contain a NUL, but the file name of a long
-/// name shows only its beginning.
-pub(super) fn is_record(file_name: &[u8]) -> bool {
-    !file_name.windows(3).any(|three| three == b"%00")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -109,18 +109,26 @@ impl Listing {
 
     /// Removes the pointer of a record without other files. Returns `false` if another process was faster.
     pub(super) fn remove_pointer(&self, pointer: &Pointer) -> Result<bool> {
-        match sys::remove_if_there(&self.directory, OsStr::new(&pointer.name())) {
-            Ok(removed) => Ok(removed),
-            Err(Errno::ESTALE) => Ok(false),
-            Err(errno) => Err(self.entry.failed("remove the record")(errno)),
-        }
+        let removed = sys::remove_if_there(&self.directory, OsStr::new(&pointer.name()));
+        removed.map_err(self.entry.failed("remove the record"))
     }
 
-    /// Removes the directory of a tombstone, and the tombstone last.
+    /// Removes the directory of a tombstone. The records of a listing from before the removal go first. A listing that
+    /// shows the tombstone may also show the record of a process that is reviving it: that process can no longer succeed
+    /// once the tombstone is gone, so the records follow the tombstone. If another process was faster, they stay.
     pub(super) fn remove(&self, end: &Pointer) -> Result<()> {
-        self.remove_records();
-        let removed = sys::remove_file(&self.directory, OsStr::new(&end.name()));
-        removed.map_err(self.entry.failed("remove the tombstone"))?;
+        let shows_tombstone = self.pointer == Some(*end);
+        if !shows_tombstone {
+            self.remove_records();
+        }
+        let removed = sys::remove_if_there(&self.directory, OsStr::new(&end.name()));
+        let removed = removed.map_err(self.entry.failed("remove the tombstone"))?;
+        if shows_tombstone {
+            if !removed {
+                return Ok(());
+            }
+            self.remove_records();
+        }
         self.remove_directory()
     }
 

@@ -111,10 +111,11 @@ impl Root {
     /// Goes to the directory with the records in a directory with the sticky bit. Returns false if it does not exist.
     fn enter_locks(&mut self, create: bool) -> Result<bool> {
         let locks = self.path.join(LOCKS);
-        let mut opened = sys::open_directory(&self.directory, LOCKS);
-        if create && matches!(opened, Err(Errno::ENOENT)) {
-            opened = open_or_put_directory(&self.directory, LOCKS, self.inner_mode, self.ownership);
-        }
+        let opened = if create {
+            open_or_put_directory(&self.directory, LOCKS, self.inner_mode, self.ownership)
+        } else {
+            sys::open_directory(&self.directory, LOCKS)
+        };
         match opened {
             Ok(inner) => {
                 self.sticky = Some(std::mem::replace(&mut self.directory, inner));

@@ -58,7 +58,6 @@ pub(super) struct Client {
     pub(super) host: Arc<dyn Host>,
     agent: Agent,
     connector: Connector,
-    call_deadline: Arc<CallDeadline>,
     login: Auth,
     state: Mutex<State>,
 }
@@ -78,7 +77,7 @@ impl Client {
         let call_deadline = Arc::new(CallDeadline::new(host.clone()));
         let tls = cluster.tls.then(|| tls::config(access).map(Arc::new)).transpose()?;
         let count = cluster.endpoints.len();
-        let connector = Connector { host: host.clone(), call_deadline: call_deadline.clone(), tls, lonely: count == 1 };
+        let connector = Connector { host: host.clone(), call_deadline, tls, lonely: count == 1 };
         connector.look_up_names(&cluster.endpoints);
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -97,7 +96,6 @@ impl Client {
             login: Auth::new(cluster, access, host.uid())?,
             cluster: cluster.clone(),
             host,
-            call_deadline,
             state: Mutex::new(State { at, answered: false, silent: false, until: None }),
         })
     }
@@ -179,7 +177,7 @@ impl Client {
         share: Duration,
     ) -> std::result::Result<A, CallError> {
         let deadline = self.host.boottime() + share;
-        self.call_deadline.set(deadline);
+        self.connector.call_deadline.set(deadline);
         let known = self.token(server)?;
         let asked = self.post(server, path, body, known.as_deref());
         let Some(old) = known else { return asked };
@@ -237,7 +235,7 @@ impl Client {
     /// Reads a path of one server with GET.
     pub(super) fn get(&self, server: &str, path: &str, share: Duration) -> std::result::Result<Vec<u8>, CallError> {
         let _state = guarded(&self.state);
-        self.call_deadline.set(self.host.boottime() + share);
+        self.connector.call_deadline.set(self.host.boottime() + share);
         let (_, body) = read(self.agent.get(self.url(server, path)).call()?)?;
         Ok(body)
     }

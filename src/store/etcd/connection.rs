@@ -110,6 +110,13 @@ impl Wire {
             Wire::Tls(stream) => &stream.sock,
         }
     }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Wire::Plain(socket) => socket.read(buffer),
+            Wire::Tls(stream) => stream.read(buffer),
+        }
+    }
 }
 
 /// Connection to one server.
@@ -140,10 +147,7 @@ impl Connection {
     }
 
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match &mut self.wire {
-            Wire::Plain(socket) => socket.read(buffer),
-            Wire::Tls(stream) => stream.read(buffer),
-        }
+        self.wire.read(buffer)
     }
 
     /// Returns a duplicate of the descriptor, which becomes readable with the connection and keeps it open.
@@ -182,10 +186,7 @@ impl Transport for Connection {
 
     fn await_input(&mut self, _: NextTimeout) -> Result<bool, ureq::Error> {
         self.send()?;
-        let amount = match &mut self.wire {
-            Wire::Plain(socket) => socket.read(self.buffers.input_append_buf())?,
-            Wire::Tls(stream) => stream.read(self.buffers.input_append_buf())?,
-        };
+        let amount = self.wire.read(self.buffers.input_append_buf())?;
         self.buffers.input_appended(amount);
         Ok(amount > 0)
     }

@@ -37,10 +37,11 @@ pub(super) struct KnownLeases {
 }
 
 impl KnownLeases {
-    /// Records that a transaction found this lease's key. The lease counts as lasting until then, on CLOCK_BOOTTIME,
-    /// despite later reads: stale reads would otherwise make the caller repeat the same transaction endlessly.
-    pub(super) fn add_lasting(&self, id: u64, until: Duration) {
-        guarded(&self.lasting).push((id, until));
+    /// Records the leases whose keys a transaction found. They count as lasting until then, on CLOCK_BOOTTIME, despite
+    /// later reads: stale reads would otherwise make the caller repeat the same transaction endlessly.
+    pub(super) fn add_lasting(&self, ids: &[u64], found: &Done, until: Duration) {
+        let lasting = ids.iter().zip(&found.responses).filter(|(_, response)| response.found_any());
+        guarded(&self.lasting).extend(lasting.map(|(id, _)| (*id, until)));
     }
 
     /// Returns true if a transaction found this lease's key a short while ago.
@@ -80,14 +81,14 @@ impl KnownLeases {
 
 impl Leases for Etcd {
     fn grant(&self, span: Duration) -> Result<Lease> {
-        let begun = self.host.boottime();
+        let begun = self.client.host.boottime();
         // etcd requires an id above zero.
-        let id = ((u128::from_ne_bytes(self.host.random()?) >> 65) as u64).max(1);
+        let id = ((u128::from_ne_bytes(self.client.host.random()?) >> 65) as u64).max(1);
         let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
         let lease = Pending { id, seconds, ends: begun.saturating_add(span) };
         self.grant_on_server(&lease)?;
         self.leases.add(lease);
-        let wall = self.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
+        let wall = self.client.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
         Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
     }
 
@@ -105,19 +106,18 @@ impl Leases for Etcd {
 
     fn is_expired(&self, lease: &Lease) -> Result<bool> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
-        let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.host.boottime());
+        let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.client.host.boottime());
         Ok(!is_lasting && self.at(&self.lease_key(id), true)?.is_none())
     }
 
     fn look_ahead(&self, leases: &[&Lease]) -> Result<()> {
-        let now = self.host.boottime();
+        let now = self.client.host.boottime();
         let mut unknown = ids(leases);
         unknown.retain(|id| self.left_of_pending(*id).is_none() && !self.leases.is_lasting(*id, now));
         for unknown in unknown.chunks(MOST_STEPS) {
             let steps: Vec<_> = unknown.iter().map(|id| range(&self.lease_key(*id))).collect();
             let done: Done = self.client.ask("/v3/kv/txn", &json!({"success": steps}))?;
-            let lasting = unknown.iter().zip(&done.responses).filter(|(_, response)| response.found_any());
-            lasting.for_each(|(id, _)| self.leases.add_lasting(*id, now.saturating_add(SEEN_LASTING)));
+            self.leases.add_lasting(unknown, &done, now.saturating_add(SEEN_LASTING));
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl Etcd {
 
     /// Returns the ttl of a lease whose key is not stored yet.
     fn left_of_pending(&self, id: u64) -> Option<Duration> {
-        let left = self.leases.ends(id)?.saturating_sub(self.host.boottime());
+        let left = self.leases.ends(id)?.saturating_sub(self.client.host.boottime());
         Some(left).filter(|left| !left.is_zero())
     }
 }

@@ -87,7 +87,7 @@ impl Etcd {
     /// reference does no harm. Later ones carry out further effects.
     fn transact(&self, compare: Vec<Value>, mut steps: Vec<Value>, set: &WriteSet<'_>) -> Result<CommitResult> {
         let (over, ended) = (ids(&set.expired), ids(&set.ended));
-        let mut pending = self.leases.pending(self.host.boottime());
+        let mut pending = self.leases.pending(self.client.host.boottime());
         // etcd refuses a transaction that changes one key twice.
         pending.retain(|lease| !ended.contains(&lease.id));
         let (pending, earlier) = pending.split_at(pending.len().min(MOST_LEASES));
@@ -106,7 +106,7 @@ impl Etcd {
         let mut effects: Vec<Value> =
             set.wake.iter().filter_map(|(channel, lease)| self.bell(channel, *lease)).collect();
         for line in &set.history {
-            effects.push(history::put_line(self.host.as_ref(), &history, line)?);
+            effects.push(history::put_line(self.client.host.as_ref(), &history, line)?);
         }
         steps.extend(ended.iter().take(MOST_LEASES).map(|id| delete(&self.lease_key(*id))));
         let later = effects.split_off(effects.len().min(MOST_STEPS.saturating_sub(steps.len() + pending.len())));
@@ -162,9 +162,8 @@ impl Etcd {
         }
         let done = asked.map_err(|failed| failed.error)?;
         if !done.succeeded {
-            let until = self.host.boottime().saturating_add(SEEN_LASTING);
-            let lasting = over.iter().zip(&done.responses).filter(|(_, response)| response.found_any());
-            lasting.for_each(|(id, _)| self.leases.add_lasting(*id, until));
+            let until = self.client.host.boottime().saturating_add(SEEN_LASTING);
+            self.leases.add_lasting(over, &done, until);
             return Ok(CommitResult::Conflict);
         }
         self.leases.settle(pending);

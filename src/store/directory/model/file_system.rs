@@ -9,6 +9,7 @@ use nix::errno::Errno;
 
 use super::STORE;
 use super::replay::{Answer, Call, Place};
+use crate::store::directory::pointer::{Pointer, Stage, UniqueId};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct FileSystem {
@@ -38,8 +39,15 @@ pub(crate) enum Wrong {
 }
 
 impl FileSystem {
-    pub(crate) fn new(is_nfs: bool) -> FileSystem {
-        let directories = BTreeMap::from([(STORE.to_string(), Names::new())]);
+    /// Returns an empty store, or one with the tombstone of the lock.
+    pub(crate) fn new(is_nfs: bool, has_tombstone: bool) -> FileSystem {
+        let mut directories = BTreeMap::from([(STORE.to_string(), Names::new())]);
+        if has_tombstone {
+            let end = Pointer { stage: Stage::Tombstone, number: 1, ident: UniqueId { boot: 0, mark: 1 } };
+            let place = "x".to_string();
+            directories.insert(place.clone(), BTreeMap::from([(end.name(), Node::File(Vec::new()))]));
+            directories.insert(STORE.to_string(), BTreeMap::from([(place.clone(), Node::Directory(place))]));
+        }
         FileSystem { is_nfs, directories, before: BTreeMap::new(), seen_by: BTreeMap::new() }
     }
 

@@ -24,6 +24,8 @@ const NEWCOMER: usize = 7;
 pub(crate) struct World {
     pub(crate) is_nfs: bool,
     pub(crate) clients: Vec<Script>,
+    /// True if an earlier client removed its record and was killed before it removed the tombstone.
+    pub(crate) has_tombstone: bool,
     pub(crate) faults: Faults,
     pub(crate) wrong: Option<Wrong>,
 }
@@ -97,7 +99,7 @@ impl Model for World {
             call: None,
         };
         let clients: Vec<Client> = self.clients.iter().map(client).collect();
-        let files = FileSystem::new(self.is_nfs);
+        let files = FileSystem::new(self.is_nfs, self.has_tombstone);
         let mut first = State { files, clients, left: self.faults, told: 0, broken: None };
         (0..self.clients.len()).for_each(|at| self.run(&mut first, at));
         vec![first]

@@ -19,7 +19,10 @@ const NOTHING: Faults = Faults { crashes: 0, lost_replies: 0, stale_looks: 0 };
 
 fn explore(what: &str, is_nfs: bool, clients: &[Script], in_ci: Faults, in_full: Faults) {
     let faults = if is_complete() { in_full } else { in_ci };
-    let world = World { is_nfs, clients: clients.to_vec(), faults, wrong: None };
+    explore_world(what, World { is_nfs, has_tombstone: false, clients: clients.to_vec(), faults, wrong: None });
+}
+
+fn explore_world(what: &str, world: World) {
     let started = Instant::now();
     let done = world.clone().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_dfs().join();
     if !done.discoveries().is_empty() {
@@ -73,6 +76,16 @@ fn a_sweeper_runs_while_others_are_at_work() {
 }
 
 #[test]
+fn a_sweeper_runs_while_a_removed_record_is_revived() {
+    let one_dies = Faults { crashes: 1, ..NOTHING };
+    let on_nfs = if is_complete() { Faults { lost_replies: 1, stale_looks: 1, ..one_dies } } else { one_dies };
+    for (is_nfs, faults) in [(false, one_dies), (true, on_nfs)] {
+        let clients = vec![Takes(1), Sweeps];
+        explore_world("reviving", World { is_nfs, has_tombstone: true, clients, faults, wrong: None });
+    }
+}
+
+#[test]
 fn replies_are_lost_and_listings_are_old_as_on_nfs() {
     let faults = Faults { lost_replies: 1, stale_looks: 1, ..NOTHING };
     explore("NFS", true, &[Takes(1), Takes(1)], faults, Faults { crashes: 1, lost_replies: 2, stale_looks: 1 });
@@ -91,7 +104,8 @@ fn replies_are_lost_while_a_record_is_changed() {
 
 /// Checks that this error leads to two holders at once.
 fn two_hold_where(wrong: Wrong, clients: &[Script]) {
-    let world = World { is_nfs: false, clients: clients.to_vec(), faults: NOTHING, wrong: Some(wrong) };
+    let clients = clients.to_vec();
+    let world = World { is_nfs: false, has_tombstone: false, clients, faults: NOTHING, wrong: Some(wrong) };
     let checker = world.checker().finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     checker.assert_any_discovery(ONE_HOLDER);
 }
