@@ -50,8 +50,8 @@ use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{
-    self, Credentials, Facts, Grant, Handle, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Request,
-    Transition, decide,
+    self, Credentials, Facts, Grant, Handle, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Release,
+    Request, Transition, decide,
 };
 use crate::store::{Location, Scope, Store, Version, Versioned};
 
@@ -181,10 +181,9 @@ impl Engine {
         self.credentials(Some(proof), Vec::new())
     }
 
-    /// Returns the credentials of the process on this host that acquired the grant with this hash, or supervises it.
-    /// Fails like [`Engine::credentials`].
-    pub fn supervisor(&self, proof: HandleHash) -> Result<Credentials> {
-        Ok(Credentials { supervises: true, ..self.by_proof(proof)? })
+    /// Releases the grant with this hash for the process on this host that acquired it or supervises its owner.
+    pub fn release(&self, name: &[u8], proof: HandleHash) -> Result<Released> {
+        self.apply(name, &Release(Credentials { supervises: true, ..self.by_proof(proof)? }))
     }
 
     fn read(&self, name: &[u8]) -> Result<VersionedRecord> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
 use crate::error::{Error, ErrorKind, Result};
-use crate::lock::{EndReason, Grant, HandleHash, NotHolder, Release};
+use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
 use crate::store::{Location, Scope, in_order};
 
@@ -177,8 +177,7 @@ impl OpenLockSet<'_> {
 
     /// Releases the grants of this handle. Returns an answer for each lock, as far as its store answered.
     pub fn release(&self, proof: HandleHash) -> Vec<Result<Released>> {
-        let release =
-            |(target, engine): (&LockRef, &Engine)| engine.apply(&target.name, &Release(engine.supervisor(proof)?));
+        let release = |(target, engine): (&LockRef, &Engine)| engine.release(&target.name, proof);
         let mut answers: Vec<_> = self.each().rev().map(release).collect();
         answers.reverse();
         answers

@@ -69,7 +69,7 @@ mod work;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -107,6 +107,8 @@ pub struct Directory {
     shared: bool,
     host: Arc<dyn Host>,
     root: Mutex<Option<Arc<Root>>>,
+    /// The scope of a store that does not exist yet, by the file system of its next ancestor.
+    future_scope: OnceLock<Scope>,
     /// The listing of the last read, which saves a commit of that version a new listing.
     seen: Mutex<Option<Listing>>,
     /// The known leases of a store that several hosts share.
@@ -128,6 +130,7 @@ impl Directory {
             shared,
             host,
             root: Mutex::default(),
+            future_scope: OnceLock::new(),
             seen: Mutex::default(),
             leases: lease::Seen::default(),
         };
@@ -224,10 +227,10 @@ impl Store for Directory {
     }
 
     fn scope(&self) -> Scope {
-        match self.existing() {
-            Ok(Some(root)) => root.scope,
-            _ if self.shared => Scope::Shared,
-            _ => root::reach_of(self.path.ancestors()),
+        match &*guarded(&self.root) {
+            Some(root) => root.scope,
+            None if self.shared => Scope::Shared,
+            None => *self.future_scope.get_or_init(|| root::reach_of(self.path.ancestors())),
         }
     }
 

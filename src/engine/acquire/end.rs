@@ -7,7 +7,7 @@ use super::{AcquireResult, Acquisition};
 use crate::engine::contention::CasRetry;
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
-use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal, Release};
+use crate::lock::{Cancel, EndedGrant, Grant, Record, Refusal};
 use crate::store::WriteSet;
 
 impl Acquisition<'_> {
@@ -144,9 +144,8 @@ impl Acquisition<'_> {
     /// Leaves the queue, and releases a grant that arrived in the meantime.
     fn abandon(&mut self) -> Result<()> {
         if self.leave()?.is_some() {
-            let credentials = self.engine.supervisor(self.request.entry.proof)?;
             // Whether the grant was still held makes no difference.
-            let _ = self.engine.apply(self.name, &Release(credentials))?;
+            let _ = self.engine.release(self.name, self.request.entry.proof)?;
         }
         Ok(())
     }

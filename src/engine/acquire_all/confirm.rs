@@ -3,7 +3,7 @@
 use super::{MultiAcquire, StoredLock};
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::lock::{CommitRecord, Release};
+use crate::lock::CommitRecord;
 use crate::store::Durability;
 
 impl MultiAcquire<'_, '_> {
@@ -71,8 +71,7 @@ impl MultiAcquire<'_, '_> {
         let mut done = Ok(());
         for (StoredLock { engine, name }, held) in self.locks.iter().zip(&mut self.held).rev() {
             if held.take().is_some() {
-                let credentials = engine.supervisor(self.alone.handle.proof())?;
-                done = done.and(engine.apply(name, &Release(credentials)).map(drop));
+                done = done.and(engine.release(name, self.alone.handle.proof()).map(drop));
             }
         }
         done

@@ -9,7 +9,7 @@ use super::changes::Changes;
 use super::{KeeperConfig, drain, notify, retry_until_ok};
 use crate::engine::{Engine, OpenLockSet};
 use crate::error::Result;
-use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime, Release};
+use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime};
 use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::Scope;
@@ -165,7 +165,7 @@ impl KeeperConfig<'_> {
             return Ok(RenewResult::Lost);
         };
         if ending.is_owed() && self.shared_deadline.release(at) {
-            let _ = engine.apply(name, &Release(engine.supervisor(self.proof)?))?;
+            let _ = engine.release(name, self.proof)?;
         }
         Ok(RenewResult::GivenBack)
     }

@@ -8,7 +8,7 @@ use super::{Notice, Supervisor, why};
 use crate::engine::{Engine, LockRef};
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::lock::{Cancel, EndReason, Lifetime, NotHolder, Release};
+use crate::lock::{Cancel, EndReason, Lifetime, NotHolder};
 use crate::run::detach;
 use crate::store::answers;
 
@@ -93,7 +93,7 @@ impl Supervisor<'_> {
             engine.store().set_deadline(Some(self.job.context.host.boottime()));
             engine.apply(&target.name, &Cancel { proof, page: None })?;
             // This releases a grant made meanwhile, or collects what other processes recorded of its end.
-            let _ = engine.apply(&target.name, &Release(engine.supervisor(proof)?))?;
+            let _ = engine.release(&target.name, proof)?;
         }
         Ok(())
     }
@@ -107,8 +107,7 @@ impl Supervisor<'_> {
     /// Notes that the command released this lock, so that the record need not keep its end any longer.
     pub(super) fn hear_of_release(&self, at: usize, target: &LockRef, engine: &Engine) {
         self.released.borrow_mut().insert(at);
-        let hear = |credentials| engine.apply(&target.name, &Release(credentials));
         // If that fails, the record keeps it until the command has ended.
-        let _ = engine.supervisor(self.job.handle.proof()).and_then(hear);
+        let _ = engine.release(&target.name, self.job.handle.proof());
     }
 }

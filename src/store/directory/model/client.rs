@@ -91,6 +91,7 @@ impl Act {
             shared: self.is_nfs,
             host: Arc::new(Clockwork { drawn: Mutex::new((self.client as u64) << 32 | self.serial << 8), act: *self }),
             root: Mutex::new(Some(Arc::new(private_root(directory, scope)))),
+            future_scope: std::sync::OnceLock::new(),
             seen: Mutex::default(),
             leases: super::super::lease::Seen::default(),
         };
