@@ -109,8 +109,8 @@ pub struct Directory {
     root: Mutex<Option<Arc<Root>>>,
     /// The scope of a store that does not exist yet, by the file system of its next ancestor.
     future_scope: OnceLock<Scope>,
-    /// The listing of the last read, which saves a commit of that version a new listing.
-    seen: Mutex<Option<Listing>>,
+    /// The place and the listing of the last read, which save a commit of that version, or of no record, a new listing.
+    seen: Mutex<Option<(Entry, Option<Listing>)>>,
     /// The known leases of a store that several hosts share.
     leases: lease::Seen,
 }
@@ -144,10 +144,6 @@ impl Directory {
         self.existing()?.ok_or_else(gone)?.file_system_time()
     }
 
-    fn entry(&self, root: &Arc<Root>, name: &[u8]) -> Entry {
-        Entry::new(root, file_name::file_name(name))
-    }
-
     fn ident(&self) -> Result<UniqueId> {
         let mark = u64::from_be_bytes(self.host.random()?[..8].try_into().unwrap_or_default());
         Ok(UniqueId { boot: pointer::boot_tag(&self.host.domain()?.boot), mark })
@@ -178,13 +174,11 @@ impl Store for Directory {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
         for _ in 0..MOST_LOOKS {
             let Some(root) = self.existing()? else { return Ok(None) };
-            let entry = self.entry(&root, name);
-            if let Some((stored, look)) = entry.stored(self.host.as_ref())? {
-                *guarded(&self.seen) = Some(look);
-                return Ok(Some(stored));
-            }
-            if !self.was_removed(&root) {
-                return Ok(None);
+            let entry = Entry::new(&root, file_name::file_name(name));
+            let (stored, look) = entry.stored(self.host.as_ref())?;
+            if stored.is_some() || !self.was_removed(&root) {
+                *guarded(&self.seen) = Some((entry, look));
+                return Ok(stored);
             }
         }
         Err(self.is_missing())
@@ -199,8 +193,8 @@ impl Store for Directory {
         root.each_entry(&mut |file_name| {
             let entry = Entry::new(&root, file_name.to_vec());
             match entry.stored(self.host.as_ref()) {
-                Ok(None) => Ok(()),
-                Ok(Some((stored, _))) => visit(&escape_path(&entry.path()), Ok(stored)),
+                Ok((None, _)) => Ok(()),
+                Ok((Some(stored), _)) => visit(&escape_path(&entry.path()), Ok(stored)),
                 // This user may not read the value; the record shows that it exists.
                 Err(error) if error.kind() == ErrorKind::Denied && !entry.is_record() => Ok(()),
                 Err(error) => visit(&escape_path(&entry.path()), Err(error)),

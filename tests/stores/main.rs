@@ -41,6 +41,7 @@ mod every_store {
         a_stale_version_conflicts_and_changes_nothing
         a_version_that_never_was_conflicts
         an_absent_record_cannot_be_removed_as_if_it_were_there
+        an_absence_that_another_opener_ended_conflicts
         a_removed_record_is_absent_and_its_next_number_is_greater_than_all_before
         numbers_grow_and_no_two_versions_are_equal
         names_of_every_kind_are_records_of_their_own

@@ -79,6 +79,21 @@ pub(crate) fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) 
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
+pub(crate) fn an_absence_that_another_opener_ended_conflicts(rig: &Rig) {
+    let other = rig.again();
+    rig.put(b"y", None, b"so that the store stays");
+    for body in [None, Some(&b"ours"[..])] {
+        // The name was never used, and then it was used.
+        for _ in 0..2 {
+            assert_eq!(rig.store.read(b"x").unwrap(), None);
+            let version = stored(other.commit(&WriteSet::of(b"x", None, Some(b"theirs"))).unwrap());
+            assert_eq!(rig.store.commit(&WriteSet::of(b"x", None, body)).unwrap(), CommitResult::Conflict);
+            assert_eq!(rig.body(b"x"), Some(b"theirs".to_vec()));
+            rig.remove(b"x", &version);
+        }
+    }
+}
+
 pub(crate) fn a_removed_record_is_absent_and_its_next_number_is_greater_than_all_before(rig: &Rig) {
     let mut highest = 0;
     for _ in 0..20 {

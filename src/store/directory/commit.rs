@@ -22,15 +22,13 @@ use std::sync::Arc;
 
 use super::Directory;
 use super::entry::Entry;
+use super::file_name::file_name;
 use super::listing::Listing;
 use super::pointer::{Pointer, Stage, UniqueId, after};
 use super::root::Root;
 use super::work::used_up;
 use crate::error::{Error, Result};
 use crate::store::{CommitResult, Durability, Layout, Scope, Version, WriteOptions, guarded};
-
-/// Result of removing a record that does not exist.
-const NOTHING_TO_DO: CommitResult = CommitResult::Done(Version { number: 0, mark: 0 });
 
 /// One attempt to commit in an open store.
 pub(super) struct Commit<'a> {
@@ -42,15 +40,20 @@ pub(super) struct Commit<'a> {
 impl Commit<'_> {
     /// Runs the attempt. It may fail if the store's directory itself is gone.
     pub(super) fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> Result<CommitResult> {
-        let entry = self.store.entry(self.root, name);
-        // Reuse of a listing is as safe as a pause after it: the rename fails if another process was faster.
-        let seen =
-            guarded(&self.store.seen).take().filter(|seen| expect.is_some_and(|expect| seen.shows(&entry, expect)));
-        let look = if seen.is_some() { seen } else { entry.look()? };
+        let entry = Entry::new(self.root, file_name(name));
+        let nothing_to_do = CommitResult::Done(Version::default());
+        // Reuse of a listing is as safe as a pause after it: the rename fails if another process was faster. A removal
+        // of nothing renames nothing.
+        let renames = expect.is_some() || body.is_some();
+        let version = |look: &Option<Listing>| look.as_ref().and_then(Listing::version);
+        let look = match guarded(&self.store.seen).take() {
+            Some((place, look)) if renames && place.is(&entry) && version(&look).as_ref() == expect => look,
+            _ => entry.look()?,
+        };
         let Some(look) = look else {
             return match (expect, body) {
                 (None, Some(body)) => self.birth(&entry, body),
-                (None, None) => self.settle(None).map(|()| NOTHING_TO_DO),
+                (None, None) => self.settle(None).map(|()| nothing_to_do),
                 (Some(_), _) => Ok(CommitResult::Conflict),
             };
         };
@@ -63,13 +66,12 @@ impl Commit<'_> {
             self.finish_create(&look, &pointer)?;
             return Ok(CommitResult::Conflict);
         }
-        let found = (pointer.stage != Stage::Tombstone).then_some(pointer.version());
-        if found.as_ref() != expect {
+        if look.version().as_ref() != expect {
             return Ok(CommitResult::Conflict);
         }
         match body {
             Some(body) => self.change(&look, &pointer, body),
-            None if pointer.stage == Stage::Tombstone => self.settle(Some(&look)).map(|()| NOTHING_TO_DO),
+            None if pointer.stage == Stage::Tombstone => self.settle(Some(&look)).map(|()| nothing_to_do),
             None => self.remove(&look, &pointer),
         }
     }

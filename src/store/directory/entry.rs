@@ -42,6 +42,11 @@ impl Entry {
         Entry { root: root.clone(), file_name: OsString::from_vec(file_name) }
     }
 
+    /// Returns true if both are the same place in the same open store.
+    pub(super) fn is(&self, other: &Entry) -> bool {
+        Arc::ptr_eq(&self.root, &other.root) && self.file_name == other.file_name
+    }
+
     pub(super) fn path(&self) -> PathBuf {
         self.root.path.join(&self.file_name)
     }
@@ -111,18 +116,19 @@ impl Entry {
         }
     }
 
-    /// Returns the record and the listing that led to it.
-    pub(super) fn stored(&self, host: &dyn Host) -> Result<Option<(Versioned, Listing)>> {
+    /// Returns the record, and the listing that shows it or its absence.
+    pub(super) fn stored(&self, host: &dyn Host) -> Result<(Option<Versioned>, Option<Listing>)> {
         let is_local = self.root.scope == Scope::Local;
         let mut missing: Option<Pointer> = None;
         for _ in 0..MOST_LOOKS {
-            let Some(look) = self.look()? else { return Ok(None) };
-            // An unnumbered record has no version yet: the next commit numbers it and lists again.
-            let Some(pointer) = look.pointer.filter(Pointer::is_in_use) else { return Ok(None) };
+            let look = self.look()?;
+            // An unnumbered record has no version yet: the next commit numbers it, and its caller reads again.
+            let pointer = look.as_ref().and_then(|look| look.pointer).filter(Pointer::is_in_use);
+            let (Some(listing), Some(pointer)) = (&look, pointer) else { return Ok((None, look)) };
             let version = pointer.version();
-            if let Some(body) = look.body(&pointer).map_err(|error| error.in_version(version))? {
+            if let Some(body) = listing.body(&pointer).map_err(|error| error.in_version(version))? {
                 let may_be_torn = is_local && boot_tag(&host.domain()?.boot) != pointer.ident.boot;
-                return Ok(Some((Versioned { version, body, may_be_torn }, look)));
+                return Ok((Some(Versioned { version, body, may_be_torn }), look));
             }
             // A record is removed only after its pointer moves on. A pointer that stays has lost its record.
             if is_local && missing == Some(pointer) {

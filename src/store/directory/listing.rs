@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
 use nix::errno::Errno;
 
@@ -56,10 +55,9 @@ impl Listing {
         self.pointer.is_none() && !self.records.is_empty()
     }
 
-    /// Returns true if the listing shows this version of this entry.
-    pub(super) fn shows(&self, entry: &Entry, version: &Version) -> bool {
-        let is_same = Arc::ptr_eq(&self.entry.root, &entry.root) && self.entry.file_name == entry.file_name;
-        is_same && self.pointer.is_some_and(|pointer| pointer.version() == *version)
+    /// Returns the version of the record; `None` if there is none, or none with a version yet.
+    pub(super) fn version(&self) -> Option<Version> {
+        self.pointer.filter(Pointer::is_in_use).map(|pointer| pointer.version())
     }
 
     /// Returns the bytes that the pointer refers to; `None` if they are missing because the record has changed.
