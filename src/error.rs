@@ -103,6 +103,16 @@ impl Error {
         Error { hint: cure.to_string(), ..self }
     }
 
+    /// Returns an error like [`Error::os`] for a call that follows symbolic links.
+    pub(crate) fn os_through_links(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
+        let error = Error::os(errno, doing, path);
+        if errno != Errno::ELOOP {
+            return error;
+        }
+        let cure = "its links lead to each other without an end; correct them, or name the real path";
+        Error { kind: ErrorKind::Unavailable, hint: cure.to_string(), is_own: false, ..error }
+    }
+
     /// Adds that the record's contents are unreadable in this version.
     #[must_use]
     pub(crate) fn in_version(self, version: Version) -> Error {

@@ -14,8 +14,7 @@ use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
 use super::ownership::Ownership;
 use super::work::{WORK, not_a_directory, open_or_put_directory};
 use super::{checks, sys};
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::escape_path;
+use crate::error::{Error, Result};
 use crate::store::file_system::network;
 use crate::store::{Layout, Scope};
 
@@ -58,11 +57,7 @@ impl Root {
             Err(Errno::ENOENT) => {
                 return Err(Error::os(Errno::ENOENT, "find", path.parent().unwrap_or(path)));
             }
-            Err(Errno::ELOOP) => {
-                let what = format!("{} is a symbolic link, which is not followed there", escape_path(path));
-                return Err(Error::new(ErrorKind::Denied, what, "see who made it, or name the real directory"));
-            }
-            Err(errno) => return Err(Error::os(errno, "open the store", path)),
+            Err(errno) => return Err(checks::cannot_open(errno, path)),
         };
         let failed = |errno| Error::os(errno, "open the store", path);
         let found = match fstat(&directory) {
