@@ -182,7 +182,8 @@ fn classify(errno: Errno) -> (ErrorKind, &'static str) {
         }
         Errno::EROFS => (ErrorKind::CannotCreate, "it is mounted read-only; name another store with --store"),
         Errno::ENOSPC | Errno::EDQUOT => (ErrorKind::InputOutput, "free some space or inodes there, then try again"),
-        Errno::EIO | Errno::ESTALE | Errno::EFBIG => {
+        Errno::EFBIG => (ErrorKind::InputOutput, "raise the limit of the size of files (ulimit -f), then try again"),
+        Errno::EIO | Errno::ESTALE => {
             (ErrorKind::InputOutput, "see the kernel log and the state of that file system, then try again")
         }
         Errno::ENOENT => (ErrorKind::Unavailable, "create it, or name another store with --store"),
