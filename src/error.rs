@@ -73,11 +73,19 @@ impl Error {
 
     /// Returns an error for a record that cannot be decoded.
     pub(crate) fn corrupt(what: impl Into<String>) -> Error {
-        Error::new(
-            ErrorKind::Corrupt,
-            what,
-            "nothing was changed; see who wrote it, then `csalock unlock --force` removes it",
-        )
+        let cure = "nothing was changed; see who wrote it, then `csalock unlock --force NAME` removes it";
+        Error::new(ErrorKind::Corrupt, what, cure)
+    }
+
+    /// Replaces the NAME in the hint for an unreadable record by the shell words that mean its lock.
+    #[must_use]
+    pub(crate) fn of_lock(self, shell_arg: impl FnOnce() -> String) -> Error {
+        match self.hint.split_once("NAME") {
+            Some((before, after)) if self.kind == ErrorKind::Corrupt => {
+                Error { hint: format!("{before}{}{after}", shell_arg()), ..self }
+            }
+            _ => self,
+        }
     }
 
     /// Returns an error for a system call on `path` that failed while `doing` something.
@@ -95,14 +103,6 @@ impl Error {
         Error { is_own, ..Error::new(kind, what, cure) }
     }
 
-    /// Adds that the failed operation may have happened anyway.
-    #[must_use]
-    pub(crate) fn outcome_unknown(self) -> Error {
-        let cure =
-            "it may be stored all the same, so look before you try again; see the kernel log and that file system";
-        Error { hint: cure.to_string(), ..self }
-    }
-
     /// Returns an error like [`Error::os`] for a call that follows symbolic links.
     pub(crate) fn os_through_links(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
         let error = Error::os(errno, doing, path);
@@ -111,6 +111,14 @@ impl Error {
         }
         let cure = "its links lead to each other without an end; correct them, or name the real path";
         Error { kind: ErrorKind::Unavailable, hint: cure.to_string(), is_own: false, ..error }
+    }
+
+    /// Adds that the failed operation may have happened anyway.
+    #[must_use]
+    pub(crate) fn outcome_unknown(self) -> Error {
+        let cure =
+            "it may be stored all the same, so look before you try again; see the kernel log and that file system";
+        Error { hint: cure.to_string(), ..self }
     }
 
     /// Adds that the record's contents are unreadable in this version.
