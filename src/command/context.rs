@@ -87,6 +87,16 @@ impl Context {
         engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
     }
 
+    /// Returns what a refused caller presented as its handle, in words: the option, or else `$CSALOCK_HANDLE`.
+    pub(super) fn presented_handle(&self, option: Option<&str>) -> Option<&'static str> {
+        match (option, &self.environment.handle) {
+            (Some(_), _) => Some("this handle"),
+            (None, Some(_)) if self.handle_from_env().is_some() => Some("the handle in CSALOCK_HANDLE"),
+            (None, Some(_)) => Some("CSALOCK_HANDLE, which is not a handle"),
+            (None, None) => None,
+        }
+    }
+
     /// Returns an error if stdout is closed, so that the caller would not get this result.
     pub(super) fn require_stdout(&self, result: &str, hint: &str) -> Result<()> {
         if !self.inherited.closed(1) {

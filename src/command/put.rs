@@ -100,7 +100,9 @@ fn write(
             Ok(Exit::Done)
         }
         WriteResult::Refused(refusal) => {
-            Ok(acquisition.refuse(refused(asked, &refusal, &RefusedLock::new(target, &reporter))))
+            let mut lock = RefusedLock::new(target, &reporter);
+            lock.presented = context.presented_handle(asked.handle.as_deref());
+            Ok(acquisition.refuse(refused(asked, &refusal, &lock)))
         }
         WriteResult::NotAcquired(refusal) => {
             Ok(acquisition.refuse(RefusedLock::new(target, &reporter).refusal(&refusal)))
@@ -136,6 +138,6 @@ fn refused(asked: &Writing, refusal: &WriteRefusal, lock: &RefusedLock<'_>) -> (
         | (WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending) }), _) => {
             (lock.writer_lost_it(holders, ending, asked.unlock), ErrorKind::NotOwner)
         }
-        (WriteRefusal::NotHolder(not_holder), _) => lock.not_holder(asked.handle.as_deref(), not_holder),
+        (WriteRefusal::NotHolder(not_holder), _) => lock.not_holder(not_holder),
     }
 }
