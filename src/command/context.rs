@@ -158,17 +158,6 @@ fn proof_of(handle: &str) -> Option<HandleHash> {
     Handle::parse(handle.trim()).map(|handle| handle.proof())
 }
 
-/// Returns the name, or an error unless there is exactly one.
-pub(super) fn exactly_one(names: &[OsString]) -> Result<&OsString> {
-    match names {
-        [name] => Ok(name),
-        _ => {
-            let other = names.get(1).map(|name| name::shell_quote(name.as_bytes())).unwrap_or_default();
-            Err(Error::new(ErrorKind::InvalidInput, format!("{other} is one name too many"), "name one at a time"))
-        }
-    }
-}
-
 fn shell_arg(common: &Common, name: &[u8]) -> String {
     let store = common.store.as_ref().map(|url| format!("--store {} ", name::shell_quote(url.as_bytes())));
     let dashes = if name.starts_with(b"-") { "-- " } else { "" };

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::Context as _;
 
 use super::acquire::{Acquisition, command_of_caller, request};
-use super::context::{Context, LockRef, eprint_line, exactly_one, print_json};
+use super::context::{Context, LockRef, eprint_line, print_json};
 use crate::cli::{Del, Put, Writing};
 use crate::engine::{AcquireRequest, WantedValue, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
@@ -40,7 +40,7 @@ pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
 }
 
 pub(super) fn del(context: &Context, asked: &Del) -> anyhow::Result<Exit> {
-    let target = context.target(&asked.writing.common, exactly_one(&asked.names)?)?;
+    let target = context.target(&asked.writing.common, &asked.name)?;
     write(context, &asked.writing, &target, None, None, None)
 }
 
