@@ -34,9 +34,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 pub fn parse_timeout(text: &str) -> Result<Limit, String> {
     match text {
         "inf" => Ok(Limit(None)),
-        _ => {
-            parse(text).map(|span| Limit(Some(span))).map_err(|why| why.replace("or a number", "a number") + ", or inf")
-        }
+        _ => parse(text).map(|span| Limit(Some(span))).map_err(|why| {
+            why.replace("leave it out where there is to be no limit", "inf has no limit")
+                .replace("or a number of seconds", "a number of seconds, or inf")
+        }),
     }
 }
 
@@ -54,7 +55,7 @@ pub fn parse_backoff(text: &str) -> Result<Backoff, String> {
 fn parse(text: &str) -> Result<Duration, String> {
     let is_number = |byte: u8| byte.is_ascii_digit() || byte == b'.';
     let span = if !text.is_empty() && text.bytes().all(is_number) {
-        text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        text.parse().ok().map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
     } else if text.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase()) {
         // (humantime reads an upper-case M as a month.)
         humantime::parse_duration(text).ok()
@@ -106,13 +107,17 @@ mod tests {
         for text in ["", "0", "-1", "1x", "abc", "1e3", "nan", "inf", "1 s", ".", "99999999999", "0s", "+1", "1s-"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
+        for text in ["99999999999", "99999999999999999999", "99999999999d"] {
+            assert!(parse_duration(text).is_err_and(|why| why.starts_with("is too long")), "{text}");
+        }
     }
 
     #[test]
     fn a_limit_may_be_none_and_may_be_zero() {
         assert_eq!(parse_timeout("inf"), Ok(Limit(None)));
         assert_eq!(parse_timeout("0"), Ok(Limit(Some(Duration::ZERO))));
-        assert!(parse_timeout("-1").is_err());
+        assert!(parse_timeout("-1").is_err_and(|why| why.ends_with(", a number of seconds, or inf")));
+        assert_eq!(parse_timeout("99999999999999999999"), Err("is too long; inf has no limit".to_string()));
     }
 
     #[test]

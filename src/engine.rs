@@ -39,6 +39,7 @@ pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confi
 pub use breaking::Broken;
 pub use context::Context;
 pub use inspect::LockStatus;
+use lock_set::Naming;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use outage::RETRY_INTERVAL;
 pub use request::AcquireRequest;
@@ -60,6 +61,8 @@ pub struct Engine {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
     remembers: Limits,
+    /// The shell words that mean a lock of the store.
+    naming: Naming,
     /// Duration of leases that a keeper renews.
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
@@ -77,6 +80,7 @@ impl Engine {
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();
         engine.remembers = if location.is_beside() { limits.off() } else { limits };
+        engine.naming = Naming::new(location, environment);
         if engine.store.scope() == Scope::Shared {
             engine.lease = environment.lease()?;
         }
@@ -89,6 +93,7 @@ impl Engine {
             store,
             host,
             remembers: Limits::default(),
+            naming: Naming::default(),
             lease: crate::environment::LEASE,
             issued_leases: Mutex::default(),
             #[cfg(debug_assertions)]
@@ -187,6 +192,10 @@ impl Engine {
     }
 
     fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
+        self.read_record(name).map_err(|error| error.of_lock(|| self.naming.shell_arg(name)))
+    }
+
+    fn read_record(&self, name: &[u8]) -> Result<VersionedRecord> {
         let Some(stored) = self.store.read(name)? else { return Ok((None, Record::free(name))) };
         let record = decode(&stored, &self.store.describe(name))?;
         if record.name.is_empty() {
@@ -273,7 +282,7 @@ fn of_another_name(place: &str, other: &[u8]) -> Error {
 fn decode(stored: &Versioned, place: &str) -> Result<Record> {
     match lock::decode(&stored.body, stored.version.number) {
         Err(_) if stored.may_be_torn => Ok(Record::default()),
-        Err(error) => Err(Error::new(error.kind(), format!("{place}: {error}"), "").in_version(stored.version)),
+        Err(error) => Err(Error::corrupt(format!("{place}: {}", error.message())).in_version(stored.version)),
         decoded => decoded,
     }
 }

@@ -73,11 +73,19 @@ impl Error {
 
     /// Returns an error for a record that cannot be decoded.
     pub(crate) fn corrupt(what: impl Into<String>) -> Error {
-        Error::new(
-            ErrorKind::Corrupt,
-            what,
-            "nothing was changed; see who wrote it, then `csalock unlock --force` removes it",
-        )
+        let cure = "nothing was changed; see who wrote it, then `csalock unlock --force NAME` removes it";
+        Error::new(ErrorKind::Corrupt, what, cure)
+    }
+
+    /// Replaces the NAME in the hint for an unreadable record by the shell words that mean its lock.
+    #[must_use]
+    pub(crate) fn of_lock(self, shell_arg: impl FnOnce() -> String) -> Error {
+        match self.hint.split_once("NAME") {
+            Some((before, after)) if self.kind == ErrorKind::Corrupt => {
+                Error { hint: format!("{before}{}{after}", shell_arg()), ..self }
+            }
+            _ => self,
+        }
     }
 
     /// Returns an error for a system call on `path` that failed while `doing` something.
@@ -93,6 +101,16 @@ impl Error {
         let is_own = kind == ErrorKind::Denied && is_own(path);
         let what = format!("cannot {doing} {}: {}", crate::escape::escape_path(path), errno.desc());
         Error { is_own, ..Error::new(kind, what, cure) }
+    }
+
+    /// Returns an error like [`Error::os`] for a call that follows symbolic links.
+    pub(crate) fn os_through_links(errno: Errno, doing: &str, path: impl AsRef<Path>) -> Error {
+        let error = Error::os(errno, doing, path);
+        if errno != Errno::ELOOP {
+            return error;
+        }
+        let cure = "its links lead to each other without an end; correct them, or name the real path";
+        Error { kind: ErrorKind::Unavailable, hint: cure.to_string(), is_own: false, ..error }
     }
 
     /// Adds that the failed operation may have happened anyway.
@@ -172,7 +190,8 @@ fn classify(errno: Errno) -> (ErrorKind, &'static str) {
         }
         Errno::EROFS => (ErrorKind::CannotCreate, "it is mounted read-only; name another store with --store"),
         Errno::ENOSPC | Errno::EDQUOT => (ErrorKind::InputOutput, "free some space or inodes there, then try again"),
-        Errno::EIO | Errno::ESTALE | Errno::EFBIG => {
+        Errno::EFBIG => (ErrorKind::InputOutput, "raise the limit of the size of files (ulimit -f), then try again"),
+        Errno::EIO | Errno::ESTALE => {
             (ErrorKind::InputOutput, "see the kernel log and the state of that file system, then try again")
         }
         Errno::ENOENT => (ErrorKind::Unavailable, "create it, or name another store with --store"),

@@ -66,7 +66,7 @@ pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
             Err(_) => return Ok(path),
         }
     }
-    Err(Error::os(Errno::ELOOP, "follow the links of", &path))
+    Err(Error::os_through_links(Errno::ELOOP, "find", &path))
 }
 
 /// Returns the directory and the last component of a path, for a file that does not exist.
@@ -81,7 +81,7 @@ fn split(path: &Path) -> Result<(PathBuf, &OsStr)> {
 }
 
 fn cannot_find(error: &io::Error, path: &Path) -> Error {
-    Error::os(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", path)
+    Error::os_through_links(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", path)
 }
 
 #[cfg(test)]
@@ -119,7 +119,8 @@ mod tests {
         std::os::unix::fs::symlink("loop", dir.path().join("loop")).unwrap();
         let exit = |name: &[u8]| file_of(name, dir.path()).map_err(|error| error.kind());
         assert_eq!(exit(b"none/file"), Err(ErrorKind::Unavailable));
-        assert_eq!(exit(b"./loop"), Err(ErrorKind::Denied));
+        assert_eq!(exit(b"./loop"), Err(ErrorKind::Unavailable));
+        assert_eq!(exit(b"loop/file"), Err(ErrorKind::Unavailable));
     }
 
     #[test]

@@ -60,9 +60,9 @@ pub struct Lookup {
     #[command(flatten)]
     pub common: Common,
     /// Print the names that this id claims, one per line
-    #[arg(long, value_name = "ID", conflicts_with = "names")]
+    #[arg(long, value_name = "ID", conflicts_with = "name")]
     pub id: Option<OsString>,
     /// Name of the lock
     #[arg(value_name = "NAME", required_unless_present = "id")]
-    pub names: Vec<OsString>,
+    pub name: Option<OsString>,
 }

@@ -48,7 +48,7 @@ pub struct Unlock {
     #[arg(long)]
     pub force: bool,
     /// With --force: break only the grant with this fencing token
-    #[arg(long, value_name = "N", requires = "force", conflicts_with = "all")]
+    #[arg(long, value_name = "N", requires = "force", conflicts_with = "all", value_parser = whole(0, u64::MAX))]
     pub token: Option<u64>,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required_unless_present = "all")]

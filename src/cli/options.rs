@@ -33,7 +33,7 @@ pub struct Waiting {
     /// Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit
     #[arg(
         short = 'w', long, alias = "wait", value_name = "DURATION", default_value = "30s",
-        value_parser = parse_timeout, overrides_with = "nonblock"
+        value_parser = parse_timeout, overrides_with = "nonblock", allow_negative_numbers = true
     )]
     pub timeout: Limit,
     /// Do not wait: the same as -w 0

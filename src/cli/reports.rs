@@ -71,12 +71,11 @@ pub struct Gc {
 /// Checks the store, its file system and its permissions, and tries a lock under a name of its own. It leaves nothing
 /// behind. Exits with 0 if nothing is bad, and with 69 if something is or the store cannot be reached.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock doctor [OPTIONS] [NAME]")]
 pub struct Doctor {
     /// Options of every command.
     #[command(flatten)]
     pub common: Common,
     /// Check the store of this lock; for a path without a chosen store, the store beside that file
     #[arg(value_name = "NAME")]
-    pub names: Vec<OsString>,
+    pub name: Option<OsString>,
 }

@@ -27,8 +27,8 @@ pub struct Get {
     #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX), help_heading = "With --lock")]
     pub pid: Option<i32>,
     /// Name of a lock, or path of a file to lock
-    #[arg(value_name = "NAME", required = true)]
-    pub names: Vec<OsString>,
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
 }
 
 /// Options of commands that write a value.
@@ -50,7 +50,7 @@ pub struct Writing {
     #[arg(long, requires = "unlock")]
     pub even_if_stale: bool,
     /// Write only if the value has this version; otherwise exit 80
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole(0, u64::MAX))]
     pub if_version: Option<u64>,
 }
 
@@ -86,8 +86,8 @@ pub struct Del {
     #[command(flatten)]
     pub writing: Writing,
     /// Name of the lock
-    #[arg(value_name = "NAME", required = true)]
-    pub names: Vec<OsString>,
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
 }
 
 /// Permission bits in octal; at least the owner may read and write.

@@ -86,6 +86,16 @@ impl Context {
         engine.credentials(self.handle_from_env(), self.ancestor_processes()?)
     }
 
+    /// Returns what a refused caller presented as its handle, in words: the option, or else `$CSALOCK_HANDLE`.
+    pub(super) fn presented_handle(&self, option: Option<&str>) -> Option<&'static str> {
+        match (option, &self.environment.handle) {
+            (Some(_), _) => Some("this handle"),
+            (None, Some(_)) if self.handle_from_env().is_some() => Some("the handle in CSALOCK_HANDLE"),
+            (None, Some(_)) => Some("CSALOCK_HANDLE, which is not a handle"),
+            (None, None) => None,
+        }
+    }
+
     /// Returns an error if stdout is closed, so that the caller would not get this result.
     pub(super) fn require_stdout(&self, result: &str, hint: &str) -> Result<()> {
         if !self.inherited.closed(1) {
@@ -140,17 +150,6 @@ impl Context {
 
 fn proof_of(handle: &str) -> Option<HandleHash> {
     Handle::parse(handle.trim()).map(|handle| handle.proof())
-}
-
-/// Returns the name, or an error unless there is exactly one.
-pub(super) fn exactly_one(names: &[OsString]) -> Result<&OsString> {
-    match names {
-        [name] => Ok(name),
-        _ => {
-            let other = names.get(1).map(|name| name::shell_quote(name.as_bytes())).unwrap_or_default();
-            Err(Error::new(ErrorKind::InvalidInput, format!("{other} is one name too many"), "name one at a time"))
-        }
-    }
 }
 
 fn shell_arg(common: &Common, name: &[u8]) -> String {

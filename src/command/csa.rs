@@ -46,9 +46,17 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
     };
     match command {
         Command::Lock(asked) => lock::run(context, &asked, false),
-        Command::Unlock(asked) => unlock::run(context, &asked),
+        Command::Unlock(asked) => unlock::run(context, &asked, "CSALOCK_HANDLE"),
         _ => unreachable!("it was one of the two"),
     }
+    .map_err(|error| match error.downcast_ref::<Error>() {
+        // CSA's functions have no options.
+        Some(known) if known.hint().contains("--store") => {
+            let cure = known.hint().replace("--store", "CSALOCK_STORE");
+            Error::new(known.kind(), known.message(), cure).into()
+        }
+        _ => error,
+    })
 }
 
 /// Returns the arguments as paths: they are files, even without a slash.

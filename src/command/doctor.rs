@@ -9,7 +9,7 @@ mod self_test;
 
 use std::ffi::OsStr;
 
-use super::context::{Context, exactly_one, print, print_json};
+use super::context::{Context, print, print_json};
 use crate::cli::Doctor;
 use crate::duration::shown as span;
 use crate::engine::Engine;
@@ -25,9 +25,9 @@ use crate::terminal;
 const WIDEST: usize = 100;
 
 pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
-    let location = match asked.names.as_slice() {
-        [] => context.store(&asked.common),
-        names => context.target(&asked.common, exactly_one(names)?).map(|target| target.location),
+    let location = match &asked.name {
+        None => context.store(&asked.common),
+        Some(name) => context.target(&asked.common, name).map(|target| target.location),
     };
     // An interrupt is handled when none of our traces are left in the store.
     let signals = Signals::listen(context.inherited)?;
@@ -35,7 +35,7 @@ pub(super) fn run(context: &Context, asked: &Doctor) -> anyhow::Result<Exit> {
         Ok(location) => (location.url(), examine(context, location, &signals)),
         Err(error) if error.kind() == ErrorKind::InvalidInput => return Err(error.clone().into()),
         Err(error) => {
-            let typed = asked.names.first().or(asked.common.store.as_ref());
+            let typed = asked.name.as_ref().or(asked.common.store.as_ref());
             (typed.cloned().unwrap_or_default(), vec![Finding::failed("store", error)])
         }
     };

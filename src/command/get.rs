@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{ForScript, Granted, report_taken};
-use super::context::{Context, LockRef, exactly_one, print, print_json};
+use super::context::{Context, LockRef, print, print_json};
 use crate::cli::{Get, Taking};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
@@ -14,7 +14,6 @@ use crate::report::ValueJson;
 
 pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;
-    exactly_one(&asked.names)?;
     if asked.lock {
         return take_and_get(context, asked);
     }
@@ -22,12 +21,12 @@ pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
         let what = format!("{option} says how to take the lock, which get does only with --lock");
         return Err(Error::new(ErrorKind::InvalidInput, what, "say --lock as well, or leave it out").into());
     }
-    let target = context.target(&asked.common, exactly_one(&asked.names)?)?;
+    let target = context.target(&asked.common, &asked.name)?;
     give(asked, &context.engine(&target.location)?, &target, None)
 }
 
 fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
-    let targets = &context.lock_set(&asked.common, &asked.names)?;
+    let targets = &context.lock_set(&asked.common, std::slice::from_ref(&asked.name))?;
     let target = targets.first();
     let Get { common, taking, pid, .. } = asked;
     ForScript { context, common, taking, pid: *pid, targets, timeout_setting: "-w" }.acquire(

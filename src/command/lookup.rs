@@ -1,7 +1,9 @@
 //! `csalock lookup`
 
+use std::ffi::OsStr;
+
 use super::claim::given_id;
-use super::context::{Context, exactly_one, print, print_json};
+use super::context::{Context, print, print_json};
 use crate::cli::{Common, Lookup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -9,14 +11,15 @@ use crate::name::escape;
 use crate::report::LookupJson;
 
 pub(super) fn run(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
-    match &asked.id {
-        Some(id) => tell_names(context, asked, &given_id(id)?),
-        None => id_of(context, asked),
+    match (&asked.id, &asked.name) {
+        (Some(id), _) => tell_names(context, asked, &given_id(id)?),
+        (None, Some(name)) => id_of(context, asked, name),
+        (None, None) => unreachable!("clap requires one of them"),
     }
 }
 
-fn id_of(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
-    let target = context.target(&asked.common, exactly_one(&asked.names)?)?;
+fn id_of(context: &Context, asked: &Lookup, name: &OsStr) -> anyhow::Result<Exit> {
+    let target = context.target(&asked.common, name)?;
     let claim = context.engine(&target.location)?.claim_of(&target.name)?;
     let Some(id) = claim.and_then(|grant| grant.claim) else {
         asked.common.note(&format!("{} is not claimed", escape(&target.display_name)));

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::Context as _;
 
 use super::acquire::{Acquisition, command_of_caller, request};
-use super::context::{Context, LockRef, eprint_line, exactly_one, print_json};
+use super::context::{Context, LockRef, eprint_line, print_json};
 use crate::cli::{Del, Put, Writing};
 use crate::engine::{AcquireRequest, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
@@ -40,7 +40,7 @@ pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
 }
 
 pub(super) fn del(context: &Context, asked: &Del) -> anyhow::Result<Exit> {
-    let target = context.target(&asked.writing.common, exactly_one(&asked.names)?)?;
+    let target = context.target(&asked.writing.common, &asked.name)?;
     write(context, &asked.writing, &target, None, None, None)
 }
 
@@ -100,7 +100,9 @@ fn write(
             Ok(Exit::Done)
         }
         WriteResult::Refused(refusal) => {
-            Ok(acquisition.refuse(refused(asked, &refusal, &RefusedLock::new(target, &reporter))))
+            let mut lock = RefusedLock::new(target, &reporter);
+            lock.presented = context.presented_handle(asked.handle.as_deref());
+            Ok(acquisition.refuse(refused(asked, &refusal, &lock)))
         }
         WriteResult::NotAcquired(refusal) => {
             Ok(acquisition.refuse(RefusedLock::new(target, &reporter).refusal(&refusal)))
@@ -136,6 +138,6 @@ fn refused(asked: &Writing, refusal: &WriteRefusal, lock: &RefusedLock<'_>) -> (
         | (WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending) }), _) => {
             (lock.writer_lost_it(holders, ending, asked.unlock), ErrorKind::NotOwner)
         }
-        (WriteRefusal::NotHolder(not_holder), _) => lock.not_holder(asked.handle.as_deref(), not_holder),
+        (WriteRefusal::NotHolder(not_holder), _) => lock.not_holder(not_holder),
     }
 }

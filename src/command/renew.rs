@@ -25,8 +25,9 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
                 ("renewed", std::slice::from_ref(grant))
             }
             Err(not_holder) => {
-                let lock = RefusedLock::new(target, &reporter);
-                let (text, kind) = lock.not_holder(asked.handle.as_deref(), not_holder);
+                let mut lock = RefusedLock::new(target, &reporter);
+                lock.presented = context.presented_handle(asked.handle.as_deref());
+                let (text, kind) = lock.not_holder(not_holder);
                 asked.common.note(&text);
                 exit = exit.or(kind);
                 (UnlockJson::word(not_holder), not_holder.holders.as_slice())

@@ -24,7 +24,8 @@ enum Freed {
 
 type Unlocked = std::result::Result<Freed, NotHolder>;
 
-pub(super) fn run(context: &Context, asked: &Unlock) -> anyhow::Result<Exit> {
+/// Releases or breaks the locks. `handle_setting` is the option or variable with which this caller presents a handle.
+pub(super) fn run(context: &Context, asked: &Unlock, handle_setting: &'static str) -> anyhow::Result<Exit> {
     check_force(asked)?;
     let (targets, mut exit) = match (asked.all, asked.force) {
         (true, true) => everything_held(context, asked)?,
@@ -48,7 +49,9 @@ pub(super) fn run(context: &Context, asked: &Unlock) -> anyhow::Result<Exit> {
             }
             outcome => outcome?,
         };
-        exit = exit.or(tell(asked, target, &outcome, &reporter)?);
+        let mut lock = RefusedLock::new(target, &reporter);
+        (lock.handle_setting, lock.presented) = (handle_setting, context.presented_handle(asked.handle.as_deref()));
+        exit = exit.or(tell(asked, target, &outcome, &lock, &reporter)?);
         if asked.common.json {
             documents.push(document(asked, target, &outcome, &reporter));
         }
@@ -76,7 +79,13 @@ fn check_force(asked: &Unlock) -> Result<()> {
 }
 
 /// Reports the result for one lock. Returns the exit code of a refusal, or 0.
-fn tell(asked: &Unlock, target: &LockRef, outcome: &Unlocked, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
+fn tell(
+    asked: &Unlock,
+    target: &LockRef,
+    outcome: &Unlocked,
+    lock: &RefusedLock<'_>,
+    reporter: &Reporter<'_>,
+) -> anyhow::Result<Exit> {
     let name = escape(&target.display_name);
     match outcome {
         Ok(Freed::Released(_)) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
@@ -95,10 +104,9 @@ fn tell(asked: &Unlock, target: &LockRef, outcome: &Unlocked, reporter: &Reporte
         // The holder released the lock before it could be broken.
         Err(_) if asked.force && asked.all => {}
         Err(not_holder) => {
-            let lock = RefusedLock::new(target, reporter);
             let (text, kind) = match asked.token.filter(|_| !not_holder.holders.is_empty()) {
                 Some(token) => (lock.other_token(&not_holder.holders, token), ErrorKind::NotHeld),
-                None => lock.not_holder(asked.handle.as_deref(), not_holder),
+                None => lock.not_holder(not_holder),
             };
             asked.common.note(&text);
             return Ok(kind.into());

@@ -6,6 +6,7 @@ use std::io::Write;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use super::context::eprint_line;
 use crate::cli::Cli;
 use crate::exit::Exit;
 
@@ -14,7 +15,12 @@ pub(super) fn tell(error: clap::Error) -> Exit {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let error = if asked_for { error } else { advise(without_harm().unwrap_or(error)) };
     match error.print().and_then(|()| std::io::stdout().flush()) {
-        Err(_) => crate::ErrorKind::InputOutput.into(),
+        Err(error) => {
+            if error.kind() != std::io::ErrorKind::BrokenPipe {
+                eprint_line(&format!("cannot write to stdout: {error}"));
+            }
+            crate::ErrorKind::InputOutput.into()
+        }
         Ok(()) if asked_for => Exit::Done,
         Ok(()) => crate::ErrorKind::InvalidInput.into(),
     }

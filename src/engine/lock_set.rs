@@ -1,12 +1,16 @@
 //! The locks of one call: their names, the order in which they are acquired, and their stores.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
-use crate::store::{Location, Scope, in_order};
+use crate::store::{Layout, Location, Scope, in_order};
 
 /// The released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
@@ -46,6 +50,38 @@ impl LockRef {
     pub fn in_store(location: &Location, name: Vec<u8>) -> LockRef {
         let shell_arg = shell_quote(&name);
         LockRef { location: location.clone(), display_name: name.clone(), name, shell_arg }
+    }
+}
+
+/// How a shell names the locks of one store.
+#[derive(Debug, Default)]
+pub(super) struct Naming {
+    /// The option that selects the store, with a space after it; empty if the store is the default.
+    option: String,
+    /// The directory of the files that the locks belong to.
+    directory: PathBuf,
+}
+
+impl Naming {
+    pub(super) fn new(location: &Location, environment: &Environment) -> Naming {
+        let is_beside = |location: &Location| matches!(location, Location::Directory { layout: Layout::Beside, .. });
+        if let Location::Directory { path, layout: Layout::Beside, .. } = location {
+            return Naming { option: String::new(), directory: path.parent().unwrap_or(path).to_path_buf() };
+        }
+        let chosen = environment.store.as_ref().and_then(|url| Location::parse(url, &environment.current).ok());
+        let default = chosen.filter(|chosen| !is_beside(chosen)).or_else(|| environment.default_store().ok());
+        let option = match default.as_ref() == Some(location) {
+            true => String::new(),
+            false => format!("--store {} ", shell_quote(location.url().as_bytes())),
+        };
+        Naming { option, directory: PathBuf::new() }
+    }
+
+    /// Returns the shell words that mean the lock with this name.
+    pub(super) fn shell_arg(&self, name: &[u8]) -> String {
+        let name = self.directory.join(OsStr::from_bytes(name)).into_os_string();
+        let dashes = if name.as_bytes().starts_with(b"-") { "-- " } else { "" };
+        format!("{}{dashes}{}", self.option, shell_quote(name.as_bytes()))
     }
 }
 

@@ -75,16 +75,23 @@ impl Engine {
             };
             if let Some(stored) = self.store.read(&key).map_err(not_for_us)? {
                 let bytes = lock::decode_value(&stored.body).filter(|(_, bytes)| bytes.len() as u64 == value.size);
-                let unreadable = || Error::corrupt(format!("{}: the value is unreadable", self.store.describe(&key)));
-                return Ok(Some((value, bytes.ok_or_else(unreadable)?.1)));
+                return Ok(Some((value, bytes.ok_or_else(|| self.unusable_value(name, &key, "unreadable"))?.1)));
             }
             // The record changes before the bytes are removed, so a second miss for the same record is an error.
             if missing == Some(value.write_id) {
-                return Err(Error::corrupt(format!("{}: the value is missing", self.store.describe(&key))));
+                return Err(self.unusable_value(name, &key, "missing"));
             }
             missing = Some(value.write_id);
             race.backoff()?;
         }
+    }
+
+    /// Returns the error for a value whose bytes under this key are missing or unreadable.
+    fn unusable_value(&self, name: &[u8], key: &[u8], state: &str) -> Error {
+        let what = format!("{}: the value is {state}", self.store.describe(key));
+        let lock = self.naming.shell_arg(name);
+        let cure = format!("nothing was changed; `csalock del {lock}` deletes it, `csalock put {lock}` writes it anew");
+        Error::new(ErrorKind::Corrupt, what, cure)
     }
 
     /// Writes or deletes a value: immediately if possible, otherwise after the caller has been granted the lock. The

@@ -17,13 +17,17 @@ pub struct RefusedLock<'a> {
     reporter: &'a Reporter<'a>,
     /// The option or variable that sets the timeout of the caller.
     pub timeout_setting: &'static str,
+    /// The option or variable with which the caller presents a handle.
+    pub handle_setting: &'static str,
+    /// The handle that the caller presented, in words.
+    pub presented: Option<&'static str>,
 }
 
 /// Messages about the lock itself.
 impl<'a> RefusedLock<'a> {
-    /// Creates the subject of a refusal, for a caller whose timeout is set by `-w`.
+    /// Creates the subject of a refusal, for a caller with the options `-w` and `--handle`.
     pub fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        RefusedLock { lock, reporter, timeout_setting: "-w" }
+        RefusedLock { lock, reporter, timeout_setting: "-w", handle_setting: "--handle", presented: None }
     }
 
     /// Returns the message and the kind for a lock that was not acquired.
@@ -34,20 +38,19 @@ impl<'a> RefusedLock<'a> {
             Refusal::Stale(endings) => (self.stale(endings), ErrorKind::Stale),
             Refusal::Deadlock(cycle) => (self.deadlock(cycle), ErrorKind::Deadlock),
             Refusal::SlotCountConflict(slots) => (self.slot_count_conflict(*slots), ErrorKind::InvalidInput),
-            Refusal::Lost(not_holder) => self.not_holder(None, not_holder),
+            Refusal::Lost(not_holder) => self.not_holder(not_holder),
         }
     }
 
-    /// Returns the message and the kind for a lock that the caller does not hold, with the `--handle` that it may have
-    /// given.
-    pub fn not_holder(&self, handle: Option<&str>, NotHolder { holders, ending }: &NotHolder) -> (String, ErrorKind) {
-        match (holders.as_slice(), ending) {
-            ([], Some(ending)) => (self.not_held_any_more(ending), ErrorKind::NotHeld),
-            ([], None) => (self.not_held(), ErrorKind::NotHeld),
-            (holders, None) if handle.is_some() && holders.iter().all(|grant| grant.claim.is_none()) => {
-                (self.other_handle(holders), ErrorKind::NotOwner)
+    /// Returns the message and the kind for a lock that the caller does not hold.
+    pub fn not_holder(&self, NotHolder { holders, ending }: &NotHolder) -> (String, ErrorKind) {
+        match (holders.as_slice(), ending, self.presented) {
+            ([], Some(ending), _) => (self.not_held_any_more(ending), ErrorKind::NotHeld),
+            ([], None, _) => (self.not_held(), ErrorKind::NotHeld),
+            (holders, None, Some(handle)) if holders.iter().all(|grant| grant.claim.is_none()) => {
+                (self.other_handle(handle, holders), ErrorKind::NotOwner)
             }
-            (holders, ending) => (self.not_owner(holders, ending.as_ref()), ErrorKind::NotOwner),
+            (holders, ending, _) => (self.not_owner(holders, ending.as_ref()), ErrorKind::NotOwner),
         }
     }
 
@@ -112,17 +115,17 @@ impl<'a> RefusedLock<'a> {
     fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> String {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
-            let show = "show its handle with --handle";
+            let show = format!("show its handle with {}", self.handle_setting);
             format!("{show}, or break it with `csalock unlock --force {}`", self.lock.shell_arg)
         });
         format!("{self} belongs to another holder: {}{}; {hint}", self.holders(holders), before.unwrap_or_default())
     }
 
     /// Returns the message for a lock whose holders have another handle than the one that the caller gave.
-    fn other_handle(&self, holders: &[Grant]) -> String {
+    fn other_handle(&self, handle: &str, holders: &[Grant]) -> String {
         let (held, typed) = (self.each(holders), &self.lock.shell_arg);
         format!(
-            "{self} was not taken with this handle: {held}; show the handle that `csalock lock` printed for it, or \
+            "{self} was not taken with {handle}: {held}; show the handle that `csalock lock` printed for it, or \
              none if your script took it; or break it with `csalock unlock --force {typed}`"
         )
     }

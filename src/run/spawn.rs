@@ -15,9 +15,10 @@
 #![expect(unsafe_code, reason = "fork")]
 
 use std::convert::Infallible;
-use std::ffi::{CStr, CString, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::num::NonZeroUsize;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use nix::errno::Errno;
@@ -174,6 +175,9 @@ impl CommandLine {
                 (ErrorKind::CommandNotFound, "say -c to run a string with a shell")
             }
             Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
+            Errno::EACCES if Path::new(OsStr::from_bytes(self.words[0].as_bytes())).is_dir() => {
+                (ErrorKind::CannotExecute, "it is a directory; name a program")
+            }
             Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),
             _ => (ErrorKind::CannotExecute, "see its mode and its first line"),
         };

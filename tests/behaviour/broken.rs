@@ -168,6 +168,7 @@ on_every_store_of_files! {
     fn a_limit_on_the_size_of_files_is_reported(sandbox: &Sandbox) {
         for words in ["run x touch ran", "run -F x touch ran", "lock x"] {
             let done = sandbox.script("bash", &format!("(ulimit -f 0; csalock {words}; echo $?) 2>&1 | cat")).capture();
+            assert!(done.stdout.contains("ulimit -f"), "{words}: {done:?}");
             assert!(done.stdout.ends_with("\n74\n") && done.stdout.starts_with("csalock: "), "{words}: {done:?}");
         }
         assert!(!sandbox.path("files/ran").exists());

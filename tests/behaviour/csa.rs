@@ -71,6 +71,23 @@ fn a_lock_of_a_dead_script_is_taken_over_silently() {
 }
 
 #[test]
+fn hints_name_the_variables_in_place_of_options() {
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    let mut holder = script(&sandbox, "csaLock data || exit; echo in; read line").spawn();
+    holder.lines(1);
+    let done = sandbox.script("dash", "csaUnlock data").without("CSALOCK_STORE").capture();
+    assert!(done.code == Some(82) && done.stderr.contains("; show its handle with CSALOCK_HANDLE, or "), "{done:?}");
+    let store = sandbox.store_at("files/none/store");
+    for text in ["csaLock data", "csaUnlock data"] {
+        let done = sandbox.script("dash", text).env("CSALOCK_STORE", &store).capture();
+        assert!(
+            done.code == Some(69) && done.stderr.ends_with("; create it, or name another store with CSALOCK_STORE\n"),
+            "{done:?}"
+        );
+    }
+}
+
+#[test]
 fn contradictory_options_are_a_usage_error() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     install(&sandbox);

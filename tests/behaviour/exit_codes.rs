@@ -59,14 +59,27 @@ on_every_store! {
         for (words, option, value, least, most) in [
             (&["lock", "-j", "three", "x"][..], "--slots <N>", "three", 1, 10_000),
             (&["lock", "-j", "0", "x"], "--slots <N>", "0", 1, 10_000),
-            (&["lock", "--attempts", "1.5", "x"], "--attempts <N>", "1.5", 1, u32::MAX),
+            (&["lock", "--attempts", "1.5", "x"], "--attempts <N>", "1.5", 1, u32::MAX.into()),
             (&["run", "-E", "256", "x", "true"], "--conflict-exit-code <N>", "256", 0, 255),
             (&["lock", "--pid", "99999999999", "x"], "--pid <PID>", "99999999999", 1, 2_147_483_647),
-            (&["history", "-n", "-", "x"], "--lines <N>", "-", 1, u32::MAX),
+            (&["history", "-n", "-", "x"], "--lines <N>", "-", 1, u32::MAX.into()),
+            (&["unlock", "--force", "--token", "t", "x"], "--token <N>", "t", 0, u64::MAX),
+            (&["put", "--if-version", "1x", "x", "value"], "--if-version <N>", "1x", 0, u64::MAX),
         ] {
             let why = format!("invalid value '{value}' for '{option}': is not a whole number from {least} to {most}");
             let said = format!("error: {why}\n\nFor more information, try '--help'.\n");
             sandbox.csalock(words).status(64).stderr(said).run();
+        }
+        let done = sandbox.csalock(["lock", "-w", "-5", "x"]).capture();
+        assert!(done.stderr.contains("'-5' for '--timeout <DURATION>': is not a duration; "), "{done:?}");
+    }
+
+    fn a_command_for_one_name_asks_for_one(sandbox: &Sandbox) {
+        for command in ["get", "del"] {
+            let said = "error: the following required arguments were not provided:\n  <NAME>\n";
+            assert!(sandbox.csalock([command]).capture().stderr.starts_with(said));
+            let done = sandbox.csalock([command, "x", "other"]).capture();
+            assert!(done.code == Some(64) && done.stderr.contains("'other'"), "{done:?}");
         }
     }
 

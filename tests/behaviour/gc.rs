@@ -93,7 +93,7 @@ on_every_kind_of_store! {
         let died = DIED.replace(" lock dead; :", &script["csalock".len()..]);
         let said = format!(
             "csalock: {}: a lock record is unreadable: it does not begin with {{\"csalock\":2; nothing was changed; see who \
-             wrote it, then `csalock unlock --force` removes it\n",
+             wrote it, then `csalock unlock --force NAME` removes it\n",
             sandbox.open().describe(b"bad")
         );
         let said = sandbox.plain(&said);

@@ -114,6 +114,30 @@ on_every_store! {
         assert!(said.contains(&format!("see `csalock status --store {store} x`")), "{said}");
     }
 
+    fn the_hint_for_an_unreadable_record_is_a_command_that_removes_it(sandbox: &Sandbox) {
+        let (store, name) = (sandbox.store(), "it's -bad");
+        for options in [&[][..], &["--store", &store]] {
+            sandbox.csalock(["lock", "--forever", "-n", name]).stdout("HANDLE\n").run();
+            sandbox.overwrite(name, b"garbage");
+            let call = |words: &[&str]| {
+                let call = sandbox.csalock([words, options, &[name]].concat());
+                if options.is_empty() { call } else { call.without("CSALOCK_STORE") }
+            };
+            let said = call(&["lock", "-n"]).capture().stderr;
+            let hint = said.split('`').nth(1).unwrap();
+            assert_eq!(hint.contains("--store"), !options.is_empty(), "{said}");
+            let hint = sandbox.script("dash", hint);
+            let done = if options.is_empty() { hint } else { hint.without("CSALOCK_STORE") }.capture();
+            assert_eq!((done.code, call(&["status", "-q"]).capture().code), (Some(0), Some(81)), "{said}{done:?}");
+        }
+        if sandbox.is_directory() {
+            let script = "csalock lock --forever ./file > /dev/null; for f in .csalock/file/rec.*; do echo garbage > $f; done
+                          csalock lock -n ./file; eval \"$(csalock lock -n ./file 2>&1 | cut -d '`' -f 2)\"; csalock status -q ./file > /dev/null; echo $?";
+            let done = sandbox.script("dash", script).without("CSALOCK_STORE").capture();
+            assert!(done.stdout.ends_with("its record was unreadable\n81\n"), "{done:?}");
+        }
+    }
+
     fn no_two_names_are_one_lock(sandbox: &Sandbox) {
         let names = odd_names();
         for name in &names {

@@ -181,5 +181,6 @@ on_every_store! {
         let done = sandbox.script("bash", "csalock status --json > /dev/full; echo $?; csalock status | :; csalock --help > /dev/full; echo $?").capture();
         assert_eq!(done.stdout, "74\n74\n", "{done:?}");
         assert!(!done.stderr.contains("panic"), "{}", done.stderr);
+        assert_eq!(done.stderr.matches("csalock: cannot write to stdout: ").count(), 2, "{}", done.stderr);
     }
 }

@@ -44,7 +44,6 @@ on_every_kind_of_store! {
              {HOLDS_X}; show its handle with --handle, or break it with `csalock unlock --force x`\n"
         );
         sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
-        sandbox.csalock(["unlock", "x"]).env("CSALOCK_HANDLE", "f".repeat(32)).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "-q", "x"]).status(82).run();
         assert_eq!(sandbox.sight("x"), before);
     }
@@ -61,6 +60,16 @@ on_every_kind_of_store! {
         for (command, rest) in [(&["unlock"][..], &["x"][..]), (&["renew", "--ttl", "1h"], &["x"]), (&["put"], &["x", "text"])] {
             let words = [command, &["--handle", &wrong], rest].concat();
             sandbox.csalock(&words).status(82).stderr(&said).run();
+        }
+        for (value, named) in
+            [(wrong.as_str(), "the handle in CSALOCK_HANDLE"), ("zz", "CSALOCK_HANDLE, which is not a handle")]
+        {
+            let said = said.replace("this handle", named);
+            for words in [&["unlock", "x"][..], &["renew", "--ttl", "1h", "x"], &["put", "--unlock", "x", "text"]] {
+                sandbox.csalock(words).env("CSALOCK_HANDLE", value).status(82).stderr(&said).run();
+            }
+            let script = format!("csalock lock own > /dev/null; CSALOCK_HANDLE={value} csalock unlock own");
+            sandbox.script("dash", &script).run();
         }
         assert_eq!(sandbox.sight("x"), before);
         sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();

@@ -475,3 +475,16 @@ fn a_database_has_one_mode() {
     assert!(done.stderr.contains("0644") || done.stderr.contains(" 644"), "{}", done.stderr);
     assert_eq!(sandbox.csalock(["get", "x"]).capture().stdout, "secret");
 }
+
+#[test]
+fn the_hint_for_an_unusable_value_is_a_command_that_deletes_it() {
+    let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
+    for (damage, state) in [("for g in $f/*; do echo garbage > $g; done", "unreadable"), ("rm -r $f", "missing")] {
+        sandbox.script("dash", "seq 20000 | csalock put x").run();
+        sandbox.script("dash", &format!("for f in ../store/*value*; do {damage}; done")).run();
+        let done = sandbox.csalock(["get", "x"]).capture();
+        assert!(done.code == Some(65) && done.stderr.contains(&format!("the value is {state}; ")), "{}", done.stderr);
+        sandbox.script("dash", done.stderr.split('`').nth(1).unwrap()).run();
+        assert_eq!(get(&sandbox, "x"), None);
+    }
+}

@@ -45,6 +45,22 @@ fn open(path: &Path, links: bool) -> std::result::Result<OwnedFd, Errno> {
     }
 }
 
+/// Returns the error for a store that [`open_through`] could not open.
+pub(super) fn cannot_open(errno: Errno, path: &Path) -> Error {
+    match errno {
+        Errno::ENOTDIR if lstat(path).is_ok() => {
+            let what = format!("{} is not a store: {}", escape_path(path), errno.desc());
+            let cure = "see who made it, and move it away, or name another store with --store";
+            Error::new(ErrorKind::Corrupt, what, cure)
+        }
+        Errno::ELOOP if stat(path).err() != Some(Errno::ELOOP) => {
+            let what = format!("{} is a symbolic link, which is not followed there", escape_path(path));
+            Error::new(ErrorKind::Denied, what, "see who made it, or name the real directory")
+        }
+        _ => Error::os_through_links(errno, "open the store", path),
+    }
+}
+
 /// Returns true if there are records in a directory that is not known to be a store. Fails if other things are in it:
 /// csalock must not create files at a mistyped path.
 pub(super) fn has_records(directory: &OwnedFd, path: &Path) -> Result<bool> {

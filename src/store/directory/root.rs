@@ -14,8 +14,7 @@ use nix::sys::statfs::{NFS_SUPER_MAGIC, fstatfs, statfs};
 use super::ownership::Ownership;
 use super::work::{WORK, not_a_directory, open_or_put_directory};
 use super::{checks, sys};
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::escape_path;
+use crate::error::{Error, Result};
 use crate::store::file_system::network;
 use crate::store::{Layout, Scope};
 
@@ -58,11 +57,7 @@ impl Root {
             Err(Errno::ENOENT) => {
                 return Err(Error::os(Errno::ENOENT, "find", path.parent().unwrap_or(path)));
             }
-            Err(Errno::ELOOP) => {
-                let what = format!("{} is a symbolic link, which is not followed there", escape_path(path));
-                return Err(Error::new(ErrorKind::Denied, what, "see who made it, or name the real directory"));
-            }
-            Err(errno) => return Err(Error::os(errno, "open the store", path)),
+            Err(errno) => return Err(checks::cannot_open(errno, path)),
         };
         let failed = |errno| Error::os(errno, "open the store", path);
         let found = match fstat(&directory) {
@@ -74,17 +69,20 @@ impl Root {
         let inner_mode = mode & Mode::from_bits_truncate(0o2777);
         let ownership = Ownership::in_directory(&found);
         checks::refuse_open_to_all(mode, path)?;
-        let has = |name| fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) != Err(Errno::ENOENT);
         let is_sticky = mode.contains(Mode::S_ISVTX);
-        // The sticky bit may change while locks are held, so it decides only where the first record goes.
-        let has_locks = if layout != Layout::Beside && has(WORK) {
-            false
-        } else if has(LOCKS) {
-            true
-        } else if layout != Layout::Beside || is_sticky {
-            !checks::has_records(&directory, path)? && is_sticky
-        } else {
-            false
+        // An error is not an answer: a caller that looked in the wrong place would not see the holder.
+        let has = |name| match fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Err(Errno::ENOENT) => Ok(false),
+            found => found.map(|_| true),
+        };
+        let has_work = layout != Layout::Beside && has(WORK).map_err(failed)?;
+        let has_locks = match if has_work { Ok(false) } else { has(LOCKS) } {
+            _ if has_work => false,
+            Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
+            Ok(false) if layout == Layout::Beside && !is_sticky => false,
+            // The sticky bit may change while locks are held, so it decides only where the first record goes.
+            Ok(false) => !checks::has_records(&directory, path)? && is_sticky,
+            found => found.map_err(failed)?,
         };
         // A process that does not know that other hosts share the store would not see their grants.
         let kind = match fstatfs(&directory) {

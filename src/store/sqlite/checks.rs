@@ -15,7 +15,7 @@ use crate::store::with_suffix;
 /// Checks that a database may exist at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {
     let directory = directory_of(path)?;
-    let failed = |errno| Error::os(errno, "use the database's directory", directory);
+    let failed = |errno| Error::os_through_links(errno, "use the database's directory", directory);
     let found = stat(directory).map_err(failed)?;
     if SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT != SFlag::S_IFDIR {
         return Err(failed(Errno::ENOTDIR));

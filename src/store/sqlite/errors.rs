@@ -107,7 +107,7 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
         Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => checks::obstacle(path)
             .unwrap_or_else(|| failed(ErrorKind::System, "cannot be used", "see the limit of open files (ulimit -n)")),
         Some(ErrorCode::SystemIoFailure) => checks::obstacle(path).unwrap_or_else(|| {
-            let cure = "see the kernel log, quotas and the state of that file system, then try again";
+            let cure = "see the kernel log, quotas, `ulimit -f` and the state of that file system, then try again";
             failed(ErrorKind::InputOutput, "cannot be read or written", cure)
         }),
         _ => failed(ErrorKind::System, "cannot be used", "see whether `sqlite3` can, then try again"),

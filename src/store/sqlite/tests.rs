@@ -47,12 +47,14 @@ fn an_impossible_database_is_explained() {
     fs::write(root.join("text"), "no database, but rather a long text. ".repeat(100)).unwrap();
     fs::create_dir(root.join("directory")).unwrap();
     symlink("elsewhere", root.join("link")).unwrap();
+    symlink("loop", root.join("loop")).unwrap();
     nix::unistd::mkfifo(&root.join("fifo"), Mode::S_IRWXU).unwrap();
     fs::create_dir(root.join("open")).unwrap();
     fs::set_permissions(root.join("open"), fs::Permissions::from_mode(0o777)).unwrap();
     for (name, kind) in [
         ("missing/db", ErrorKind::Unavailable),
         ("text/db", ErrorKind::Unavailable),
+        ("loop/db", ErrorKind::Unavailable),
         ("directory", ErrorKind::Unavailable),
         ("fifo", ErrorKind::Unavailable),
         ("..", ErrorKind::Unavailable),
