@@ -104,7 +104,7 @@ fn a_lease_lasts_its_duration_and_ends_soon_after() {
 }
 
 #[test]
-fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
+fn an_ended_lease_leaves_no_key_and_a_strange_one_is_over() {
     let Some(rig) = Rig::etcd() else { return };
     // The creation guards exist from the first creation on.
     let first = rig.put(b"x", None, b"body");
