@@ -27,7 +27,7 @@ use self::scenarios::{ALL, Scenario};
 use self::tracer::{Fault, Made, Point, Traced, trace};
 
 use crate::extent::{choose, has_scenario, is_complete};
-use crate::sandbox::{CSALOCK, skip};
+use crate::sandbox::{CSALOCK, PREFIX, skip};
 
 /// Number of points in a sample of each scenario.
 const SAMPLE: usize = 3;
@@ -159,7 +159,7 @@ fn points(scenario: &Scenario, made: &[Vec<Made>], known: &mut HashSet<String>) 
 /// A path without what is different each time.
 fn anonymous(path: &str) -> String {
     let part = |part: &str| match part {
-        _ if part.starts_with("csalock-") => "SANDBOX".to_string(),
+        _ if part.starts_with(PREFIX) && part.len() == 6 => "SANDBOX".to_string(),
         _ if part.len() > 20 && part.bytes().all(|byte| byte.is_ascii_hexdigit()) => "ID".to_string(),
         _ if part.len() > 1 && part.bytes().all(|byte| byte.is_ascii_digit()) => "N".to_string(),
         _ => part.to_string(),

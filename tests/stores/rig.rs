@@ -74,8 +74,7 @@ impl Rig {
     }
 
     fn new(kind: Kind, url: Option<PathBuf>) -> Rig {
-        // In memory where that is possible: thousands of syncs would test nothing but the disk.
-        let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let place = crate::supervised::in_memory();
         let path = url.unwrap_or_else(|| place.path().join("store"));
         let store = kind.open(&path, Arc::new(Unix::new()));
         Rig { kind, store, place, path }
