@@ -6,6 +6,7 @@ use std::process::Command;
 use nix::sys::signal::Signal;
 
 use crate::sandbox::{Kind, Sandbox, proc, wait_until};
+use crate::syscalls::scenarios::ALL;
 
 /// The file in which a run that will be interrupted writes its ignored signals and its processes.
 const SAYS: &str = "CSALOCK_TEST_INTERRUPTED";
@@ -61,6 +62,35 @@ fn an_unknown_extent_fails_and_names_the_three() {
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(!output.status.success(), "{printed}");
     assert!(printed.contains("CSALOCK_TESTS=full: unknown extent; use quick, all or hours"), "{printed}");
+}
+
+/// The run whose environment the test below sets.
+#[test]
+fn the_scenarios_of_this_run_are_known() {
+    for scenario in crate::syscalls::scenarios() {
+        println!("scenario {}", scenario.name);
+    }
+}
+
+#[test]
+fn a_part_of_a_name_selects_its_scenarios_and_an_unknown_part_fails() {
+    let scenarios_with = |part: &str| {
+        let mut run = Command::new(std::env::current_exe().unwrap());
+        run.args(["suite::the_scenarios_of_this_run_are_known", "--exact", "--nocapture"]);
+        let output = run.env("CSALOCK_SCENARIO", part).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+        let names: Vec<String> = text.lines().filter_map(|line| Some(line.strip_prefix("scenario ")?.into())).collect();
+        (output.status.success(), names, text)
+    };
+    // A quick run without a part has one in three.
+    for scenario in &ALL[..3] {
+        let (succeeded, names, text) = scenarios_with(scenario.name);
+        assert!(succeeded && names.iter().any(|name| name == scenario.name), "{text}");
+        assert!(names.iter().all(|name| name.contains(scenario.name)), "{text}");
+    }
+    let (succeeded, names, text) = scenarios_with("no such scenario");
+    assert!(!succeeded && names.is_empty(), "{text}");
+    assert!(text.contains("CSALOCK_SCENARIO=no such scenario: no scenario has this in its name"), "{text}");
 }
 
 #[test]
