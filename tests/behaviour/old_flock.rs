@@ -49,6 +49,17 @@ fn waiter(sandbox: &Sandbox, options: &[&str], command: &[&str]) -> Job {
     job
 }
 
+/// Waits until the lease of a waiter for the file has ended at four later times, as this field of its status says.
+fn await_renewals(sandbox: &Sandbox, waiter: &mut Job, field: &str) {
+    let until = || sandbox.sight("./f")["holders"][0][field].to_string();
+    for _ in 0..4 {
+        let before = until();
+        assert_ne!(before, "null", "the grant has a lease");
+        wait_until("the lease is renewed", || waiter.has_ended() || until() != before);
+        assert!(!waiter.has_ended(), "{}", waiter.said());
+    }
+}
+
 /// Whether a flock user gets the file at once.
 fn is_free(sandbox: &Sandbox, file: &str) -> bool {
     let code = sandbox.call("flock", ["-n", file, "true"]).capture().code;
@@ -229,35 +240,9 @@ on_every_store! {
     fn a_wait_for_the_file_shortens_neither_lease_nor_max_hold(sandbox: &Sandbox) {
         let mut old = old_holder(sandbox, "f");
         let mut next = waiter(sandbox, &["--ttl", "2s", "--max-hold", "1s"], &["csalock", "status", "-1", "./f"]);
-        let until = || sandbox.sight("./f")["holders"][0]["expires"].to_string();
-        let mut renewed = || {
-            let before = until();
-            wait_until("the lease is renewed", || next.has_ended() || until() != before);
-            assert!(!next.has_ended(), "{}", next.said());
-        };
-        (0..4).for_each(|_| renewed());
+        await_renewals(sandbox, &mut next, "expires");
         old.release();
         assert_eq!(next.wait().line(), sandbox.path("files/f").display().to_string());
-    }
-
-    fn a_lease_is_renewed_during_a_wait_for_the_file(sandbox: &Sandbox) {
-        if !sandbox.is_shared() {
-            return;
-        }
-        let mut old = old_holder(sandbox, "f");
-        let words = ["run", "--flock", "-w", "inf", "./f", "echo", "ran"];
-        let mut next = sandbox.csalock(words).env("CSALOCK_LEASE", "3s").spawn();
-        wait_until("it waits for the file", || flocks(sandbox, "f").1 == 1);
-        let until = || sandbox.sight("./f")["holders"][0]["renewed_until"].to_string();
-        for _ in 0..4 {
-            let before = until();
-            assert_ne!(before, "null", "other hosts need a lease");
-            wait_until("it is renewed", || next.has_ended() || until() != before);
-            assert!(!next.has_ended(), "{}", next.said());
-        }
-        old.release();
-        let done = next.wait();
-        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
     }
 
     fn a_command_gets_its_whole_lease_after_a_wait_for_the_file(sandbox: &Sandbox) {
@@ -430,4 +415,21 @@ fn has_open(sandbox: &Sandbox, pid: i32, file: &str) -> bool {
     let wanted = sandbox.path("files").join(file);
     let mut descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().map(|entry| entry.unwrap().path());
     descriptors.any(|link| std::fs::read_link(link).is_ok_and(|to| to == wanted))
+}
+
+mod shared_stores {
+    use super::{await_renewals, flocks, old_holder, wait_until};
+
+    on_every_shared_store! {
+        fn a_lease_is_renewed_during_a_wait_for_the_file(sandbox: &Sandbox) {
+            let mut old = old_holder(sandbox, "f");
+            let words = ["run", "--flock", "-w", "inf", "./f", "echo", "ran"];
+            let mut next = sandbox.csalock(words).env("CSALOCK_LEASE", "3s").spawn();
+            wait_until("it waits for the file", || flocks(sandbox, "f").1 == 1);
+            await_renewals(sandbox, &mut next, "renewed_until");
+            old.release();
+            let done = next.wait();
+            assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (Some(0), "ran\n", ""));
+        }
+    }
 }

@@ -1,13 +1,18 @@
-//! The test program itself: it starts with default signals, knows its extent and leaves no process when it is interrupted.
+//! The test program itself: it starts with default signals, knows its extent and leaves nothing when it is interrupted.
 
+use std::path::Path;
 use std::process::Command;
 
 use nix::sys::signal::Signal;
 
 use crate::sandbox::{Kind, Sandbox, proc, wait_until};
+use crate::syscalls::scenarios::ALL;
 
 /// The file in which a run that will be interrupted writes its ignored signals and its processes.
 const SAYS: &str = "CSALOCK_TEST_INTERRUPTED";
+
+/// A file that this run leaves in the memory of its own.
+const IN_MEMORY: &str = "/dev/shm/left-by-an-interrupted-run";
 
 /// The signals up to 31 that a program of Rust ignores from its start: SIGPIPE alone. Those above are the C library's own.
 const IGNORED: &str = "0000000000001000";
@@ -29,6 +34,11 @@ fn a_run_that_starts_processes() {
     for pid in [sleeper.id().to_string(), orphan.trim().to_string()] {
         let is_asleep = || std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap() == "sleep\n";
         wait_until("the process is asleep", is_asleep);
+    }
+    std::mem::forget([tempfile::tempdir().unwrap(), crate::supervised::in_memory()]);
+    // Only root can have a /dev/shm of its own.
+    if nix::unistd::geteuid().is_root() {
+        std::fs::write(IN_MEMORY, "").unwrap();
     }
     let said = format!("{ignored}\n{}\n{}\n{orphan}", std::process::id(), sleeper.id());
     let draft = std::path::Path::new(&path).with_extension("draft");
@@ -54,27 +64,60 @@ fn an_unknown_extent_fails_and_names_the_three() {
     assert!(printed.contains("CSALOCK_TESTS=full: unknown extent; use quick, all or hours"), "{printed}");
 }
 
+/// The run whose environment the test below sets.
 #[test]
-fn a_run_begins_with_default_signals_and_an_interrupted_one_leaves_no_process() {
+fn the_scenarios_of_this_run_are_known() {
+    for scenario in crate::syscalls::scenarios() {
+        println!("scenario {}", scenario.name);
+    }
+}
+
+#[test]
+fn a_part_of_a_name_selects_its_scenarios_and_an_unknown_part_fails() {
+    let scenarios_with = |part: &str| {
+        let mut run = Command::new(std::env::current_exe().unwrap());
+        run.args(["suite::the_scenarios_of_this_run_are_known", "--exact", "--nocapture"]);
+        let output = run.env("CSALOCK_SCENARIO", part).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
+        let names: Vec<String> = text.lines().filter_map(|line| Some(line.strip_prefix("scenario ")?.into())).collect();
+        (output.status.success(), names, text)
+    };
+    // A quick run without a part has one in three.
+    for scenario in &ALL[..3] {
+        let (succeeded, names, text) = scenarios_with(scenario.name);
+        assert!(succeeded && names.iter().any(|name| name == scenario.name), "{text}");
+        assert!(names.iter().all(|name| name.contains(scenario.name)), "{text}");
+    }
+    let (succeeded, names, text) = scenarios_with("no such scenario");
+    assert!(!succeeded && names.is_empty(), "{text}");
+    assert!(text.contains("CSALOCK_SCENARIO=no such scenario: no scenario has this in its name"), "{text}");
+}
+
+#[test]
+fn a_run_begins_with_default_signals_and_an_interrupted_one_leaves_nothing() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGKILL] {
         let sandbox = Sandbox::new(Kind::Directory);
         let this = std::env::current_exe().unwrap();
         let words = "suite::a_run_that_starts_processes --exact --nocapture";
         let script = format!("trap '' HUP INT QUIT TERM USR1; exec {} {words}", this.display());
         let says = sandbox.path("says");
-        let mut job = sandbox.script("dash", &script).env(SAYS, &says).spawn();
+        let temporary = sandbox.path("temporary");
+        std::fs::create_dir(&temporary).unwrap();
+        let has_files = || std::fs::read_dir(&temporary).unwrap().count() > 0;
+        let mut job = sandbox.script("dash", &script).env(SAYS, &says).env("TMPDIR", &temporary).spawn();
         wait_until("the run has started its processes", || says.exists() || job.has_ended());
         let said = sandbox.read("says");
         let mut lines = said.lines();
         assert_eq!(lines.next(), Some(IGNORED), "{said} {} {}", job.printed(), job.said());
         let pids: Vec<i32> = lines.map(|line| line.parse().unwrap()).collect();
         assert!(pids.len() == 3 && pids.iter().all(|pid| proc::lives(*pid)), "{said}");
+        assert!(has_files() && !Path::new(IN_MEMORY).exists());
         job.send(signal);
         assert_eq!(job.wait().signal, Some(signal as i32));
         // After a killed supervisor, another process cleans up.
         if signal == Signal::SIGKILL {
-            wait_until("the processes are gone", || !pids.iter().any(|pid| proc::lives(*pid)));
+            wait_until("the processes are gone", || !pids.iter().any(|pid| proc::lives(*pid)) && !has_files());
         }
-        assert!(!pids.iter().any(|pid| proc::lives(*pid)), "{pids:?} after {signal}");
+        assert!(!pids.iter().any(|pid| proc::lives(*pid)) && !has_files(), "{pids:?} after {signal}");
     }
 }

@@ -1,5 +1,5 @@
 //! etcd as tests need it: real servers on free ports of the loopback, alone or three of them, with TLS, with users,
-//! killed and stopped. They end with the test process, however that ends.
+//! killed and stopped. The supervisor of the tests ends them and removes their data, however the tests end.
 //!
 //! Where etcd is not installed the tests that need it say so and pass; with `CI=true` they fail.
 
@@ -12,7 +12,6 @@ pub(crate) mod fair;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,6 +19,7 @@ use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use self::fair::is_within;
+use crate::supervised::in_memory;
 use tempfile::TempDir;
 
 /// Time after which a server that does not answer never will.
@@ -27,6 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Number of attempts to start a cluster.
 const STARTS: usize = 5;
+
+/// Number of bytes of a log that a failure shows.
+const LOG: usize = 2000;
 
 /// The properties of a cluster.
 #[derive(Debug, Clone, Default)]
@@ -110,9 +113,10 @@ impl Cluster {
             return None;
         }
         // Another process may take a port between its choice and its use; the member then ends.
-        let start = || Cluster::try_start(setup.clone());
-        let cluster = std::iter::repeat_with(start).take(STARTS).flatten().next();
-        let cluster = cluster.unwrap_or_else(|| panic!("etcd ended after each of {STARTS} starts"));
+        let is_used = |log: &String| log.contains("address already in use");
+        let start = |_| Cluster::try_start(setup.clone());
+        let started = (1..STARTS).map(start).find(|started| !started.as_ref().is_err_and(is_used));
+        let cluster = started.unwrap_or_else(|| start(STARTS)).unwrap_or_else(|log| panic!("etcd ended: {log}"));
         if let Some(password) = cluster.setup.root {
             for words in [&["user", "add", &format!("root:{password}")][..], &["user", "grant-role", "root", "root"]] {
                 cluster.ctl_as(None, words);
@@ -122,9 +126,9 @@ impl Cluster {
         Some(cluster)
     }
 
-    /// Starts one on ports that are free now. Returns `None` if a member ended.
-    fn try_start(setup: Setup) -> Option<Cluster> {
-        let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    /// Starts one on ports that are free now. Returns the ends of the logs if a member ended.
+    fn try_start(setup: Setup) -> Result<Cluster, String> {
+        let place = in_memory();
         if setup.tls {
             make_certificates(place.path());
         }
@@ -139,22 +143,21 @@ impl Cluster {
         };
         let members = (0..setup.members.max(1)).map(member).collect();
         let cluster = Cluster { setup, members, place };
-        cluster.goes_with_this_process();
         (0..cluster.members.len()).for_each(|number| cluster.run(number, "new"));
-        cluster.is_healthy_unless(|| cluster.members.iter().any(Member::has_ended)).then_some(cluster)
+        match cluster.is_healthy_unless(|| cluster.members.iter().any(Member::has_ended)) {
+            true => Ok(cluster),
+            false => Err(cluster.logs()),
+        }
     }
 
-    /// Removes the data, a hundred megabytes in memory, after this process even if nothing is dropped.
-    fn goes_with_this_process(&self) {
-        // A server that is about to die may make its directory once more.
-        let remove = r#"read end_of_file; for try in 1 2 3 4 5 6 7 8 9 10; do rm -rf "$0"; sleep 0.2; done"#;
-        let mut command = Command::new("/bin/sh");
-        // The supervisor of the tests kills every process that has its mark in the environment.
-        command.env_clear();
-        command.args(["-c", remove]).arg(self.place.path()).process_group(0);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        // Its stdin ends when we do.
-        std::mem::forget(child.unwrap());
+    /// Returns the end of each member's log.
+    fn logs(&self) -> String {
+        let end = |member: &Member| {
+            let log = std::fs::read(self.path(&format!("{}.log", member.name))).unwrap_or_default();
+            let end = String::from_utf8_lossy(&log[log.len().saturating_sub(LOG)..]).into_owned();
+            format!("\n{}: {end}", member.name)
+        };
+        self.members.iter().map(end).collect()
     }
 
     fn scheme(&self) -> &'static str {
@@ -214,7 +217,7 @@ impl Cluster {
             if output.status.success() || answer.contains("is healthy") {
                 return true;
             }
-            assert!(is_within(start, PATIENCE), "etcd does not come up: {answer}");
+            assert!(is_within(start, PATIENCE), "etcd does not come up: {answer}{}", self.logs());
             std::thread::sleep(Duration::from_millis(20));
         }
         false

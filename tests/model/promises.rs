@@ -32,7 +32,7 @@ pub(crate) fn all() -> Vec<Property<World>> {
         Property::always(KEPT, |_, state: &State| state.broken != Some(KEPT)),
         Property::always(SERVED, |_, state: &State| state.broken != Some(SERVED)),
         Property::always(HANDLES, have_handles),
-        Property::always(NOT_STUCK, |world, state| !is_over(world, state) || is_free_for_all(world, state)),
+        Property::always(NOT_STUCK, |world, state| !is_over(state) || is_free_for_all(world, state)),
         Property::always(WOKEN, |world, state| !all_actors_wait(world, state)),
     ]
 }
@@ -152,7 +152,7 @@ fn have_handles(world: &World, state: &State) -> bool {
 }
 
 /// Whether nothing more happens in this world by itself.
-fn is_over(_world: &World, state: &State) -> bool {
+fn is_over(state: &State) -> bool {
     state.on_its_way.is_empty() && state.actors.iter().all(|actor| actor.phase == Phase::Ended)
 }
 

@@ -10,7 +10,7 @@ use csalock::host::{Host, Unix};
 use csalock::lock::{HandleHash, NotHolder, Owner, Page};
 use csalock::store::{CommitResult, Finding, Leases, Scope, Store, Versioned, Visit, WriteSet};
 
-use crate::rig::{Kind, Rig};
+use crate::rig::{Effects, Kind, Rig};
 
 type Interposed = Box<dyn FnOnce() + Send>;
 
@@ -110,10 +110,7 @@ pub(crate) fn force_removes_an_unreadable_record_during_other_commands(rig: &Rig
         let version = rig.put(b"x", None, b"garbage");
         let store = rig.again();
         let change = move || {
-            assert!(matches!(
-                store.commit(&WriteSet::of(b"x", Some(&version), replacement)),
-                Ok(CommitResult::Done(_))
-            ));
+            assert!(matches!(store.swap(b"x", Some(&version), replacement), Ok(CommitResult::Done(_))));
         };
         let answer = engine(rig, Some(Box::new(change))).break_lock(b"x", None, None);
         assert_eq!(answer, Ok(Ok(Vec::new())));
@@ -127,10 +124,7 @@ pub(crate) fn a_sweep_removes_no_page_that_replaced_an_orphaned_page(rig: &Rig) 
     let version = rig.put(&key, None, &page(""));
     let (store, written) = (rig.again(), key.clone());
     let change = move || {
-        assert!(matches!(
-            store.commit(&WriteSet::of(&written, Some(&version), Some(&page("new")))),
-            Ok(CommitResult::Done(_))
-        ));
+        assert!(matches!(store.swap(&written, Some(&version), Some(&page("new"))), Ok(CommitResult::Done(_))));
     };
     engine(rig, Some(Box::new(change))).sweep(false).unwrap();
     assert!(rig.body(&key).is_some_and(|body| body.ends_with(b"new")));

@@ -48,7 +48,7 @@ fn assert_fails(store: &Etcd, kind: ErrorKind, within: Duration, words: &[&str])
     assert!(is_within(begun, within), "after {:?}: {said}", begun.elapsed());
     assert_eq!(error.kind(), kind, "{said}");
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
-    assert_eq!(store.commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap_err().kind(), kind);
+    assert_eq!(store.swap(b"x", None, Some(b"body")).unwrap_err().kind(), kind);
 }
 
 /// Until a moment from now.
@@ -104,7 +104,7 @@ fn a_lease_lasts_its_duration_and_ends_soon_after() {
 }
 
 #[test]
-fn an_ended_lease_leaves_nothing_and_a_strange_one_is_over() {
+fn an_ended_lease_leaves_no_key_and_a_strange_one_is_over() {
     let Some(rig) = Rig::etcd() else { return };
     // The creation guards exist from the first creation on.
     let first = rig.put(b"x", None, b"body");
@@ -168,7 +168,7 @@ fn with_stale_leases(prefix: &str) -> Option<(Etcd, Etcd, Arc<AtomicU64>)> {
 fn a_lease_that_only_a_stale_read_shows_as_over_is_not_ended() {
     let Some((store, stale, revision)) = with_stale_leases(&etcd::new_prefix()) else { return };
     let lease = store.leases().grant(60 * SECOND).unwrap();
-    let version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
+    let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
     revision.store(version.number - 1, Ordering::SeqCst);
     let change = || WriteSet { expired: vec![&lease], ..WriteSet::of(b"x", Some(&version), Some(b"other")) };
     assert!(stale.leases().is_expired(&lease).unwrap());
@@ -306,14 +306,7 @@ fn lines_of_history_beyond_one_page_are_removed_by_the_limits_alone() {
 #[test]
 fn a_value_with_fewer_readers_than_the_store_is_refused() {
     let Some(rig) = Rig::etcd() else { return };
-    let swap = |mode| {
-        rig.store.commit(&WriteSet::from(Write {
-            name: b"x",
-            expect: None,
-            body: Some(b"body"),
-            options: WriteOptions { mode, ..WriteOptions::default() },
-        }))
-    };
+    let swap = |mode| rig.store.swap_with(b"x", None, Some(b"body"), WriteOptions { mode, ..WriteOptions::default() });
     let refused = swap(Some(0o600)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
     assert!(refused.to_string().contains("role"), "{refused}");
@@ -323,7 +316,7 @@ fn a_value_with_fewer_readers_than_the_store_is_refused() {
 #[test]
 fn an_oversized_record_is_refused_with_an_explanation() {
     let Some(rig) = Rig::etcd() else { return };
-    let error = rig.store.commit(&WriteSet::of(b"x", None, Some(&vec![b'x'; 3 << 20]))).unwrap_err();
+    let error = rig.store.swap(b"x", None, Some(&vec![b'x'; 3 << 20])).unwrap_err();
     assert!(error.kind() == ErrorKind::InputOutput && error.to_string().contains("large"), "{error}");
     assert_eq!(rig.body(b"x"), None);
 }
@@ -374,7 +367,7 @@ fn a_silent_server_does_not_hide_the_others() {
     for _ in 0..4 {
         let store = open(&cluster.url_at(&servers, &etcd::new_prefix()));
         let begun = Instant::now();
-        stored(store.commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
+        stored(store.swap(b"x", None, Some(b"body")).unwrap());
         assert!(store.read(b"x").unwrap().is_some());
         assert!(is_within(begun, BOUNDED));
     }
@@ -410,10 +403,10 @@ fn a_server_that_is_not_etcd_is_reported() {
 fn reads_and_writes_need_a_majority() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
-    let version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"one"))).unwrap());
+    let version = stored(store.swap(b"x", None, Some(b"one")).unwrap());
     // Without their leader, the other servers continue.
     cluster.kill(cluster.leader());
-    let version = match store.commit(&WriteSet::of(b"x", Some(&version), Some(b"two"))).unwrap() {
+    let version = match store.swap(b"x", Some(&version), Some(b"two")).unwrap() {
         CommitResult::Done(version) => version,
         CommitResult::Conflict => store.read(b"x").unwrap().unwrap().version,
     };
@@ -422,7 +415,7 @@ fn reads_and_writes_need_a_majority() {
     bound_soon(&store);
     let begun = Instant::now();
     assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Unavailable);
-    assert_eq!(store.commit(&WriteSet::of(b"y", None, Some(b"y"))).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(store.swap(b"y", None, Some(b"y")).unwrap_err().kind(), ErrorKind::Unavailable);
     assert!(is_within(begun, BOUNDED));
     (0..3).for_each(|member| {
         cluster.kill(member);
@@ -437,12 +430,12 @@ fn reads_and_writes_need_a_majority() {
 fn a_hung_leader_is_bypassed() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let store = open(&cluster.url("p"));
-    let mut version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"0"))).unwrap());
+    let mut version = stored(store.swap(b"x", None, Some(b"0")).unwrap());
     let leader = cluster.leader();
     cluster.stop(leader, true);
     for step in 1..20 {
         let body = step.to_string().into_bytes();
-        version = match store.commit(&WriteSet::of(b"x", Some(&version), Some(&body))).unwrap() {
+        version = match store.swap(b"x", Some(&version), Some(&body)).unwrap() {
             CommitResult::Done(version) => version,
             CommitResult::Conflict => {
                 let found = store.read(b"x").unwrap().unwrap();
@@ -467,9 +460,9 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
     let prefix = etcd::new_prefix();
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &prefix));
     let lease = store.leases().grant(60 * SECOND).unwrap();
-    let first = stored(store.commit(&WriteSet::of(b"x", None, Some(b"one"))).unwrap());
+    let first = stored(store.swap(b"x", None, Some(b"one")).unwrap());
     swallow.store(true, Ordering::SeqCst);
-    let swapped = store.commit(&WriteSet::of(b"x", Some(&first), Some(b"two"))).unwrap();
+    let swapped = store.swap(b"x", Some(&first), Some(b"two")).unwrap();
     assert!(!swallow.load(Ordering::SeqCst));
     let found = store.read(b"x").unwrap().unwrap();
     assert_eq!(found.body, b"two");
@@ -495,9 +488,9 @@ fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
     });
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &etcd::new_prefix()));
     for _ in 0..2 {
-        let born = stored(store.commit(&WriteSet::of(b"x", None, Some(b"one"))).unwrap());
+        let born = stored(store.swap(b"x", None, Some(b"one")).unwrap());
         let late = last.lock().unwrap().clone();
-        stored(store.commit(&WriteSet::of(b"x", Some(&born), None)).unwrap());
+        stored(store.swap(b"x", Some(&born), None).unwrap());
         let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
         server.write_all(&late).unwrap();
         let mut answer = [0; 4096];
@@ -548,10 +541,10 @@ fn with_ca(cluster: &Cluster) -> Access {
 fn tls_works_with_the_right_authority_and_explains_a_wrong_one() {
     let Some(cluster) = Cluster::start(Setup { tls: true, ..Setup::default() }) else { return };
     let store = open_as(&cluster.url("p"), &with_ca(&cluster)).unwrap();
-    let version = stored(store.commit(&WriteSet::of(b"x", None, Some(&[b'x'; 100_000]))).unwrap());
+    let version = stored(store.swap(b"x", None, Some(&[b'x'; 100_000])).unwrap());
     assert_eq!(store.read(b"x").unwrap().unwrap().body.len(), 100_000);
     let lease = store.leases().grant(60 * SECOND).unwrap();
-    stored(store.commit(&WriteSet::of(b"y", None, Some(b"y"))).unwrap());
+    stored(store.swap(b"y", None, Some(b"y")).unwrap());
     let mut hearing = store.subscribe(Topic::Channel(b"bell", version)).unwrap();
     store.wake(b"bell", &lease);
     store.end_lease(&lease);
@@ -591,7 +584,7 @@ fn a_server_that_requires_a_certificate_gets_one_or_is_reported() {
     assert_fails(&without, ErrorKind::Unavailable, BOUNDED, &["CSALOCK_ETCD_CERT"]);
     let [cert, key] = ["client.pem", "client.key"].map(|name| Some(cluster.path(name)));
     let access = Access { cert: cert.clone(), key, ..with_ca(&cluster) };
-    stored(open_as(&cluster.url("p"), &access).unwrap().commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
+    stored(open_as(&cluster.url("p"), &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
     let wrong = Access { cert, key: Some(cluster.path("server.key")), ..with_ca(&cluster) };
     assert_eq!(open_as(&cluster.url("p"), &wrong).map(drop).unwrap_err().kind(), ErrorKind::Unavailable);
 }
@@ -617,7 +610,7 @@ fn logging_in() {
     let cron = access("cron", "wort");
     let store = open_as(&url, &cron).unwrap();
     let lease = store.leases().grant(60 * SECOND).unwrap();
-    let version = stored(store.commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
+    let version = stored(store.swap(b"x", None, Some(b"body")).unwrap());
     assert!(!store.leases().is_expired(&lease).unwrap());
     assert!(store.subscribe(Topic::Channel(b"bell", version)).is_some());
     store.end_lease(&lease);
@@ -678,7 +671,7 @@ fn passwords_come_from_files_and_may_be_superfluous() {
     assert!(refused.kind() == ErrorKind::Denied && refused.to_string().contains("chmod"), "{refused}");
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
     // This cluster has no users at all.
-    stored(open_as(&url, &access).unwrap().commit(&WriteSet::of(b"x", None, Some(b"body"))).unwrap());
+    stored(open_as(&url, &access).unwrap().swap(b"x", None, Some(b"body")).unwrap());
     let without = Access { user: Some("cron".to_string()), ..Access::default() };
     assert_eq!(open_as(&url, &without).map(drop).unwrap_err().kind(), ErrorKind::InvalidInput);
 }
@@ -688,9 +681,8 @@ fn a_full_cluster_is_reported() {
     let setup = Setup { arguments: vec!["--quota-backend-bytes", "200000"], ..Setup::default() };
     let Some(cluster) = Cluster::start(setup) else { return };
     let store = open(&cluster.url("p"));
-    let full = (0..100).find_map(|number: u32| {
-        store.commit(&WriteSet::of(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000]))).err()
-    });
+    let full =
+        (0..100).find_map(|number: u32| store.swap(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
     let full = full.unwrap();
     assert!(full.kind() == ErrorKind::InputOutput && full.to_string().contains("full"), "{full}");
     // Existing records can still be read.

@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use csalock::error::ErrorKind;
-use csalock::store::{CommitResult, Durability, Version, Write, WriteOptions, WriteSet};
+use csalock::store::{CommitResult, Durability, Version, WriteOptions};
 
-use crate::rig::{Kind, Rig, stored};
+use crate::rig::{Effects, Kind, Rig, stored};
 
 const ALL: [Durability; 3] = [Durability::Volatile, Durability::Atomic, Durability::Durable];
 
@@ -28,14 +28,7 @@ pub(crate) fn swaps_of_every_durability_do_the_same(rig: &Rig) {
 fn born_changed_and_removed(rig: &Rig, durabilities: [Durability; 3]) {
     let [born, changed, removed] = durabilities.map(|durability| WriteOptions { durability, mode: None });
     let swap = |name: &str, expect: Option<&Version>, body: Option<&str>, keep| {
-        rig.store
-            .commit(&WriteSet::from(Write {
-                name: name.as_bytes(),
-                expect: expect.copied(),
-                body: body.map(str::as_bytes),
-                options: keep,
-            }))
-            .unwrap()
+        rig.store.swap_with(name.as_bytes(), expect, body.map(str::as_bytes), keep).unwrap()
     };
     // More than one, since one of them may leave other traces than the rest.
     for name in ["x", "y"] {
@@ -65,17 +58,9 @@ pub(crate) fn a_record_has_the_mode_of_the_store_without_missing_bits(rig: &Rig)
     for (wanted, mode) in [(Some(0o600), 0o600), (Some(0o640), 0o640), (Some(0o666), 0o644), (None, 0o644)] {
         let keep = WriteOptions { mode: wanted, ..WriteOptions::default() };
         let [first, second] = ["born", "changed"].map(|body| format!("{body} for {wanted:?}").into_bytes());
-        let born = stored(
-            rig.store
-                .commit(&WriteSet::from(Write { name: b"x", expect: None, body: Some(&first), options: keep }))
-                .unwrap(),
-        );
+        let born = stored(rig.store.swap_with(b"x", None, Some(&first), keep).unwrap());
         assert_eq!(modes(&rig.path(), &first), [mode], "{wanted:?}");
-        let changed = stored(
-            rig.store
-                .commit(&WriteSet::from(Write { name: b"x", expect: Some(born), body: Some(&second), options: keep }))
-                .unwrap(),
-        );
+        let changed = stored(rig.store.swap_with(b"x", Some(&born), Some(&second), keep).unwrap());
         assert_eq!(modes(&rig.path(), &second), [mode], "{wanted:?}");
         rig.remove(b"x", &changed);
     }
@@ -96,12 +81,8 @@ fn modes(directory: &Path, content: &[u8]) -> Vec<u32> {
 }
 
 pub(crate) fn a_record_that_fewer_may_read_than_the_database_is_refused(rig: &Rig) {
-    let swap = |name: &[u8], keep| {
-        rig.again().commit(&WriteSet::from(Write { name, expect: None, body: Some(b"body"), options: keep }))
-    };
-    let remove = |name: &[u8], version| {
-        rig.again().commit(&WriteSet::from(Write { name, expect: Some(version), body: None, options: PRIVATE }))
-    };
+    let swap = |name: &[u8], keep| rig.again().swap_with(name, None, Some(b"body"), keep);
+    let remove = |name: &[u8], version| rig.again().swap_with(name, Some(&version), None, PRIVATE);
     let mode = || fs::metadata(rig.path()).unwrap().permissions().mode() & 0o7777;
     stored(swap(b"first", PRIVATE).unwrap());
     assert_eq!(mode(), 0o600);

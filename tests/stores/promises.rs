@@ -30,16 +30,16 @@ pub(crate) fn a_written_record_is_read_back(rig: &Rig) {
 
 pub(crate) fn the_first_swap_expects_none(rig: &Rig) {
     let version = rig.put(b"x", None, b"first");
-    assert_eq!(rig.store.commit(&WriteSet::of(b"x", None, Some(b"second"))).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.commit(&WriteSet::of(b"x", None, None)).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.swap(b"x", None, Some(b"second")).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.swap(b"x", None, None).unwrap(), CommitResult::Conflict);
     assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
 }
 
 pub(crate) fn a_stale_version_conflicts_and_changes_nothing(rig: &Rig) {
     let stale = rig.put(b"x", None, b"one");
     let version = rig.put(b"x", Some(&stale), b"two");
-    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&stale), Some(b"three"))).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&stale), None)).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.swap(b"x", Some(&stale), Some(b"three")).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.swap(b"x", Some(&stale), None).unwrap(), CommitResult::Conflict);
     assert_eq!(rig.store.read(b"x").unwrap().map(|stored| stored.version), Some(version));
     assert_eq!(rig.body(b"x"), Some(b"two".to_vec()));
     assert_eq!(rig.bodies(), [b"two"]);
@@ -53,16 +53,8 @@ pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
         Version { number: u64::MAX, ..version },
         Version { number: 0, mark: 0 },
     ] {
-        assert_eq!(
-            rig.store.commit(&WriteSet::of(b"x", Some(&wrong), Some(b"two"))).unwrap(),
-            CommitResult::Conflict,
-            "{wrong:?}"
-        );
-        assert_eq!(
-            rig.store.commit(&WriteSet::of(b"x", Some(&wrong), None)).unwrap(),
-            CommitResult::Conflict,
-            "{wrong:?}"
-        );
+        assert_eq!(rig.store.swap(b"x", Some(&wrong), Some(b"two")).unwrap(), CommitResult::Conflict, "{wrong:?}");
+        assert_eq!(rig.store.swap(b"x", Some(&wrong), None).unwrap(), CommitResult::Conflict, "{wrong:?}");
     }
     assert_eq!(rig.body(b"x"), Some(b"one".to_vec()));
 }
@@ -70,12 +62,12 @@ pub(crate) fn a_version_that_never_was_conflicts(rig: &Rig) {
 pub(crate) fn an_absent_record_cannot_be_removed_as_if_it_were_there(rig: &Rig) {
     let version = rig.put(b"x", None, b"one");
     for expect in [version, Version { number: 0, mark: 0 }] {
-        assert_eq!(rig.store.commit(&WriteSet::of(b"y", Some(&expect), None)).unwrap(), CommitResult::Conflict);
-        assert_eq!(rig.store.commit(&WriteSet::of(b"y", Some(&expect), Some(b"two"))).unwrap(), CommitResult::Conflict);
+        assert_eq!(rig.store.swap(b"y", Some(&expect), None).unwrap(), CommitResult::Conflict);
+        assert_eq!(rig.store.swap(b"y", Some(&expect), Some(b"two")).unwrap(), CommitResult::Conflict);
     }
     rig.remove(b"x", &version);
-    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&version), None)).unwrap(), CommitResult::Conflict);
-    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&version), Some(b"two"))).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.swap(b"x", Some(&version), None).unwrap(), CommitResult::Conflict);
+    assert_eq!(rig.store.swap(b"x", Some(&version), Some(b"two")).unwrap(), CommitResult::Conflict);
     assert_eq!(rig.bodies(), [b""; 0]);
 }
 
@@ -267,7 +259,7 @@ pub(crate) fn a_scan_may_remove_the_records_that_it_sees(rig: &Rig) {
     let mut visits = 0;
     let mut visit = |_: &str, found: csalock::error::Result<Versioned>| {
         let found = found?;
-        stored(rig.store.commit(&WriteSet::of(&found.body, Some(&found.version), None))?);
+        stored(rig.store.swap(&found.body, Some(&found.version), None)?);
         visits += 1;
         Ok(())
     };
@@ -291,10 +283,9 @@ pub(crate) fn a_scan_sees_a_lasting_record_once_while_others_come_and_go(rig: &R
             while !scanned.load(Ordering::Relaxed) {
                 for number in 0..20 {
                     let name = format!("{} goes {number}", char::from(b'a' + number));
-                    let born = stored(other.commit(&WriteSet::of(name.as_bytes(), None, Some(b"goes"))).unwrap());
-                    let changed =
-                        stored(other.commit(&WriteSet::of(name.as_bytes(), Some(&born), Some(b"goes soon"))).unwrap());
-                    stored(other.commit(&WriteSet::of(name.as_bytes(), Some(&changed), None)).unwrap());
+                    let born = stored(other.swap(name.as_bytes(), None, Some(b"goes")).unwrap());
+                    let changed = stored(other.swap(name.as_bytes(), Some(&born), Some(b"goes soon")).unwrap());
+                    stored(other.swap(name.as_bytes(), Some(&changed), None).unwrap());
                 }
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
@@ -318,10 +309,7 @@ pub(crate) fn opening_and_asking_create_nothing(rig: &Rig) {
     store.describe(b"x");
     stored(store.commit(&WriteSet { closed: vec![b"x".to_vec()], ..WriteSet::default() }).unwrap());
     assert_eq!(rig.footprint(), before);
-    assert_eq!(
-        store.commit(&WriteSet::of(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body"))).unwrap(),
-        CommitResult::Conflict
-    );
+    assert_eq!(store.swap(b"x", Some(&Version { number: 1, mark: 0 }), Some(b"body")).unwrap(), CommitResult::Conflict);
     assert_eq!(store.read(b"x").unwrap(), None);
 }
 
@@ -329,11 +317,11 @@ pub(crate) fn a_second_opener_sees_the_same_records(rig: &Rig) {
     let other = rig.again();
     let version = rig.put(b"x", None, b"one");
     assert_eq!(other.read(b"x").unwrap(), rig.store.read(b"x").unwrap());
-    let changed = stored(other.commit(&WriteSet::of(b"x", Some(&version), Some(b"two"))).unwrap());
-    assert_eq!(rig.store.commit(&WriteSet::of(b"x", Some(&version), None)).unwrap(), CommitResult::Conflict);
+    let changed = stored(other.swap(b"x", Some(&version), Some(b"two")).unwrap());
+    assert_eq!(rig.store.swap(b"x", Some(&version), None).unwrap(), CommitResult::Conflict);
     rig.remove(b"x", &changed);
     assert_eq!(other.read(b"x").unwrap(), None);
-    let born = stored(other.commit(&WriteSet::of(b"x", None, Some(b"three"))).unwrap());
+    let born = stored(other.swap(b"x", None, Some(b"three")).unwrap());
     assert!(born.number > changed.number);
     assert_eq!(rig.body(b"x"), Some(b"three".to_vec()));
 }

@@ -9,11 +9,16 @@ use csalock::history::Limits;
 use csalock::host::{Fake, Host, Unix};
 use csalock::lock::Lease;
 use csalock::store::{
-    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Sqlite, Store, Version, WriteSet,
+    Access, CommitResult, Directory, Etcd, Layout, Location, Memory, Sqlite, Store, Version, Write, WriteOptions,
+    WriteSet,
 };
 use tempfile::TempDir;
 
 use crate::etcd;
+
+/// The parameters of a process that uses a store: its kind and its place.
+pub(crate) const KIND: &str = "CSALOCK_TEST_KIND";
+pub(crate) const STORE: &str = "CSALOCK_TEST_STORE";
 
 /// The kinds of stores there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,8 +79,7 @@ impl Rig {
     }
 
     fn new(kind: Kind, url: Option<PathBuf>) -> Rig {
-        // In memory where that is possible: thousands of syncs would test nothing but the disk.
-        let place = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let place = crate::supervised::in_memory();
         let path = url.unwrap_or_else(|| place.path().join("store"));
         let store = kind.open(&path, Arc::new(Unix::new()));
         Rig { kind, store, place, path }
@@ -134,12 +138,12 @@ impl Rig {
 
     /// A swap that must succeed.
     pub(crate) fn put(&self, name: &[u8], expect: Option<&Version>, body: &[u8]) -> Version {
-        stored(self.store.commit(&WriteSet::of(name, expect, Some(body))).unwrap())
+        stored(self.store.swap(name, expect, Some(body)).unwrap())
     }
 
     /// A removal that must succeed.
     pub(crate) fn remove(&self, name: &[u8], expect: &Version) {
-        stored(self.store.commit(&WriteSet::of(name, Some(expect), None)).unwrap());
+        stored(self.store.swap(name, Some(expect), None).unwrap());
     }
 
     /// The body under `name`.
@@ -177,8 +181,22 @@ fn footprint(directory: &Path) -> (u64, u64) {
     })
 }
 
-/// Effects of commits without changes, and versions.
+/// Commits of one change or of one effect, and versions.
 pub(crate) trait Effects: Store {
+    fn swap(&self, name: &[u8], expect: Option<&Version>, body: Option<&[u8]>) -> csalock::error::Result<CommitResult> {
+        self.swap_with(name, expect, body, WriteOptions::default())
+    }
+
+    fn swap_with(
+        &self,
+        name: &[u8],
+        expect: Option<&Version>,
+        body: Option<&[u8]>,
+        options: WriteOptions,
+    ) -> csalock::error::Result<CommitResult> {
+        self.commit(&WriteSet::from(Write { name, expect: expect.copied(), body, options }))
+    }
+
     fn wake(&self, channel: &[u8], lease: &Lease) {
         stored(self.commit(&WriteSet { wake: vec![(channel.to_vec(), Some(lease))], ..WriteSet::default() }).unwrap());
     }

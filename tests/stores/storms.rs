@@ -9,14 +9,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use csalock::host::{Host, Unix};
-use csalock::store::{CommitResult, Store, Version, WriteSet};
+use csalock::store::{CommitResult, Store, Version};
 
-use crate::rig::{Kind, Rig};
+use crate::rig::{Effects, KIND, Kind, Rig, STORE};
 
-/// The parameters of a process: its part, the kind of store, its place, and the log of its steps.
+/// The parameters of a process besides its store: its part, the log of its steps, and its number.
 const PART: &str = "CSALOCK_TEST_PART";
-const KIND: &str = "CSALOCK_TEST_KIND";
-const STORE: &str = "CSALOCK_TEST_STORE";
 const LOG: &str = "CSALOCK_TEST_LOG";
 const WHO: &str = "CSALOCK_TEST_WHO";
 
@@ -190,7 +188,7 @@ impl Worker<'_> {
                 Next::Done => return None,
                 Next::Become(body) => body,
             };
-            match self.store.commit(&WriteSet::of(name, version.as_ref(), body.as_deref())).unwrap() {
+            match self.store.swap(name, version.as_ref(), body.as_deref()).unwrap() {
                 CommitResult::Done(new) => {
                     assert!(new.number >= highest, "{} after {highest}", new.number);
                     return Some(new);
@@ -223,8 +221,7 @@ impl Worker<'_> {
         let [first, second] = ["once", "twice"].map(|times| format!("{times} {} {step}", self.who).into_bytes());
         let mut born = None;
         for _ in 0..MOST_TRIES {
-            if let CommitResult::Done(version) = self.store.commit(&WriteSet::of(b"lock", None, Some(&first))).unwrap()
-            {
+            if let CommitResult::Done(version) = self.store.swap(b"lock", None, Some(&first)).unwrap() {
                 born = Some(version);
                 break;
             }
@@ -234,7 +231,7 @@ impl Worker<'_> {
                     break;
                 }
                 Some(found) if found.body.starts_with(b"twice") => {
-                    self.store.commit(&WriteSet::of(b"lock", Some(&found.version), None)).unwrap();
+                    self.store.swap(b"lock", Some(&found.version), None).unwrap();
                 }
                 _ => {}
             }
@@ -248,7 +245,7 @@ impl Worker<'_> {
         if let Some(changed) = changed {
             self.note(changed.number);
             // Either this process or another one removes it.
-            self.store.commit(&WriteSet::of(b"lock", Some(&changed), None)).unwrap();
+            self.store.swap(b"lock", Some(&changed), None).unwrap();
         }
     }
 

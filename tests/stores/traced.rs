@@ -7,12 +7,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use csalock::host::Unix;
-use csalock::store::{CommitResult, Directory, Durability, Layout, Store, Swept, Write, WriteOptions, WriteSet};
+use csalock::store::{CommitResult, Directory, Durability, Layout, Store, Swept, WriteOptions};
 
-use crate::rig::{Effects, Kind, Rig};
+use crate::rig::{Effects, KIND, Kind, Rig, STORE};
 
-const KIND: &str = "CSALOCK_TEST_KIND";
-const STORE: &str = "CSALOCK_TEST_STORE";
 const STEPS: &str = "CSALOCK_TEST_STEPS";
 const ANSWERS: &str = "CSALOCK_TEST_ANSWERS";
 
@@ -333,12 +331,7 @@ fn take(store: &dyn Store, step: &str) -> String {
     let keep = WriteOptions { durability, mode: words.get(3).map(|_| 0o600) };
     let version = store.version(words[0].as_bytes());
     let body = (words[1] == "put").then_some(&b"new"[..]);
-    match store.commit(&WriteSet::from(Write {
-        name: words[0].as_bytes(),
-        expect: version.as_ref().copied(),
-        body,
-        options: keep,
-    })) {
+    match store.swap_with(words[0].as_bytes(), version.as_ref(), body, keep) {
         Ok(CommitResult::Done(_)) => "stored".to_string(),
         Ok(CommitResult::Conflict) => "conflict".to_string(),
         Err(error) => csalock::exit::Exit::from(error.kind()).code().to_string(),

@@ -1,9 +1,12 @@
-//! A test program under a supervisor: with default signals, and without processes that outlive it.
+//! A test program under a supervisor: with default signals, and without processes and files that outlive it.
 //!
 //! Before `main` the program forks twice. One child runs the tests. The supervisor ends every process that has its mark in
 //! the environment: servers, sleeping jobs and keepers too. It does so when the tests end, on a signal, and when the
 //! cargo(1) that started it is gone. The other child, the cleaner, does the same if the supervisor is killed. Neither
 //! adopts orphans, because tests check the parents of processes.
+//!
+//! Temporary files are in directories of the run, which are then removed. If root runs the tests, they have mounts and a
+//! /dev/shm of their own: csalock leaves witnesses there, and its `gc` reads all of them.
 //!
 //! nohup(1) and background jobs of shells start programs with ignored signals, which csalock rightly passes on. The
 //! tests must not depend on that, so all dispositions are reset here.
@@ -11,19 +14,34 @@
 #![allow(unsafe_code, reason = "fork(2), and a function that is called before main")]
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use nix::libc;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, kill, raise, signal, sigprocmask};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, setsid};
+use nix::unistd::{ForkResult, Pid, fork, getpid, getppid, mkdtemp, setsid};
 
 /// Marks the processes of a run, by the pid of its supervisor.
 pub(crate) const MARK: &str = "TEST_RUN_OF_CSALOCK";
 
+/// Names the directory for files in memory.
+const IN_MEMORY: &str = "TEST_MEMORY_OF_CSALOCK";
+
+/// The directory in memory that all processes of a host share.
+const MEMORY: &str = "/dev/shm";
+
+/// The file in the directory for temporary files that keeps all of them.
+const KEPT: &str = "kept";
+
 /// The signals that end a run.
 const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+
+/// The directories of a run, each with the variable that names it.
+type Places = Vec<(&'static str, PathBuf)>;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -48,24 +66,59 @@ extern "C" fn begin() {
     let mut awaited: SigSet = ENDING.into_iter().collect();
     awaited.add(Signal::SIGCHLD);
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&awaited), None);
+    let places = make_places();
     // SAFETY: the process has a single thread before main.
-    if let Ok(ForkResult::Child) = unsafe { fork() } {
-        clean_after(supervisor);
-    }
+    let cleaner = match unsafe { fork() } {
+        Ok(ForkResult::Child) => clean_after(supervisor, &places),
+        Ok(ForkResult::Parent { child }) => Some(child),
+        Err(_) => None,
+    };
     // SAFETY: the process has a single thread before main.
     match unsafe { fork() } {
-        Ok(ForkResult::Parent { child }) => supervise(child, starter, &awaited),
+        Ok(ForkResult::Parent { child }) => supervise(child, starter, &awaited, cleaner, &places),
         _ => {
             let _ = prctl::set_pdeathsig(Signal::SIGKILL);
             let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
+            separate_mounts(&places);
             // SAFETY: the process has a single thread before main.
-            unsafe { std::env::set_var(MARK, getppid().to_string()) };
+            unsafe {
+                std::env::set_var(MARK, getppid().to_string());
+                places.iter().for_each(|(variable, place)| std::env::set_var(variable, place));
+            }
         }
     }
 }
 
-/// Waits for the end of the supervisor and ends the processes that it left.
-fn clean_after(supervisor: Pid) -> ! {
+/// Makes the directories of this run. Other users may enter the first one.
+fn make_places() -> Places {
+    let parents = [("TMPDIR", std::env::temp_dir(), 0o755), (IN_MEMORY, MEMORY.into(), 0o700)];
+    let made = parents.into_iter().filter_map(|(variable, parent, mode)| {
+        let place = mkdtemp(&parent.join("tXXXXXX")).ok()?;
+        std::fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(mode)).ok()?;
+        Some((variable, place))
+    });
+    made.collect()
+}
+
+/// Separates the mounts of this process from those of the machine, with a /dev/shm of its own, if it runs as root.
+fn separate_mounts(places: &Places) {
+    const NOTHING: Option<&str> = None;
+    // A program that was built there must remain visible.
+    if std::env::current_exe().is_ok_and(|program| program.starts_with(MEMORY)) {
+        return;
+    }
+    let separate = || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        mount(NOTHING, "/", NOTHING, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NOTHING)?;
+        mount(Some("tmpfs"), MEMORY, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=1777"))
+    };
+    if separate().is_ok() {
+        places.iter().for_each(|(_, place)| drop(std::fs::create_dir_all(place)));
+    }
+}
+
+/// Waits for the end of the supervisor and removes what it left.
+fn clean_after(supervisor: Pid, places: &Places) -> ! {
     // The end of the parent is a signal, and no other signal reaches this process.
     let end: SigSet = [Signal::SIGUSR1].into_iter().collect();
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
@@ -78,12 +131,12 @@ fn clean_after(supervisor: Pid) -> ! {
     while getppid() == supervisor {
         next(&end, Duration::from_secs(1));
     }
-    end_all(supervisor, BTreeSet::new());
+    remove_all(supervisor, BTreeSet::new(), places);
     exit(0)
 }
 
-/// Waits for the tests or for one of these signals, which are blocked, ends what is left, and ends like the tests.
-fn supervise(tests: Pid, starter: Option<Pid>, awaited: &SigSet) -> ! {
+/// Waits for the tests or for one of these signals, which are blocked, removes what is left, and ends like the tests.
+fn supervise(tests: Pid, starter: Option<Pid>, awaited: &SigSet, cleaner: Option<Pid>, places: &Places) -> ! {
     let mut status = None;
     let mut ending = None;
     while status.is_none() && ending.is_none() {
@@ -94,7 +147,8 @@ fn supervise(tests: Pid, starter: Option<Pid>, awaited: &SigSet) -> ! {
         }
     }
     let _ = kill(tests, Signal::SIGKILL);
-    end_all(getpid(), [tests.as_raw()].into());
+    remove_all(getpid(), [tests.as_raw()].into(), places);
+    let _ = cleaner.map(|cleaner| kill(cleaner, Signal::SIGKILL));
     match (status, ending) {
         (Some(WaitStatus::Exited(_, code)), _) => exit(code),
         (Some(WaitStatus::Signaled(_, signal, _)), _) | (_, Some(signal)) => {
@@ -137,6 +191,14 @@ const GONE: Duration = Duration::from_secs(10);
 /// Number of scans in a row that must find no process: during exec(2) a process has no environment.
 const SCANS: u32 = 20;
 
+/// Ends every process of this run and removes its directories.
+fn remove_all(supervisor: Pid, killed: BTreeSet<i32>, places: &Places) {
+    end_all(supervisor, killed);
+    for (_, place) in places.iter().filter(|(_, place)| !place.join(KEPT).exists()) {
+        let _ = std::fs::remove_dir_all(place);
+    }
+}
+
 /// Kills every process with the mark of this supervisor and waits until all of them are gone. A process may start another
 /// one meanwhile, and has no mark during exec(2) and shortly before it ends. `killed` are processes that it need not find.
 fn end_all(supervisor: Pid, mut killed: BTreeSet<i32>) {
@@ -145,9 +207,9 @@ fn end_all(supervisor: Pid, mut killed: BTreeSet<i32>) {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
     };
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let mut scans_without = 0;
-    while scans_without < SCANS || (!killed.is_empty() && start.elapsed() < GONE) {
+    while start.elapsed() < GONE && (scans_without < SCANS || !killed.is_empty()) {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let marked: Vec<i32> = pids.filter(is_marked).collect();
@@ -171,4 +233,16 @@ fn is_running(pid: i32) -> bool {
 /// Returns the mark, for a process with an environment of its own.
 pub(crate) fn mark() -> Option<(&'static str, std::ffi::OsString)> {
     Some((MARK, std::env::var_os(MARK)?))
+}
+
+/// Makes a directory in memory, where that is possible: thousands of syncs would test nothing but the disk.
+pub(crate) fn in_memory() -> tempfile::TempDir {
+    let parent = std::env::var_os(IN_MEMORY).map_or_else(std::env::temp_dir, PathBuf::from);
+    tempfile::tempdir_in(parent).unwrap()
+}
+
+#[allow(dead_code, reason = "only storms have files to inspect")]
+/// Keeps the temporary files of this run when it ends, for inspection.
+pub(crate) fn keep_files() {
+    let _ = std::fs::write(std::env::temp_dir().join(KEPT), "");
 }

@@ -43,6 +43,9 @@ pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh
 /// Maximum time that a test waits for a condition.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The beginning of the name of each sandbox, which has six characters.
+pub(crate) const PREFIX: &str = "S";
+
 /// The kinds of stores there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -90,7 +93,8 @@ impl Sandbox {
     }
 
     fn with_store(kind: Kind, around: impl FnOnce(&str) -> (String, &'static str)) -> Sandbox {
-        let directory = tempfile::Builder::new().prefix("csalock-").tempdir().unwrap();
+        // Short, because screens and tables have a width.
+        let directory = tempfile::Builder::new().prefix(PREFIX).rand_bytes(5).tempdir().unwrap();
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
         let around = around(&directory.path().display().to_string());
         let sandbox = Sandbox { directory, kind, around, jobs: AtomicU32::new(0) };

@@ -113,8 +113,7 @@ fn handles(stdout: &str) -> Vec<Handle> {
     words.filter_map(Handle::parse).collect()
 }
 
-fn names(fixture: &Fixture, scenario: &Scenario) -> Vec<&'static str> {
-    let _ = fixture;
+fn names(scenario: &Scenario) -> Vec<&'static str> {
     let has_y = scenario.words.contains(&"Y") || format!("{:?}", scenario.before).contains("\"y\"");
     if has_y { vec!["x", "y"] } else { vec!["x"] }
 }
@@ -126,7 +125,7 @@ fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Han
     };
     let ends = matches!(scenario.about, About::Ending | About::Writing { gives_back: true });
     let takes = scenario.about == About::Taking;
-    for name in names(fixture, scenario) {
+    for name in names(scenario) {
         let sight = fixture.sight(name).map_err(|error| format!("{name}: {error}"))?;
         let standing: Vec<_> = sight
             .record
@@ -238,7 +237,7 @@ fn release_all(fixture: &mut Fixture, scenario: &Scenario, succeeded: bool, give
         // The process that ended it need not know.
         let _ = fixture.release(name, handle.proof());
     }
-    for name in names(fixture, scenario) {
+    for name in names(scenario) {
         for handle in given {
             let released = fixture.release(name, handle.proof());
             if succeeded && scenario.about == About::Taking && scenario.words.contains(&name.to_uppercase().as_str()) {
@@ -290,8 +289,7 @@ fn tidy(fixture: &Fixture, weight: &[String]) -> Verdict {
     if let Some(error) = unreadable {
         return Err(format!("unreadable: {error}"));
     }
-    let found = fixture.weight();
-    let mut found = found;
+    let mut found = fixture.weight();
     if fixture.place == Place::Etcd {
         // A lease that could not be released.
         wait_until("it is as it was", || {

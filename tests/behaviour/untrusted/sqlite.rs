@@ -2,8 +2,8 @@
 
 use rusqlite::Connection;
 
-use super::{Outside, bounded, plant};
-use crate::sandbox::{Done, Kind, Sandbox};
+use super::{MOST_MEMORY, Outside, bounded, ends, plant};
+use crate::sandbox::{Done, Kind, Sandbox, is_root};
 
 fn store(sandbox: &Sandbox) -> Outside<'_> {
     for name in ["other", "x"] {
@@ -62,7 +62,7 @@ fn a_foreign_object_in_place_of_the_database_is_named() {
 }
 
 #[test]
-fn a_foreign_object_in_place_of_history_or_notes_leads_nowhere() {
+fn a_foreign_object_in_place_of_history_or_channels_leads_nowhere() {
     for make in ["ln -s $OUT/history", "ln -s $OUT", "mkfifo", "mkdir", "ln -s none"] {
         let sandbox = Sandbox::new(Kind::Sqlite);
         let outside = store(&sandbox);
@@ -70,6 +70,12 @@ fn a_foreign_object_in_place_of_history_or_notes_leads_nowhere() {
         assert_eq!(bounded(&sandbox, &["run", "-n", "y", "true"]).code, Some(0), "{make}");
         for words in [&["status"][..], &["history"], &["gc"], &["doctor"], &["lock", "-w", "50ms", "other"]] {
             bounded(&sandbox, words);
+        }
+        // Only a waiter in another network has a channel in a file.
+        if is_root("a network namespace") {
+            let words = ["-n", "prlimit", MOST_MEMORY, "csalock", "lock", "-w", "200ms", "other"];
+            let done = ends(sandbox.call("unshare", words), &words);
+            assert_eq!(done.code, Some(75), "{make} {done:?}");
         }
         outside.is_as_it_was(make);
     }

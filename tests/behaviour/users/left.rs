@@ -104,6 +104,33 @@ fn a_directory_that_only_a_dead_user_may_remove_blocks_no_other_user() {
 }
 
 #[test]
+fn a_directory_in_the_place_of_a_record_blocks_neither_gc_nor_other_names() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    // With the sticky bit, the records are in a directory of their own.
+    for (mode, records) in [(0o3770, "shared/.locks"), (0o2770, "shared")] {
+        let sandbox = Sandbox::new(Kind::Directory);
+        place(&sandbox, "shared", (0, GROUP, mode));
+        let store = sandbox.store_at("shared");
+        assert_eq!(Anne.code(&sandbox, &store, &["run", "other", "true"]), 0);
+        place(&sandbox, &format!("{records}/x"), (4101, GROUP, 0o2770));
+        let inner = place(&sandbox, &format!("{records}/x/inner"), (4102, GROUP, 0o2770));
+        for person in [Anne, Bert, Root] {
+            assert_eq!(person.code(&sandbox, &store, &["gc"]), 0, "{person:?}");
+            assert_eq!(person.code(&sandbox, &store, &["run", "-n", "other", "true"]), 0, "{person:?}");
+            let refused = person.csalock(&sandbox, &store, &["run", "-n", "x", "true"]).capture();
+            let said = format!("csalock: {} has inner in it, ", sandbox.path(records).join("x").display());
+            assert!(refused.code == Some(65) && refused.stderr.starts_with(&said), "{person:?} {refused:?}");
+        }
+        std::fs::remove_dir(inner).unwrap();
+        for person in [Bert, Anne, Root] {
+            assert_eq!(person.code(&sandbox, &store, &["run", "-n", "x", "true"]), 0, "{person:?}");
+        }
+    }
+}
+
+#[test]
 fn a_directory_of_a_dead_user_blocks_no_other_user_of_a_shared_store() {
     if !is_root("users") || !has("setpriv") {
         return;
