@@ -39,7 +39,6 @@ pub use acquire_all::{AcquireAllResult, Onlooker, StoredLock, acquire_all, confi
 pub use breaking::Broken;
 pub use context::Context;
 pub use inspect::LockStatus;
-use lock_set::Naming;
 pub use lock_set::{LockRef, LockSet, OpenLockSet, Released};
 pub use outage::RETRY_INTERVAL;
 pub use request::AcquireRequest;
@@ -61,8 +60,8 @@ pub struct Engine {
     store: Box<dyn Store>,
     host: Arc<dyn Host>,
     remembers: Limits,
-    /// The shell words that mean a lock of the store.
-    naming: Naming,
+    /// The location of the store, for hints.
+    location: Option<Location>,
     /// Duration of leases that a keeper renews.
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
@@ -80,7 +79,7 @@ impl Engine {
         // An invalid setting must not cost a caller the lock; `csalock history` reports what is wrong.
         let limits = environment.history().unwrap_or_default();
         engine.remembers = if location.is_beside() { limits.off() } else { limits };
-        engine.naming = Naming::new(location, environment);
+        engine.location = Some(location.clone());
         if engine.store.scope() == Scope::Shared {
             engine.lease = environment.lease()?;
         }
@@ -93,7 +92,7 @@ impl Engine {
             store,
             host,
             remembers: Limits::default(),
-            naming: Naming::default(),
+            location: None,
             lease: crate::environment::LEASE,
             issued_leases: Mutex::default(),
             #[cfg(debug_assertions)]
@@ -192,7 +191,7 @@ impl Engine {
     }
 
     fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
-        self.read_record(name).map_err(|error| error.of_lock(|| self.naming.shell_arg(name)))
+        self.read_record(name).map_err(|error| error.of_lock(|| self.shell_arg(name)))
     }
 
     fn read_record(&self, name: &[u8]) -> Result<VersionedRecord> {

@@ -2,7 +2,6 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{AcquireRequest, Context, Engine, StoredLock, confirm_all};
@@ -53,35 +52,22 @@ impl LockRef {
     }
 }
 
-/// How a shell names the locks of one store.
-#[derive(Debug, Default)]
-pub(super) struct Naming {
-    /// The option that selects the store, with a space after it; empty if the store is the default.
-    option: String,
-    /// The directory of the files that the locks belong to.
-    directory: PathBuf,
-}
-
-impl Naming {
-    pub(super) fn new(location: &Location, environment: &Environment) -> Naming {
-        let is_beside = |location: &Location| matches!(location, Location::Directory { layout: Layout::Beside, .. });
+impl Engine {
+    /// Returns the shell words that mean the lock with this name: they select the store unless it is the default.
+    pub(super) fn shell_arg(&self, name: &[u8]) -> String {
+        let Some(location) = &self.location else { return shell_quote(name) };
         if let Location::Directory { path, layout: Layout::Beside, .. } = location {
-            return Naming { option: String::new(), directory: path.parent().unwrap_or(path).to_path_buf() };
+            return shell_quote(path.with_file_name(OsStr::from_bytes(name)).as_os_str().as_bytes());
         }
+        let environment = Environment::of_this_process();
         let chosen = environment.store.as_ref().and_then(|url| Location::parse(url, &environment.current).ok());
-        let default = chosen.filter(|chosen| !is_beside(chosen)).or_else(|| environment.default_store().ok());
+        let default = chosen.filter(|chosen| !chosen.is_beside()).or_else(|| environment.default_store().ok());
         let option = match default.as_ref() == Some(location) {
             true => String::new(),
             false => format!("--store {} ", shell_quote(location.url().as_bytes())),
         };
-        Naming { option, directory: PathBuf::new() }
-    }
-
-    /// Returns the shell words that mean the lock with this name.
-    pub(super) fn shell_arg(&self, name: &[u8]) -> String {
-        let name = self.directory.join(OsStr::from_bytes(name)).into_os_string();
-        let dashes = if name.as_bytes().starts_with(b"-") { "-- " } else { "" };
-        format!("{}{dashes}{}", self.option, shell_quote(name.as_bytes()))
+        let dashes = if name.starts_with(b"-") { "-- " } else { "" };
+        format!("{option}{dashes}{}", shell_quote(name))
     }
 }
 

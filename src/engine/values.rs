@@ -89,7 +89,7 @@ impl Engine {
     /// Returns the error for a value whose bytes under this key are missing or unreadable.
     fn unusable_value(&self, name: &[u8], key: &[u8], state: &str) -> Error {
         let what = format!("{}: the value is {state}", self.store.describe(key));
-        let lock = self.naming.shell_arg(name);
+        let lock = self.shell_arg(name);
         let cure = format!("nothing was changed; `csalock del {lock}` deletes it, `csalock put {lock}` writes it anew");
         Error::new(ErrorKind::Corrupt, what, cure)
     }
