@@ -1,7 +1,7 @@
 //! The error type of this crate: a kind, a message and a hint. It knows no exit codes.
 //!
-//! Below the commands a negative answer is not an error: busy, not held and stale are responses to a [`crate::lock::Request`]. The
-//! commands turn those that end the program into errors.
+//! Below the commands a negative answer is not an error: busy, not held and stale are responses to a
+//! [`crate::lock::Request`]. The commands turn those that end the program into errors.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;

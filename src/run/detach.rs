@@ -40,6 +40,8 @@ pub fn spawn(parent: Detach, keep: Option<&OwnedFd>, work: impl FnOnce()) -> Res
         }
         return waitpid(child, None).map(|_| None).map_err(failed);
     }
+    // A caller that waits for this child may end now, and its open files must end with it: one of them may be locked.
+    close_all_but(keep.map(AsRawFd::as_raw_fd));
     if parent == Detach::Orphan {
         // A new session protects the child from signals that are sent to the parent's process group from now on.
         let _ = setsid();
@@ -49,12 +51,12 @@ pub fn spawn(parent: Detach, keep: Option<&OwnedFd>, work: impl FnOnce()) -> Res
             _ => leave(),
         }
     }
-    detach(keep.map(AsRawFd::as_raw_fd));
+    detach();
     work();
     leave()
 }
 
-fn detach(keep: Option<RawFd>) {
+fn detach() {
     let _ = setsid();
     let _ = chdir("/");
     show_name_as_arguments();
@@ -66,7 +68,6 @@ fn detach(keep: Option<RawFd>) {
         let _ = unsafe { sigaction(signal, &SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty())) };
     }
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
-    close_all_but(keep);
     // Accidental output must not go to a file that gets descriptor 1 or 2.
     for _ in 0..3 {
         let null = open("/dev/null", OFlag::O_RDWR, Mode::empty());

@@ -419,8 +419,24 @@ fn has_open(sandbox: &Sandbox, pid: i32, file: &str) -> bool {
 
 mod shared_stores {
     use super::{await_renewals, flocks, old_holder, wait_until};
+    use crate::sandbox::has;
 
     on_every_shared_store! {
+        fn a_slow_keeper_does_not_hold_the_file(sandbox: &Sandbox) {
+            if !has("strace") {
+                return;
+            }
+            // Each prctl(2), of which only a keeper makes some after the end of its parent, takes half a second.
+            let script = "strace -f -qq -o /dev/null -e trace=prctl --inject=prctl:delay_enter=500000 \
+                          csalock run -F --flock ./f no-such-command 2> said & \
+                          strace=$!; until csalock=$(pgrep -P $strace); do :; done; \
+                          until [ ! -e /proc/$csalock ] || grep -q '^State:.Z' /proc/$csalock/status; do sleep 0.02; done; \
+                          cat said; flock -n f echo free; wait $strace";
+            let done = sandbox.script("dash", script).capture();
+            let said = "csalock: cannot run no-such-command: No such file or directory; see its name and PATH\nfree\n";
+            assert_eq!(done.stdout, said);
+        }
+
         fn a_lease_is_renewed_during_a_wait_for_the_file(sandbox: &Sandbox) {
             let mut old = old_holder(sandbox, "f");
             let words = ["run", "--flock", "-w", "inf", "./f", "echo", "ran"];
