@@ -146,8 +146,8 @@ impl Engine {
         let mut unclear: Option<(Vec<HandleHash>, R::Response)> = None;
         loop {
             let (version, record) = self.read(name)?;
-            // An ending by another process leaves a trace of the grant. If there is no trace, the store has our write
-            // and only the reply was lost.
+            // If another process ends a grant, the record still shows the grant or its ending. A record with neither is
+            // the result of our own commit, and only its reply was lost.
             if let Some((ended, response)) = unclear.take()
                 && !ended.iter().any(|proof| record.knows(proof))
             {

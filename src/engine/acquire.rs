@@ -183,14 +183,15 @@ impl<'a> Acquisition<'a> {
                 Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
                 Transition::Done(AcquireStep::Refused(refusal)) => self.finish(&record, refusal)?,
                 Transition::Write { record: mut next, response: step, wake, over } => {
-                    if let AcquireStep::Again = step {
+                    let joins = matches!(step, AcquireStep::Again);
+                    if joins {
                         // A queued waiter can receive a wake-up at any time, so it listens before it joins the queue.
                         self.listen()?;
                     }
                     let update =
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
-                    match (self.commit(update, &mut retry), step) {
-                        (Ok(Some(version)), step) => match Acquire::numbered(step, version.number) {
+                    match self.commit(update, &mut retry) {
+                        Ok(Some(version)) => match Acquire::numbered(step, version.number) {
                             AcquireStep::Granted(grant, before) => Some(AcquireResult::Granted(grant, before)),
                             AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(refusal)),
                             AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
@@ -201,9 +202,9 @@ impl<'a> Acquisition<'a> {
                                 None
                             }
                         },
-                        (Ok(None), _) => self.after_lost_commit(record, &mut retry)?,
-                        (Err(error), AcquireStep::Again) => Some(self.after_refused_entry(record, error, clock)?),
-                        (Err(error), _) => return Err(error),
+                        Ok(None) => self.after_lost_commit(record, &mut retry)?,
+                        Err(error) if joins => Some(self.after_refused_entry(record, error, clock)?),
+                        Err(error) => return Err(error),
                     }
                 }
                 Transition::Done(AcquireStep::Again) => None,

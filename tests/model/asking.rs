@@ -15,7 +15,7 @@ use super::state::State;
 use super::storage::{Version, body};
 use super::world::{Lasts, Planted, Task, World, home, name, owner, party, process, proof, whose};
 
-/// What an actor does next about a record.
+/// The decision about the request of an actor, as the model uses it.
 enum Step {
     Acquire(Transition<AcquireStep>),
     Other(Transition<Answer>),
@@ -195,7 +195,7 @@ fn answer(step: AcquireStep) -> Option<Answer> {
         AcquireStep::Refused(_) => Some(Answer::Refused),
         AcquireStep::Again => None,
         AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
-            unreachable!("no queue is that long, and a wait is no answer")
+            unreachable!("the caller handles waits, and the queues of the model are short")
         }
     }
 }

@@ -75,14 +75,16 @@ impl Root {
             Err(Errno::ENOENT) => Ok(false),
             found => found.map(|_| true),
         };
-        let has_work = layout != Layout::Beside && has(WORK).map_err(failed)?;
-        let has_locks = match if has_work { Ok(false) } else { has(LOCKS) } {
-            _ if has_work => false,
-            Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
-            Ok(false) if layout == Layout::Beside && !is_sticky => false,
-            // The sticky bit may change while locks are held, so it decides only where the first record goes.
-            Ok(false) => !checks::has_records(&directory, path)? && is_sticky,
-            found => found.map_err(failed)?,
+        let has_locks = if layout != Layout::Beside && has(WORK).map_err(failed)? {
+            false
+        } else {
+            match has(LOCKS) {
+                Err(Errno::ESTALE) if layout == Layout::Beside => return Ok(None),
+                Ok(false) if layout == Layout::Beside && !is_sticky => false,
+                // The sticky bit may change while locks are held, so it decides only where the first record goes.
+                Ok(false) => !checks::has_records(&directory, path)? && is_sticky,
+                found => found.map_err(failed)?,
+            }
         };
         // A process that does not know that other hosts share the store would not see their grants.
         let kind = match fstatfs(&directory) {
