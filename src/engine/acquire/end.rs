@@ -100,8 +100,9 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Leaves the queue. Returns the grant that the waiter has in the meantime. If other writers win until `give_up_at`, the waiter ends its lease, where the store can do
-    /// that. The next process then skips the waiter and any grant that it received.
+    /// Leaves the queue. Returns the grant that the waiter has in the meantime. If other writers win until `give_up_at`,
+    /// the waiter ends its lease, where the store can do that. The next process then skips the waiter and any grant that
+    /// it received.
     fn leave(&mut self) -> Result<Option<Grant>> {
         // A channel in the store would prevent the removal of a directory of records that is otherwise empty.
         self.subscription = None;
