@@ -170,12 +170,14 @@ impl CommandLine {
             Err(errno) => errno,
             Ok(never) => match never {},
         };
+        let word = self.words[0].as_bytes();
         let (kind, cure) = match errno {
-            Errno::ENOENT if self.words[0].as_bytes().contains(&b' ') => {
+            Errno::ENOENT if word.contains(&b' ') => {
                 (ErrorKind::CommandNotFound, "say -c to run a string with a shell")
             }
             Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
-            Errno::EACCES if Path::new(OsStr::from_bytes(self.words[0].as_bytes())).is_dir() => {
+            // A word without a slash is searched in PATH, whatever the current directory contains.
+            Errno::EACCES if word.contains(&b'/') && Path::new(OsStr::from_bytes(word)).is_dir() => {
                 (ErrorKind::CannotExecute, "it is a directory; name a program")
             }
             Errno::E2BIG => (ErrorKind::CannotExecute, "give it fewer or shorter arguments"),

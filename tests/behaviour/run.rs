@@ -53,9 +53,13 @@ on_every_store! {
 
     fn a_command_that_cannot_be_executed_is_126(sandbox: &Sandbox) {
         sandbox.file("files/plain", "exit 0\n");
-        for (command, hint) in
-            [("./plain", "see its mode and its first line"), ("/etc", "it is a directory; name a program")]
-        {
+        sandbox.file("bin/tools", "exit 0\n");
+        std::fs::create_dir(sandbox.path("files/tools")).unwrap();
+        for (command, hint) in [
+            ("./plain", "see its mode and its first line"),
+            ("tools", "see its mode and its first line"),
+            ("/etc", "it is a directory; name a program"),
+        ] {
             let said = format!("csalock: cannot run {command}: Permission denied; {hint}\n");
             sandbox.csalock(["run", "x", command]).status(126).stderr(&said).run();
             sandbox.csalock(["run", "-F", "x", command]).status(126).stderr(&said).run();
