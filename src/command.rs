@@ -28,16 +28,16 @@ use crate::exit::Exit;
 use crate::signals;
 use context::Context;
 
-/// Runs the program: reads the arguments, executes the command, prints the result.
-pub fn run() -> Exit {
-    signals::ignore_file_size_signal();
-    if let Some(csa) = csa::called_as(std::env::args_os().next()) {
-        return end(csa::run(&Context::of_this_process(), csa, std::env::args_os().skip(1).collect()));
+/// Runs the program: reads the arguments, of which the first is the program's name, executes the command, prints the
+/// result.
+pub fn run(arguments: Vec<OsString>) -> Exit {
+    if let Some(csa) = csa::called_as(arguments.first()) {
+        return end(csa::run(&Context::of_this_process(), csa, arguments[1..].to_vec()));
     }
-    let plain = cli::plain::read(std::env::args_os());
-    let cli = match plain.map_or_else(|| Cli::try_parse_from(help_last(std::env::args_os().collect())), Ok) {
+    let plain = cli::plain::read(&arguments);
+    let cli = match plain.map_or_else(|| Cli::try_parse_from(help_last(arguments.clone())), Ok) {
         Ok(cli) => cli,
-        Err(error) => return usage::tell(error),
+        Err(error) => return usage::tell(error, &arguments),
     };
     let context = Context::of_this_process();
     let done = match &cli.command {

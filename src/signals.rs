@@ -18,7 +18,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
-use crate::startup_state::StartupState;
+use crate::startup_state::{StartupState, TAKEN};
 
 /// The signals that end a wait, and that csalock forwards to a command.
 pub const FORWARDED: [Signal; 6] =
@@ -42,6 +42,8 @@ pub struct Signals {
     descriptor: SignalFd,
     interrupt: SignalFd,
     before: SigSet,
+    /// True if SIGCHLD was ignored at the start.
+    ignored_children: bool,
 }
 
 impl Signals {
@@ -51,8 +53,8 @@ impl Signals {
         // Stopped children do not matter here, and a process that ignores SIGCHLD cannot wait for children.
         let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
         // SAFETY: the default disposition runs no code.
-        unsafe { sigaction(Signal::SIGCHLD, &action) }.map_err(failed)?;
-        Ok(signals)
+        let before = unsafe { sigaction(Signal::SIGCHLD, &action) }.map_err(failed)?;
+        Ok(Signals { ignored_children: matches!(before.handler(), SigHandler::SigIgn), ..signals })
     }
 
     /// Starts to queue [`FORWARDED`] and the signals `others`.
@@ -66,7 +68,7 @@ impl Signals {
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
         QUEUED.store(ending.iter().fold(0, |bits, signal| bits | bit(signal)), Ordering::SeqCst);
         let open = |mask| SignalFd::with_flags(mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(failed);
-        Ok(Signals { descriptor: open(&mask)?, interrupt: open(&ending)?, before })
+        Ok(Signals { descriptor: open(&mask)?, interrupt: open(&ending)?, before, ignored_children: false })
     }
 
     /// Returns a descriptor that becomes readable when a signal that ends a wait arrives. (SIGCHLD does not end a wait:
@@ -103,7 +105,8 @@ impl Signals {
 
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.
     pub fn restore(&self, inherited: StartupState) {
-        for signal in [Signal::SIGPIPE, Signal::SIGCHLD, Signal::SIGXFSZ] {
+        let _ = set_ignored(Signal::SIGCHLD, self.ignored_children);
+        for signal in TAKEN {
             let _ = set_ignored(signal, inherited.ignored(signal));
         }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), None);
@@ -181,11 +184,6 @@ pub fn stop() {
     }
     // SAFETY: the previous action is as valid as before.
     let _ = unsafe { sigaction(Signal::SIGTSTP, &action) };
-}
-
-/// Ignores SIGXFSZ, so that a limit on file sizes causes an error message instead of a silent death.
-pub fn ignore_file_size_signal() {
-    let _ = set_ignored(Signal::SIGXFSZ, true);
 }
 
 /// Ends this process by a signal, so that its parent sees the signal. Returns if the signal does not end the process.

@@ -1,17 +1,24 @@
-//! The state at process start that the runtime overwrites before `main`: the ignored signals, and whether stdin, stdout
-//! and stderr were closed. A command under a lock must start with that state.
+//! The state at process start that csalock changes for itself: signals that it ignores, and closed descriptors of stdin,
+//! stdout and stderr. A command under a lock must start with that state.
 
-#![expect(unsafe_code, reason = "only code that runs before the runtime can see what the runtime overwrites")]
+#![expect(unsafe_code, reason = "reading and changing a signal's disposition is unsafe")]
 
+use std::fs::OpenOptions;
+use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
-use nix::sys::signal::Signal;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
-/// Bit set: each ignored signal's number, and from [`CLOSED`] on a bit for each closed descriptor of 0, 1 and 2.
+/// Bit set: the number of each ignored signal of [`TAKEN`], and from [`CLOSED`] on a bit for each closed descriptor of
+/// 0, 1 and 2.
 static FOUND: AtomicU64 = AtomicU64::new(0);
 
 const CLOSED: u32 = 40;
+
+/// The signals that csalock ignores: a broken pipe and a limit on file sizes cause an error message, not a silent death.
+pub const TAKEN: [Signal; 2] = [Signal::SIGPIPE, Signal::SIGXFSZ];
 
 /// The ignored signals and closed descriptors at process start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +32,11 @@ impl StartupState {
 
     /// Returns true if this signal was ignored.
     pub fn ignored(self, signal: Signal) -> bool {
-        self.0 & (1 << signal as u32) != 0
+        match TAKEN.contains(&signal) {
+            true => self.0 & (1 << signal as u32) != 0,
+            // csalock never changes the disposition of another signal that it asks about.
+            false => is_ignored(signal),
+        }
     }
 
     /// Returns true if this descriptor (0, 1 or 2) was closed.
@@ -34,38 +45,34 @@ impl StartupState {
     }
 }
 
-extern "C" fn look() {
+/// Records the state of this process, ignores the signals that csalock ignores, and opens /dev/null in place of closed
+/// descriptors, so that no file of a store gets their numbers. `main` calls this first.
+pub fn record() {
     let mut found = 0;
-    for descriptor in 0..3 {
-        // SAFETY: F_GETFD reads a flag of a number; it touches no memory.
-        if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } == -1 {
-            found |= 1 << (CLOSED + descriptor as u32);
+    // SAFETY: poll(2) permits closed descriptors, and nothing else uses these here.
+    let mut standard = [0, 1, 2].map(|at| PollFd::new(unsafe { BorrowedFd::borrow_raw(at) }, PollFlags::empty()));
+    let _ = poll(&mut standard, PollTimeout::ZERO);
+    for (at, polled) in standard.iter().enumerate() {
+        if polled.revents().is_some_and(|events| events.contains(PollFlags::POLLNVAL)) {
+            found |= 1 << (CLOSED as usize + at);
+            // The lowest free number is that of the closed descriptor.
+            let _ = OpenOptions::new().read(true).write(true).open("/dev/null").map(IntoRawFd::into_raw_fd);
         }
     }
-    for signal in [
-        libc::SIGHUP,
-        libc::SIGINT,
-        libc::SIGQUIT,
-        libc::SIGTERM,
-        libc::SIGUSR1,
-        libc::SIGUSR2,
-        libc::SIGPIPE,
-        libc::SIGCHLD,
-        libc::SIGXFSZ,
-    ] {
-        // SAFETY: a zeroed sigaction is valid and may be overwritten, and a null new action changes nothing.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            if libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN {
-                found |= 1 << signal;
-            }
+    for signal in TAKEN {
+        let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+        // SAFETY: the disposition runs no code.
+        if unsafe { sigaction(signal, &ignore) }.is_ok_and(|before| matches!(before.handler(), SigHandler::SigIgn)) {
+            found |= 1 << signal as u32;
         }
     }
     FOUND.store(found, Ordering::Relaxed);
 }
 
-// SAFETY: the C runtime calls the functions of this section before `main`. Rust's runtime sets SIGPIPE and opens
-// /dev/null for closed descriptors only later; `look` needs nothing of that runtime.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static LOOK: extern "C" fn() = look;
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: a zeroed sigaction is valid and may be overwritten, and a null new action changes nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal as i32, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+    }
+}

@@ -9,12 +9,12 @@ use super::{Cli, Command, Common, OnLost, RunWithLock, Taking, Waiting};
 use crate::duration::Limit;
 
 /// Returns the meaning of these arguments, of which the first is the program's name, if they have the plain form.
-pub fn read(mut arguments: impl Iterator<Item = OsString>) -> Option<Cli> {
-    let command = arguments.nth(1)?;
+pub fn read(arguments: &[OsString]) -> Option<Cli> {
+    let command = arguments.get(1)?;
     if command != "run" && command != "run-with-lock" {
         return None;
     }
-    let words: Vec<OsString> = arguments.collect();
+    let words = arguments[2..].to_vec();
     if words.first()?.as_bytes().starts_with(b"-") {
         return None;
     }
@@ -51,9 +51,9 @@ mod tests {
     use super::*;
 
     fn both(words: &[&str]) -> (Option<String>, Option<String>) {
-        let words = || words.iter().map(OsString::from);
-        let clap = Cli::try_parse_from(words()).ok();
-        (read(words()).map(|cli| format!("{cli:?}")), clap.map(|cli| format!("{cli:?}")))
+        let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+        let clap = Cli::try_parse_from(&words).ok();
+        (read(&words).map(|cli| format!("{cli:?}")), clap.map(|cli| format!("{cli:?}")))
     }
 
     #[test]

@@ -23,9 +23,8 @@ pub(super) enum Csa {
 }
 
 /// Returns the CSA function that the program was called as, if its name is such a name.
-pub(super) fn called_as(program: Option<OsString>) -> Option<Csa> {
-    let program = program?;
-    match Path::new(&program).file_name()?.as_bytes() {
+pub(super) fn called_as(program: Option<&OsString>) -> Option<Csa> {
+    match Path::new(program?).file_name()?.as_bytes() {
         b"csaLock" => Some(Csa::Lock),
         b"csaUnlock" => Some(Csa::Unlock),
         _ => None,
