@@ -53,7 +53,7 @@ use crate::lock::{
     self, Credentials, Facts, Grant, Handle, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Release,
     Request, Transition, decide,
 };
-use crate::store::{Location, Scope, Store, Version, Versioned};
+use crate::store::{Location, Scope, Store, Version, Versioned, guarded};
 
 /// Runs lock requests of a host against a store.
 pub struct Engine {
@@ -65,6 +65,8 @@ pub struct Engine {
     /// Duration of leases that a keeper renews.
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
+    /// A record as this engine read or committed it last, which saves the next commit of that record a read.
+    known: Mutex<Option<VersionedRecord>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
 }
@@ -95,6 +97,7 @@ impl Engine {
             location: None,
             lease: crate::environment::LEASE,
             issued_leases: Mutex::default(),
+            known: Mutex::default(),
             #[cfg(debug_assertions)]
             trace: crate::trace::Trace::new(crate::environment::Environment::trace()),
         }
@@ -144,8 +147,10 @@ impl Engine {
         let mut ask = ask.clone();
         // The grants that a lost commit would have ended, and the response to return if the next read knows none of them.
         let mut unclear: Option<(Vec<HandleHash>, R::Response)> = None;
+        let mut known = self.take_known(name);
         loop {
-            let (version, record) = self.read(name)?;
+            let is_read = known.is_none();
+            let (version, record) = known.take().map_or_else(|| self.read(name), Ok)?;
             // If another process ends a grant, the record still shows the grant or its ending. A record with neither is
             // the result of our own commit, and only its reply was lost.
             if let Some((ended, response)) = unclear.take()
@@ -155,6 +160,7 @@ impl Engine {
                 return Ok(Some(response));
             }
             match self.decide(&record, &ask, None)? {
+                Transition::Done(_) if !is_read => {}
                 Transition::Done(response) => return Ok(Some(response)),
                 Transition::Write { record: next, response, wake, over } => {
                     let update =
@@ -165,12 +171,31 @@ impl Engine {
                     }
                     unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
                     ask.repeat();
-                    if !race.backoff()? {
+                    if is_read && !race.backoff()? {
                         return Ok(None);
                     }
                 }
             }
         }
+    }
+
+    /// Returns true if the store has no record with this name. The next request for it needs no read then.
+    pub fn has_no_record(&self, name: &[u8]) -> bool {
+        let is_free = self.store.read(name).is_ok_and(|found| found.is_none());
+        *guarded(&self.known) = is_free.then(|| (None, Record::free(name)));
+        is_free
+    }
+
+    /// Keeps a record as this engine committed it, for [`Engine::take_known`].
+    fn keep_committed(&self, version: Version, mut record: Record) {
+        lock::number(&mut record, version.number);
+        *guarded(&self.known) = Some((Some(version), record));
+    }
+
+    /// Returns the record with this name as this engine knew it last, if that is the last one that it knew. Other
+    /// processes may have changed it since, so it may only be the basis of a commit, which then fails.
+    fn take_known(&self, name: &[u8]) -> Option<VersionedRecord> {
+        guarded(&self.known).take_if(|(_, record)| record.name == name)
     }
 
     /// Returns the credentials of a caller on this host that presents a grant as its own.

@@ -5,12 +5,13 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nix::unistd::{Uid, User};
+use nix::unistd::User;
 
 use crate::duration::parse_duration;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
 use crate::name::escape;
+use crate::startup_state::effective_user;
 use crate::store::{Access, Layout, Location};
 
 /// Default duration of leases that a keeper renews.
@@ -59,11 +60,11 @@ impl Environment {
     /// Reads the environment of this process.
     pub fn of_this_process() -> Environment {
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
-        let state = if Uid::effective().is_root() {
+        let state = if effective_user().is_root() {
             Some(PathBuf::from("/var/lib"))
         } else {
             // cron may leave HOME unset; the user database has the home directory too.
-            let known = || User::from_uid(Uid::effective()).ok().flatten().map(|user| user.dir);
+            let known = || User::from_uid(effective_user()).ok().flatten().map(|user| user.dir);
             absolute("XDG_STATE_HOME")
                 .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(".local/state")))
         };

@@ -7,6 +7,7 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -40,7 +41,11 @@ pub struct ReceivedSignal {
 /// A queue of signals, which do not have their usual effect from its creation on.
 pub struct Signals {
     descriptor: SignalFd,
-    interrupt: SignalFd,
+    /// Opened when the first wait needs it.
+    interrupt: OnceLock<Option<SignalFd>>,
+    ending: SigSet,
+    /// True if the queue also contains signals that do not end a wait.
+    has_others: bool,
     before: SigSet,
     /// True if SIGCHLD was ignored at the start.
     ignored_children: bool,
@@ -67,14 +72,22 @@ impl Signals {
         let mut before = SigSet::empty();
         sigprocmask(SigmaskHow::SIG_BLOCK, Some(&mask), Some(&mut before)).map_err(failed)?;
         QUEUED.store(ending.iter().fold(0, |bits, signal| bits | bit(signal)), Ordering::SeqCst);
-        let open = |mask| SignalFd::with_flags(mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(failed);
-        Ok(Signals { descriptor: open(&mask)?, interrupt: open(&ending)?, before, ignored_children: false })
+        Ok(Signals {
+            descriptor: open(&mask)?,
+            interrupt: OnceLock::new(),
+            ending,
+            has_others: !others.is_empty(),
+            before,
+            ignored_children: false,
+        })
     }
 
     /// Returns a descriptor that becomes readable when a signal that ends a wait arrives. (SIGCHLD does not end a wait:
     /// after `exec csalock` the script's children are children of csalock.)
     pub fn interrupt(&self) -> BorrowedFd<'_> {
-        self.interrupt.as_fd()
+        let interrupt = self.interrupt.get_or_init(|| self.has_others.then(|| open(&self.ending).ok()).flatten());
+        // Without a free descriptor, the end of a child only ends a wait too early.
+        interrupt.as_ref().unwrap_or(&self.descriptor).as_fd()
     }
 
     /// Returns the exit status after an interrupted wait: the signal that interrupted it.
@@ -105,9 +118,12 @@ impl Signals {
 
     /// Restores the signal mask and dispositions of the start, for a program that csalock executes next.
     pub fn restore(&self, inherited: StartupState) {
-        let _ = set_ignored(Signal::SIGCHLD, self.ignored_children);
-        for signal in TAKEN {
-            let _ = set_ignored(signal, inherited.ignored(signal));
+        // The command starts with the default disposition of SIGCHLD, if nothing ignored it.
+        if self.ignored_children {
+            let _ = set_ignored(Signal::SIGCHLD, true);
+        }
+        for signal in TAKEN.into_iter().filter(|signal| !inherited.ignored(*signal)) {
+            let _ = set_ignored(signal, false);
         }
         let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&self.before), None);
     }
@@ -132,6 +148,10 @@ pub fn is_pending() -> bool {
         SigSet::from_sigset_t_unchecked(set.assume_init())
     };
     pending.iter().any(|signal| queued & bit(signal) != 0)
+}
+
+fn open(mask: &SigSet) -> Result<SignalFd> {
+    SignalFd::with_flags(mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC).map_err(failed)
 }
 
 /// Ignores a signal or restores its default effect. Returns the previous action.

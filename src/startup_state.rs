@@ -1,5 +1,5 @@
-//! The state at process start that csalock changes for itself: signals that it ignores, and closed descriptors of stdin,
-//! stdout and stderr. A command under a lock must start with that state.
+//! The state at process start: what csalock changes for itself, which a command under a lock must find unchanged, and
+//! facts that cost no system call because the kernel passes them to each program.
 
 #![expect(unsafe_code, reason = "reading and changing a signal's disposition is unsafe")]
 
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::unistd::{Gid, Uid, getegid, geteuid};
 
 /// Bit set: the number of each ignored signal of [`TAKEN`], and from [`CLOSED`] on a bit for each closed descriptor of
 /// 0, 1 and 2.
@@ -19,6 +20,12 @@ const CLOSED: u32 = 40;
 
 /// The signals that csalock ignores: a broken pipe and a limit on file sizes cause an error message, not a silent death.
 pub const TAKEN: [Signal; 2] = [Signal::SIGPIPE, Signal::SIGXFSZ];
+
+/// Set once `main` has recorded the state: then this is a process of csalock, whose users never change.
+const RECORDED: u64 = 1 << 63;
+
+/// The ignored signals as /proc has shown them: bit N for signal N, and bit 0 once they are known.
+static IGNORED: AtomicU64 = AtomicU64::new(0);
 
 /// The ignored signals and closed descriptors at process start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +39,18 @@ impl StartupState {
 
     /// Returns true if this signal was ignored.
     pub fn ignored(self, signal: Signal) -> bool {
-        match TAKEN.contains(&signal) {
-            true => self.0 & (1 << signal as u32) != 0,
+        let known = IGNORED.load(Ordering::Relaxed);
+        match signal {
+            _ if TAKEN.contains(&signal) => self.0 & bit(signal) != 0,
             // csalock never changes the disposition of another signal that it asks about.
-            false => is_ignored(signal),
+            _ if known != 0 => known & bit(signal) != 0,
+            _ => is_ignored(signal),
         }
+    }
+
+    /// Returns true if one of the descriptors 0, 1 and 2 was closed.
+    pub fn any_closed(self) -> bool {
+        (0..3).any(|descriptor| self.closed(descriptor))
     }
 
     /// Returns true if this descriptor (0, 1 or 2) was closed.
@@ -63,10 +77,41 @@ pub fn record() {
         let ignore = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
         // SAFETY: the disposition runs no code.
         if unsafe { sigaction(signal, &ignore) }.is_ok_and(|before| matches!(before.handler(), SigHandler::SigIgn)) {
-            found |= 1 << signal as u32;
+            found |= bit(signal);
         }
     }
-    FOUND.store(found, Ordering::Relaxed);
+    FOUND.store(found | RECORDED, Ordering::Relaxed);
+}
+
+/// Notes the ignored signals, bit N - 1 for signal N, as the first read of this process's line in /proc shows them.
+pub fn note_ignored(mask: u64) {
+    let _ = IGNORED.compare_exchange(0, mask << 1 | 1, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Returns the effective user of this process.
+pub fn effective_user() -> Uid {
+    match is_recorded() {
+        // SAFETY: getauxval(3) reads a table that the kernel has filled in.
+        true => Uid::from_raw(unsafe { libc::getauxval(libc::AT_EUID) } as libc::uid_t),
+        false => geteuid(),
+    }
+}
+
+/// Returns the effective group of this process.
+pub fn effective_group() -> Gid {
+    match is_recorded() {
+        // SAFETY: as above.
+        true => Gid::from_raw(unsafe { libc::getauxval(libc::AT_EGID) } as libc::gid_t),
+        false => getegid(),
+    }
+}
+
+fn is_recorded() -> bool {
+    FOUND.load(Ordering::Relaxed) & RECORDED != 0
+}
+
+fn bit(signal: Signal) -> u64 {
+    1 << signal as u32
 }
 
 fn is_ignored(signal: Signal) -> bool {

@@ -191,7 +191,7 @@ impl Leases for BootLeases {
 }
 
 /// Returns the content of a mutex, even if another thread panicked while it used that.
-fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn guarded<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

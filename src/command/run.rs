@@ -4,6 +4,7 @@ mod child;
 mod flock_compat;
 
 use std::ffi::{OsStr, OsString};
+use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 
 use self::child::CommandChild;
@@ -30,9 +31,9 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
     let locks = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
-    let signals = Signals::listen(context.inherited)?;
     let supervisor = (!asked.no_fork).then(|| context.host.this_process()).transpose()?;
-    // The child opens the stores itself, because neither descriptors nor SQLite's connections may be shared.
+    // The process ends soon, and the kernel closes its descriptors.
+    let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let opened = locks.open(context);
     let has_lease = opened.as_ref().is_ok_and(OpenLockSet::are_shared) || asked.taking.ttl.is_some();
     let job = Job {
@@ -52,7 +53,7 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
     };
     let child = CommandChild { job: &job, asked, flock_compat: flock_compat.as_ref(), began: context.host.boottime() };
     match asked.no_fork {
-        true => child.acquire_and_exec(None),
+        true => child.acquire_and_exec(&opened?, None),
         false => run_supervised(&child, opened),
     }
 }
@@ -62,16 +63,19 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
     let (job, asked) = (child.job, child.asked);
     let has_lease = job.shared_deadline.is_some();
     // A child that shares our memory keeps signals from us, so it must not wait for a locked store, a file or the start
-    // signal.
-    let is_quick = !has_lease && child.flock_compat.is_none() && opened.as_ref().is_ok_and(are_free);
+    // signal. It also shares our descriptors, so it must not close any for the command.
+    let may_share = !has_lease && child.flock_compat.is_none() && !job.context.inherited.any_closed();
+    let is_quick = may_share && opened.as_ref().is_ok_and(are_free);
     // The socket exists before the command starts, because the command may renew at once. A keeper has its own socket.
     let proof = job.handle.proof();
     let bell = if has_lease { None } else { WakeSocket::new(WakeAddress::Supervisor(&proof)) };
     let tell = |message: &Notice<'_>| asked.common.note(&notice(job.locks, message));
     let files = child.flock_compat.map(|flock_compat| &flock_compat.handover);
     let supervisor = Supervisor::new(job, opened, bell, files, &tell);
-    if is_quick {
-        match job.command_line.spawn_vfork(&|progress| child.acquire_in_vfork(progress))? {
+    if let Ok(opened) = supervisor.opened()
+        && is_quick
+    {
+        match job.command_line.spawn_vfork(&|progress| child.acquire_in_vfork(opened, progress))? {
             VforkOutcome::Running(running) => return Ok(supervisor.supervise(&running)?),
             VforkOutcome::Failed(exit) => return Ok(exit),
             VforkOutcome::No => {}
@@ -80,8 +84,12 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
     match job.command_line.fork(has_lease)? {
         Fork::Child(child_side) => {
             let waiting = &asked.taking.waiting;
-            let ended = child.acquire_and_exec(Some(&child_side)).or_else(|error| waiting.end(error));
-            child_side.leave(super::exit_after(ended))
+            let acquire = |opened: &_| child.acquire_and_exec(opened, Some(&child_side));
+            let ended = match supervisor.opened() {
+                Ok(opened) if opened.survive_fork() => acquire(opened),
+                _ => job.locks.open(job.context).map_err(Into::into).and_then(|opened| acquire(&opened)),
+            };
+            child_side.leave(super::exit_after(ended.or_else(|error| waiting.end(error))))
         }
         Fork::Parent(running) => Ok(supervisor.supervise(&running)?),
     }
@@ -91,9 +99,9 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
 fn are_free(opened: &OpenLockSet<'_>) -> bool {
     opened.each().all(|(target, engine)| {
         engine.store().set_deadline(Some(engine.host().boottime()));
-        let found = engine.store().read(&target.name);
+        let is_free = engine.has_no_record(&target.name);
         engine.store().set_deadline(None);
-        found.is_ok_and(|found| found.is_none())
+        is_free
     })
 }
 

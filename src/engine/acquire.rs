@@ -11,7 +11,7 @@ use super::blocked_callers::BlockedCallers;
 use super::commit::RecordUpdate;
 use super::contention::CasRetry;
 use super::wait_policy::WaitClock;
-use super::{AcquireRequest, Engine, VersionedRecord, WaitPolicy};
+use super::{AcquireRequest, Engine, WaitPolicy};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WaitSet;
 use crate::lock::{self, Acquire, AcquireStep, EndedGrant, Grant, Lifetime, Record, Refusal, Request as _, Transition};
@@ -169,8 +169,9 @@ impl<'a> Acquisition<'a> {
     /// Reads the record, decides, and then commits or waits, until the attempt ends.
     fn run(&mut self, clock: &mut WaitClock, on_wait: &mut Onlooker<'_>) -> Result<AcquireResult> {
         let engine = self.engine;
-        // The record as this attempt committed it. A step without such a record reads the store.
-        let mut committed: Option<VersionedRecord> = None;
+        // The record as this engine knows it. A step without such a record reads the store.
+        let mut committed = engine.take_known(self.name);
+        let mut may_be_old = committed.is_some();
         let mut retry = engine.race(self.name).until(self.give_up_at);
         loop {
             self.limit_store_calls(clock);
@@ -179,7 +180,10 @@ impl<'a> Acquisition<'a> {
                 None => engine.read(self.name)?,
             };
             self.store_answered = true;
+            let is_old = std::mem::take(&mut may_be_old);
             let end = match self.decide(&record, clock)? {
+                // Only a commit proves that no other process has changed the record.
+                Transition::Done(_) if is_old => None,
                 Transition::Done(AcquireStep::Granted(grant, before)) => Some(self.found_grant(grant, before)?),
                 Transition::Done(AcquireStep::Refused(refusal)) => self.finish(&record, refusal)?,
                 Transition::Write { record: mut next, response: step, wake, over } => {
@@ -192,7 +196,10 @@ impl<'a> Acquisition<'a> {
                         RecordUpdate { expect: version, before: &record, record: &next, wake: &wake, over: &over };
                     match self.commit(update, &mut retry) {
                         Ok(Some(version)) => match Acquire::numbered(step, version.number) {
-                            AcquireStep::Granted(grant, before) => Some(AcquireResult::Granted(grant, before)),
+                            AcquireStep::Granted(grant, before) => {
+                                engine.keep_committed(version, next);
+                                Some(AcquireResult::Granted(grant, before))
+                            }
                             AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(refusal)),
                             AcquireStep::Again | AcquireStep::Enqueue(_) | AcquireStep::Wait { .. } => {
                                 self.is_queued = true;

@@ -14,6 +14,7 @@
 //! adopted process of its own process group looks like a called process. The same applies to another adopter and
 //! processes of its own session.
 
+use std::cell::LazyCell;
 use std::fs;
 
 use nix::sys::signal::Signal;
@@ -91,7 +92,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
     if us.parent == 0 {
         return Err(no_owner(ALONE));
     }
-    let ours = arguments_of(pid);
+    let ours = LazyCell::new(|| arguments_of(pid));
     let (mut at, mut stat) = (us.parent, parent_of(&us)?);
     let mut arguments = arguments_of(at);
     let (mut owners, mut starters) = (Vec::new(), Vec::new());
@@ -99,7 +100,7 @@ pub fn caller(pid: i32) -> Result<Caller> {
         let process = ProcessId { pid: at, start: stat.start };
         if is_starter(&stat, &arguments) {
             starters.push(process);
-        } else if is_wrapper(&stat, &arguments, &ours) {
+        } else if is_wrapper(&stat, &arguments, || &ours) {
             owners.push(process);
         } else {
             break;
@@ -174,10 +175,13 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
 /// Returns true if the owner of the locks of process `pid` may end with this call. Such an owner is not a shell. It
 /// began a session for this process or for the shell that called it, as sshd(8) does for a command.
 pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
+    if is_shell(owner) {
+        return false;
+    }
     let Ok(Some(us)) = proc_stat::read(pid) else { return false };
     let child = child_that_leads_to(owner, &us);
     let is_call = child.pid == us.pid || is_name_of_shell(&child.program);
-    is_call && child.session == child.pid && !is_shell(owner)
+    is_call && child.session == child.pid
 }
 
 /// Returns true if a shell has begun something, outside of the same pipeline, after the child that leads to `below`.

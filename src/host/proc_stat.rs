@@ -5,6 +5,8 @@ use std::io::{self, Read};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::startup_state::note_ignored;
+
 /// The problem with a /proc that shows the pids of another namespace.
 pub(super) const FOREIGN: &str = "/proc is not that of this pid namespace";
 
@@ -29,6 +31,8 @@ pub(crate) struct ProcStat {
     faults_of_children: u64,
     /// The process group in the foreground of its terminal; -1 without a terminal.
     pub(super) foreground: i32,
+    /// The signals that the process ignores: bit N - 1 for signal N.
+    ignored: u64,
     /// The start time in clock ticks after boot.
     pub(super) start: u64,
     /// The start addresses of the stack and the arguments, equal in parent and child after a fork without an exec. 0 if
@@ -77,10 +81,11 @@ pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
 /// Returns the errors of [`read`].
 #[expect(clippy::disallowed_methods, reason = "pids mean something only where /proc shows this one as its own")]
 pub(super) fn read_own() -> io::Result<ProcStat> {
-    let pid = nix::unistd::getpid().as_raw();
-    let own = read_file("/proc/self/stat")?.filter(|stat| stat.pid == pid);
-    IS_OURS.store(own.is_some(), Relaxed);
-    own.ok_or_else(|| io::Error::other(FOREIGN))
+    let is_ours = |stat: &ProcStat| IS_OURS.load(Relaxed) || stat.pid == nix::unistd::getpid().as_raw();
+    let own = read_file("/proc/self/stat")?.filter(is_ours).ok_or_else(|| io::Error::other(FOREIGN))?;
+    IS_OURS.store(true, Relaxed);
+    note_ignored(own.ignored);
+    Ok(own)
 }
 
 fn read_file(path: &str) -> io::Result<Option<ProcStat>> {
@@ -131,6 +136,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<ProcStat> {
         is_fork: number(9)? & 0x40 != 0,
         faults_of_children: number(11)?,
         threads: number(20)?,
+        ignored: number(33).unwrap_or(0),
         start: number(22)?,
         image: (number(28).unwrap_or(0), number(48).unwrap_or(0)),
     })

@@ -1,6 +1,7 @@
 //! Programs that start other programs, recognised by their names and arguments: starters, wrappers and shells.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
 use super::proc_stat::ProcStat;
@@ -35,12 +36,16 @@ pub(super) fn is_called_shell(stat: &ProcStat, arguments: &[Vec<u8>]) -> bool {
     is_name_of_shell(&stat.program) || arguments.first().is_some_and(|shell| is_name_of_shell(shell))
 }
 
-/// Returns true if this process only starts the program with the arguments `ours`. Either two adjacent arguments are
+/// Returns true if this process only starts the program with the arguments that `ours` returns. Either two adjacent arguments are
 /// that program and its first argument, or an argument is a shell string that begins so and is one command. Code of
 /// other languages (`system("csalock lock x")`) does not begin so, and may continue. A shell may continue too after its
 /// call, unless the call is such a string.
-pub(super) fn is_wrapper(stat: &ProcStat, arguments: &[Vec<u8>], ours: &[Vec<u8>]) -> bool {
-    let [program, argument, ..] = ours else { return false };
+pub(super) fn is_wrapper<'a>(stat: &ProcStat, arguments: &[Vec<u8>], ours: impl FnOnce() -> &'a [Vec<u8>]) -> bool {
+    let is_shell = is_called_shell(stat, arguments);
+    if is_shell && !matches!(arguments, [_, option, _] if option == b"-c") {
+        return false;
+    }
+    let [program, argument, ..] = ours() else { return false };
     let is_call = |first: &[u8], second: &[u8]| base_name(first) == base_name(program) && second == argument;
     let is_string = |string: &[u8]| {
         let is_quote = |byte: &u8| matches!(byte, b'"' | b'\'');
@@ -49,8 +54,8 @@ pub(super) fn is_wrapper(stat: &ProcStat, arguments: &[Vec<u8>], ours: &[Vec<u8>
         let mut words = words.skip_while(|word| *word == b"exec" || word.contains(&b'='));
         is_one_command(string) && is_call(words.next().unwrap_or_default(), words.next().unwrap_or_default())
     };
-    if is_called_shell(stat, arguments) {
-        return matches!(arguments, [_, option, string] if option == b"-c" && is_string(string));
+    if is_shell {
+        return arguments.last().is_some_and(|string| is_string(string));
     }
     arguments.windows(2).any(|pair| is_call(&pair[0], &pair[1])) || arguments.iter().any(|one| is_string(one))
 }
@@ -90,7 +95,12 @@ pub fn command_of(pid: i32) -> Vec<u8> {
 
 /// Returns the arguments of a process.
 pub(super) fn arguments_of(pid: i32) -> Vec<Vec<u8>> {
-    let mut command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut command = Vec::with_capacity(4096);
+    // Files in /proc have no size to ask for.
+    let read = fs::File::open(format!("/proc/{pid}/cmdline")).map(|file| file.take(u64::MAX).read_to_end(&mut command));
+    if !matches!(read, Ok(Ok(_))) {
+        command.clear();
+    }
     while command.last() == Some(&0) {
         command.pop();
     }

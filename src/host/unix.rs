@@ -18,7 +18,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::time::ClockId;
-use nix::unistd::{Pid, Uid};
+use nix::unistd::Pid;
 use sha2::{Digest, Sha256};
 
 use super::Scope;
@@ -27,11 +27,13 @@ use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
+use crate::startup_state::effective_user;
 
 /// The machine that this process runs on.
 #[derive(Debug, Default)]
 pub struct Unix {
     domain: OnceLock<PidDomain>,
+    name: OnceLock<String>,
 }
 
 impl Unix {
@@ -69,11 +71,12 @@ impl Host for Unix {
     }
 
     fn name(&self) -> String {
-        nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+        let read = || nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        self.name.get_or_init(read).clone()
     }
 
     fn uid(&self) -> u32 {
-        Uid::effective().as_raw()
+        effective_user().as_raw()
     }
 
     fn this_process(&self) -> Result<ProcessId> {

@@ -5,13 +5,12 @@
 //! namespaces cannot reach that socket and notify through the store ([`crate::store::Subscription`]). A pidfd reports
 //! the end of a process. The engine does not rely on any of these: it bounds every wait and reads the record again.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, bind, recv, sendto};
 use nix::sys::time::TimeSpec;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -28,7 +27,7 @@ const MOST_RINGS: usize = 1024;
 
 /// A socket that receives wake-ups.
 #[derive(Debug)]
-pub struct WakeSocket(UnixDatagram);
+pub struct WakeSocket(OwnedFd);
 
 /// The process to wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,15 +41,16 @@ pub enum WakeAddress<'a> {
 impl WakeSocket {
     /// Binds the socket for wake-ups. Returns `None` if that fails; no caller relies on wake-ups.
     pub fn new(listener: WakeAddress<'_>) -> Option<WakeSocket> {
-        let bell = address(listener).and_then(|address| UnixDatagram::bind_addr(&address)).ok()?;
-        bell.set_nonblocking(true).ok().map(|()| WakeSocket(bell))
+        let socket = socket()?;
+        bind(socket.as_raw_fd(), &address(listener)?).ok().map(|()| WakeSocket(socket))
     }
 
     /// Returns true if a wake-up arrived since the last call.
     pub fn was_woken(&self) -> bool {
         let mut buffer = [0; 8];
         // The limit ends this loop even if wake-ups arrive faster than they are read.
-        std::iter::from_fn(|| self.0.recv(&mut buffer).ok()).take(MOST_RINGS).count() > 0
+        let receive = || recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()).ok();
+        std::iter::from_fn(receive).take(MOST_RINGS).count() > 0
     }
 }
 
@@ -68,20 +68,22 @@ pub(super) struct LinuxWaitSet<'a> {
 
 /// Wakes the process at this address. Returns true if a process listens there.
 pub(super) fn wake(listener: WakeAddress<'_>) -> bool {
-    let rung = || -> std::io::Result<()> {
-        let socket = UnixDatagram::unbound()?;
-        socket.set_nonblocking(true)?;
-        socket.send_to_addr(b"!", &address(listener)?).map(drop)
-    };
+    let (Some(socket), Some(address)) = (socket(), address(listener)) else { return false };
     // A listener with a full queue wakes anyway.
-    rung().map_or_else(|error| error.kind() == std::io::ErrorKind::WouldBlock, |()| true)
+    matches!(sendto(socket.as_raw_fd(), b"!", &address, MsgFlags::MSG_NOSIGNAL), Ok(_) | Err(Errno::EAGAIN))
 }
 
-fn address(listener: WakeAddress<'_>) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(match listener {
+fn socket() -> Option<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    nix::sys::socket::socket(AddressFamily::Unix, SockType::Datagram, flags, None).ok()
+}
+
+fn address(listener: WakeAddress<'_>) -> Option<UnixAddr> {
+    let name = match listener {
         WakeAddress::Waiter(proof) => format!("csalock/{proof}"),
         WakeAddress::Supervisor(proof) => format!("csalock/guardian/{proof}"),
-    })
+    };
+    UnixAddr::new_abstract(name.as_bytes()).ok()
 }
 
 impl<'a> LinuxWaitSet<'a> {

@@ -46,8 +46,8 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
             owner.supervisor = None;
         }
         let is_awaited = ending.grant.owner.supervisor.is_some() || ending.reason != EndReason::Broken;
-        let owner = effective_owner(&ending.grant.owner, facts)?;
-        if is_awaited || owner.is_some_and(|(_, liveness)| liveness.may_live_here()) {
+        let may_ask = |liveness: Liveness| liveness.may_live_here();
+        if is_awaited || effective_owner(&ending.grant.owner, facts)?.is_some_and(|(_, liveness)| may_ask(liveness)) {
             record.ended_grants.push(ending);
         }
     }

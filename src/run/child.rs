@@ -43,6 +43,11 @@ impl ChildSide {
         die_with(self.supervisor, if gentle { Signal::SIGTERM } else { Signal::SIGKILL });
     }
 
+    /// Ends the effect of [`ChildSide::depend_on_supervisor`], for the command.
+    pub(super) fn outlive_supervisor(&self) {
+        let _ = set_pdeathsig(None);
+    }
+
     /// Waits at most `at_most` for the start signal. Returns true if it came.
     pub fn wait_for_go(&self, at_most: Duration) -> bool {
         let Some(ask) = &self.go else { return true };

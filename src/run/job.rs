@@ -72,7 +72,10 @@ impl<'a> Job<'a> {
         }
         child_side.inspect(|child_side| child_side.tell(Report::Granted));
         match child_side.is_none_or(|child_side| self.wait_for_go(child_side)) {
-            true => self.execute(variables),
+            true => {
+                child_side.inspect(|child_side| child_side.outlive_supervisor());
+                self.execute(variables)
+            }
             false => Error::new(
                 ErrorKind::Lost,
                 "its lease was over, or its supervisor was gone, before the command could begin; it was not run",

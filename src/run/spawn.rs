@@ -25,7 +25,6 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, clone};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous};
-use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::{ForkResult, Pid, execvpe, fork, pipe2};
@@ -100,8 +99,8 @@ impl CommandLine {
         self.words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&b' ')
     }
 
-    /// Starts a child that shares this memory, and waits until it is the command or has ended. The child runs `take`,
-    /// which reports through its argument. The child keeps its descriptors; this process keeps its allocations.
+    /// Starts a child that shares this memory and these descriptors, and waits until it is the command or has ended. The
+    /// child runs `take`, which reports through its argument. What the child opens and allocates stays in this process.
     /// Returns the errors of [`CommandLine::fork`].
     pub fn spawn_vfork(&self, take: &dyn Fn(&VforkStatus)) -> Result<VforkOutcome> {
         let progress = VforkStatus::default();
@@ -113,7 +112,9 @@ impl CommandLine {
             let begin = mmap_anonymous(None, CHILDS_STACK, access, kind).map_err(failed)?;
             std::slice::from_raw_parts_mut(begin.as_ptr().cast::<u8>(), CHILDS_STACK.get())
         };
-        let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
+        // With the descriptors, the child uses the open stores of this process: for the kernel, even the locks of SQLite
+        // belong to the table of descriptors. The command gets a table of its own when the child executes it.
+        let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_FILES | CloneFlags::CLONE_VFORK;
         let child = Box::new(|| {
             take(&progress);
             0
@@ -157,9 +158,8 @@ impl CommandLine {
         inherited: StartupState,
         killed_with: Option<Pid>,
     ) -> Error {
-        match killed_with {
-            Some(supervisor) => die_with(supervisor, Signal::SIGKILL),
-            None => drop(set_pdeathsig(None)),
+        if let Some(supervisor) = killed_with {
+            die_with(supervisor, Signal::SIGKILL);
         }
         signals.restore(inherited);
         close_again(inherited);

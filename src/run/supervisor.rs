@@ -62,6 +62,11 @@ impl<'a> Supervisor<'a> {
         Supervisor { job, opened, bell, files, tell, released: RefCell::default() }
     }
 
+    /// Returns the open stores of the locks.
+    pub fn opened(&self) -> &Result<OpenLockSet<'a>> {
+        &self.opened
+    }
+
     /// Waits for the end of the command and releases the locks. Returns the exit of csalock.
     pub fn supervise(self, command: &RunningCommand) -> Result<Exit> {
         let exit = self.wait_and_release(command);

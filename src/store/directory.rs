@@ -109,7 +109,8 @@ pub struct Directory {
     root: Mutex<Option<Arc<Root>>>,
     /// The scope of a store that does not exist yet, by the file system of its next ancestor.
     future_scope: OnceLock<Scope>,
-    /// The place and the listing of the last read, which save a commit of that version, or of no record, a new listing.
+    /// The place and the listing of the last read or commit, which save a commit of that version, or of no record, a new
+    /// listing.
     seen: Mutex<Option<(Entry, Option<Listing>)>>,
     /// The known leases of a store that several hosts share.
     leases: lease::Seen,
@@ -142,6 +143,11 @@ impl Directory {
     fn time(&self) -> Result<Duration> {
         let gone = || Error::os(Errno::ENOENT, "ask for the time of the file system of", &self.path);
         self.existing()?.ok_or_else(gone)?.file_system_time()
+    }
+
+    /// Keeps a listing for the next commit.
+    fn expect_no_change(&self, look: Listing) {
+        *guarded(&self.seen) = Some((look.entry.clone(), Some(look)));
     }
 
     fn ident(&self) -> Result<UniqueId> {

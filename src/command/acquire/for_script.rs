@@ -1,5 +1,6 @@
 //! Locks for the calling script: they outlive csalock, and are held only from the moment when the script knows of them.
 
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use super::{Acquisition, request};
@@ -45,8 +46,9 @@ impl ForScript<'_> {
         deliver: impl FnOnce(&Granted<'_>) -> anyhow::Result<Exit>,
     ) -> anyhow::Result<Exit> {
         let request = self.request()?;
-        let opened = self.targets.open(self.context)?;
-        let signals = Signals::listen(self.context.inherited)?;
+        // The process ends soon, and the kernel closes its descriptors.
+        let opened = ManuallyDrop::new(self.targets.open(self.context)?);
+        let signals = ManuallyDrop::new(Signals::listen_also(self.context.inherited, &[])?);
         let acquisition = Acquisition {
             timeout_setting: self.timeout_setting,
             ..Acquisition::new(self.common, &self.taking.waiting, &signals)

@@ -8,7 +8,7 @@ use super::flock_compat::FlockCompat;
 use crate::cli::RunWithLock;
 use crate::command::acquire::{Acquisition, report_taken, request};
 use crate::command::context::eprint_line;
-use crate::engine::{AcquireAllResult, AcquireRequest, WaitPolicy, acquire_all};
+use crate::engine::{AcquireAllResult, AcquireRequest, OpenLockSet, WaitPolicy, acquire_all};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::lock::{Grant, Mode, Owner};
@@ -28,8 +28,11 @@ pub(super) struct CommandChild<'a> {
 impl CommandChild<'_> {
     /// Acquires the locks and becomes the command. Returns only if it has not become the command. Without a supervisor
     /// (`-F`) the locks end with the command.
-    pub(super) fn acquire_and_exec(&self, child_side: Option<&ChildSide>) -> anyhow::Result<Exit> {
-        let opened = self.job.locks.open(self.job.context)?;
+    pub(super) fn acquire_and_exec(
+        &self,
+        opened: &OpenLockSet<'_>,
+        child_side: Option<&ChildSide>,
+    ) -> anyhow::Result<Exit> {
         let request = self.request(child_side.is_none(), opened.are_shared())?;
         let waiting = &self.asked.taking.waiting;
         let policy = waiting.wait_policy();
@@ -43,37 +46,34 @@ impl CommandChild<'_> {
             at_first_wait: &depend,
             ..Acquisition::new(&self.asked.common, waiting, self.job.signals)
         };
-        let (mut grants, evicted) = match acquisition.acquire(&opened, &request)? {
+        let (mut grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            ended => return Ok(acquisition.end(&opened, &ended)),
+            ended => return Ok(acquisition.end(opened, &ended)),
         };
         let until = policy.limit.map(|_| end);
-        let files = self.flock_compat.map(|compat| compat.take(self, &opened, &mut grants, until, child_side));
+        let files = self.flock_compat.map(|compat| compat.take(self, opened, &mut grants, until, child_side));
         if let Some(refused) = files.and_then(Result::transpose) {
-            self.job.release(&opened)?;
+            self.job.release(opened)?;
             return Ok(refused?);
         }
-        report_taken(&self.asked.common, &opened, &grants, evicted.as_ref());
-        let error = self.job.exec(&opened, &grants, child_side, &self.variables(&grants));
-        self.job.release(&opened)?;
+        report_taken(&self.asked.common, opened, &grants, evicted.as_ref());
+        let error = self.job.exec(opened, &grants, child_side, &self.variables(&grants));
+        self.job.release(opened)?;
         Err(error.into())
     }
 
     /// Acquires the locks if they are free and becomes the command. If an obstacle appears, the regular path checks it
     /// again and reports it.
-    pub(super) fn acquire_in_vfork(&self, progress: &VforkStatus) {
-        let Ok(opened) = self.job.locks.open(self.job.context) else { return };
+    pub(super) fn acquire_in_vfork(&self, opened: &OpenLockSet<'_>, progress: &VforkStatus) {
         let Ok(request) = self.request(false, false) else { return };
         let taken = acquire_all(&opened.lock_refs(), &request, &WaitPolicy::NONE, None, &mut |_, _| None);
         let Ok(AcquireAllResult::Granted(grants, evicted)) = taken else { return };
-        report_taken(&self.asked.common, &opened, &grants, evicted.as_ref());
-        // The open descriptors are not the supervisor's, although the memory is.
-        drop(opened);
+        report_taken(&self.asked.common, opened, &grants, evicted.as_ref());
         progress.granted();
         let error = self.job.execute(&self.variables(&grants));
         progress.failed(Exit::from(error.kind()));
         eprint_line(&error.to_string());
-        if let Err(error) = self.job.locks.open(self.job.context).and_then(|opened| self.job.release(&opened)) {
+        if let Err(error) = self.job.release(opened) {
             eprint_line(&error.to_string());
         }
     }

@@ -79,38 +79,51 @@ impl<'a> EventLoop<'a> {
     pub(super) fn run(mut self) -> Result<ExitReport> {
         let limits = &self.supervisor.job.limits;
         let limited = limits.max_hold.is_some() || limits.ttl.is_some() || self.keeper.is_some();
-        let timer = BoottimeTimer::new()?;
+        let mut timer: Option<BoottimeTimer> = None;
+        // Nothing is to do for a command without limits before the first event.
+        let mut is_idle = !limited;
         loop {
-            if let Some(status) = self.command.ended()? {
-                return Ok(self.exit_report(&status));
+            if !std::mem::take(&mut is_idle) {
+                if let Some(status) = self.command.ended()? {
+                    return Ok(self.exit_report(&status));
+                }
+                if !self.react(limited)? {
+                    continue;
+                }
             }
-            let mut now = self.boottime();
-            let event = self.drain();
-            if std::mem::take(&mut self.child_ended) {
-                self.command.reap_others(self.keeper.and_then(Keeper::process));
+            let next = self.next_limit();
+            if next.is_some() && timer.is_none() {
+                timer = Some(BoottimeTimer::new()?);
             }
-            let starts = self.report.told.is_none() && (limited || event) && {
-                self.report.told = self.command.told();
-                self.report.told.is_some()
-            };
-            // Events before the command runs come from the child's own acquisition of the locks.
-            let must_read = event || (starts && limited) || self.limits.iter().any(|limit| limit.term <= now);
-            if self.report.told.is_some() && self.report.stopped.is_none() && must_read {
-                self.read_limits();
-                now = self.boottime();
-            }
-            if !self.send_due_signals(now)? {
-                continue;
-            }
-            timer.set(self.next_limit());
+            timer.iter().for_each(|timer| timer.set(next));
             let reports = self.command.reports().filter(|_| limited && self.report.told.is_none());
             let signals = self.supervisor.job.signals.as_fd();
-            let events = [Some(signals), reports, self.events(), Some(timer.as_fd())];
+            let events = [Some(signals), reports, self.events(), timer.as_ref().map(AsFd::as_fd)];
             wait_readable(events.into_iter().flatten(), None).map_err(|errno| {
                 Error::new(ErrorKind::System, format!("cannot wait for the command: {}", errno.desc()), "")
             })?;
-            self.forward_signals();
+            self.forward_signal();
         }
+    }
+
+    /// Reacts to what happened while the command runs. Returns false if the command has ended by itself meanwhile.
+    fn react(&mut self, limited: bool) -> Result<bool> {
+        let mut now = self.boottime();
+        let event = self.drain();
+        if std::mem::take(&mut self.child_ended) {
+            self.command.reap_others(self.keeper.and_then(Keeper::process));
+        }
+        let starts = self.report.told.is_none() && (limited || event) && {
+            self.report.told = self.command.told();
+            self.report.told.is_some()
+        };
+        // Events before the command runs come from the child's own acquisition of the locks.
+        let must_read = event || (starts && limited) || self.limits.iter().any(|limit| limit.term <= now);
+        if self.report.told.is_some() && self.report.stopped.is_none() && must_read {
+            self.read_limits();
+            now = self.boottime();
+        }
+        self.send_due_signals(now)
     }
 
     fn boottime(&self) -> Duration {
@@ -180,9 +193,9 @@ impl<'a> EventLoop<'a> {
         times.min().filter(|next| *next < Duration::MAX)
     }
 
-    /// Forwards the signals that arrived. The terminal sends its signals to the command itself.
-    fn forward_signals(&mut self) {
-        while let Some(came) = self.supervisor.job.signals.next() {
+    /// Forwards a signal that arrived. The terminal sends its signals to the command itself.
+    fn forward_signal(&mut self) {
+        if let Some(came) = self.supervisor.job.signals.next() {
             self.child_ended |= came.signal == Signal::SIGCHLD;
             if came.from_terminal {
                 self.report.of_terminal = Some(came.signal);

@@ -70,9 +70,9 @@ impl Commit<'_> {
             return Ok(CommitResult::Conflict);
         }
         match body {
-            Some(body) => self.change(&look, &pointer, body),
+            Some(body) => self.change(look, &pointer, body),
             None if pointer.stage == Stage::Tombstone => self.settle(Some(&look)).map(|()| nothing_to_do),
-            None => self.remove(&look, &pointer),
+            None => self.remove(look, &pointer),
         }
     }
 
@@ -86,6 +86,7 @@ impl Commit<'_> {
         match numbered {
             Ok(Some(born)) => {
                 self.settle(Some(&look))?;
+                self.store.expect_no_change(look.after(born));
                 Ok(CommitResult::Done(born.version()))
             }
             // No process may number a record whose creation we report as failed.
@@ -94,12 +95,13 @@ impl Commit<'_> {
         }
     }
 
-    fn change(&self, look: &Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
+    fn change(&self, look: Listing, pointer: &Pointer, body: &[u8]) -> Result<CommitResult> {
         let ident = self.store.ident()?;
-        let next = Pointer { stage: Stage::Current, number: self.number_after(look, pointer, ident)?, ident };
+        let next = Pointer { stage: Stage::Current, number: self.number_after(&look, pointer, ident)?, ident };
         if look.replace(pointer, &next, body, self.keep)? {
-            self.settle(Some(look))?;
+            self.settle(Some(&look))?;
             look.remove_records();
+            self.store.expect_no_change(look.after(next));
             return Ok(CommitResult::Done(next.version()));
         }
         let swap = self.was_it_us(&look.entry, next.ident)?;
@@ -109,7 +111,7 @@ impl Commit<'_> {
         Ok(swap)
     }
 
-    fn remove(&self, look: &Listing, pointer: &Pointer) -> Result<CommitResult> {
+    fn remove(&self, look: Listing, pointer: &Pointer) -> Result<CommitResult> {
         let is_parked = self.is_parked(&look.entry)?;
         let end = Pointer { stage: Stage::Tombstone, ..*pointer };
         let removed = look.advance(pointer, &end)?;
@@ -117,10 +119,11 @@ impl Commit<'_> {
         if !removed && look.entry.look()?.is_none_or(|now| now.pointer != Some(end)) {
             return Ok(CommitResult::Conflict);
         }
-        self.settle(Some(look))?;
+        self.settle(Some(&look))?;
         if is_parked {
             look.remove_records();
-        } else if let Err(error) = self.purge(look, &end)
+            self.store.expect_no_change(look.after(end));
+        } else if let Err(error) = self.purge(&look, &end)
             // The record is gone, whatever stays of its directory. A failed sync must be reported all the same.
             && self.keep.durability == Durability::Durable
         {

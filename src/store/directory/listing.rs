@@ -6,10 +6,10 @@ use std::os::fd::OwnedFd;
 use nix::errno::Errno;
 
 use super::entry::{Entry, REMOVED_WHILE_OPEN};
-use super::pointer::{Name, Pointer, UniqueId};
+use super::pointer::{Name, Pointer, Stage, UniqueId};
 use super::sys::{self, os};
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{Version, WriteOptions};
+use crate::store::{Scope, Version, WriteOptions};
 
 /// The result of listing an entry's directory.
 pub(super) struct Listing {
@@ -29,8 +29,11 @@ impl Listing {
     /// Lists the directory of a record.
     pub(super) fn read(entry: Entry, directory: OwnedFd) -> std::result::Result<Listing, Errno> {
         let mut look = Listing::new(entry, directory, None);
-        let Listing { directory, pointer, records, silly_renames, .. } = &mut look;
-        sys::each_name(&*directory, &mut |name| {
+        let Listing { entry, directory, pointer, records, silly_renames, .. } = &mut look;
+        if entry.root.scope == Scope::Shared {
+            sys::forget_listing(&*directory);
+        }
+        sys::each_name_as_known(&*directory, &mut |name| {
             match Name::parse(name) {
                 // A listing that overlaps a rename may contain both names. The later name counts.
                 Some(Name::Pointer(found)) if pointer.is_none_or(|known| known.number <= found.number) => {
@@ -43,6 +46,13 @@ impl Listing {
             Ok(())
         })?;
         Ok(look)
+    }
+
+    /// Returns the listing after a commit that put this pointer in place, provided that no other process commits.
+    pub(super) fn after(mut self, pointer: Pointer) -> Listing {
+        self.records = [pointer.ident].into_iter().filter(|_| pointer.stage == Stage::Current).collect();
+        self.pointer = Some(pointer);
+        self
     }
 
     /// Returns true if nothing of csalock is in the directory.

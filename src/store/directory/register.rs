@@ -67,7 +67,12 @@ impl Register {
         Ok(())
     }
 
-    /// Parks a record if it was parked before or the others have had their time. Returns those that it replaces, or
+    /// Returns true if the record with this file name is parked.
+    pub(super) fn has_parked(work: &OwnedFd, file_name: &[u8]) -> bool {
+        sys::is_there(work, OsStr::new(&marker(file_name)))
+    }
+
+    /// Parks a record if the others have had their time. Returns those that it replaces, or
     /// `None` if the record may not be parked.
     pub(super) fn park(
         &mut self,
@@ -76,9 +81,6 @@ impl Register {
         now: Duration,
         mode: Mode,
     ) -> Result<Option<Vec<Vec<u8>>>, Errno> {
-        if self.parked.iter().any(|name| name == file_name) {
-            return Ok(Some(Vec::new()));
-        }
         let since = |name: &Vec<u8>| sys::changed_at(work, OsStr::new(&marker(name))).unwrap_or_default();
         if self.parked.iter().any(|name| now.saturating_sub(since(name)) < AT_LEAST) {
             return Ok(None);

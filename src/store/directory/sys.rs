@@ -210,10 +210,28 @@ pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno>
     was_there(answered(nix::unistd::unlinkat(at, name, UnlinkatFlags::RemoveDir))).map(drop)
 }
 
-/// Visits the names in a directory that was just opened. An NFS client must not use a cached listing: it detects
-/// changes by the directory's times. On v3, two changes within one tick of the server's clock have equal times.
+/// Returns true if the name leads to something, as far as this process can see.
+pub(super) fn is_there(at: impl AsFd, name: &OsStr) -> bool {
+    answered(fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)).is_ok()
+}
+
+/// Visits the names in a directory that was just opened.
 pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
+    forget_listing(directory.as_fd());
+    each_name_as_known(directory, visit)
+}
+
+/// Makes an NFS client list the directory anew: it detects changes by the directory's times, and on v3, two changes
+/// within one tick of the server's clock have equal times.
+pub(super) fn forget_listing(directory: impl AsFd) {
     let _ = rustix::fs::fadvise(directory.as_fd(), 0, None, Advice::DontNeed);
+}
+
+/// Visits the names in a directory that was just opened, as this host knows them.
+pub(super) fn each_name_as_known(
+    directory: impl AsFd,
+    visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut entries = RawDir::new(directory.as_fd(), &mut buffer);
     while let Some(entry) = answered(entries.next()) {

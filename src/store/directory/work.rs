@@ -71,7 +71,11 @@ impl Root {
 
     /// Parks a record, if it may be parked: see [`Register::park`].
     pub(super) fn park(&self, entry: &Entry, now: Duration) -> Result<Option<Vec<Vec<u8>>>> {
-        self.in_work(|work| Register::read(work)?.park(work, entry.file_name.as_bytes(), now, self.file_mode))
+        let name = entry.file_name.as_bytes();
+        self.in_work(|work| match Register::has_parked(work, name) {
+            true => Ok(Some(Vec::new())),
+            false => Register::read(work)?.park(work, name, now, self.file_mode),
+        })
     }
 
     pub(super) fn in_work<T>(&self, work: impl Fn(&OwnedFd) -> std::result::Result<T, Errno>) -> Result<T> {

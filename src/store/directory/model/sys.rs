@@ -95,10 +95,31 @@ pub(super) fn remove_directory(at: impl AsFd, name: &OsStr) -> Result<(), Errno>
     real::was_there(replay::done(Call::RemoveDirectory { at: directory, name: text(name) })).map(drop)
 }
 
+pub(super) fn is_there(at: impl AsFd, name: &OsStr) -> bool {
+    match replay::directory(&at) {
+        Some(at) => replay::names(Call::List { at }).is_ok_and(|names| names.contains(&text(name))),
+        None => real::is_there(at, name),
+    }
+}
+
+pub(super) fn forget_listing(directory: impl AsFd) {
+    if replay::directory(&directory).is_none() {
+        real::forget_listing(directory);
+    }
+}
+
 pub(super) fn each_name(directory: impl AsFd, visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
+    forget_listing(&directory);
+    each_name_as_known(directory, visit)
+}
+
+pub(super) fn each_name_as_known(
+    directory: impl AsFd,
+    visit: &mut dyn FnMut(&[u8]) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     match replay::directory(&directory) {
         Some(at) => replay::names(Call::List { at })?.iter().try_for_each(|name| visit(name.as_bytes())),
-        None => real::each_name(directory, visit),
+        None => real::each_name_as_known(directory, visit),
     }
 }
 
