@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use crate::startup_state::StartupState;
 pub use fake::Fake;
-pub use file_locks::{flock_holders, posix_holders};
+pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
 pub use owner::{Caller, Invocation, caller, may_end_with_call, new_owner};
 pub use proc_stat::start_of;
 pub use programs::command_of;

@@ -37,6 +37,7 @@ pub use memory::Memory;
 pub use path_checks::path_findings;
 pub use scratch::Scratch;
 pub use sqlite::Sqlite;
+pub(crate) use sqlite::close_before_fork;
 pub use url::{Cluster, Layout, Location};
 pub use write_set::{CommitResult, Durability, Write, WriteOptions, WriteSet};
 

@@ -38,25 +38,34 @@ fn has_it_locked(pid: i32, path: &Path, is_it: &dyn Fn(&fs::Metadata) -> bool) -
 /// Returns the visible other processes with a POSIX lock (fcntl(2)) on a file, by ascending pid. The function does not
 /// open the file, because closing it would drop the locks of this process.
 pub fn posix_holders(path: &Path) -> Vec<i32> {
-    let Ok(file) = fs::metadata(path) else { return Vec::new() };
-    let own = nix::unistd::Pid::this().as_raw();
-    callers(&file, "POSIX").into_iter().filter(|pid| *pid != own).collect()
+    other_callers(path, "POSIX")
 }
 
-/// Returns the live processes that called flock(2) or fcntl(2), by ascending pid.
-fn callers(file: &fs::Metadata, kind: &str) -> Vec<i32> {
+/// Returns the visible other processes with an exclusive lock on a file, as [`posix_holders`].
+pub fn exclusive_holders(path: &Path) -> Vec<i32> {
+    other_callers(path, "WRITE")
+}
+
+fn other_callers(path: &Path, word: &str) -> Vec<i32> {
+    let Ok(file) = fs::metadata(path) else { return Vec::new() };
+    let own = nix::unistd::Pid::this().as_raw();
+    callers(&file, word).into_iter().filter(|pid| *pid != own).collect()
+}
+
+/// Returns the live processes with a lock whose kind or mode is this word, by ascending pid.
+fn callers(file: &fs::Metadata, word: &str) -> Vec<i32> {
     // The kernel returns its list in pieces, so a line can be missed while other processes lock and unlock.
-    (0..LOOKS).map(|_| listed_callers(file, kind)).find(|pids| !pids.is_empty()).unwrap_or_default()
+    (0..LOOKS).map(|_| listed_callers(file, word)).find(|pids| !pids.is_empty()).unwrap_or_default()
 }
 
 /// Returns the callers from one read of the kernel's list. A line looks like `1: FLOCK  ADVISORY  WRITE 359
 /// 00:13:11691 0 EOF`; waiters have `->` after the number.
-fn listed_callers(file: &fs::Metadata, kind: &str) -> Vec<i32> {
+fn listed_callers(file: &fs::Metadata, word: &str) -> Vec<i32> {
     let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
     let wanted = format!("{major:02x}:{minor:02x}:{}", file.ino());
     let text = fs::read_to_string("/proc/locks").unwrap_or_default();
     let holder = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
-        [_, found, _, _, pid, place, ..] if found == kind && place == wanted => pid.parse().ok(),
+        [_, kind, _, mode, pid, place, ..] if [kind, mode].contains(&word) && place == wanted => pid.parse().ok(),
         _ => None,
     };
     let pids = text.lines().filter_map(holder).filter(|pid| fs::exists(format!("/proc/{pid}")).unwrap_or(false));

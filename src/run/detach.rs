@@ -17,6 +17,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, chdir, fork, setsid};
 
 use crate::error::{Error, Result};
+use crate::store::close_before_fork;
 
 /// The name of a background process: each of them is a keeper.
 const NAME: &CStr = c"csalock-keeper";
@@ -33,6 +34,7 @@ pub enum Detach {
 /// Runs `work` in a background process, with `keep` as its only descriptor. Returns its pid if it is a child.
 pub fn spawn(parent: Detach, keep: Option<&OwnedFd>, work: impl FnOnce()) -> Result<Option<Pid>> {
     let failed = |errno: Errno| Error::os(errno, "start", "a process in the background");
+    close_before_fork();
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
     if let ForkResult::Parent { child } = unsafe { fork() }.map_err(failed)? {
         if parent == Detach::Child {

@@ -36,6 +36,7 @@ use crate::exit::Exit;
 use crate::host::StartupState;
 use crate::run::detach;
 use crate::signals::Signals;
+use crate::store::close_before_fork;
 
 /// Stack size in bytes of a child that shares the parent's memory; untouched pages cost nothing.
 const CHILDS_STACK: NonZeroUsize = NonZeroUsize::new(512 * 1024).unwrap();
@@ -143,6 +144,7 @@ impl CommandLine {
         let (hear, tell) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(failed)?;
         let (ask, give) = leave.then(|| pipe2(OFlag::O_CLOEXEC)).transpose().map_err(failed)?.unzip();
         let supervisor = nix::unistd::Pid::this();
+        close_before_fork();
         // SAFETY: this process has one thread, so the child may do everything that the parent may do.
         match unsafe { fork() }.map_err(failed)? {
             ForkResult::Parent { child } => Ok(Fork::Parent(RunningCommand::new(child, Some(hear), give))),

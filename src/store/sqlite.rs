@@ -9,16 +9,19 @@
 //! ```
 //!
 //! **Commit.** `BEGIN IMMEDIATE`; take the next number if the record has the expected version; write or remove the row;
-//! `COMMIT`. A process that dies in between leaves a journal, and the next process rolls it back.
+//! `COMMIT`. If a process dies in between, the next process sees no part of the transaction.
 //!
-//! **Settings.** The store uses a rollback journal, because it costs a lone process a third less than a write-ahead
-//! log. It uses POSIX locks, because the kernel drops them with their process. A process keeps the file locked only
-//! while it uses it. Syncs keep the database whole over a power cut. The last lock may be lost then, since locks end
-//! with the boot. A transaction that needs more durability syncs more ([`database`]).
+//! **Settings.** The store uses a write-ahead log, because its commits need no sync ([`journal`]). A power cut may undo
+//! the last locks, since locks end with the boot. A transaction that needs more durability syncs the log, and with it
+//! all earlier transactions ([`database`]). The store uses POSIX locks, because the kernel drops them with their process.
+//! A process has the database open until it ends, but locks it for writing only during a commit.
+//!
+//! **Processes.** A child that shares memory and descriptors shares the connection too: the kernel gives the locks to
+//! the table of descriptors. Before any other fork all connections are closed ([`close_before_fork`]).
 //!
 //! **The file** is created by the first commit, with a mode from the umask; its directory must exist. The file has all
 //! records, so the store refuses a commit whose record fewer users may read than the file. All users need write
-//! permission for both, because the journal is in the directory of the database. Root's cron and www-data can share a
+//! permission for both, because the log is in the directory of the database. Root's cron and www-data can share a
 //! database in a directory of a common group with mode 2770, if its creator has umask 002.
 //!
 //! **Channels** of waiters in other network namespaces are in the directory `locks.db-waits` next to the database. The
@@ -29,28 +32,31 @@
 //! **Limits.** The store serves one host: it refuses network file systems, whose POSIX locks and caches are unreliable.
 //! Callers must wait in the queue of a record, never in the database: SQLite's own waiting is unfair ([`busy`]). Users
 //! who may write the directory, even if it is sticky, can plant a journal. Code that opens the file by other means in
-//! the same process drops the kernel locks on it; cp is safe, because it is another process. SQLite reads a whole row
-//! to compare a name, so a row of a gigabyte costs that much memory before it is refused. Only a foreign program writes
-//! such a row. A csalock with another format does not find its own table here and reports that.
+//! the same process drops the kernel locks on it. A copy of the file alone lacks the log; `sqlite3 locks.db .backup`
+//! copies both. SQLite reads a whole row to compare a name, so a row of a gigabyte costs that much memory before it is
+//! refused. Only a foreign program writes such a row. A csalock with another format does not find its own table here and
+//! reports that.
 
 mod busy;
 mod checks;
 mod database;
 mod errors;
 mod health;
+mod journal;
 mod schema;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::types::ValueRef;
 use rusqlite::{OptionalExtension, Row};
 
 use self::busy::Busy;
-use self::database::Database;
+use self::database::Shared;
+pub(crate) use self::database::close_before_fork;
 use super::history_file::HistoryFile;
 use super::{
     BootLeases, CommitResult, Directory, Finding, Layout, Leases, Scope, Store, Subscription, Swept, Topic, Version,
@@ -79,8 +85,7 @@ pub struct Sqlite {
     host: Arc<dyn Host>,
     leases: BootLeases,
     busy: Arc<Busy>,
-    /// Connection that the first use opens and an error drops. It must not be used after a fork.
-    database: Mutex<Option<Database>>,
+    database: Shared,
 }
 
 impl Sqlite {
@@ -94,7 +99,7 @@ impl Sqlite {
             leases: BootLeases(host.clone()),
             host,
             busy,
-            database: Mutex::default(),
+            database: database::share(),
         })
     }
 
@@ -158,7 +163,9 @@ impl Sqlite {
             if found != expect {
                 return Ok(None);
             }
+            // A power cut may undo the last numbers. The clock makes the numbers after it higher nevertheless.
             let number = last.checked_add(1).filter(|number| *number > 0).ok_or_else(errors::without_counter)?;
+            let number = number.max(self.host.wall().as_micros() as i64);
             transaction.execute(COUNT, [number])?;
             match body {
                 Some(body) => transaction.execute(WRITE, (name, number, body))?,
@@ -205,6 +212,8 @@ impl Store for Sqlite {
             for line in &set.history {
                 let _ = self.history_file().append(line.as_bytes(), &set.limits, self.host.wall());
             }
+            // The process that waits for this commit has been woken by now.
+            self.tend_journal();
         }
         Ok(done)
     }

@@ -364,11 +364,11 @@ on_every_store_of_files! {
 
     fn a_limit_of_file_sizes_does_not_end_the_process(sandbox: &Sandbox) {
         let script = "i=0; while [ $i -lt 20 ]; do i=$((i + 1)); csalock run x dash -c 'exit 3'; [ $? = 3 ] || exit 1; done";
-        // The records, and SQLite's pages, are smaller.
-        let limit = if sandbox.is_directory() { "ulimit -f 4" } else { "ulimit -f 32" };
+        // The records, and SQLite's log, are smaller.
+        let limit = if sandbox.is_directory() { "ulimit -f 4" } else { "ulimit -f 256" };
         sandbox.script("dash", script).run();
         let [place, _] = sandbox.history_paths();
-        let filled = if sandbox.is_directory() { 2048 } else { 32 * 512 };
+        let filled = if sandbox.is_directory() { 2048 } else { 256 * 512 };
         let text = fs::read(&place).unwrap();
         fs::write(&place, text.iter().cycle().take(filled).copied().collect::<Vec<u8>>()).unwrap();
         sandbox.script("dash", &format!("{limit}; {script}")).run();

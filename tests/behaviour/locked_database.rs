@@ -13,6 +13,16 @@ const WRITER: &str = "BEGIN EXCLUSIVE";
 const RESERVED: &str = "BEGIN IMMEDIATE";
 const READER: &str = "BEGIN; SELECT count(*) FROM records_2";
 
+/// The locks that block a commit, with the kind of journal that the database has then. With a log, no reader does.
+const BLOCKING: [(Journal, &str); 4] =
+    [(Journal::Log, RESERVED), (Journal::Rollback, WRITER), (Journal::Rollback, RESERVED), (Journal::Rollback, READER)];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Journal {
+    Log,
+    Rollback,
+}
+
 /// A store with a value under `v` and a lock `held` in it.
 fn store() -> Sandbox {
     let sandbox = Sandbox::new(Kind::Sqlite);
@@ -21,9 +31,13 @@ fn store() -> Sandbox {
     sandbox
 }
 
-/// Locks the database in the name of this test.
-fn locked(sandbox: &Sandbox, how: &str) -> Connection {
+/// Locks the database in the name of this test. Its journal stays as it is until the lock ends.
+fn locked(sandbox: &Sandbox, (journal, how): (Journal, &str)) -> Connection {
     let connection = Connection::open(sandbox.store_path()).unwrap();
+    if journal == Journal::Rollback {
+        let mode: String = connection.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0)).unwrap();
+        assert_eq!(mode, "delete");
+    }
     connection.execute_batch(how).unwrap();
     connection
 }
@@ -65,7 +79,7 @@ const PATIENT: [(&[&str], i32); 10] = [
 
 #[test]
 fn a_waiter_is_told_at_the_deadline_that_the_lock_is_busy() {
-    for how in [WRITER, RESERVED, READER] {
+    for how in BLOCKING {
         let sandbox = store();
         let connection = locked(&sandbox, how);
         are_refused(&sandbox, &PATIENT);
@@ -79,7 +93,7 @@ fn a_waiter_is_told_at_the_deadline_that_the_lock_is_busy() {
 #[test]
 fn a_caller_without_a_deadline_learns_in_time_that_the_store_is_unreachable() {
     let sandbox = store();
-    let connection = locked(&sandbox, WRITER);
+    let connection = locked(&sandbox, (Journal::Rollback, WRITER));
     let readers: [&[&str]; 5] = [&["status"], &["status", "-q", "held"], &["get", "v"], &["lookup", "c"], &["gc"]];
     let writers: [&[&str]; 2] = [&["unlock", "--force", "held"], &["renew", "--ttl", "1h", "held"]];
     let all = |words: &[&'static [&'static str]]| words.iter().map(|words| (*words, 69)).collect::<Vec<_>>();
@@ -88,6 +102,22 @@ fn a_caller_without_a_deadline_learns_in_time_that_the_store_is_unreachable() {
     connection.execute_batch(READER).unwrap();
     are_refused(&sandbox, &all(&[&["unlock", "--force", "held"]]));
     sandbox.csalock(["get", "v"]).stdout("1").run();
+}
+
+#[test]
+fn with_a_log_a_writer_blocks_no_reader_and_a_reader_no_writer() {
+    let sandbox = store();
+    let connection = locked(&sandbox, (Journal::Log, WRITER));
+    sandbox.csalock(["get", "v"]).stdout("1").run();
+    assert_eq!(sandbox.state("held"), "held");
+    are_refused(&sandbox, &[(&["unlock", "--force", "held"], 69), (&["renew", "--ttl", "1h", "held"], 69)]);
+    connection.execute_batch("ROLLBACK").unwrap();
+    connection.execute_batch(READER).unwrap();
+    for number in ["2", "3", "4"] {
+        sandbox.csalock(["put", "-n", "v", number]).run();
+        sandbox.csalock(["get", "v"]).stdout(number).run();
+        sandbox.csalock(["run", "-n", "a", "true"]).run();
+    }
 }
 
 /// Whether a process queues SIGINT, to hear it while it waits.
@@ -107,7 +137,7 @@ fn a_signal_ends_a_wait_for_the_database_at_once() {
         &["put", "-w", "inf", "v", "2"],
         &["get", "-w", "inf", "--lock", "v"],
     ];
-    for (how, signal) in [(WRITER, Signal::SIGINT), (RESERVED, Signal::SIGTERM), (READER, Signal::SIGHUP)] {
+    for (how, signal) in BLOCKING.into_iter().zip([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT]) {
         let sandbox = store();
         let _locked = locked(&sandbox, how);
         let jobs = commands.map(|words| (words, sandbox.csalock(words).spawn()));
@@ -128,7 +158,7 @@ fn a_signal_ends_a_wait_for_the_database_at_once() {
 #[test]
 fn a_wait_without_end_goes_on_and_gets_the_lock() {
     let sandbox = store();
-    let locked = locked(&sandbox, RESERVED);
+    let locked = locked(&sandbox, (Journal::Log, RESERVED));
     let jobs = [["run", "-w", "inf", "a", "true"], ["run", "-w", "inf", "b", "true"]]
         .map(|words| sandbox.csalock(words).spawn());
     for job in &jobs {
@@ -144,7 +174,7 @@ fn a_wait_without_end_goes_on_and_gets_the_lock() {
 #[test]
 fn a_waiter_that_is_killed_leaves_the_database_as_it_was() {
     let sandbox = store();
-    let locked = locked(&sandbox, READER);
+    let locked = locked(&sandbox, (Journal::Rollback, READER));
     let mut job = sandbox.csalock(["put", "-w", "inf", "v", "2"]).spawn();
     // It is about to commit, and keeps new readers out: it has SQLite's pending byte.
     let pending = format!(" WRITE {} ", job.pid());
@@ -164,7 +194,7 @@ fn a_command_ends_with_its_own_status_and_the_next_acquires_the_lock() {
     let sandbox = store();
     let mut job = sandbox.csalock(["run", "x", "dash", "-c", "echo ready; cat; exit 3"]).spawn();
     job.lines(1);
-    let locked = locked(&sandbox, WRITER);
+    let locked = locked(&sandbox, (Journal::Log, WRITER));
     job.release();
     let done = job.wait();
     let said = REFUSED.replace("csalock: ", "csalock: lock x could not be released: ");

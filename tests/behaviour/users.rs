@@ -259,6 +259,34 @@ fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
 }
 
 #[test]
+fn a_user_who_may_only_read_a_database_looks_at_it_with_and_without_its_log() {
+    if !is_root("users") || !has("setpriv") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    let file = place(&sandbox, "shared", (4101, 4101, 0o755)).join("store");
+    let log = file.with_file_name("store-wal");
+    let store = sandbox.store_at("shared/store");
+    assert_eq!(Anne.code(&sandbox, &store, &["lock", "-q", "--forever", "x"]), 0);
+    let seen = || [Bert, Carl].map(|person| person.code(&sandbox, &store, &["status", "-q", "x"]));
+    assert!(log.exists());
+    assert_eq!(seen(), [0, 0]);
+    // Another program that closes the database as the last one removes the log.
+    let connection = rusqlite::Connection::open(&file).unwrap();
+    connection.query_row("SELECT count(*) FROM records_2", [], |_| Ok(())).unwrap();
+    drop(connection);
+    assert!(!log.exists());
+    assert_eq!(seen(), [0, 0]);
+    assert_eq!(Carl.code(&sandbox, &store, &["run", "-n", "y", "true"]), 77);
+    assert!(!log.exists());
+    // A log that is not for the users of the database is named.
+    assert_eq!(Anne.code(&sandbox, &store, &["run", "-n", "y", "true"]), 0);
+    std::fs::set_permissions(&log, PermissionsExt::from_mode(0o600)).unwrap();
+    let done = Carl.csalock(&sandbox, &store, &["status", "x"]).capture();
+    assert!(done.code == Some(77) && done.stderr.contains("store-wal"), "{done:?}");
+}
+
+#[test]
 fn a_value_is_read_by_the_users_that_its_mode_allows() {
     if !is_root("users") || !has("setpriv") {
         return;

@@ -474,6 +474,14 @@ fn a_database_has_one_mode() {
     assert_eq!(done.code, Some(77));
     assert!(done.stderr.contains("0644") || done.stderr.contains(" 644"), "{}", done.stderr);
     assert_eq!(sandbox.csalock(["get", "x"]).capture().stdout, "secret");
+    // The log contains values too.
+    std::fs::set_permissions(sandbox.store_path(), PermissionsExt::from_mode(0o600)).unwrap();
+    sandbox.csalock(["put", "--mode", "600", "x", "changed"]).run();
+    let log = sandbox.store_path().with_file_name("store-wal");
+    assert_eq!(std::fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::set_permissions(&log, PermissionsExt::from_mode(0o644)).unwrap();
+    let done = sandbox.csalock(["put", "--mode", "600", "x", "secret"]).capture();
+    assert!(done.code == Some(77) && done.stderr.contains("store-wal has mode 0644"), "{done:?}");
 }
 
 #[test]

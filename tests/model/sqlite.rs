@@ -1,5 +1,6 @@
 //! The steps of the SQLite store, as a model of their own: begin immediate, read row and counter, count, write, commit.
-//! A crash may come between any two of them; the next process then rolls the journal back.
+//! A crash may come between any two of them; the next process then rolls the journal back. (With a write-ahead log it
+//! does not see the frames of an unfinished transaction, which is the same.)
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 

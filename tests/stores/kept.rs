@@ -96,6 +96,10 @@ pub(crate) fn a_record_that_fewer_may_read_than_the_database_is_refused(rig: &Ri
     let third = stored(swap(b"third", WriteOptions { mode: Some(0o660), ..WriteOptions::default() }).unwrap());
     stored(remove(b"third", third).unwrap());
     fs::set_permissions(rig.path(), PermissionsExt::from_mode(0o600)).unwrap();
+    // The log was created while the database had the other mode.
+    let log = format!("{}-wal", rig.path().display());
+    assert!(swap(b"second", PRIVATE).unwrap_err().to_string().contains(&log));
+    fs::set_permissions(log, PermissionsExt::from_mode(0o600)).unwrap();
     stored(swap(b"second", PRIVATE).unwrap());
     assert_eq!((mode(), rig.bodies().len(), rig.kind), (0o600, 2, Kind::Sqlite));
 }

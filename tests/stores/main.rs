@@ -123,6 +123,7 @@ mod durable_stores {
         }
         mod databases {
             keep! { traced on sqlite: {
+                a_commit_that_lasts_is_synced_and_no_other_commit_is
                 a_commit_that_lasts_is_synced_with_the_removal_of_its_journal
             } }
         }

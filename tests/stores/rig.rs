@@ -175,6 +175,8 @@ fn footprint(directory: &Path) -> (u64, u64) {
     fs::read_dir(directory).unwrap().map(Result::unwrap).fold((0, 0), |(entries, bytes), entry| {
         let (inner_entries, inner_bytes) = match entry.file_type().unwrap().is_dir() {
             true => footprint(&entry.path()),
+            // The log of a database grows and shrinks, up to its limit.
+            false if entry.file_name().as_encoded_bytes().ends_with(b"-wal") => (0, 0),
             false => (0, entry.metadata().unwrap().len()),
         };
         (entries + 1 + inner_entries, bytes + inner_bytes)

@@ -2,6 +2,7 @@
 //! fail. Like the storms, this is the test program again, with the steps in the environment.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -128,7 +129,29 @@ pub(crate) fn all_levels_above_a_default_store_are_synced(rig: &Rig) {
     assert_eq!(syncs, ["sync a/b/store", "sync a/b", "sync a", "sync ."]);
 }
 
+pub(crate) fn a_commit_that_lasts_is_synced_and_no_other_commit_is(rig: &Rig) {
+    let Some(steps) = trace(rig, "x.put.lasting x.put.boot x.put.lasting x.put.boot x.remove.whole x.put.lasting")
+    else {
+        return;
+    };
+    // The first commit creates the database with a rollback journal. SQLite syncs the journal's directory when it creates
+    // the journal. The sync after the removal of the journal is the one that counts.
+    assert_eq!(steps[0][0], "mknod store 0666");
+    let at = |what: &str| steps[0].iter().position(|call| call == what).unwrap_or_else(|| panic!("{steps:#?}"));
+    assert!(at("sync store-journal") < at("sync store") && at("sync store") < at("unlink store-journal"));
+    assert_eq!(steps[0][at("unlink store-journal") + 1], "sync .", "{steps:#?}");
+    // The name of the log and its header are synced once.
+    assert_eq!(steps[1], ["create store-wal 0644", "create store-shm 0644", "sync store-wal", "sync ."], "{steps:#?}");
+    // A process syncs the directory of the log again, since it does not know the creator.
+    assert_eq!(steps[2], ["sync store-wal"], "{steps:#?}");
+    assert_eq!([&steps[3], &steps[4]], [&[""; 0]; 2], "{steps:#?}");
+    assert_eq!(steps[5], ["sync store-wal"], "{steps:#?}");
+}
+
 pub(crate) fn a_commit_that_lasts_is_synced_with_the_removal_of_its_journal(rig: &Rig) {
+    // In a shared directory with the sticky bit the database keeps the rollback journal.
+    fs::create_dir_all(rig.path().parent().unwrap()).unwrap();
+    fs::set_permissions(rig.path().parent().unwrap(), fs::Permissions::from_mode(0o1777)).unwrap();
     let Some(steps) = trace(rig, "x.put.lasting x.put.lasting x.put.boot x.remove.whole x.remove.lasting") else {
         return;
     };

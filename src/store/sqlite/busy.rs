@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::stat::lstat;
 
 use crate::host::Host;
-use crate::store::guarded;
+use crate::store::{guarded, with_suffix};
 
 /// Maximum wait of a call without a deadline, and of a call in a crowd.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,6 +33,7 @@ const EAGER_TRIES: i32 = 40;
 pub(super) struct Busy {
     host: Arc<dyn Host>,
     path: PathBuf,
+    log: PathBuf,
     state: Mutex<State>,
 }
 
@@ -44,18 +45,20 @@ struct State {
     wait: Option<BusyWait>,
     /// Time at which a call last gave up.
     gave_up: Option<Duration>,
+    /// True while a call must not wait at all.
+    never: bool,
 }
 
 #[derive(Clone, Copy)]
 struct BusyWait {
     began: Duration,
     /// Time at which a change of the database was last seen, and its modification time then.
-    changed: (Duration, Option<(i64, i64)>),
+    changed: (Duration, [Option<(i64, i64)>; 2]),
 }
 
 impl Busy {
     pub(super) fn new(path: PathBuf, host: Arc<dyn Host>) -> Busy {
-        Busy { host, path, state: Mutex::default() }
+        Busy { host, log: with_suffix(&path, "-wal"), path, state: Mutex::default() }
     }
 
     /// Sets the deadline of later calls, as [`crate::store::Store::set_deadline`].
@@ -71,11 +74,24 @@ impl Busy {
         guarded(&self.state).wait = None;
     }
 
+    /// Runs `work`, whose calls fail instead of waiting.
+    pub(super) fn without_waiting<T>(&self, work: impl FnOnce() -> T) -> T {
+        guarded(&self.state).never = true;
+        let done = work();
+        guarded(&self.state).never = false;
+        done
+    }
+
     /// Pauses after this number of failed tries. Returns true if the call may try again.
     pub(super) fn pause(&self, tries: i32) -> bool {
         let mut state = guarded(&self.state);
+        if state.never {
+            return false;
+        }
         let now = self.host.boottime();
-        let modified = lstat(&self.path).ok().map(|found| (found.st_mtime, found.st_mtime_nsec));
+        // A commit changes either the database or its log.
+        let modified =
+            [&self.path, &self.log].map(|path| lstat(path).ok().map(|found| (found.st_mtime, found.st_mtime_nsec)));
         let mut wait = state.wait.unwrap_or(BusyWait { began: now, changed: (now, modified) });
         if wait.changed.1 != modified {
             wait.changed = (now, modified);

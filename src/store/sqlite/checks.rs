@@ -38,15 +38,15 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
     }
 }
 
-/// Returns true if the file exists. Anything but a regular file is an error.
-pub(super) fn check_file(path: &Path) -> Result<bool> {
+/// Returns the identity of the file if it exists. Anything but a regular file is an error.
+pub(super) fn check_file(path: &Path) -> Result<Option<FileId>> {
     let found = match lstat(path) {
         Ok(found) => found,
-        Err(Errno::ENOENT) if directory_of(path)?.is_dir() => return Ok(false),
+        Err(Errno::ENOENT) if directory_of(path)?.is_dir() => return Ok(None),
         Err(errno) => return Err(Error::os(errno, "open the database", path)),
     };
     match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
-        SFlag::S_IFREG => check_journals(path).map(|()| true),
+        SFlag::S_IFREG => check_journals(path).map(|()| Some((found.st_dev, found.st_ino))),
         SFlag::S_IFLNK => Err(Error::new(
             ErrorKind::Denied,
             format!("the database {} is a symbolic link", escape_path(path)),
@@ -83,6 +83,12 @@ fn check_journals(path: &Path) -> Result<()> {
 
 /// Refuses a database that more users may access than this mode allows. A missing file fails at the write instead.
 pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
+    check_mode_of(path, mode)?;
+    // Its mode may have been changed after it had got a log.
+    check_mode_of(&with_suffix(path, "-wal"), mode)
+}
+
+fn check_mode_of(path: &Path, mode: u32) -> Result<()> {
     let Ok(found) = lstat(path) else { return Ok(()) };
     if found.st_mode & 0o077 & !mode == 0 {
         return Ok(());
@@ -91,7 +97,7 @@ pub(super) fn check_mode(path: &Path, mode: u32) -> Result<()> {
     Err(Error::new(
         ErrorKind::Denied,
         format!("the database {path} has mode {found:04o}, which is more than {:04o}", mode & 0o777),
-        format!("chmod {:04o} the database, or use a dir: store, where records have modes", found & (mode | 0o7700)),
+        format!("chmod {:04o} that file, or use a dir: store, where records have modes", found & (mode | 0o7700)),
     ))
 }
 
@@ -112,9 +118,12 @@ pub(super) fn obstacle(path: &Path) -> Option<Error> {
     if let Err(error) = check_directory(path).and_then(|()| check_file(path)) {
         return Some(error);
     }
+    let files = ["", "-wal", "-shm"].map(|suffix| with_suffix(path, suffix));
     for (wanted, doing) in [(AccessFlags::R_OK, "read the database"), (AccessFlags::W_OK, "write the database")] {
-        if let Err(errno) = eaccess(path, wanted) {
-            return Some(Error::os(errno, doing, path));
+        for file in files.iter().filter(|file| *file == path || lstat(*file).is_ok()) {
+            if let Err(errno) = eaccess(file, wanted) {
+                return Some(Error::os(errno, doing, file));
+            }
         }
     }
     let directory = directory_of(path).ok()?;

@@ -8,9 +8,9 @@ use rusqlite::{ErrorCode, ffi};
 
 use super::checks;
 use crate::error::{Error, ErrorKind};
-use crate::host::posix_holders;
-use crate::host::{command_of, start_of};
+use crate::host::{command_of, exclusive_holders, posix_holders, start_of};
 use crate::name::{escape, escape_path, shell_quote};
+use crate::store::with_suffix;
 
 /// Maximum length of a path in SQLite, in bytes, less the suffix of the journal.
 const LONGEST_PATH: usize = 500;
@@ -23,6 +23,8 @@ const MOVE_IT_AWAY: &str = "nothing was changed; move it away when no process ho
 /// Cause of a failure: an SQLite error or a csalock error.
 pub(super) enum Cause {
     Sqlite(rusqlite::Error),
+    /// The open file was removed or replaced.
+    Moved,
     Ours(ErrorKind, String, &'static str),
 }
 
@@ -40,8 +42,19 @@ pub(super) fn is_link<T>(opened: &rusqlite::Result<T>) -> bool {
 
 /// Returns true if the open file was removed or replaced.
 pub(super) fn was_moved(cause: &Cause) -> bool {
+    match cause {
+        Cause::Moved => true,
+        Cause::Sqlite(error) => {
+            error.sqlite_error().is_some_and(|code| code.extended_code == ffi::SQLITE_READONLY_DBMOVED)
+        }
+        Cause::Ours(..) => false,
+    }
+}
+
+/// Returns true if SQLite may not open a file or write it.
+pub(super) fn is_refused(cause: &Cause) -> bool {
     let Cause::Sqlite(error) = cause else { return false };
-    error.sqlite_error().is_some_and(|code| code.extended_code == ffi::SQLITE_READONLY_DBMOVED)
+    matches!(error.sqlite_error_code(), Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
 }
 
 /// Returns true if the database is invalid or could not be read.
@@ -59,8 +72,13 @@ pub(super) fn is_busy(cause: &Cause) -> bool {
 /// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
 pub(super) fn locked(path: &Path, has_deadline: bool) -> Error {
     let kind = if has_deadline { ErrorKind::Busy } else { ErrorKind::Unavailable };
+    // A process with an open log has a lock on the database all the time, but one on the index only while it writes.
+    let mut holders = exclusive_holders(&with_suffix(path, "-shm"));
+    if holders.is_empty() {
+        holders = posix_holders(path);
+    }
     // Other csalock calls hold the lock only briefly. The process that keeps it started before this call.
-    let oldest = posix_holders(path).into_iter().min_by_key(|pid| start_of(*pid));
+    let oldest = holders.into_iter().min_by_key(|pid| start_of(*pid));
     let (by, cure) = match oldest {
         Some(pid) => {
             let command = command_of(pid);
@@ -87,6 +105,7 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
         Cause::Ours(kind, what, cure) => {
             return Error::new(kind, format!("the database {} {what}", escape_path(path)), cure);
         }
+        Cause::Moved => return Error::os(Errno::ESTALE, "use the database", path),
         Cause::Sqlite(error) => error,
     };
     let failed = |kind, what: &str, cure: &str| {

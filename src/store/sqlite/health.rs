@@ -10,8 +10,8 @@ impl Sqlite {
         let path = escape_path(&self.path);
         let checked = checks::check_directory(&self.path).and_then(|()| checks::check_file(&self.path));
         let mut findings = vec![match &checked {
-            Ok(true) => Finding::good("store", format!("SQLite database {path}")),
-            Ok(false) => {
+            Ok(Some(_)) => Finding::good("store", format!("SQLite database {path}")),
+            Ok(None) => {
                 Finding::good("store", format!("SQLite database {path}: not there yet, the first lock makes it"))
             }
             Err(error) => Finding::failed("store", error),
@@ -34,10 +34,8 @@ impl Sqlite {
         Some(match mode {
             Err(error) => Finding::failed("database", &error),
             Ok(mode) => match mode?.as_str() {
+                "wal" => Finding::good("journal", "write-ahead log, which each change extends"),
                 "delete" => Finding::good("journal", "rollback journal, removed by each change"),
-                mode @ ("wal" | "truncate" | "persist") => {
-                    Finding::doubtful("journal", format!("{mode}, which csalock did not choose"), cure)
-                }
                 mode => Finding::bad("journal", format!("{mode}: a killed writer leaves a damaged database"), cure),
             },
         })

@@ -16,7 +16,7 @@ use crate::host::{Fake, Host};
 use crate::lock::{
     self, Grant, Handle, Lease, LeaseClock, Lifetime, Mode as LockMode, Owner, PidDomain, ProcessId, Record, Waiter,
 };
-use crate::store::{CommitResult, Store, Version, WriteSet};
+use crate::store::{CommitResult, Store, Version, WriteSet, with_suffix};
 
 fn open(path: &Path) -> Result<Sqlite> {
     Sqlite::open(path, Arc::new(Fake::new(1)))
@@ -38,6 +38,17 @@ fn with_database(change: &str) -> (TempDir, std::path::PathBuf) {
     put(&path).unwrap();
     Connection::open(&path).unwrap().execute_batch(change).unwrap();
     (place, path)
+}
+
+/// Returns a connection to a database that has a rollback journal from now on.
+fn without_log(path: &Path) -> Connection {
+    let connection = Connection::open(path).unwrap();
+    assert_eq!(journal_mode(&connection, " = DELETE"), "delete");
+    connection
+}
+
+fn journal_mode(connection: &Connection, value: &str) -> String {
+    connection.query_row(&format!("PRAGMA journal_mode{value}"), [], |row| row.get(0)).unwrap()
 }
 
 #[test]
@@ -156,7 +167,7 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
     };
     let read = || store.read(b"x").unwrap_err().kind();
     let write = || store.commit(&WriteSet::of(b"y", None, Some(b"body"))).unwrap_err().kind();
-    let other = Connection::open(&path).unwrap();
+    let other = without_log(&path);
     other.execute_batch("BEGIN EXCLUSIVE").unwrap();
     assert_eq!(waited(&read), (ErrorKind::Unavailable, PATIENCE));
     assert_eq!(waited(&write), (ErrorKind::Unavailable, LEAST));
@@ -169,6 +180,111 @@ fn a_database_that_others_keep_locked_is_busy_at_the_deadline_and_else_out_of_re
     assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
     other.execute_batch("ROLLBACK").unwrap();
     assert!(matches!(store.commit(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
+}
+
+#[test]
+fn with_a_log_a_writer_blocks_only_writers_and_a_reader_blocks_no_process() {
+    let (_place, path) = with_database("");
+    let fake = Fake::new(1);
+    let store = Sqlite::open(&path, Arc::new(fake.clone())).unwrap();
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    assert_eq!(store.read(b"x").unwrap().unwrap().body, b"body");
+    let began = fake.boottime();
+    let write = || store.commit(&WriteSet::of(b"y", None, Some(b"body")));
+    assert_eq!(write().unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(fake.boottime() - began, PATIENCE);
+    other.execute_batch("ROLLBACK; BEGIN; SELECT count(*) FROM records_2").unwrap();
+    assert!(matches!(write(), Ok(CommitResult::Done(_))));
+}
+
+/// Returns the sizes of the database and its log.
+fn sizes(path: &Path) -> (u64, u64) {
+    let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+    (size(path), size(&with_suffix(path, "-wal")))
+}
+
+#[test]
+fn the_log_stays_short_even_if_each_process_commits_once() {
+    let (_place, path) = with_database("");
+    let mut largest = 0;
+    for _ in 0..100 {
+        let store = open(&path).unwrap();
+        let CommitResult::Done(version) = store.commit(&WriteSet::of(b"y", None, Some(b"body"))).unwrap() else {
+            panic!()
+        };
+        drop(store);
+        open(&path).unwrap().commit(&WriteSet::of(b"y", Some(&version), None)).unwrap();
+        largest = largest.max(sizes(&path).1);
+    }
+    assert!(largest > 8 << 12 && largest < 16 << 12, "{largest}");
+    // The removal of the log by another program loses nothing.
+    journal_mode(&Connection::open(&path).unwrap(), "");
+    assert!(sizes(&path).0 > 0 && sizes(&path).1 == 0);
+    assert!(open(&path).unwrap().read(b"x").unwrap().is_some());
+}
+
+#[test]
+fn a_database_with_a_rollback_journal_gets_a_log_when_no_process_uses_it() {
+    let (_place, path) = with_database("");
+    let other = without_log(&path);
+    other.execute_batch("BEGIN; SELECT count(*) FROM records_2").unwrap();
+    let store = open(&path).unwrap();
+    assert!(store.read(b"x").unwrap().is_some());
+    drop(other);
+    assert!(matches!(store.commit(&WriteSet::of(b"y", None, Some(b"body"))), Ok(CommitResult::Done(_))));
+    assert_eq!(journal_mode(&Connection::open(&path).unwrap(), ""), "wal");
+    assert!(store.read(b"y").unwrap().is_some());
+}
+
+#[test]
+fn a_database_whose_log_some_user_could_not_write_keeps_the_rollback_journal() {
+    for (directory, file, wanted) in [
+        (0o755, 0o644, "wal"),
+        (0o700, 0o600, "wal"),
+        (0o2770, 0o660, "wal"),
+        (0o2775, 0o664, "wal"),
+        (0o770, 0o660, "delete"),
+        (0o1777, 0o666, "delete"),
+        (0o3770, 0o660, "delete"),
+    ] {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("db");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(file)).unwrap();
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(directory)).unwrap();
+        put(&path).unwrap();
+        assert_eq!(journal_mode(&Connection::open(&path).unwrap(), ""), wanted, "{directory:o} {file:o}");
+    }
+}
+
+#[test]
+fn a_new_database_ignores_the_log_of_a_removed_one() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("db");
+    let old = open(&path).unwrap();
+    for name in [b"a", b"b", b"c"] {
+        old.commit(&WriteSet::of(name, None, Some(b"old"))).unwrap();
+    }
+    assert!(sizes(&path).1 > 0);
+    // A process still uses the old database and its index.
+    fs::remove_file(&path).unwrap();
+    let new = open(&path).unwrap();
+    assert_eq!(new.read(b"a"), Ok(None));
+    for name in [b"x", b"y"] {
+        assert!(matches!(new.commit(&WriteSet::of(name, None, Some(b"new"))), Ok(CommitResult::Done(_))));
+    }
+    assert_eq!(old.commit(&WriteSet::of(b"z", None, Some(b"old"))), Ok(CommitResult::Conflict));
+    for store in [open(&path).unwrap(), old] {
+        let mut names = Vec::new();
+        store
+            .scan(&mut |_, found| {
+                names.push(String::from_utf8(found?.body).unwrap());
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(names, ["new", "new"]);
+    }
 }
 
 fn owner(pid: i32, command: &[u8], label: Option<&[u8]>) -> Owner {

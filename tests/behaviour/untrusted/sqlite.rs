@@ -28,7 +28,7 @@ fn a_foreign_object_in_place_of_a_journal_is_named() {
     {
         let sandbox = Sandbox::new(Kind::Sqlite);
         let outside = store(&sandbox);
-        plant(&sandbox, &format!("{make} $STORE-{behind}"));
+        plant(&sandbox, &format!("rm -f $STORE-{behind}; {make} $STORE-{behind}"));
         let said = format!(
             "STORE-{behind} is not a file, so it is not a journal of the database; see who made it, and move it away"
         );
