@@ -171,6 +171,25 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
     waiting
 }
 
+/// Returns false if the process `pid` is certainly none of these processes and descends from none of them.
+pub(super) fn may_be_called_by(mut pid: i32, processes: &[ProcessId]) -> bool {
+    for _ in 0..MOST_PARENTS {
+        let Ok(Some(stat)) = proc_stat::read(pid) else { return true };
+        // No process is older than those that called it.
+        if processes.iter().all(|process| process.start > stat.start) {
+            return false;
+        }
+        if processes.contains(&ProcessId { pid, start: stat.start }) {
+            return true;
+        }
+        if stat.parent == 0 {
+            return false;
+        }
+        pid = stat.parent;
+    }
+    true
+}
+
 /// Returns true if the owner of the locks of process `pid` may end with this call. Such an owner is not a shell. It
 /// began a session for this process or for the shell that called it, as sshd(8) does for a command.
 pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {

@@ -6,29 +6,25 @@
 //! the end of a process. The engine does not rely on any of these: it bounds every wait and reads the record again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::unix::is_released_by;
-use super::{WaitSet, WaitSources, WakeReason, proc_stat};
+use super::proc_stat::{self, ProcStat};
+use super::{WaitSet, WaitSources, WakeReason, Watched};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, ProcessId};
-
-/// Time that a wrapper whose command has ended gets to release the lock properly.
-const RELEASE_GRACE: Duration = Duration::from_millis(4);
 
 /// Maximum length of a queue of datagrams.
 const MOST_RINGS: usize = 1024;
 
 /// A socket that receives wake-ups.
 #[derive(Debug)]
-pub struct WakeSocket(UnixDatagram);
+pub struct WakeSocket(OwnedFd);
 
 /// The process to wake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,15 +38,16 @@ pub enum WakeAddress<'a> {
 impl WakeSocket {
     /// Binds the socket for wake-ups. Returns `None` if that fails; no caller relies on wake-ups.
     pub fn new(listener: WakeAddress<'_>) -> Option<WakeSocket> {
-        let bell = address(listener).and_then(|address| UnixDatagram::bind_addr(&address)).ok()?;
-        bell.set_nonblocking(true).ok().map(|()| WakeSocket(bell))
+        let bell = unbound().ok()?;
+        rustix::net::bind(&bell, &address(listener).ok()?).ok().map(|()| WakeSocket(bell))
     }
 
     /// Returns true if a wake-up arrived since the last call.
     pub fn was_woken(&self) -> bool {
         let mut buffer = [0; 8];
+        let receive = || rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::DONTWAIT).ok();
         // The limit ends this loop even if wake-ups arrive faster than they are read.
-        std::iter::from_fn(|| self.0.recv(&mut buffer).ok()).take(MOST_RINGS).count() > 0
+        std::iter::from_fn(receive).take(MOST_RINGS).count() > 0
     }
 }
 
@@ -63,25 +60,27 @@ impl AsFd for WakeSocket {
 pub(super) struct LinuxWaitSet<'a> {
     bell: Option<WakeSocket>,
     interrupt: Option<BorrowedFd<'a>>,
+    /// The watched processes and supervisors.
     pidfds: Vec<(ProcessId, OwnedFd)>,
 }
 
 /// Wakes the process at this address. Returns true if a process listens there.
 pub(super) fn wake(listener: WakeAddress<'_>) -> bool {
-    let rung = || -> std::io::Result<()> {
-        let socket = UnixDatagram::unbound()?;
-        socket.set_nonblocking(true)?;
-        socket.send_to_addr(b"!", &address(listener)?).map(drop)
-    };
+    let ring = || rustix::net::sendto(unbound()?, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &address(listener)?);
     // A listener with a full queue wakes anyway.
-    rung().map_or_else(|error| error.kind() == std::io::ErrorKind::WouldBlock, |()| true)
+    ring().map_or_else(|error| error == rustix::io::Errno::AGAIN, |_| true)
 }
 
-fn address(listener: WakeAddress<'_>) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(match listener {
+fn unbound() -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+}
+
+fn address(listener: WakeAddress<'_>) -> rustix::io::Result<SocketAddrUnix> {
+    let name = match listener {
         WakeAddress::Waiter(proof) => format!("csalock/{proof}"),
         WakeAddress::Supervisor(proof) => format!("csalock/guardian/{proof}"),
-    })
+    };
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
 impl<'a> LinuxWaitSet<'a> {
@@ -89,25 +88,34 @@ impl<'a> LinuxWaitSet<'a> {
         LinuxWaitSet { bell: WakeSocket::new(WakeAddress::Waiter(proof)), interrupt, pidfds: Vec::new() }
     }
 
-    /// Watches exactly these processes from now on. Returns false if one of them has already ended.
-    fn watch_processes(&mut self, processes: &[ProcessId]) -> bool {
-        self.pidfds.retain(|(process, _)| processes.contains(process));
-        for process in processes {
-            if self.pidfds.iter().any(|(known, _)| known == process) {
+    /// Watches exactly these processes from now on, or their supervisors. Returns false if one of them has already
+    /// ended.
+    ///
+    /// A running supervisor wakes the waiter when its command ends, so the end of the supervisor itself is the event to
+    /// watch. The end of the command would wake the waiter too early, for nothing.
+    fn watch(&mut self, watched: &[Watched]) -> bool {
+        let mut before = std::mem::take(&mut self.pidfds);
+        for Watched { process, supervisor } in watched {
+            let is_running = |stat: &ProcStat, start| stat.start == start && stat.is_running();
+            let mut open = |process: &ProcessId| match before.iter().position(|(known, _)| known == process) {
+                Some(at) => Ok(Some(before.swap_remove(at).1)),
+                None => pidfd(process),
+            };
+            // Only a look at /proc after the opening proves that the pidfd belongs to that process and not to a later
+            // user of the pid.
+            if let Some(supervisor) = supervisor
+                && let Ok(Some(pidfd)) = open(supervisor)
+                && matches!(proc_stat::read(supervisor.pid), Ok(Some(stat)) if is_running(&stat, supervisor.start))
+            {
+                self.pidfds.push((*supervisor, pidfd));
                 continue;
             }
-            let Some(pid) = Pid::from_raw(process.pid) else { continue };
-            match pidfd_open(pid, PidfdFlags::empty()) {
-                Ok(pidfd) => self.pidfds.push((*process, pidfd)),
-                Err(rustix::io::Errno::SRCH) => return false,
-                // On an old kernel, or without free descriptors, the bounded wait must suffice.
-                Err(_) => continue,
-            }
-            // Only this check proves that the pidfd belongs to that process and not to a later user of the pid. If
-            // /proc does not show the process, it has ended, which the pidfd reports, or it is hidden.
+            let Ok(opened) = open(process) else { return false };
+            // If /proc does not show the process, it has ended, which the pidfd reports, or it is hidden.
             if matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start != process.start) {
                 return false;
             }
+            self.pidfds.extend(opened.map(|pidfd| (*process, pidfd)));
         }
         true
     }
@@ -135,9 +143,19 @@ impl<'a> LinuxWaitSet<'a> {
     }
 }
 
+/// Opens a pidfd. Returns `Err` if there is no such process, and `None` on an old kernel or without free descriptors:
+/// the bounded wait must then suffice.
+fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>, ()> {
+    match Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(pidfd)) => Ok(Some(pidfd)),
+        Some(Err(rustix::io::Errno::SRCH)) => Err(()),
+        Some(Err(_)) | None => Ok(None),
+    }
+}
+
 impl WaitSet for LinuxWaitSet<'_> {
     fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason> {
-        if !self.watch_processes(signs.processes) {
+        if !self.watch(signs.watched) {
             return Ok(WakeReason::LookAgain);
         }
         let elsewhere = signs.subscription.as_ref().map(|subscription| subscription.descriptor());
@@ -149,14 +167,13 @@ impl WaitSet for LinuxWaitSet<'_> {
         if interrupted {
             return Ok(WakeReason::Interrupted);
         }
-        if ended && !rung {
-            let ended = std::mem::take(&mut self.pidfds);
-            if ended.iter().any(|(process, _)| is_released_by(process, signs.supervisors)) {
-                let elsewhere = signs.subscription.as_ref().map(|hearing| hearing.descriptor());
-                self.listen(RELEASE_GRACE.min(at_most), elsewhere)?;
-            }
+        if rung {
+            let _ = self.bell.as_ref().map(WakeSocket::was_woken);
         }
-        let _ = self.bell.as_ref().map(WakeSocket::was_woken);
+        if ended {
+            // An ended process stays readable, and the next wait must not report it again.
+            self.pidfds.clear();
+        }
         Ok(if rung || ended { WakeReason::LookAgain } else { WakeReason::TimeOver })
     }
 }
