@@ -111,6 +111,20 @@ mod tests {
     }
 
     #[test]
+    fn most_callers_are_observed_only_before_the_first_deadlock_check() {
+        let host = crate::host::Unix::new();
+        let this = host.this_process().unwrap();
+        let first = |holder: ProcessId| {
+            let called = Invocation { pid: this.pid, ignores_interrupt: true };
+            let mut blocked_callers = BlockedCallers::new(Some(called));
+            blocked_callers.begin(&host, FIRST, &[holder]);
+            blocked_callers.next_look().unwrap()
+        };
+        assert_eq!(first(this), FIRST + INSPECTION_DELAY);
+        assert_eq!(first(ProcessId { start: u64::MAX, ..this }), FIRST + DEADLOCK_DELAY - INSPECTION_DELAY);
+    }
+
+    #[test]
     fn a_caller_that_moved_on_is_not_blocked() {
         assert_eq!(blocked_callers(&[2, 3], &[(FIRST, &[3]), (FIRST * 2, &[2, 3])]), (vec![3], true));
         assert_eq!(blocked_callers(&[2], &[(FIRST, &[2]), (FIRST * 9, &[]), (FIRST * 10, &[2])]), (vec![], true));

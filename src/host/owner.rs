@@ -283,3 +283,25 @@ fn no_owner(why: &str) -> Error {
         "name the owner with --pid PID, or keep the lock until it is released with --forever",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_call_comes_from_its_ancestors_and_never_from_younger_processes() {
+        let this = proc_stat::read_own().unwrap();
+        let of = |pid: i32| ProcessId { pid, start: proc_stat::start_of(pid).unwrap() };
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let called = child.id() as i32;
+        let [itself, parent, grandparent] = [called, this.pid, this.parent].map(of);
+        let younger = ProcessId { pid: this.parent, start: itself.start + 1 };
+        let stranger = ProcessId { pid: 4_000_000, start: 1 };
+        let may_be = [&[itself][..], &[parent], &[grandparent], &[younger, parent], &[younger], &[stranger], &[]]
+            .map(|processes| may_be_called_by(called, processes));
+        child.kill().and_then(|()| child.wait()).unwrap();
+        assert_eq!(may_be, [true, true, true, true, false, false, false]);
+    }
+}

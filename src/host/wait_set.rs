@@ -177,3 +177,46 @@ impl WaitSet for LinuxWaitSet<'_> {
         Ok(if rung || ended { WakeReason::LookAgain } else { WakeReason::TimeOver })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::super::Host;
+    use super::super::unix::Unix;
+    use super::*;
+    use crate::lock::Handle;
+
+    const NEVER: Duration = Duration::from_millis(50);
+
+    /// Waits for the end of `true` with this supervisor; it is a zombie already.
+    fn wait_for_zombie(supervisor: Option<ProcessId>) -> WakeReason {
+        let mut command = Command::new("true").spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&command), PidfdFlags::empty()).unwrap();
+        nix::poll::poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], nix::poll::PollTimeout::NONE).unwrap();
+        let pid = command.id() as i32;
+        let process = ProcessId { pid, start: proc_stat::start_of(pid).unwrap() };
+        let mut wait_set = LinuxWaitSet::new(&Handle::new([pid as u8; 16]).proof(), None);
+        let watched = [Watched { process, supervisor }];
+        let reason = wait_set.wait(&mut WaitSources { watched: &watched, subscription: &mut None }, NEVER).unwrap();
+        command.wait().unwrap();
+        reason
+    }
+
+    #[test]
+    fn the_end_of_a_command_is_left_to_its_supervisor_while_that_lives() {
+        let this = Unix::new().this_process().unwrap();
+        assert_eq!(wait_for_zombie(Some(this)), WakeReason::TimeOver);
+        assert_eq!(wait_for_zombie(Some(ProcessId { start: this.start + 1, ..this })), WakeReason::LookAgain);
+        assert_eq!(wait_for_zombie(None), WakeReason::LookAgain);
+    }
+
+    #[test]
+    fn a_wake_up_reaches_its_address_and_no_other() {
+        let [mine, other] = [1, 2].map(|byte| Handle::new([byte; 16]).proof());
+        let bell = WakeSocket::new(WakeAddress::Waiter(&mine)).unwrap();
+        assert!(!wake(WakeAddress::Waiter(&other)) && !wake(WakeAddress::Supervisor(&mine)) && !bell.was_woken());
+        assert!(wake(WakeAddress::Waiter(&mine)) && wake(WakeAddress::Waiter(&mine)));
+        assert!(bell.was_woken() && !bell.was_woken());
+    }
+}
