@@ -79,8 +79,8 @@ pub(super) fn grant_waiting_as(
             continue;
         }
         let Some(first) = record.waiters.first() else { break };
-        // No waiter fits beside the new holder, so it does not matter here whether the next one lives. Whoever sees its
-        // end removes it.
+        // No waiter fits beside the new holder, so it does not matter here whether the next one lives. The process that
+        // sees its end removes it.
         if is_taken {
             break;
         }
