@@ -102,7 +102,7 @@ impl Store for Shared {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let [Write { name, expect, body, .. }] = set.changes[..] else { panic!("{set:?}") };
+        let [Write { name, expect, body, .. }] = set.changes[..] else { panic!("{} changes", set.changes.len()) };
         let mut inside = self.0.inside.lock().unwrap();
         let found = inside.records.get(name).cloned();
         let blind = inside.strikes(self.0.wrong == Wrong::NothingCompared);
