@@ -118,6 +118,18 @@ impl Environment {
         set("CSALOCK_TRACE").map(PathBuf::from)
     }
 
+    /// Returns the offsets of the wall clock, `CSALOCK_CLOCK`, and of the times of files, `CSALOCK_FILE_TIMES`, in builds
+    /// for tests: each is a sign and a duration.
+    #[cfg(debug_assertions)]
+    pub fn clock_offsets() -> [i64; 2] {
+        ["CSALOCK_CLOCK", "CSALOCK_FILE_TIMES"].map(|name| {
+            let text = set(name).map_or_else(|| "+0".to_string(), |text| text.to_string_lossy().into_owned());
+            let limit = crate::duration::parse_timeout(text.trim_start_matches(['+', '-'])).ok();
+            let span = limit.and_then(|limit| limit.0).unwrap_or_else(|| panic!("{name}={text} is no offset"));
+            if text.starts_with('-') { -(span.as_secs() as i64) } else { span.as_secs() as i64 }
+        })
+    }
+
     /// Returns a command's environment: the current one, but these variables replace those of an outer lock.
     pub fn block(variables: &[(&str, OsString)]) -> Vec<CString> {
         let is_ours = |name: &OsString| OF_A_LOCK.iter().any(|ours| name == ours);

@@ -8,6 +8,7 @@ mod file_locks;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
+mod times;
 mod unix;
 mod wait_set;
 
@@ -20,6 +21,9 @@ pub use file_locks::{flock_holders, posix_holders};
 pub use owner::{Caller, Invocation, caller, may_end_with_call, new_owner};
 pub use proc_stat::start_of;
 pub use programs::command_of;
+#[cfg(debug_assertions)]
+pub use times::OFFSETS;
+pub use times::file_time;
 pub use unix::{Unix, is_at_work};
 pub use wait_set::{WakeAddress, WakeSocket};
 

@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use super::Scope;
 use super::proc_stat::read_once;
 use super::wait_set::{self, LinuxWaitSet};
-use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat};
+use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat, times};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::startup_state::effective_user;
@@ -63,7 +63,7 @@ impl Host for Unix {
     }
 
     fn wall(&self) -> Duration {
-        now(ClockId::CLOCK_REALTIME)
+        times::wall(now(ClockId::CLOCK_REALTIME))
     }
 
     fn domain(&self) -> Result<PidDomain> {
@@ -142,10 +142,7 @@ impl Host for Unix {
 
     fn remove_old_witnesses(&self, age: Duration) {
         use std::os::unix::fs::MetadataExt;
-        let is_old = |found: &fs::Metadata| {
-            let written = found.modified().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
-            written.is_some_and(|written| written + age < self.wall())
-        };
+        let is_old = |found: &fs::Metadata| times::file_time(found.mtime(), found.mtime_nsec()) + age < self.wall();
         for entry in fs::read_dir(MEMORY).into_iter().flatten().flatten() {
             let is_witness = entry.file_name().to_str().is_some_and(|name| name.starts_with(WITNESS));
             let is_ours = |found: &fs::Metadata| found.is_file() && found.uid() == self.uid() && is_old(found);
