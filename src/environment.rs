@@ -5,11 +5,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nix::unistd::User;
-
 use crate::duration::parse_duration;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
+use crate::host::home_of;
 use crate::name::escape;
 use crate::startup_state::effective_user;
 use crate::store::{Access, Layout, Location};
@@ -64,7 +63,7 @@ impl Environment {
             Some(PathBuf::from("/var/lib"))
         } else {
             // cron may leave HOME unset; the user database has the home directory too.
-            let known = || User::from_uid(effective_user()).ok().flatten().map(|user| user.dir);
+            let known = || home_of(effective_user().as_raw());
             absolute("XDG_STATE_HOME")
                 .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(".local/state")))
         };

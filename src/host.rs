@@ -3,6 +3,7 @@
 //! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 
 pub mod boot_lease;
+mod databases;
 mod fake;
 mod file_locks;
 mod owner;
@@ -16,6 +17,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use crate::startup_state::StartupState;
+pub use databases::{addresses_of, group_name, home_of, user_name};
 pub use fake::Fake;
 pub use file_locks::{flock_holders, posix_holders};
 pub use owner::{Caller, Invocation, caller, may_end_with_call, new_owner};
