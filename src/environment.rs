@@ -5,11 +5,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nix::unistd::User;
-
 use crate::duration::parse_duration;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Limits, parse_size};
+use crate::host::home_of;
 use crate::name::escape;
 use crate::startup_state::effective_user;
 use crate::store::{Access, Layout, Location};
@@ -64,7 +63,7 @@ impl Environment {
             Some(PathBuf::from("/var/lib"))
         } else {
             // cron may leave HOME unset; the user database has the home directory too.
-            let known = || User::from_uid(effective_user()).ok().flatten().map(|user| user.dir);
+            let known = || home_of(effective_user().as_raw());
             absolute("XDG_STATE_HOME")
                 .or_else(|| absolute("HOME").or_else(known).map(|domain| domain.join(".local/state")))
         };
@@ -116,6 +115,18 @@ impl Environment {
     #[cfg(debug_assertions)]
     pub fn trace() -> Option<PathBuf> {
         set("CSALOCK_TRACE").map(PathBuf::from)
+    }
+
+    /// Returns the offsets of the wall clock, `CSALOCK_CLOCK`, and of the times of files, `CSALOCK_FILE_TIMES`, in builds
+    /// for tests: each is a sign and a duration.
+    #[cfg(debug_assertions)]
+    pub fn clock_offsets() -> [i64; 2] {
+        ["CSALOCK_CLOCK", "CSALOCK_FILE_TIMES"].map(|name| {
+            let text = set(name).map_or_else(|| "+0".to_string(), |text| text.to_string_lossy().into_owned());
+            let limit = crate::duration::parse_timeout(text.trim_start_matches(['+', '-'])).ok();
+            let span = limit.and_then(|limit| limit.0).unwrap_or_else(|| panic!("{name}={text} is no offset"));
+            if text.starts_with('-') { -(span.as_secs() as i64) } else { span.as_secs() as i64 }
+        })
     }
 
     /// Returns a command's environment: the current one, but these variables replace those of an outer lock.

@@ -3,11 +3,13 @@
 //! Two hosts exist: [`Unix`] is the real host, and a test controls the clock and processes of [`Fake`].
 
 pub mod boot_lease;
+mod databases;
 mod fake;
 mod file_locks;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
+mod times;
 mod unix;
 mod wait_set;
 
@@ -15,11 +17,15 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use crate::startup_state::StartupState;
+pub use databases::{addresses_of, group_name, home_of, user_name};
 pub use fake::Fake;
 pub use file_locks::{exclusive_holders, flock_holders, posix_holders};
 pub use owner::{Caller, Invocation, caller, may_end_with_call, new_owner};
 pub use proc_stat::start_of;
 pub use programs::command_of;
+#[cfg(debug_assertions)]
+pub use times::OFFSETS;
+pub use times::file_time;
 pub use unix::{Unix, is_at_work};
 pub use wait_set::{WakeAddress, WakeSocket};
 
@@ -71,6 +77,11 @@ pub trait Host: Send + Sync {
     /// With `some_time_later` the answer is more precise.
     fn blocked_callers(&self, called: &Invocation, some_time_later: bool) -> Vec<ProcessId>;
 
+    /// Returns false if the called process is certainly none of these processes and was called by none of them.
+    fn may_be_called_by(&self, _called: &Invocation, _processes: &[ProcessId]) -> bool {
+        true
+    }
+
     /// Returns the liveness of a process in the pid domain `domain`, for a store with the scope `reach`.
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness;
 
@@ -115,12 +126,19 @@ pub trait WaitSet {
     fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason>;
 }
 
+/// A process whose end concerns a waiter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watched {
+    /// The process.
+    pub process: ProcessId,
+    /// The parent that notices its end, and then changes the record and wakes the waiter.
+    pub supervisor: Option<ProcessId>,
+}
+
 /// The events that a waiter watches, in addition to its own wake-up socket.
 pub struct WaitSources<'a> {
     /// The processes whose end wakes the waiter.
-    pub processes: &'a [ProcessId],
-    /// The parents that release a lock when such a process ends.
-    pub supervisors: &'a [ProcessId],
+    pub watched: &'a [Watched],
     /// The waiter's channel in the store. The subscription ends after a wake-up.
     pub subscription: &'a mut Option<Box<dyn Subscription>>,
 }

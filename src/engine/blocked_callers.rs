@@ -5,27 +5,31 @@
 //! a background job may look like a foreground command, until the script starts another command. This start takes time
 //! on a busy machine, and between two commands a script looks as if it waited again. So a caller counts as blocked
 //! after two observations, and stops counting once it was seen to continue. A request that does not wait uses the first
-//! observation.
+//! observation. Most waits are shorter than a second, so the observations come just before the first deadlock check. A
+//! caller that may hold this very lock is observed sooner.
 
 use std::time::Duration;
 
+use super::deadlock::DEADLOCK_DELAY;
 use crate::host::{Host, Invocation};
 use crate::lock::ProcessId;
 
-/// Delay of each inspection of the callers: even busy shells mostly run their next command by then.
-pub(super) const INSPECTION_DELAY: Duration = Duration::from_millis(100);
+/// Time between the inspections of the callers: even busy shells mostly run their next command by then.
+const INSPECTION_DELAY: Duration = Duration::from_millis(100);
 
 /// Observations of the script around a wait.
 #[derive(Debug)]
 pub(super) struct BlockedCallers {
     called: Option<Invocation>,
+    /// Time of the first inspection on CLOCK_BOOTTIME.
+    first: Duration,
     /// Callers that seem to wait, and the time of their next inspection on CLOCK_BOOTTIME.
     provisional: Option<(Vec<ProcessId>, Duration)>,
 }
 
 impl BlockedCallers {
     pub(super) fn new(called: Option<Invocation>) -> BlockedCallers {
-        BlockedCallers { called, provisional: None }
+        BlockedCallers { called, first: Duration::ZERO, provisional: None }
     }
 
     /// Returns the callers that seem blocked from the beginning, or `None` if there is no caller.
@@ -33,9 +37,17 @@ impl BlockedCallers {
         Some(host.blocked_callers(self.called.as_ref()?, false))
     }
 
+    /// Begins the observation of a wait for these holders at `now` on CLOCK_BOOTTIME. Returns that time.
+    pub(super) fn begin(&mut self, host: &dyn Host, now: Duration, holders: &[ProcessId]) -> Duration {
+        let may_hold = self.called.is_some_and(|called| host.may_be_called_by(&called, holders));
+        self.first = now + if may_hold { INSPECTION_DELAY } else { DEADLOCK_DELAY - INSPECTION_DELAY };
+        now
+    }
+
     /// Inspects the callers again at `now` on CLOCK_BOOTTIME, some time after the wait began.
     pub(super) fn look_again(&mut self, host: &dyn Host, now: Duration, within: &mut Vec<ProcessId>) {
-        let Some(called) = self.called.filter(|_| !(within.is_empty() && self.is_known())) else { return };
+        let is_over = within.is_empty() && self.is_known();
+        let Some(called) = self.called.filter(|_| now >= self.first && !is_over) else { return };
         let mut seen = host.blocked_callers(&called, true);
         let (doubtful, at) = self.provisional.get_or_insert_with(|| {
             let doubtful = seen.iter().filter(|process| !within.contains(process)).copied().collect();
@@ -55,9 +67,9 @@ impl BlockedCallers {
         self.called.is_none() || self.provisional.as_ref().is_some_and(|(doubtful, _)| doubtful.is_empty())
     }
 
-    /// Returns the time of the next inspection, if any; `first` is the time of the first inspection.
-    pub(super) fn next_look(&self, first: Duration) -> Option<Duration> {
-        (!self.is_known()).then(|| self.provisional.as_ref().map_or(first, |(_, at)| *at))
+    /// Returns the time of the next inspection, if any.
+    pub(super) fn next_look(&self) -> Option<Duration> {
+        (!self.is_known()).then(|| self.provisional.as_ref().map_or(self.first, |(_, at)| *at))
     }
 }
 
@@ -79,7 +91,7 @@ mod tests {
             host.set_blocked_callers(seen);
             blocked_callers.look_again(&host, *now, &mut within);
         }
-        assert_eq!(blocked_callers.next_look(FIRST).is_none(), blocked_callers.is_known());
+        assert_eq!(blocked_callers.next_look().is_none(), blocked_callers.is_known());
         (within.iter().map(|process| process.pid).collect(), blocked_callers.is_known())
     }
 
@@ -96,6 +108,20 @@ mod tests {
         assert_eq!(blocked_callers(&[], &[(FIRST, &[2]), (twice, &[2])]), (vec![2], true));
         assert_eq!(blocked_callers(&[3], &[(FIRST, &[2, 3]), (before, &[3]), (twice, &[2, 3])]), (vec![3], true));
         assert_eq!(blocked_callers(&[], &[(FIRST, &[]), (twice, &[2])]), (vec![], true));
+    }
+
+    #[test]
+    fn most_callers_are_observed_only_before_the_first_deadlock_check() {
+        let host = crate::host::Unix::new();
+        let this = host.this_process().unwrap();
+        let first = |holder: ProcessId| {
+            let called = Invocation { pid: this.pid, ignores_interrupt: true };
+            let mut blocked_callers = BlockedCallers::new(Some(called));
+            blocked_callers.begin(&host, FIRST, &[holder]);
+            blocked_callers.next_look().unwrap()
+        };
+        assert_eq!(first(this), FIRST + INSPECTION_DELAY);
+        assert_eq!(first(ProcessId { start: u64::MAX, ..this }), FIRST + DEADLOCK_DELAY - INSPECTION_DELAY);
     }
 
     #[test]

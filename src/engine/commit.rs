@@ -80,11 +80,15 @@ impl Engine {
                 }
             }
         }
-        let CommitResult::Done(version) = self.commit(&set, records)? else { return Ok(None) };
-        for RecordUpdate { before, record, wake, .. } in records {
-            for proof in *wake {
+        // The next holders start while the store cleans up and writes the history.
+        let wake_waiters = || {
+            for proof in records.iter().flat_map(|update| update.wake) {
                 self.host.wake(WakeAddress::Waiter(proof));
             }
+        };
+        set.on_commit.set(Some(&wake_waiters));
+        let CommitResult::Done(version) = self.commit(&set, records)? else { return Ok(None) };
+        for RecordUpdate { before, record, .. } in records {
             self.tell_supervisors(before, record);
             self.remove_witnesses(before, record);
             // Leftovers of a failed removal do no harm, and the record is committed already.

@@ -19,6 +19,8 @@ pub struct Context {
 impl Context {
     /// Returns the context of this process.
     pub fn of_this_process() -> Context {
+        #[cfg(debug_assertions)]
+        crate::host::OFFSETS.get_or_init(Environment::clock_offsets);
         Context {
             environment: Environment::of_this_process(),
             host: Arc::new(Unix::new()),

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::lock::{Cycle, Facts, HandleHash, Liveness, Record, WaitEdges, WaitNode, Waiter, find_cycle};
 
 /// Delay after which a wait publishes its edges and checks for a deadlock. Most waits are shorter.
-pub(super) const DEADLOCK_DELAY: Duration = Duration::from_millis(500);
+pub(super) const DEADLOCK_DELAY: Duration = Duration::from_millis(1000);
 
 /// Time between the two checks of a victim. By the second check, members that are not blocked any more have said so.
 pub(super) const SECOND_CHECK_DELAY: Duration = Duration::from_millis(100);

@@ -52,7 +52,7 @@ impl Engine {
         let Some(pause) = clock.next_pause(now, 0) else { return Err(error) };
         let record = Record::free(name);
         on_wait(&Waiting { record: &record, ahead: 0, left: clock.left(now), outage: Some(&error) });
-        let mut signs = WaitSources { processes: &[], supervisors: &[], subscription: &mut None };
+        let mut signs = WaitSources { watched: &[], subscription: &mut None };
         Ok(wait_set.wait(&mut signs, pause.min(RETRY_INTERVAL))? == WakeReason::Interrupted)
     }
 }

@@ -172,6 +172,25 @@ pub(super) fn blocked_callers(called: &Invocation, some_time_later: bool) -> Vec
     waiting
 }
 
+/// Returns false if the process `pid` is certainly none of these processes and descends from none of them.
+pub(super) fn may_be_called_by(mut pid: i32, processes: &[ProcessId]) -> bool {
+    for _ in 0..MOST_PARENTS {
+        let Ok(Some(stat)) = proc_stat::read(pid) else { return true };
+        // No process is older than those that called it.
+        if processes.iter().all(|process| process.start > stat.start) {
+            return false;
+        }
+        if processes.contains(&ProcessId { pid, start: stat.start }) {
+            return true;
+        }
+        if stat.parent == 0 {
+            return false;
+        }
+        pid = stat.parent;
+    }
+    true
+}
+
 /// Returns true if the owner of the locks of process `pid` may end with this call. Such an owner is not a shell. It
 /// began a session for this process or for the shell that called it, as sshd(8) does for a command.
 pub fn may_end_with_call(pid: i32, owner: &ProcessId) -> bool {
@@ -267,4 +286,26 @@ fn no_owner(why: &str) -> Error {
         why,
         "name the owner with --pid PID, or keep the lock until it is released with --forever",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_call_comes_from_its_ancestors_and_never_from_younger_processes() {
+        let this = proc_stat::read_own().unwrap();
+        let of = |pid: i32| ProcessId { pid, start: proc_stat::start_of(pid).unwrap() };
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let called = child.id() as i32;
+        let [itself, parent, grandparent] = [called, this.pid, this.parent].map(of);
+        let younger = ProcessId { pid: this.parent, start: itself.start + 1 };
+        let stranger = ProcessId { pid: 4_000_000, start: 1 };
+        let may_be = [&[itself][..], &[parent], &[grandparent], &[younger, parent], &[younger], &[stranger], &[]]
+            .map(|processes| may_be_called_by(called, processes));
+        child.kill().and_then(|()| child.wait()).unwrap();
+        assert_eq!(may_be, [true, true, true, true, false, false, false]);
+    }
 }

@@ -24,7 +24,7 @@ use sha2::{Digest, Sha256};
 use super::Scope;
 use super::proc_stat::read_once;
 use super::wait_set::{self, LinuxWaitSet};
-use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat};
+use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat, times};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, Liveness, PidDomain, ProcessId};
 use crate::startup_state::effective_user;
@@ -63,7 +63,7 @@ impl Host for Unix {
     }
 
     fn wall(&self) -> Duration {
-        now(ClockId::CLOCK_REALTIME)
+        times::wall(now(ClockId::CLOCK_REALTIME))
     }
 
     fn domain(&self) -> Result<PidDomain> {
@@ -93,6 +93,10 @@ impl Host for Unix {
         owner::blocked_callers(called, some_time_later)
     }
 
+    fn may_be_called_by(&self, called: &Invocation, processes: &[ProcessId]) -> bool {
+        owner::may_be_called_by(called.pid, processes)
+    }
+
     fn liveness(&self, domain: &PidDomain, process: &ProcessId, reach: Scope) -> Liveness {
         let Ok(here) = self.known_home() else { return Liveness::Unknown };
         let seen = match here.shares_pids_with(domain) {
@@ -108,7 +112,7 @@ impl Host for Unix {
     }
 
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool {
-        self.known_home().is_ok_and(|here| here.shares_pids_with(domain)) && is_released_by(process, &[*supervisor])
+        self.known_home().is_ok_and(|here| here.shares_pids_with(domain)) && is_released_by(process, supervisor)
     }
 
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
@@ -138,10 +142,7 @@ impl Host for Unix {
 
     fn remove_old_witnesses(&self, age: Duration) {
         use std::os::unix::fs::MetadataExt;
-        let is_old = |found: &fs::Metadata| {
-            let written = found.modified().ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
-            written.is_some_and(|written| written + age < self.wall())
-        };
+        let is_old = |found: &fs::Metadata| times::file_time(found.mtime(), found.mtime_nsec()) + age < self.wall();
         for entry in fs::read_dir(MEMORY).into_iter().flatten().flatten() {
             let is_witness = entry.file_name().to_str().is_some_and(|name| name.starts_with(WITNESS));
             let is_ours = |found: &fs::Metadata| found.is_file() && found.uid() == self.uid() && is_old(found);
@@ -197,13 +198,13 @@ fn fate_here(process: &ProcessId) -> Liveness {
     }
 }
 
-/// Returns true if this process is a zombie whose parent is a running process of `supervisors`. Such a parent saw the
-/// process end and releases its locks at this moment. A stopped parent does not count.
-pub(super) fn is_released_by(process: &ProcessId, supervisors: &[ProcessId]) -> bool {
+/// Returns true if this process is a zombie whose parent is its running supervisor. Such a parent saw the process end
+/// and releases its locks at this moment. A stopped parent does not count.
+fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> bool {
     let stat = |pid| proc_stat::read(pid).ok().flatten();
     let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
-    let parent = ended.and_then(|ended| supervisors.iter().find(|supervisor| supervisor.pid == ended.parent));
-    parent.is_some_and(|parent| stat(parent.pid).is_some_and(|stat| stat.start == parent.start && stat.is_running()))
+    ended.is_some_and(|ended| ended.parent == supervisor.pid)
+        && stat(supervisor.pid).is_some_and(|stat| stat.start == supervisor.start && stat.is_running())
 }
 
 /// Returns true if a process exists and is not stopped.

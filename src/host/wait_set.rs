@@ -5,22 +5,19 @@
 //! namespaces cannot reach that socket and notify through the store ([`crate::store::Subscription`]). A pidfd reports
 //! the end of a process. The engine does not rely on any of these: it bounds every wait and reads the record again.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, bind, recv, sendto};
 use nix::sys::time::TimeSpec;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::unix::is_released_by;
-use super::{WaitSet, WaitSources, WakeReason, proc_stat};
+use super::proc_stat::{self, ProcStat};
+use super::{WaitSet, WaitSources, WakeReason, Watched};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{HandleHash, ProcessId};
-
-/// Time that a wrapper whose command has ended gets to release the lock properly.
-const RELEASE_GRACE: Duration = Duration::from_millis(4);
 
 /// Maximum length of a queue of datagrams.
 const MOST_RINGS: usize = 1024;
@@ -41,15 +38,15 @@ pub enum WakeAddress<'a> {
 impl WakeSocket {
     /// Binds the socket for wake-ups. Returns `None` if that fails; no caller relies on wake-ups.
     pub fn new(listener: WakeAddress<'_>) -> Option<WakeSocket> {
-        let socket = socket()?;
-        bind(socket.as_raw_fd(), &address(listener)?).ok().map(|()| WakeSocket(socket))
+        let bell = unbound().ok()?;
+        rustix::net::bind(&bell, &address(listener).ok()?).ok().map(|()| WakeSocket(bell))
     }
 
     /// Returns true if a wake-up arrived since the last call.
     pub fn was_woken(&self) -> bool {
         let mut buffer = [0; 8];
+        let receive = || rustix::net::recv(&self.0, &mut buffer[..], RecvFlags::DONTWAIT).ok();
         // The limit ends this loop even if wake-ups arrive faster than they are read.
-        let receive = || recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()).ok();
         std::iter::from_fn(receive).take(MOST_RINGS).count() > 0
     }
 }
@@ -63,27 +60,27 @@ impl AsFd for WakeSocket {
 pub(super) struct LinuxWaitSet<'a> {
     bell: Option<WakeSocket>,
     interrupt: Option<BorrowedFd<'a>>,
+    /// The watched processes and supervisors.
     pidfds: Vec<(ProcessId, OwnedFd)>,
 }
 
 /// Wakes the process at this address. Returns true if a process listens there.
 pub(super) fn wake(listener: WakeAddress<'_>) -> bool {
-    let (Some(socket), Some(address)) = (socket(), address(listener)) else { return false };
+    let ring = || rustix::net::sendto(unbound()?, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &address(listener)?);
     // A listener with a full queue wakes anyway.
-    matches!(sendto(socket.as_raw_fd(), b"!", &address, MsgFlags::MSG_NOSIGNAL), Ok(_) | Err(Errno::EAGAIN))
+    ring().map_or_else(|error| error == rustix::io::Errno::AGAIN, |_| true)
 }
 
-fn socket() -> Option<OwnedFd> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    nix::sys::socket::socket(AddressFamily::Unix, SockType::Datagram, flags, None).ok()
+fn unbound() -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
 }
 
-fn address(listener: WakeAddress<'_>) -> Option<UnixAddr> {
+fn address(listener: WakeAddress<'_>) -> rustix::io::Result<SocketAddrUnix> {
     let name = match listener {
         WakeAddress::Waiter(proof) => format!("csalock/{proof}"),
         WakeAddress::Supervisor(proof) => format!("csalock/guardian/{proof}"),
     };
-    UnixAddr::new_abstract(name.as_bytes()).ok()
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
 }
 
 impl<'a> LinuxWaitSet<'a> {
@@ -91,25 +88,34 @@ impl<'a> LinuxWaitSet<'a> {
         LinuxWaitSet { bell: WakeSocket::new(WakeAddress::Waiter(proof)), interrupt, pidfds: Vec::new() }
     }
 
-    /// Watches exactly these processes from now on. Returns false if one of them has already ended.
-    fn watch_processes(&mut self, processes: &[ProcessId]) -> bool {
-        self.pidfds.retain(|(process, _)| processes.contains(process));
-        for process in processes {
-            if self.pidfds.iter().any(|(known, _)| known == process) {
+    /// Watches exactly these processes from now on, or their supervisors. Returns false if one of them has already
+    /// ended.
+    ///
+    /// A running supervisor wakes the waiter when its command ends, so the end of the supervisor itself is the event to
+    /// watch. The end of the command would wake the waiter too early, for nothing.
+    fn watch(&mut self, watched: &[Watched]) -> bool {
+        let mut before = std::mem::take(&mut self.pidfds);
+        for Watched { process, supervisor } in watched {
+            let is_running = |stat: &ProcStat, start| stat.start == start && stat.is_running();
+            let mut open = |process: &ProcessId| match before.iter().position(|(known, _)| known == process) {
+                Some(at) => Ok(Some(before.swap_remove(at).1)),
+                None => pidfd(process),
+            };
+            // Only a look at /proc after the opening proves that the pidfd belongs to that process and not to a later
+            // user of the pid.
+            if let Some(supervisor) = supervisor
+                && let Ok(Some(pidfd)) = open(supervisor)
+                && matches!(proc_stat::read(supervisor.pid), Ok(Some(stat)) if is_running(&stat, supervisor.start))
+            {
+                self.pidfds.push((*supervisor, pidfd));
                 continue;
             }
-            let Some(pid) = Pid::from_raw(process.pid) else { continue };
-            match pidfd_open(pid, PidfdFlags::empty()) {
-                Ok(pidfd) => self.pidfds.push((*process, pidfd)),
-                Err(rustix::io::Errno::SRCH) => return false,
-                // On an old kernel, or without free descriptors, the bounded wait must suffice.
-                Err(_) => continue,
-            }
-            // Only this check proves that the pidfd belongs to that process and not to a later user of the pid. If
-            // /proc does not show the process, it has ended, which the pidfd reports, or it is hidden.
+            let Ok(opened) = open(process) else { return false };
+            // If /proc does not show the process, it has ended, which the pidfd reports, or it is hidden.
             if matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start != process.start) {
                 return false;
             }
+            self.pidfds.extend(opened.map(|pidfd| (*process, pidfd)));
         }
         true
     }
@@ -137,9 +143,19 @@ impl<'a> LinuxWaitSet<'a> {
     }
 }
 
+/// Opens a pidfd. Returns `Err` if there is no such process, and `None` on an old kernel or without free descriptors:
+/// the bounded wait must then suffice.
+fn pidfd(process: &ProcessId) -> std::result::Result<Option<OwnedFd>, ()> {
+    match Pid::from_raw(process.pid).map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+        Some(Ok(pidfd)) => Ok(Some(pidfd)),
+        Some(Err(rustix::io::Errno::SRCH)) => Err(()),
+        Some(Err(_)) | None => Ok(None),
+    }
+}
+
 impl WaitSet for LinuxWaitSet<'_> {
     fn wait(&mut self, signs: &mut WaitSources<'_>, at_most: Duration) -> Result<WakeReason> {
-        if !self.watch_processes(signs.processes) {
+        if !self.watch(signs.watched) {
             return Ok(WakeReason::LookAgain);
         }
         let elsewhere = signs.subscription.as_ref().map(|subscription| subscription.descriptor());
@@ -151,14 +167,56 @@ impl WaitSet for LinuxWaitSet<'_> {
         if interrupted {
             return Ok(WakeReason::Interrupted);
         }
-        if ended && !rung {
-            let ended = std::mem::take(&mut self.pidfds);
-            if ended.iter().any(|(process, _)| is_released_by(process, signs.supervisors)) {
-                let elsewhere = signs.subscription.as_ref().map(|hearing| hearing.descriptor());
-                self.listen(RELEASE_GRACE.min(at_most), elsewhere)?;
-            }
+        if rung {
+            let _ = self.bell.as_ref().map(WakeSocket::was_woken);
         }
-        let _ = self.bell.as_ref().map(WakeSocket::was_woken);
+        if ended {
+            // An ended process stays readable, and the next wait must not report it again.
+            self.pidfds.clear();
+        }
         Ok(if rung || ended { WakeReason::LookAgain } else { WakeReason::TimeOver })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::super::Host;
+    use super::super::unix::Unix;
+    use super::*;
+    use crate::lock::Handle;
+
+    const NEVER: Duration = Duration::from_millis(50);
+
+    /// Waits for the end of `true` with this supervisor; it is a zombie already.
+    fn wait_for_zombie(supervisor: Option<ProcessId>) -> WakeReason {
+        let mut command = Command::new("true").spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&command), PidfdFlags::empty()).unwrap();
+        nix::poll::poll(&mut [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)], nix::poll::PollTimeout::NONE).unwrap();
+        let pid = command.id() as i32;
+        let process = ProcessId { pid, start: proc_stat::start_of(pid).unwrap() };
+        let mut wait_set = LinuxWaitSet::new(&Handle::new([pid as u8; 16]).proof(), None);
+        let watched = [Watched { process, supervisor }];
+        let reason = wait_set.wait(&mut WaitSources { watched: &watched, subscription: &mut None }, NEVER).unwrap();
+        command.wait().unwrap();
+        reason
+    }
+
+    #[test]
+    fn the_end_of_a_command_is_left_to_its_supervisor_while_that_lives() {
+        let this = Unix::new().this_process().unwrap();
+        assert_eq!(wait_for_zombie(Some(this)), WakeReason::TimeOver);
+        assert_eq!(wait_for_zombie(Some(ProcessId { start: this.start + 1, ..this })), WakeReason::LookAgain);
+        assert_eq!(wait_for_zombie(None), WakeReason::LookAgain);
+    }
+
+    #[test]
+    fn a_wake_up_reaches_its_address_and_no_other() {
+        let [mine, other] = [1, 2].map(|byte| Handle::new([byte; 16]).proof());
+        let bell = WakeSocket::new(WakeAddress::Waiter(&mine)).unwrap();
+        assert!(!wake(WakeAddress::Waiter(&other)) && !wake(WakeAddress::Supervisor(&mine)) && !bell.was_woken());
+        assert!(wake(WakeAddress::Waiter(&mine)) && wake(WakeAddress::Waiter(&mine)));
+        assert!(bell.was_woken() && !bell.was_woken());
     }
 }

@@ -15,7 +15,7 @@ pub(super) mod auxiliary;
 pub(crate) mod text;
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -144,7 +144,7 @@ fn is_in_range(record: &Record) -> bool {
 /// Returns the violated invariant, among those that the record alone reveals. csalock writes no such record, and a
 /// reader cannot trust any conclusion from it.
 pub(crate) fn broken_invariant(record: &Record) -> Option<&'static str> {
-    let mut proofs = HashSet::new();
+    let mut proofs = BTreeSet::new();
     let all = record.holders.iter().map(|grant| grant.proof).chain(record.waiters.iter().map(|waiter| waiter.proof));
     if !all.into_iter().all(|proof| proofs.insert(proof)) {
         return Some("a holder or waiter is there twice");
@@ -157,7 +157,7 @@ pub(crate) fn broken_invariant(record: &Record) -> Option<&'static str> {
     if !others.is_empty() && (first.mode == Mode::Exclusive || is_claimed) {
         return Some("it has two exclusive holders");
     }
-    let mut places = HashSet::new();
+    let mut places = BTreeSet::new();
     let places = record.holders.iter().all(|grant| match grant.mode {
         Mode::Slot => record.slots.is_some_and(|slots| grant.slot < slots) && places.insert(grant.slot),
         Mode::Exclusive | Mode::Shared => grant.slot == 0,

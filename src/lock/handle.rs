@@ -81,8 +81,12 @@ impl fmt::Debug for HandleHash {
 }
 
 fn write_hex(out: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
-    let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    out.write_str(&digits.map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])).collect::<String>())
+    // A record has dozens of hashes, so this function must not allocate.
+    let mut text = [0; 64];
+    for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&[byte >> 4, byte & 15].map(|digit| b"0123456789abcdef"[usize::from(digit)]));
+    }
+    out.write_str(std::str::from_utf8(&text[..2 * bytes.len()]).unwrap_or_default())
 }
 
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {

@@ -46,8 +46,8 @@ pub(super) fn evict(record: &mut Record, facts: &Facts) -> Result<Vec<EndedGrant
             owner.supervisor = None;
         }
         let is_awaited = ending.grant.owner.supervisor.is_some() || ending.reason != EndReason::Broken;
-        let may_ask = |liveness: Liveness| liveness.may_live_here();
-        if is_awaited || effective_owner(&ending.grant.owner, facts)?.is_some_and(|(_, liveness)| may_ask(liveness)) {
+        let may_ask = |(_, liveness): (ProcessId, Liveness)| liveness.may_live_here();
+        if is_awaited || effective_owner(&ending.grant.owner, facts)?.is_some_and(may_ask) {
             record.ended_grants.push(ending);
         }
     }
@@ -72,12 +72,18 @@ pub(super) fn grant_waiting_as(
     me: Option<&Acquire>,
 ) -> Result<Vec<HandleHash>, Query> {
     let mut wake = Vec::new();
+    let mut is_taken = false;
     loop {
         if record.waiters.len() <= REFILL_BELOW && record.pages.is_some() {
             wake.extend(refill(record, facts)?);
             continue;
         }
         let Some(first) = record.waiters.first() else { break };
+        // No waiter fits beside the new holder, so it does not matter here whether the next one lives. The process that
+        // sees its end removes it.
+        if is_taken {
+            break;
+        }
         let myself = me.filter(|request| request.entry.proof == first.proof);
         if myself.is_none() && is_gone(first, facts)? {
             record.waiters.remove(0);
@@ -87,6 +93,7 @@ pub(super) fn grant_waiting_as(
         }
         let Some(slot) = free_slot(&record.holders, record.slots, first.mode) else { break };
         let waiter = record.waiters.remove(0);
+        is_taken = waiter.mode == Mode::Exclusive;
         wake.push(waiter.proof);
         let leased = waiter.lease.is_some() || !matches!(waiter.lifetime, Lifetime::WhileOwnerLives);
         record.holders.push(grant(waiter, slot, myself, facts)?);

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use nix::unistd::{Uid, User};
-
 use crate::duration::{rfc3339, shown as span};
 use crate::engine::{Engine, OpenLockSet};
-use crate::host::Host;
+use crate::host::{Host, user_name};
 use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
 use crate::name::escape;
 use crate::store::Scope;
@@ -117,5 +115,5 @@ pub(super) fn shown_user(uid: u32) -> String {
 
 /// Returns a user's name, or the number if the user has no name.
 pub fn user(uid: u32) -> String {
-    User::from_uid(Uid::from_raw(uid)).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
+    user_name(uid).unwrap_or_else(|| uid.to_string())
 }

@@ -33,6 +33,7 @@ use rustix::process::{Resource, getrlimit};
 use super::with_suffix;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
+use crate::host::file_time;
 use crate::name::escape_path;
 
 /// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
@@ -157,7 +158,7 @@ impl HistoryFile<'_> {
             Ok(_) | Err(Errno::ENOENT) => return Ok(true),
             Err(errno) => return Err(errno),
         }
-        if now.saturating_sub(seconds(found.stx_mtime.tv_sec)) > limits.age {
+        if now.saturating_sub(file_time(found.stx_mtime.tv_sec, 0)) > limits.age {
             for name in [&self.older(), &self.name] {
                 match unlinkat(self.at, name, UnlinkatFlags::NoRemoveDir) {
                     Ok(()) | Err(Errno::ENOENT) => {}
@@ -198,11 +199,7 @@ fn look_at(file: &File) -> nix::Result<Statx> {
 /// Returns the creation time of the file, or its modification time if the creation time is unknown.
 fn begun(found: &Statx) -> Duration {
     let known = found.stx_mask & StatxFlags::BTIME.bits() != 0;
-    seconds(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec })
-}
-
-fn seconds(since_1970: i64) -> Duration {
-    Duration::from_secs(since_1970.max(0) as u64)
+    file_time(if known { found.stx_btime.tv_sec } else { found.stx_mtime.tv_sec }, 0)
 }
 
 /// Writes a line with one write(2), so that it is complete or absent if the file system permits.
@@ -306,7 +303,7 @@ mod tests {
     #[test]
     fn an_expired_file_is_removed_and_a_file_that_began_too_early_is_rotated() {
         let keep = |age| Limits { size: 1 << 20, age: Duration::from_secs(age) };
-        let today = seconds(fs::metadata("/proc/self").unwrap().ctime());
+        let today = file_time(fs::metadata("/proc/self").unwrap().ctime(), 0);
         let tomorrow = today + Duration::from_secs(24 * 3600);
         with(|history_file, _| {
             history_file.append(b"old\n", &keep(3600), today).unwrap();

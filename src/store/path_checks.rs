@@ -5,10 +5,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
-use nix::unistd::{AccessFlags, Gid, Group, Uid, User, eaccess, geteuid};
+use nix::unistd::{AccessFlags, Uid, eaccess, geteuid};
 
 use super::{Finding, Location, mount};
 use crate::error::Error;
+use crate::host::{group_name, user_name};
 use crate::name::escape_path;
 
 /// Minimum free bytes and inodes, below which a store may be full at any moment.
@@ -98,14 +99,13 @@ pub(super) fn first_that_exists(path: &Path) -> Option<&Path> {
 }
 
 fn rights(found: &std::fs::Metadata) -> String {
-    let group = Group::from_gid(Gid::from_raw(found.gid())).ok().flatten();
-    let group = group.map_or_else(|| found.gid().to_string(), |group| group.name);
+    let group = group_name(found.gid()).unwrap_or_else(|| found.gid().to_string());
     let sticky = if found.is_dir() && found.mode() & 0o1000 != 0 { ", sticky" } else { "" };
     format!("mode {:04o}{sticky}, owner {}, group {group}", found.mode() & 0o7777, user(found.uid().into()))
 }
 
 fn user(uid: Uid) -> String {
-    User::from_uid(uid).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
+    user_name(uid.as_raw()).unwrap_or_else(|| uid.to_string())
 }
 
 /// Returns a finding about free bytes and inodes. A file system that does not count inodes reports zero of them.

@@ -1,5 +1,7 @@
 //! Commits: what they write, under which conditions and with which effects.
 
+use std::cell::Cell;
+
 use super::{Leases, Version};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
@@ -53,7 +55,7 @@ pub struct Write<'a> {
 ///
 /// The effects follow a successful commit, and nothing that is correct depends on them: a process that dies in between
 /// loses them. etcd carries them out in the transaction of the changes.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct WriteSet<'a> {
     /// Changes of different names: all are made or none. All get the same version.
     pub changes: Vec<Write<'a>>,
@@ -69,6 +71,8 @@ pub struct WriteSet<'a> {
     pub history: Vec<String>,
     /// Limits of the history.
     pub limits: Limits,
+    /// Called once, as soon as the changes stand: before all effects that other processes need not wait for.
+    pub on_commit: Cell<Option<&'a dyn Fn()>>,
 }
 
 impl<'a> WriteSet<'a> {
@@ -89,10 +93,21 @@ impl<'a> WriteSet<'a> {
                 return Ok(CommitResult::Conflict);
             }
         }
-        match &self.changes[..] {
-            [] => Ok(CommitResult::Done(Version::default())),
-            [change] => replace(change),
-            _ => Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
+        let done = match &self.changes[..] {
+            [] => CommitResult::Done(Version::default()),
+            [change] => replace(change)?,
+            _ => return Err(Error::new(ErrorKind::Bug, "this store makes one change at a time", "")),
+        };
+        if done != CommitResult::Conflict {
+            self.changes_stand();
+        }
+        Ok(done)
+    }
+
+    /// Tells the committing process that the changes stand, once.
+    pub(super) fn changes_stand(&self) {
+        if let Some(tell) = self.on_commit.take() {
+            tell();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Containers of one host: processes that share a store, but no network and no pids.
 
-use crate::sandbox::{Call, Job, Sandbox, an_hour_later, is_root, proc, wait_until};
+use crate::sandbox::{CLOCK, Call, Job, Sandbox, is_root, proc, wait_until};
 
 /// A call in namespaces of its own. `None`: only root can make them.
 fn contained<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Option<Call<'a>> {
@@ -65,9 +65,8 @@ on_every_store_of_files! {
         let mut holder = sandbox.holder("x");
         let Some(mut waiter) = waiter(sandbox) else { return };
         wait_until("the waiter has a channel", || channels(sandbox) == 1);
-        let Some(later) = an_hour_later() else { return };
         sandbox.script("dash", "set -- $(find .. -name '.bell.*'); mkfifo ${1%/*}/.bell.old").run();
-        let gc = later.iter().fold(sandbox.csalock(["gc", "-v"]), |gc, (name, value)| gc.env(name, value));
+        let gc = sandbox.csalock(["gc", "-v"]).env(CLOCK, "+1h");
         gc.stderr("csalock: 1 leftovers of processes that died half-way\n").run();
         wait_until("the waiter listens again", || channels(sandbox) == 1);
         holder.release();

@@ -1,5 +1,6 @@
 //! The promises that one process can see.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -9,7 +10,7 @@ use csalock::error::Error;
 use csalock::error::ErrorKind;
 use csalock::history::Limits;
 use csalock::lock::{Lease, LeaseClock};
-use csalock::store::{CommitResult, Swept, Version, Versioned, WriteSet};
+use csalock::store::{CommitResult, Store, Swept, Version, Versioned, Write, WriteOptions, WriteSet};
 
 use crate::rig::{Effects, Kind, Rig, stored};
 
@@ -395,6 +396,35 @@ pub(crate) fn the_place_of_a_record_shows_its_name_escaped(rig: &Rig) {
     if rig.kind != Kind::Memory {
         assert!(place.contains("nightly") && place.contains(rig.is_in().to_str().unwrap()), "{place:?}");
     }
+}
+
+/// The waiters whom the announcement wakes find the change, and do not wait for the history and the cleanup.
+pub(crate) fn a_commit_announces_that_it_stands_once_and_before_the_history(rig: &Rig) {
+    let lines = |store: &dyn Store| {
+        let mut count = 0;
+        store.read_history(&mut |_| count += 1).unwrap();
+        count
+    };
+    let announced = |expect: Option<&Version>, body: &[u8]| {
+        let seen = RefCell::new(Vec::new());
+        let tell = || {
+            let other = rig.again();
+            let found = other.read(b"x").unwrap().map(|stored| stored.body);
+            seen.borrow_mut().push((found, lines(&*other)));
+        };
+        let write = Write { name: b"x", expect: expect.copied(), body: Some(body), options: WriteOptions::default() };
+        let set = WriteSet { changes: vec![write], history: vec!["line\n".to_string()], ..WriteSet::default() };
+        set.on_commit.set(Some(&tell));
+        let done = rig.store.commit(&set).unwrap();
+        drop(set);
+        (done, seen.into_inner())
+    };
+    let (born, seen) = announced(None, b"one");
+    let kept = usize::from(rig.kind == Kind::Etcd);
+    assert_eq!(seen, [(Some(b"one".to_vec()), kept)]);
+    let (_, seen) = announced(Some(&stored(born)), b"two");
+    assert_eq!(seen, [(Some(b"two".to_vec()), if rig.kind == Kind::Beside { 0 } else { 1 + kept })]);
+    assert_eq!(announced(None, b"three"), (CommitResult::Conflict, Vec::new()));
 }
 
 /// History is kept in order of arrival, or not at all; it is not a record.

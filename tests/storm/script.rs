@@ -35,9 +35,7 @@ pub(crate) fn words(round: &Round, worker: usize) -> Words {
             options += if *no_fork { " -F" } else { "" };
             options += &max_hold.map(|span| format!(" --max-hold {span}ms --kill-after 50ms")).unwrap_or_default();
             let also: String = hold.names[1..].iter().map(|name| format!(" --also {name}")).collect();
-            // libfaketime moves the timers of every clock, also those that end a command before its lease is over.
-            let is_warded = round.fault.is_none() && round.clock.is_none();
-            let warded = if is_warded { " warded=yes" } else { "" };
+            let warded = if round.fault.is_none() { " warded=yes" } else { "" };
             direct(format!("csalock run -q{options} {}{also} --", hold.names[0]), told(hold, "self") + warded)
         }
         What::Nested { outer, inner, no_fork } => {

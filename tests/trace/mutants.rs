@@ -102,11 +102,11 @@ impl Store for Shared {
     }
 
     fn commit(&self, set: &WriteSet<'_>) -> Result<CommitResult> {
-        let [Write { name, expect, body, .. }] = set.changes[..] else { panic!("{set:?}") };
+        let [Write { name, expect, body, .. }] = set.changes[..] else { panic!("{} changes", set.changes.len()) };
         let mut inside = self.0.inside.lock().unwrap();
         let found = inside.records.get(name).cloned();
-        let blind = inside.strikes(self.0.wrong == Wrong::NothingCompared);
-        if !blind && found.as_ref().map(|stored| stored.version) != expect {
+        let is_stale = found.as_ref().map(|stored| stored.version) != expect;
+        if is_stale && !inside.strikes(self.0.wrong == Wrong::NothingCompared) {
             return Ok(CommitResult::Conflict);
         }
         inside.number += 1;

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use super::Acquisition;
 use crate::engine::Engine;
-use crate::engine::blocked_callers::INSPECTION_DELAY;
 use crate::engine::deadlock::{DEADLOCK_DELAY, SECOND_CHECK_DELAY};
 use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
-use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason};
+use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
 use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
 use crate::store::{Scope, Topic, Version};
 
@@ -59,6 +58,12 @@ impl Engine {
         // A longer pause would let this waiter's lease expire, and other hosts would consider it dead.
         Ok(Some(if self.store.scope() == Scope::Shared { pause.min(self.lease / 4) } else { pause }))
     }
+}
+
+/// Returns a process with entries in this record, and the supervisor that handles its end.
+fn watched(record: &Record, (domain, process): &(PidDomain, ProcessId)) -> Watched {
+    let owner = record.owners().find(|owner| owner.domain == *domain && owner.processes.contains(process));
+    Watched { process: *process, supervisor: owner.and_then(|owner| owner.supervisor) }
 }
 
 impl<'a> Acquisition<'a> {
@@ -135,9 +140,8 @@ impl<'a> Acquisition<'a> {
         let engine = self.engine;
         let here = engine.host.domain()?;
         let visible = processes.iter().filter(|(domain, _)| here.shares_pids_with(domain));
-        let visible: Vec<ProcessId> = visible.map(|(_, process)| *process).collect();
+        let watched: Vec<Watched> = visible.map(|process| watched(record, process)).collect();
         // A process in another network namespace can wake this waiter only through the store.
-        let supervisors: Vec<ProcessId> = record.owners().filter_map(|owner| owner.supervisor).collect();
         let mut domains = record.owners().map(|owner| &owner.domain).chain(processes.iter().map(|(domain, _)| domain));
         let notifies = engine.store.abilities().notifies;
         let needs_bell = notifies || domains.any(|domain| domain.net != here.net);
@@ -149,10 +153,14 @@ impl<'a> Acquisition<'a> {
                 return Ok(AfterWait::Look);
             }
         }
-        let since = *self.waits_since.get_or_insert_with(|| engine.host.boottime());
+        let since = *self.waits_since.get_or_insert_with(|| {
+            let holders = record.holders.iter().filter(|grant| here.shares_pids_with(&grant.owner.domain));
+            let owners = holders.flat_map(|grant| grant.owner.processes.iter().copied()).collect::<Vec<_>>();
+            self.blocked_callers.begin(&*engine.host, engine.host.boottime(), &owners)
+        });
         loop {
             let now = engine.host.boottime();
-            if now >= since + INSPECTION_DELAY && self.look_at_callers_again(now)? {
+            if self.look_at_callers_again(now)? {
                 return Ok(AfterWait::Look);
             }
             if self.next_check(since).is_some_and(|at| now >= at) {
@@ -162,12 +170,11 @@ impl<'a> Acquisition<'a> {
                     found => self.suspected_at = found.map(|_| now),
                 }
             }
-            let looks = [self.blocked_callers.next_look(since + INSPECTION_DELAY), self.next_check(since)];
+            let looks = [self.blocked_callers.next_look(), self.next_check(since)];
             let to_look = looks.into_iter().flatten().filter(|at| *at > now).map(|at| at - now).min();
             let at_most = [show(), to_look].into_iter().flatten().fold(end.saturating_sub(now), Duration::min);
             self.listen()?;
-            let mut signs =
-                WaitSources { processes: &visible, supervisors: &supervisors, subscription: &mut self.subscription };
+            let mut signs = WaitSources { watched: &watched, subscription: &mut self.subscription };
             let Some(wait_set) = &mut self.wait_set else { continue };
             match wait_set.wait(&mut signs, at_most)? {
                 WakeReason::Interrupted => return Ok(AfterWait::Interrupted),
@@ -201,9 +208,10 @@ impl<'a> Acquisition<'a> {
     /// wakes all members, which inspect their callers again.
     fn check_deadlock(&mut self) -> Result<Option<Cycle>> {
         let (engine, me) = (self.engine, self.request.entry.proof);
-        self.is_published = true;
+        let was_published = std::mem::replace(&mut self.is_published, true);
         // An unpublished wait is behind waits that block the same processes and check for cycles.
         if !engine.publish(self.name, &self.request.entry)? {
+            self.is_published = was_published;
             return Ok(None);
         }
         let Some(cycle) = engine.find_deadlock(self.name, &me)? else { return Ok(None) };

@@ -430,6 +430,17 @@ fn a_broken_grant_is_remembered_until_its_holder_learns_of_it_or_dies() {
     assert!(record.is_removable());
 }
 
+/// The supervisor releases while its command is a zombie, whose liveness costs nine system calls.
+#[test]
+fn a_release_asks_for_the_liveness_of_the_next_waiter_only() {
+    let record = queue(&[Mode::Exclusive, Mode::Exclusive, Mode::Exclusive]);
+    let release = Release(Credentials { supervises: true, ..handle_of(1) });
+    let mut facts = Facts::at(7);
+    assert_eq!(decide(&record, &release, &facts).unwrap_err(), Query::Liveness(domain(), process(2)));
+    facts.insert_liveness(domain(), process(2), Liveness::Alive);
+    assert!(decide(&record, &release, &facts).is_ok());
+}
+
 #[test]
 fn the_end_of_a_supervised_grant_is_remembered_until_its_supervisor_learns_of_it_or_dies() {
     const SUPERVISOR: i32 = 70;

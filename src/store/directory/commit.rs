@@ -35,6 +35,8 @@ pub(super) struct Commit<'a> {
     pub(super) store: &'a Directory,
     pub(super) root: &'a Arc<Root>,
     pub(super) keep: WriteOptions,
+    /// Called when others may see the change, before the cleanup.
+    pub(super) stands: &'a dyn Fn(),
 }
 
 impl Commit<'_> {
@@ -100,6 +102,7 @@ impl Commit<'_> {
         let next = Pointer { stage: Stage::Current, number: self.number_after(&look, pointer, ident)?, ident };
         if look.replace(pointer, &next, body, self.keep)? {
             self.settle(Some(&look))?;
+            (self.stands)();
             look.remove_records();
             self.store.expect_no_change(look.after(next));
             return Ok(CommitResult::Done(next.version()));

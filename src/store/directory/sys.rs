@@ -13,6 +13,7 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::unistd::UnlinkatFlags;
 use rustix::fs::{Advice, RawDir, RenameFlags};
 
+use crate::host::file_time;
 use crate::store::answers::answered;
 use crate::store::directory::ownership::Ownership;
 
@@ -259,14 +260,13 @@ pub(super) fn is_removed(directory: impl AsFd) -> bool {
 /// Returns the time of the last status change, since 1970. Only this time is always the server's: an NFS client that is
 /// cut off after creating a file leaves arbitrary values in the others.
 pub(super) fn changed(found: &FileStat) -> Duration {
-    Duration::new(found.st_ctime.max(0) as u64, found.st_ctime_nsec.max(0) as u32)
+    file_time(found.st_ctime, found.st_ctime_nsec)
 }
 
 /// Returns the time of this name's last change, since 1970, or the time that its owner has set, if that is earlier.
 pub(super) fn changed_at(at: impl AsFd, name: &OsStr) -> Result<Duration, Errno> {
     let found = fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
-    let modified = Duration::new(found.st_mtime.max(0) as u64, found.st_mtime_nsec.max(0) as u32);
-    Ok(changed(&found).min(modified))
+    Ok(changed(&found).min(file_time(found.st_mtime, found.st_mtime_nsec)))
 }
 
 /// Returns the time, since 1970, that the file system gives to a new file.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use ureq::unversioned::transport::{ConnectionDetails, Connector as UreqConnector
 
 use super::connection::{CallDeadline, Connection, Socket};
 use super::errors::CallError;
-use crate::host::Host;
+use crate::host::{Host, addresses_of};
 use crate::store::guarded;
 
 /// Times for which the result of a lookup is cached, after a success and after a failure.
@@ -95,7 +95,7 @@ impl Connector {
         let found = match known {
             Some((until, found)) if now < until => found,
             _ => {
-                let found = look_up(server, at_most);
+                let found = look_up(server, port, at_most);
                 let until = self.host.boottime() + if found.is_some() { BELIEVED } else { DOUBTED };
                 guarded(&LOOKED_UP).insert(server.to_string(), (until, found.clone()));
                 found
@@ -105,16 +105,17 @@ impl Connector {
     }
 }
 
-fn look_up(server: &str, at_most: Duration) -> Option<Vec<SocketAddr>> {
+fn look_up(server: &str, port: u16, at_most: Duration) -> Option<Vec<SocketAddr>> {
     let (tell, told) = mpsc::channel();
     let server = server.to_string();
     let thread = std::thread::Builder::new().spawn(move || {
-        let _ = tell.send(server.to_socket_addrs().ok().map(|found| found.take(8).collect::<Vec<_>>()));
+        let _ = tell.send(addresses_of(host_of(&server)));
     });
-    let found = told.recv_timeout(at_most).ok()?;
+    let found: Vec<SocketAddr> =
+        told.recv_timeout(at_most).ok()?.into_iter().take(8).map(|address| SocketAddr::new(address, port)).collect();
     // The process may fork, so the thread must not be in the middle of its exit.
     let _ = thread.map(std::thread::JoinHandle::join);
-    found.filter(|found| !found.is_empty())
+    Some(found).filter(|found| !found.is_empty())
 }
 
 /// Returns the host of `HOST:PORT`, without brackets.

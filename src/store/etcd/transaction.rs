@@ -112,6 +112,7 @@ impl Etcd {
         let later = effects.split_off(effects.len().min(MOST_STEPS.saturating_sub(steps.len() + pending.len())));
         let done = self.transact_once(Transaction { compare, steps, pending, over, effects })?;
         if done != CommitResult::Conflict {
+            set.changes_stand();
             for ended in ended.get(MOST_LEASES..).unwrap_or_default().chunks(MOST_STEPS) {
                 let steps = ended.iter().map(|id| delete(&self.lease_key(*id))).collect();
                 let _ = self.transact_once(Transaction { steps, ..Transaction::default() });

@@ -1,7 +1,6 @@
 //! The place of a test: a directory of its own, a store, an environment without variables of csalock.
 
 mod call;
-mod faketime;
 mod job;
 mod mount;
 mod network;
@@ -28,7 +27,6 @@ use csalock::store::{CommitResult, Location, Store, WriteSet};
 use serde_json::Value;
 
 pub(crate) use call::{Call, Done};
-pub(crate) use faketime::{an_hour_later, faketime, other_times};
 pub(crate) use job::Job;
 pub(crate) use mount::Mount;
 pub(crate) use network::Network;
@@ -36,6 +34,12 @@ pub(crate) use screen::{PROMPT, Screen};
 
 /// The program that is tested.
 pub(crate) const CSALOCK: &str = env!("CARGO_BIN_EXE_csalock");
+
+/// The variable that moves the wall clock of csalock in builds for tests: a sign and a duration.
+pub(crate) const CLOCK: &str = "CSALOCK_CLOCK";
+
+/// The variable that moves the times of files in the same way, as if the clock of their server had been set.
+pub(crate) const FILE_TIMES: &str = "CSALOCK_FILE_TIMES";
 
 /// The shells that scripts are tried in.
 pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh"];

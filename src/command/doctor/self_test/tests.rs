@@ -48,7 +48,7 @@ impl Store for Broken {
             return Ok(CommitResult::Conflict);
         }
         self.was_written.store(true, Ordering::Relaxed);
-        let [change] = set.changes[..] else { panic!("{set:?}") };
+        let [change] = set.changes[..] else { panic!("{} changes", set.changes.len()) };
         let expect = match self.fault {
             Fault::AcceptsAll => self.memory.read(change.name)?.map(|stored| stored.version),
             _ => change.expect.map(|version| self.shown(version)),

@@ -1,0 +1,105 @@
+//! The databases of users, groups and hosts that nsswitch.conf(5) describes.
+//!
+//! csalock is a static program, and modules that the C library would load into it for these databases (LDAP, sssd,
+//! systemd) may crash it. So csalock reads the files itself, and asks getent(1) for the other sources.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The program that asks all sources of a database.
+const GETENT: &str = "/usr/bin/getent";
+
+type Known = BTreeMap<(&'static str, u32), Option<Vec<String>>>;
+
+/// Answers by database and key, because a table may show one user a thousand times.
+static KNOWN: Mutex<Known> = Mutex::new(BTreeMap::new());
+
+/// Returns the name of a user, if the user has one.
+pub fn user_name(uid: u32) -> Option<String> {
+    entry("passwd", uid)?.into_iter().next()
+}
+
+/// Returns the home directory of a user, if the user has one.
+pub fn home_of(uid: u32) -> Option<PathBuf> {
+    entry("passwd", uid)?.into_iter().nth(5).map(PathBuf::from)
+}
+
+/// Returns the name of a group, if the group has one.
+pub fn group_name(gid: u32) -> Option<String> {
+    entry("group", gid)?.into_iter().next()
+}
+
+/// Returns the addresses of a host, in the order in which to try them; empty if the host is unknown. The call may wait
+/// for name servers.
+pub fn addresses_of(host: &str) -> Vec<IpAddr> {
+    let in_file = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let of_line = |line: &str| {
+        let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
+        let address = words.next()?.parse().ok()?;
+        words.any(|name| name.eq_ignore_ascii_case(host)).then_some(address)
+    };
+    let mut found: Vec<IpAddr> = in_file.lines().filter_map(of_line).collect();
+    if found.is_empty() {
+        let of_line = |line: &str| line.split_whitespace().next()?.parse().ok();
+        found = ask(&["ahosts", host]).lines().filter_map(of_line).collect();
+    }
+    // getent prints each address once for each type of socket.
+    found.dedup();
+    found
+}
+
+/// Returns the fields of the entry with this number, the third field of each line.
+fn entry(database: &'static str, number: u32) -> Option<Vec<String>> {
+    if let Some(known) = known().get(&(database, number)) {
+        return known.clone();
+    }
+    let key = number.to_string();
+    let of = |lines: &str| {
+        let mut entries = lines.lines().map(|line| line.split(':').map(str::to_string).collect::<Vec<_>>());
+        entries.find(|fields| fields.get(2) == Some(&key) && !fields[0].is_empty())
+    };
+    let file = std::fs::read(format!("/etc/{database}")).unwrap_or_default();
+    let found = of(&String::from_utf8_lossy(&file)).or_else(|| of(&ask(&[database, &key])));
+    known().insert((database, number), found.clone());
+    found
+}
+
+fn known() -> MutexGuard<'static, Known> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns what getent(1) prints; nothing if it fails.
+fn ask(arguments: &[&str]) -> String {
+    let mut answer = Vec::new();
+    let (nothing, silent) = (Stdio::null(), Stdio::null());
+    let asked = Command::new(GETENT).args(arguments).stdin(nothing).stderr(silent).stdout(Stdio::piped()).spawn();
+    if let Ok(mut child) = asked {
+        let read = child.stdout.take().map(|mut stdout| stdout.read_to_end(&mut answer));
+        // The status is unknown if this process ignores SIGCHLD; the answer counts.
+        let _ = (read, child.wait());
+    }
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_groups_and_hosts_of_the_files() {
+        assert_eq!(user_name(0).as_deref(), Some("root"));
+        assert_eq!(home_of(0), Some(PathBuf::from("/root")));
+        assert_eq!(group_name(0).as_deref(), Some("root"));
+        assert!(addresses_of("localhost").iter().all(IpAddr::is_loopback));
+        assert!(!addresses_of("localhost").is_empty());
+    }
+
+    #[test]
+    fn an_unknown_user_has_no_name() {
+        assert_eq!((user_name(4_101_999), home_of(4_101_999), group_name(4_101_999)), (None, None, None));
+    }
+}
