@@ -1,9 +1,9 @@
 //! Mount of a store, as /proc/self/mountinfo shows it (proc_pid_mountinfo(5)), and options that endanger locks. Only
-//! `csalock doctor` uses it; locks do not depend on it. docs/nfs.md explains the options of NFS.
+//! `csalock doctor` uses these. docs/nfs.md explains the options of NFS.
 
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 
 use super::Finding;
 
@@ -41,6 +41,21 @@ pub(super) struct Mount {
 pub(super) fn of(path: &Path) -> Option<Mount> {
     let number = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?.stx_mnt_id;
     parse(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, number)
+}
+
+/// Returns true if this file is a mount of its own.
+pub(super) fn is_mount_point(path: &Path) -> bool {
+    let attribute = StatxAttributes::MOUNT_ROOT;
+    match statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty()) {
+        Ok(found) if found.stx_attributes_mask.contains(attribute) => found.stx_attributes.contains(attribute),
+        // Kernels before 5.8 do not have the attribute.
+        _ => std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| has_point(&table, path)),
+    }
+}
+
+fn has_point(table: &str, path: &Path) -> bool {
+    let path = std::fs::canonicalize(path).unwrap_or_default();
+    table.lines().filter_map(|line| line.split(' ').nth(4)).any(|point| Path::new(&unescaped(point)) == path)
 }
 
 fn parse(table: &str, number: u64) -> Option<Mount> {
@@ -126,6 +141,13 @@ nocto,local_lock=none
     #[test]
     fn a_local_disk_is_good() {
         assert_eq!(findings(28), [(Verdict::Good, "ext4 /dev/vda on /".to_string())]);
+    }
+
+    #[test]
+    fn a_mount_point_is_found_without_the_attribute() {
+        assert!(has_point(TABLE, Path::new("/proc")) && !has_point(TABLE, Path::new("/etc")));
+        assert!(!has_point(TABLE, Path::new("/nonexistent")) && is_mount_point(Path::new("/proc")));
+        assert!(!is_mount_point(Path::new("/proc/version")));
     }
 
     #[test]

@@ -21,7 +21,8 @@
 //!
 //! **The file** is created by the first commit, with a mode from the umask; its directory must exist. The file has all
 //! records, so the store refuses a commit whose record fewer users may read than the file. All users need write
-//! permission for both, because the log is in the directory of the database. Root's cron and www-data can share a
+//! permission for both, because the log is in the directory of the database. A file with a second name, by a hard link
+//! or a mount, is refused: users of the other name would not see the log. Root's cron and www-data can share a
 //! database in a directory of a common group with mode 2770, if its creator has umask 002.
 //!
 //! **Channels** of waiters in other network namespaces are in the directory `locks.db-waits` next to the database. The

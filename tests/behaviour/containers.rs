@@ -1,6 +1,6 @@
 //! Containers of one host: processes that share a store, but no network and no pids.
 
-use crate::sandbox::{CLOCK, Call, Job, Sandbox, is_root, proc, wait_until};
+use crate::sandbox::{CLOCK, Call, Job, Kind, Sandbox, is_root, proc, wait_until};
 
 /// A call in namespaces of its own. `None`: only root can make them.
 fn contained<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Option<Call<'a>> {
@@ -73,4 +73,20 @@ on_every_store_of_files! {
         wait_until("it was woken", || waiter.has_ended());
         assert_eq!(waiter.wait().stdout, "ran\n");
     }
+}
+
+#[test]
+fn a_database_that_is_mounted_without_its_directory_is_refused() {
+    if !is_root("a mount") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Sqlite);
+    let holder = sandbox.holder("x");
+    sandbox.script("dash", "mkdir other && : > other/store").run();
+    let script = "mount --bind \"$1\" other/store && CSALOCK_STORE=\"sqlite:$PWD/other/store\" csalock run -n x true";
+    let call =
+        sandbox.call("unshare", ["-m", "dash", "-c", script, "dash", &sandbox.store_path().display().to_string()]);
+    let done = call.capture();
+    assert!(done.code == Some(77) && done.stderr.contains("is mounted without its log"), "{done:?}");
+    assert_eq!(holder.wait().code, Some(0));
 }

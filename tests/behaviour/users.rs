@@ -244,6 +244,8 @@ fn a_database_belongs_to_users_who_may_write_the_file_and_its_directory() {
         ((4101, 4101, 0o700), (4101, 4101, 0o644), alone),
         ((4101, 4101, 0o755), (4101, 4101, 0o600), alone),
         ((4101, 4101, 0o755), (4101, 4101, 0o644), [ALL, LOOK, LOOK, ALL]),
+        // A log that Anne makes has her own group.
+        ((4101, GROUP, 0o750), (4101, GROUP, 0o640), [ALL, LOOK, NONE, ALL]),
         ((0, GROUP, 0o2770), (4101, GROUP, 0o660), group),
         ((0, GROUP, 0o2775), (4101, GROUP, 0o664), [ALL, ALL, LOOK, ALL]),
         ((0, 0, 0o1777), (4101, 4101, 0o666), [ALL, ALL, ALL, ALL]),

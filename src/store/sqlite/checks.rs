@@ -10,7 +10,7 @@ use nix::unistd::{AccessFlags, eaccess, geteuid};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
 use crate::store::file_system::network;
-use crate::store::with_suffix;
+use crate::store::{mount, with_suffix};
 
 /// Checks that a database may exist at `path`.
 pub(super) fn check_directory(path: &Path) -> Result<()> {
@@ -46,7 +46,10 @@ pub(super) fn check_file(path: &Path) -> Result<Option<FileId>> {
         Err(errno) => return Err(Error::os(errno, "open the database", path)),
     };
     match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
-        SFlag::S_IFREG => check_journals(path).map(|()| Some((found.st_dev, found.st_ino))),
+        SFlag::S_IFREG => {
+            check_names(path, found.st_nlink)?;
+            check_journals(path).map(|()| Some((found.st_dev, found.st_ino)))
+        }
         SFlag::S_IFLNK => Err(Error::new(
             ErrorKind::Denied,
             format!("the database {} is a symbolic link", escape_path(path)),
@@ -63,9 +66,21 @@ pub(super) fn check_file(path: &Path) -> Result<Option<FileId>> {
 /// Device and inode number, which distinguish a file from its successor at the same path.
 pub(super) type FileId = (u64, u64);
 
-/// Returns the identity of the file at this path, if there is one.
+/// Returns the identity of the file at this path, if there is one, and if it has no other name.
 pub(super) fn file_id(path: &Path) -> Option<FileId> {
-    lstat(path).ok().map(|found| (found.st_dev, found.st_ino))
+    lstat(path).ok().filter(|found| found.st_nlink == 1).map(|found| (found.st_dev, found.st_ino))
+}
+
+/// Refuses a file with several names. Each name has a log of its own, so its users would not see the grants of others.
+fn check_names(path: &Path, links: u64) -> Result<()> {
+    let (what, cure) = if links > 1 {
+        ("has several names (hard links), each with a log of its own", "remove the other names")
+    } else if mount::is_mount_point(path) {
+        ("is mounted without its log, which is a file next to it", "mount the directory of the database")
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::Denied, format!("the database {} {what}", escape_path(path)), cure))
 }
 
 /// Refuses files that SQLite would treat as a journal and either wait for or fail on with unclear errors.

@@ -66,7 +66,9 @@ pub(super) fn looks_damaged(cause: &Cause) -> bool {
 /// Returns true if other processes kept the database locked until the call's limit.
 pub(super) fn is_busy(cause: &Cause) -> bool {
     let Cause::Sqlite(error) = cause else { return false };
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+    // SQLite calls it a failed protocol if it cannot begin to read a log for ten seconds.
+    let codes = [ErrorCode::DatabaseBusy, ErrorCode::DatabaseLocked, ErrorCode::FileLockingProtocolFailed];
+    error.sqlite_error_code().is_some_and(|code| codes.contains(&code))
 }
 
 /// Returns the error for a locked database: a busy lock for callers with a deadline, else an unreachable store.
@@ -130,5 +132,17 @@ pub(super) fn explain(cause: Cause, path: &Path) -> Error {
             failed(ErrorKind::InputOutput, "cannot be read or written", cure)
         }),
         _ => failed(ErrorKind::System, "cannot be used", "see whether `sqlite3` can, then try again"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_is_kept_locked_is_busy() {
+        let failed = |code| Cause::Sqlite(rusqlite::Error::SqliteFailure(ffi::Error::new(code), None));
+        assert!(is_busy(&failed(ffi::SQLITE_PROTOCOL)) && is_busy(&failed(ffi::SQLITE_BUSY_RECOVERY)));
+        assert!(!is_busy(&failed(ffi::SQLITE_FULL)));
     }
 }

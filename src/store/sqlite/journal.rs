@@ -3,16 +3,18 @@
 //! A log makes a commit cheap: an append, without a sync unless the commit must survive a power cut. SQLite reads the
 //! whole log when a process opens a database that no other process has open. The log therefore stays short.
 //!
-//! Log and index (`-wal`, `-shm`) are files of their own, which stay when the process ends. SQLite creates them with the
-//! mode of the database, but with the group of the process. If a user of the database could not write them, the database
-//! keeps the rollback journal.
+//! Log and index (`-wal`, `-shm`) are files of their own, which stay when the process ends. If another program removed
+//! them, even a read creates them again. SQLite gives them the mode of the database, but the group of the process and no
+//! access control list. If a user of the database could not write them, the database keeps the rollback journal.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use nix::unistd::{AccessFlags, eaccess};
+use nix::unistd::{AccessFlags, eaccess, getegid, geteuid};
+use rustix::fs::lgetxattr;
+use rustix::io::Errno;
 
 use super::Sqlite;
 use crate::store::{guarded, with_suffix};
@@ -49,11 +51,12 @@ pub(super) fn remove_foreign_log(path: &Path) {
     }
 }
 
-/// Returns true if the database has no log now and this user cannot create one.
+/// Returns true if the file is the whole database, without log and journal, and this user cannot create a log.
 pub(super) fn cannot_make_log(path: &Path) -> bool {
     let may_not = |path: &Path| eaccess(path, AccessFlags::W_OK).is_err();
-    let has_log = fs::symlink_metadata(with_suffix(path, "-wal")).is_ok();
-    !has_log && (may_not(path) || path.parent().is_none_or(may_not))
+    let is_there = |suffix| fs::symlink_metadata(with_suffix(path, suffix)).is_ok();
+    // A killed writer leaves a journal, and with it a file that is only partly changed.
+    !is_there("-wal") && !is_there("-journal") && (may_not(path) || path.parent().is_none_or(may_not))
 }
 
 /// Returns true if all users of the database could write a log that any of them creates.
@@ -65,7 +68,22 @@ fn may_have_log(path: &Path) -> bool {
     if is(0o1000, &directory) && is(0o022, &directory) {
         return false;
     }
+    // A new file has the entries of an access control list only if it gets them from the directory.
+    if has_list("access", path) && !path.parent().is_some_and(|directory| has_list("default", directory)) {
+        return false;
+    }
     let needs_group = (file.mode() >> 3) & !file.mode() & 0o6 != 0;
-    let inherits_group = is(0o2000, &directory) || !is(0o020, &directory);
-    !needs_group || (directory.gid() == file.gid() && inherits_group)
+    let keeps_group = if is(0o2000, &directory) {
+        directory.gid() == file.gid()
+    } else {
+        // Then only the owner of the directory and root make a log. SQLite gives root's log the database's group.
+        let (us, group) = (geteuid(), getegid().as_raw());
+        !is(0o020, &directory) && us.as_raw() == directory.uid() && (us.is_root() || group == file.gid())
+    };
+    !needs_group || keeps_group
+}
+
+fn has_list(kind: &str, path: &Path) -> bool {
+    let found = lgetxattr(path, format!("system.posix_acl_{kind}"), &mut [0; 1024]);
+    !matches!(found, Err(Errno::NODATA | Errno::NOTSUP))
 }

@@ -242,6 +242,7 @@ fn a_database_whose_log_some_user_could_not_write_keeps_the_rollback_journal() {
     for (directory, file, wanted) in [
         (0o755, 0o644, "wal"),
         (0o700, 0o600, "wal"),
+        (0o750, 0o640, "wal"),
         (0o2770, 0o660, "wal"),
         (0o2775, 0o664, "wal"),
         (0o770, 0o660, "delete"),
@@ -256,6 +257,50 @@ fn a_database_whose_log_some_user_could_not_write_keeps_the_rollback_journal() {
         put(&path).unwrap();
         assert_eq!(journal_mode(&Connection::open(&path).unwrap(), ""), wanted, "{directory:o} {file:o}");
     }
+}
+
+#[test]
+fn a_database_with_an_access_control_list_has_a_log_only_if_its_directory_passes_one_on() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("db");
+    fs::write(&path, "").unwrap();
+    // Version 2: the owner, user 33, the group, the mask, others.
+    let entries = [(1, 6, u32::MAX), (2, 6, 33), (4, 4, u32::MAX), (16, 6, u32::MAX), (32, 4, u32::MAX)];
+    let entry = |(tag, rights, user): (u16, u16, u32)| {
+        [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &user.to_le_bytes()].concat()
+    };
+    let list = [2u32.to_le_bytes().to_vec(), entries.map(entry).concat()].concat();
+    let give = |kind: &str, path: &Path| {
+        rustix::fs::setxattr(path, format!("system.posix_acl_{kind}"), &list, rustix::fs::XattrFlags::empty())
+    };
+    if give("access", &path) == Err(rustix::io::Errno::NOTSUP) {
+        return;
+    }
+    let mode = || journal_mode(&Connection::open(&path).unwrap(), "");
+    put(&path).unwrap();
+    assert_eq!(mode(), "delete");
+    give("default", place.path()).unwrap();
+    open(&path).unwrap().commit(&WriteSet::of(b"y", None, Some(b"body"))).unwrap();
+    assert_eq!(mode(), "wal");
+}
+
+#[test]
+fn a_database_with_two_names_is_refused_under_both() {
+    let (place, path) = with_database("");
+    let [other, used] = [place.path().join("other"), place.path().join("used")];
+    put(&used).unwrap();
+    let store = open(&used).unwrap();
+    assert!(store.read(b"x").unwrap().is_some());
+    for (file, name) in [(&path, &other), (&used, &place.path().join("also"))] {
+        fs::hard_link(file, name).unwrap();
+        assert_eq!([failures(file), failures(name)], [(Some(ErrorKind::Denied), Some(ErrorKind::Denied)); 2]);
+    }
+    // An open database is refused too.
+    let put = || store.commit(&WriteSet::of(b"y", None, Some(b"body")));
+    assert_eq!(store.read(b"x").unwrap_err().kind(), ErrorKind::Denied);
+    assert_eq!(put().unwrap_err().kind(), ErrorKind::Denied);
+    fs::remove_file(place.path().join("also")).unwrap();
+    assert!(matches!(put(), Ok(CommitResult::Done(_))));
 }
 
 #[test]

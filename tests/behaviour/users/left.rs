@@ -266,6 +266,15 @@ fn a_journal_that_only_a_dead_user_may_remove_is_named() {
         let done = person.csalock(&sandbox, &store, &["run", "-n", "x", "true"]).capture();
         assert!(done.code == Some(77) && done.stderr.contains("user 4101 was killed"), "{done:?}");
     }
+    // A user who may only read finds a file that is only partly changed.
+    for (path, mode) in [(file.as_path(), 0o644), (file.parent().unwrap(), 0o755)] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let done = Carl.csalock(&sandbox, &store, &["get", "x"]).capture();
+    assert!(done.code == Some(77) && done.stdout.is_empty(), "{done:?}");
+    for (path, mode) in [(file.as_path(), 0o666), (file.parent().unwrap(), 0o1777)] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
     assert_eq!(Anne.csalock(&sandbox, &store, &["get", "x"]).capture().line(), "value");
     assert_eq!(Bert.csalock(&sandbox, &store, &["get", "x"]).capture().line(), "value");
 }
