@@ -50,6 +50,8 @@ pub(crate) enum Before {
     LongValue(&'static str),
     /// It is claimed under this id.
     Claimed(&'static str, &'static str),
+    /// In SQLite, the next commit is to be followed by the emptying of the log.
+    FullLog,
 }
 
 /// A fixture that is set.
@@ -93,7 +95,15 @@ impl Fixture {
             fixture.acquire_and_release();
         }
         before.iter().for_each(|before| fixture.prepare(*before));
+        if place == Place::Sqlite && fixture.releasing.is_none() {
+            // A command without other users of the database reads the log for a new index.
+            fixture.engine = Arc::new(fixture.new_engine());
+        }
         fixture
+    }
+
+    fn new_engine(&self) -> Engine {
+        Engine::new(open(&self.sandbox, self.place), Arc::new(Unix::new())).tracing(self.trace())
     }
 
     /// So that the store is there, and what rests in it.
@@ -115,6 +125,17 @@ impl Fixture {
             Before::Value(name) => self.done(&["put", &self.typed(name), "old"]),
             Before::LongValue(name) => self.done(&["put", &self.typed(name), &"old ".repeat(1000)]),
             Before::Claimed(name, id) => self.done(&["claim", "--id", id, &self.typed(name)]),
+            Before::FullLog if self.place == Place::Sqlite => self.fill_log(),
+            Before::FullLog => {}
+        }
+    }
+
+    fn fill_log(&self) {
+        let database = rusqlite::Connection::open(self.store_path()).unwrap();
+        let log = self.sandbox.path("store-wal");
+        // A header, and eleven frames with one page each.
+        while std::fs::metadata(&log).unwrap().len() < 32 + 11 * 4120 {
+            database.execute("UPDATE records_2 SET version = version + 1 WHERE name = x''", []).unwrap();
         }
     }
 

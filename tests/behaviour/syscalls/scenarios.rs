@@ -1,6 +1,6 @@
 //! Every command, on a lock that is free, held, waited for or left by a dead holder, where that makes a difference.
 
-use super::fixture::Before::{self, Claimed, FreedSoon, Held, Left, LongValue, Mine, NoStore, Value, Waiter};
+use super::fixture::Before::{self, Claimed, FreedSoon, FullLog, Held, Left, LongValue, Mine, NoStore, Value, Waiter};
 
 /// A command, and what it meets.
 pub(crate) struct Scenario {
@@ -59,12 +59,14 @@ pub(crate) const ALL: &[Scenario] = &[
     of("lock of two, one held", &[Held("y"), Waiter("y")], &["lock", "-w", "20ms", "X", "Y"], 75, Nothing),
     of("lock of two, one freed", SOON, &["lock", "X", "Y"], 0, Taking),
     of("unlock", &[Mine("x")], &["unlock", "X"], 0, Ending),
+    of("unlock, with a full log", &[Mine("x"), FullLog], &["unlock", "X"], 0, Ending),
     of("unlock --all", &[Mine("x")], &["unlock", "--all", "X"], 0, Ending),
     of("unlock, waited for", BUSY, &["unlock", "--handle", "HANDLE", "X"], 0, Ending),
     of("unlock --force, waited for", BUSY, &["unlock", "--force", "X"], 0, Ending),
     of("unlock, another holder's", BUSY, &["unlock", "X"], 82, Nothing),
     of("run", &[], &["run", "X", "true"], 0, Nothing),
     of("run, in no store", &[NoStore], &["run", "X", "true"], 0, Nothing),
+    of("run, with a full log", &[FullLog], &["run", "X", "true"], 0, Nothing),
     of("run, left", &[Left("x")], &["run", "X", "true"], 0, Nothing),
     of("run, held", BUSY, &["run", "-w", "20ms", "X", "true"], 75, Nothing),
     of("run, freed", SOON, &["run", "X", "true"], 0, Nothing),
