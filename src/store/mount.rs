@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use super::Finding;
 
@@ -45,12 +45,7 @@ pub(super) fn of(path: &Path) -> Option<Mount> {
 
 /// Returns true if this file is a mount of its own.
 pub(super) fn is_mount_point(path: &Path) -> bool {
-    let attribute = StatxAttributes::MOUNT_ROOT;
-    match statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty()) {
-        Ok(found) if found.stx_attributes_mask.contains(attribute) => found.stx_attributes.contains(attribute),
-        // Kernels before 5.8 do not have the attribute.
-        _ => std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| has_point(&table, path)),
-    }
+    std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|table| has_point(&table, path))
 }
 
 fn has_point(table: &str, path: &Path) -> bool {

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::sys::stat::{Mode, SFlag, lstat, mknod, stat};
+use nix::sys::stat::{Mode, SFlag, lstat, makedev, mknod, stat};
 use nix::sys::statfs::statfs;
 use nix::unistd::{AccessFlags, eaccess, geteuid};
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::escape_path;
@@ -40,15 +41,15 @@ pub(super) fn check_directory(path: &Path) -> Result<()> {
 
 /// Returns the identity of the file if it exists. Anything but a regular file is an error.
 pub(super) fn check_file(path: &Path) -> Result<Option<FileId>> {
-    let found = match lstat(path) {
+    let found = match look(path) {
         Ok(found) => found,
         Err(Errno::ENOENT) if directory_of(path)?.is_dir() => return Ok(None),
         Err(errno) => return Err(Error::os(errno, "open the database", path)),
     };
-    match SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT {
+    match SFlag::from_bits_truncate(found.mode) & SFlag::S_IFMT {
         SFlag::S_IFREG => {
-            check_names(path, found.st_nlink)?;
-            check_journals(path).map(|()| Some((found.st_dev, found.st_ino)))
+            check_names(path, &found)?;
+            check_journals(path).map(|()| Some(found.id))
         }
         SFlag::S_IFLNK => Err(Error::new(
             ErrorKind::Denied,
@@ -68,14 +69,45 @@ pub(super) type FileId = (u64, u64);
 
 /// Returns the identity of the file at this path, if there is one, and if it has no other name.
 pub(super) fn file_id(path: &Path) -> Option<FileId> {
-    lstat(path).ok().filter(|found| found.st_nlink == 1).map(|found| (found.st_dev, found.st_ino))
+    look(path).ok().filter(|found| found.links == 1 && found.is_mount != Some(true)).map(|found| found.id)
+}
+
+/// Object at a path.
+struct Found {
+    mode: u32,
+    links: u64,
+    id: FileId,
+    /// Whether it is a mount of its own, which kernels before 5.8 do not say.
+    is_mount: Option<bool>,
+}
+
+fn look(path: &Path) -> nix::Result<Found> {
+    let (flags, wanted) = (AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
+    let found = match statx(CWD, path, flags, wanted) {
+        Ok(found) => found,
+        // Kernels before 4.11 do not have this call.
+        Err(rustix::io::Errno::NOSYS) => {
+            let found = lstat(path)?;
+            let id = (found.st_dev, found.st_ino);
+            return Ok(Found { mode: found.st_mode, links: found.st_nlink, id, is_mount: None });
+        }
+        Err(errno) => return Err(Errno::from_raw(errno.raw_os_error())),
+    };
+    let device = makedev(found.stx_dev_major.into(), found.stx_dev_minor.into());
+    let is_mount = Some(found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT));
+    Ok(Found {
+        mode: found.stx_mode.into(),
+        links: found.stx_nlink.into(),
+        id: (device, found.stx_ino),
+        is_mount: is_mount.filter(|_| found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT)),
+    })
 }
 
 /// Refuses a file with several names. Each name has a log of its own, so its users would not see the grants of others.
-fn check_names(path: &Path, links: u64) -> Result<()> {
-    let (what, cure) = if links > 1 {
+fn check_names(path: &Path, found: &Found) -> Result<()> {
+    let (what, cure) = if found.links > 1 {
         ("has several names (hard links), each with a log of its own", "remove the other names")
-    } else if mount::is_mount_point(path) {
+    } else if found.is_mount.unwrap_or_else(|| mount::is_mount_point(path)) {
         ("is mounted without its log, which is a file next to it", "mount the directory of the database")
     } else {
         return Ok(());
