@@ -169,10 +169,13 @@ impl Engine {
                         R::changed(&response).iter().for_each(|proof| self.tell_supervisor(proof));
                         return Ok(Some(R::numbered(response, version.number)));
                     }
-                    unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
-                    ask.repeat();
-                    if is_read && !race.backoff()? {
-                        return Ok(None);
+                    // A known record may be so old that nothing is left of the grant. No reply was lost there.
+                    if is_read {
+                        unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
+                        ask.repeat();
+                        if !race.backoff()? {
+                            return Ok(None);
+                        }
                     }
                 }
             }
@@ -186,10 +189,13 @@ impl Engine {
         is_free
     }
 
-    /// Keeps a record as this engine committed it, for [`Engine::take_known`].
+    /// Keeps a record as this engine committed it, for [`Engine::take_known`]. A shared store may lose the reply to a
+    /// commit, and only a record that was read just before the commit shows that.
     fn keep_committed(&self, version: Version, mut record: Record) {
-        lock::number(&mut record, version.number);
-        *guarded(&self.known) = Some((Some(version), record));
+        if self.store.scope() == Scope::Local {
+            lock::number(&mut record, version.number);
+            *guarded(&self.known) = Some((Some(version), record));
+        }
     }
 
     /// Returns the record with this name as this engine knew it last, if that is the last one that it knew. Other

@@ -120,9 +120,10 @@ impl Engine {
         self.host.wake(WakeAddress::Supervisor(proof));
     }
 
-    /// Notifies the supervisors of ended grants. A supervisor knows its own releases and sees its command die.
+    /// Notifies the supervisors and keepers of ended grants. A supervisor knows its own releases and sees its command die.
     fn tell_supervisors(&self, before: &Record, after: &Record) {
-        let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
+        let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
+        let is_over = |grant: &&Grant| is_heard(grant) && after.holder(&grant.proof).is_none();
         for grant in before.holders.iter().filter(is_over) {
             let ending = after.ended_grants.iter().rev().find(|ending| ending.grant.proof == grant.proof);
             let is_known = |ending: &EndedGrant| match ending.reason {

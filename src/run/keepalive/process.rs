@@ -60,12 +60,13 @@ impl KeeperConfig<'_> {
     /// Watches the owners until they have ended, and ends them before their lease ends.
     fn watch(&self, supervisor: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>) {
         let mut owners: Owners<'_> = self.owners.iter().map(|owner| (owner, None)).collect();
+        // Descriptors may be scarce. The timer comes first, because the keeper cannot end the owners in time without it.
+        let timer = retry_until_ok(BoottimeTimer::new);
         let bell = WakeSocket::new(WakeAddress::Supervisor(&self.proof));
         if supervisor.is_some() {
             // The command may have renewed or released a lock before the wake-up socket existed.
             notify(poke);
         }
-        let timer = retry_until_ok(BoottimeTimer::new);
         let mut lease_watch = LeaseWatch::default();
         loop {
             owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
