@@ -58,6 +58,7 @@ mod broken;
 mod claims;
 mod clocks;
 mod containers;
+mod counts;
 mod crowd;
 mod csa;
 mod deadlock;
