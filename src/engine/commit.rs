@@ -1,5 +1,7 @@
 //! Commits and their effects: the only place in which the engine changes a store.
 
+use std::cell::RefCell;
+
 use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
@@ -87,7 +89,14 @@ impl Engine {
             }
         };
         set.on_commit.set(Some(&wake_waiters));
-        let CommitResult::Done(version) = self.commit(&set, records)? else { return Ok(None) };
+        let conflicting = RefCell::default();
+        let only =
+            if let ([update], []) = (records, beside) { update.expect.and(Some(&update.record.name)) } else { None };
+        set.conflicting = only.map(|_| &conflicting);
+        let CommitResult::Done(version) = self.commit(&set, records)? else {
+            only.inspect(|name| self.keep_conflicting(name, conflicting.take()));
+            return Ok(None);
+        };
         for RecordUpdate { before, record, .. } in records {
             self.tell_supervisors(before, record);
             self.remove_witnesses(before, record);

@@ -87,6 +87,7 @@ mod queue;
 mod records;
 mod referee;
 mod renewed;
+mod round_trips;
 mod run;
 mod screen;
 mod several;
