@@ -1,7 +1,8 @@
-"""Many at once: who contend for one lock, who hand it over, who wait in a crowd, each for one lock or for its own."""
+"""What several callers need: time under contention, of a hand-over, after a kill; CPU and memory of waiters."""
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -9,245 +10,197 @@ import sys
 import time
 from pathlib import Path
 
-from rig import CALLERS, adopt_orphans, path_of
+from measure import UTF8, in_turn, path_of, ratio, reap, spawn
 
-CONTENDERS = {2: 200, 8: 50, 64: 6}  # so often each
-CROWDS, LOCKS = (10, 100, 1_000), (10, 1_000)
-HAND_OVERS = 50
-SETTLE = 0.05  # seconds, for a waiter to begin to wait
-LOOP = 'n=$1; shift; while [ "$n" -gt 0 ]; do "$@" || exit; n=$((n - 1)); done'
-JOB = "echo; read word || :"  # says that it runs, and ends when its stdin does
-A_FEW = 25
-PATIENT = ["-w", "inf"]
+LOOP = 'echo; read -r go; n=$1; shift; while [ "$n" -gt 0 ]; do "$@" || exit; n=$((n - 1)); done'
+HOLD = "echo; read -r word || :"  # tells that it runs, and ends with its stdin
+SETTLE = 0.05  # seconds that a waiter gets to fall asleep
+FEW, MANY, STARTED_AT_ONCE = 10, 1_000, 25
 
 
-def contend(bench):
-    tools, rows = bench.tools(), []
-    for count, times in CONTENDERS.items():
-        walls = {tool: [] for tool in tools}
-        for tool in bench.in_turn(tools):
-            call = [bench.dash, "-c", LOOP, "loop", str(times), *tools[tool], bench.true]
-            begin = time.perf_counter()
-            running = [subprocess.Popen(call, env=CALLERS) for _ in range(count)]
-            if any([process.wait() for process in running]):
-                sys.exit(f"versus: {tool} failed under contention")
-            walls[tool].append(time.perf_counter() - begin)
-        for tool, spans in walls.items():
-            ratios = sorted(mine / base for mine, base in zip(spans, walls["flock"]))
-            rows.append([f"{count} processes, {times} times each: {tool}", f"{statistics.median(spans) * 1e3:.0f}",
-                         f"{statistics.median(ratios):.2f}", f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-                         "" if tool == "flock" else "1.0"])
-    bench.table("contend", "Some processes take one lock again and again",
-                ["", "median wall ms", "median ratio", "all ratios", "target"], rows, 2)
+def block(place, count, times, words, environment):
+    """The seconds that some shells need, of which each runs a command some times. They start together."""
+    ready, tell = os.pipe()
+    barrier, go = os.pipe()
+    call = [place.peers["dash"], "-c", LOOP, "loop", str(times), *words, place.true]
+    actions = [(os.POSIX_SPAWN_DUP2, barrier, 0), (os.POSIX_SPAWN_DUP2, tell, 1)]
+    shells = [spawn(call, environment, actions) for _ in range(count)]
+    os.close(tell)
+    told = 0
+    while told < count:
+        told += len(os.read(ready, count))
+    os.close(barrier)
+    begin = time.perf_counter()
+    os.close(go)
+    for shell in shells:
+        reap(shell, call)
+    os.close(ready)
+    return time.perf_counter() - begin
 
 
-def pass_on(bench, name, holders, end, title, target, bar):
-    """From `end(holder)` to the next command's first word, which is the same program for all tools."""
-    tools, spans = bench.tools(), {}
-    turns = HAND_OVERS * bench.asked.rounds // 5
-    for _ in range(turns):
-        for label, (tool, call) in holders.items():
-            holder = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=CALLERS,
-                                      start_new_session=True)
-            holder.stdout.read(1)
-            waiter = subprocess.Popen([*tools[tool], path_of("echo")], stdin=subprocess.DEVNULL,
-                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=CALLERS)
-            time.sleep(SETTLE)
-            begin = time.perf_counter()
-            end(holder)
-            word = os.read(waiter.stdout.fileno(), 1)
-            span = time.perf_counter() - begin
-            if waiter.wait() or not word:
-                sys.exit(f"versus: {label}: the waiter failed")
-            holder.stdin.close()
-            holder.wait()
-            waiter.stdout.close()
-            holder.stdout.close()
-            spans.setdefault(label, []).append(span * 1e3)
-    rows = []
-    bases = {label.partition(":")[2]: times for label, times in spans.items() if label.startswith("flock")}
-    for label, times in spans.items():
-        base = statistics.median(bases[label.partition(":")[2]])
-        rows.append([label.replace(":", ", "), f"{statistics.median(times):.2f}", f"{min(times):.2f}",
-                     f"{max(times):.2f}", f"{statistics.median(times) / base:.2f}",
-                     "" if label.startswith("flock") else target])
-    bench.table(name, title, ["", "median ms", "min ms", "max ms", "ratio of medians", "target"], rows, bar,
-                f"{turns} in turn")
+def contend(place):
+    """Shells that take one lock again and again."""
+    for count, times, goal in ((8, 50, 1.10), (64, 6, 1.60)):
+        takers = place.takers()
+        if not place.asked.complete:
+            del takers["SQLite"]  # It takes ten times as long as all others.
+        spans = {tool: [] for tool in takers}
+        for _, tool in in_turn(takers, place.rounds(7, 25)):
+            spans[tool].append(block(place, count, times, *takers[tool]))
+        for store in list(takers)[1:]:
+            place.tables.figure(f"{count} contenders, wall time / flock, {store}", place.kind,
+                                ratio(spans, store, "flock"), goal if store == "directory" else None)
 
 
-def hand(bench):
-    holders = {tool: (tool, [*call, bench.dash, "-c", JOB]) for tool, call in bench.tools().items()}
-    pass_on(bench, "hand", holders, lambda holder: holder.stdin.close(),
-            "Hand-over: from the end of the holder's stdin to the next one's first word", "1.0", 4)
+class Holder:
+    """A process group that holds a lock until its stdin ends."""
 
+    def __init__(self, words, environment):
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+                                        start_new_session=True)
+        self.process.stdout.read(1)
 
-def take(bench):
-    job = [bench.dash, "-c", JOB]
-    holders = {f"{tool}:wrapper and command": (tool, [*call, *job]) for tool, call in bench.tools().items()}
-    holders["flock:script"] = ("flock", [bench.dash, "-c", f"exec 9>{bench.file}.L; {bench.flock} 9; {JOB}"])
-    for store, url in bench.stores.items():
-        text = f"{bench.binary} lock --store {url} L >/dev/null; {JOB}"
-        holders[f"csalock, {store}:script"] = (f"csalock, {store}", [bench.dash, "-c", text])
-    pass_on(bench, "take", holders, lambda holder: os.killpg(holder.pid, signal.SIGKILL),
-            "Take-over: from kill -9 of everything that holds to the next one's first word", "20", 1)
+    def release(self):
+        self.process.stdin.close()
 
-
-class Party:
-    """A process and its children, and what they have used."""
-
-    def __init__(self, process):
-        self.process, self.noted, self.before = process, [], (0.0, 0)
-
-    def members(self):
-        pids = [self.process.pid]
-        for pid in pids:
-            pids += [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        return pids
-
-    def note(self):
-        """Begins to count here. (None of its children has ended yet, so those there are have used all there is.)"""
-        cpu, waits = 0.0, 0
-        self.noted = self.members()
-        for pid in self.noted:
-            cpu += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e3
-            status = Path(f"/proc/{pid}/status").read_text()
-            waits += int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
-        self.before = (cpu, waits)
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self):
-        """Waits for its end. Returns the microseconds and the wake-ups that it took since it was noted."""
-        cpu, waits = -self.before[0], -self.before[1]
-        for pid in self.noted:
-            try:
-                _, status, used = os.wait4(pid, 0)
-            except ChildProcessError:
-                continue  # its parent has waited for it, and counts it in what it used itself
-            if status:
-                sys.exit(f"versus: {self.process.args} failed in a crowd")
-            self.process.returncode = 0
-            cpu += (used.ru_utime + used.ru_stime) * 1e6
-            waits += used.ru_nvcsw
-        return cpu, waits
-
-    def memory(self):
-        """(KiB that are only its own, KiB shared with others counted in part, threads) of each member, parents first."""
-        found = []
-        for pid in self.members():
-            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            kib = [int(rollup.partition(f"\n{what}:")[2].split()[0]) for what in ("Private_Dirty", "Pss")]
-            found.append((*kib, len(os.listdir(f"/proc/{pid}/task"))))
-        return found
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
 
 
-def holder(bench, call):
-    process = subprocess.Popen([*call, bench.dash, "-c", JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               env=CALLERS)
-    process.stdout.read(1)
-    process.stdout.close()
-    return Party(process)
+def until_next(place, holding, waiting, end):
+    """The seconds from the end of a holder to the first byte that the next command writes."""
+    holder = Holder(*holding)
+    words, environment = waiting
+    waiter = subprocess.Popen([*words, path_of("echo")], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, env=environment)
+    time.sleep(SETTLE)
+    begin = time.perf_counter()
+    end(holder)
+    word = os.read(waiter.stdout.fileno(), 1)
+    span = time.perf_counter() - begin
+    waiter.stdout.close()
+    if waiter.wait() or not word:
+        sys.exit(f"versus: {' '.join(words)}: the waiter failed")
+    holder.end()
+    return span
 
 
-def waiting(bench, tool):
-    """How many stand in a queue now."""
+def next_ones(place, end, scripts=False):
+    """Seconds of each tool and round. The holder is a command under the lock, or a script that acquired it."""
+    takers, dash = place.takers("-w", "inf"), place.peers["dash"]
+    holders = {tool: ([*words, dash, "-c", HOLD], environment) for tool, (words, environment) in takers.items()}
+    if scripts:
+        lines = {tool: f"{place.binary} lock L > /dev/null" for tool in place.stores}
+        lines["flock"] = f"exec 9>{takers['flock'][0][1]}; {place.peers['flock']} 9"
+        holders = {tool: ([dash, "-c", f"{lines[tool]}; {HOLD}"], takers[tool][1]) for tool in takers}
+    spans = {tool: [] for tool in takers}
+    for _, tool in in_turn(takers, place.rounds(25, 200)):
+        spans[tool].append(until_next(place, holders[tool], takers[tool], end))
+    return spans
+
+
+def hand(place):
+    """One waiter: from the end of the command under the lock to the next command."""
+    spans = next_ones(place, Holder.release)
+    for store in place.stores:
+        place.tables.figure(f"hand-over to one waiter / flock, median, {store}", place.kind,
+                            ratio(spans, store, "flock"), 1.10 if store == "directory" else None)
+
+
+def kill(place):
+    """One waiter: from kill -9 of the holder, its command too, to the next command."""
+    for what, scripts in (("command", False), ("script", True)):
+        spans = next_ones(place, Holder.kill, scripts)
+        for tool in spans:
+            row = f"next command after kill -9 of a holding {what}, median ms, {tool}"
+            place.tables.figure(row, place.kind, statistics.median(spans[tool]) * 1e3,
+                                3 if tool == "directory" else None)
+
+
+def members(pid):
+    """A process and all its descendants."""
+    found = [pid]
+    for each in found:
+        found += [int(word) for word in Path(f"/proc/{each}/task/{each}/children").read_text().split()]
+    return found
+
+
+def cpu_of(pid):
+    """The seconds that a process has used until now."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def queued(place, tool, environment):
+    """How many wait for the lock now."""
     if tool == "flock":
-        ours = {os.stat(path).st_ino for path in Path(bench.place).glob("flock.lock.*")}
-        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line]
-        return sum(int(words[6].rpartition(":")[2]) in ours for words in lines)
-    call = [bench.binary, "status", "--json", "--store", bench.stores[tool.rpartition(" ")[2]]]
-    listed = subprocess.run(call, stdout=subprocess.PIPE, env=CALLERS, check=True).stdout
+        inode = os.stat(place.takers()[tool][0][1]).st_ino
+        return len(re.findall(rf"-> FLOCK .*:{inode} ", Path("/proc/locks").read_text()))
+    call = [place.binary, "status", "--json", "L"]
+    listed = subprocess.run(call, stdout=subprocess.PIPE, env=environment, check=True).stdout
     return sum(len(lock["waiters"]) for lock in json.loads(listed))
 
 
-def gather(bench, tool, calls):
-    """Starts waiters, and waits until all are in the queue and have nothing more to do there. How they get in is not
-    what is measured, so they come a few at a time."""
-    crowd = []
-    for first in range(0, len(calls), A_FEW):
-        crowd += [Party(subprocess.Popen([*call, bench.true], stdin=subprocess.DEVNULL, env=CALLERS))
-                  for call in calls[first:first + A_FEW]]
-        limit = time.monotonic() + 60
-        while waiting(bench, tool) < len(crowd):
-            if time.monotonic() > limit:
-                sys.exit(f"versus: {tool}: {len(crowd)} waiters are not all in the queue after a minute")
-            time.sleep(0.01)
-    time.sleep(10 * SETTLE)
-    return crowd
+class Queue:
+    """A holder, and so many waiters that are asleep."""
+
+    def __init__(self, place, tool, count, *options):
+        words, environment = place.takers(*options)[tool]
+        self.holder = Holder([*words, place.peers["dash"], "-c", HOLD], environment)
+        self.call, self.waiters, limit = [*words, place.true], [], time.monotonic() + 120
+        while len(self.waiters) < count:
+            at_once = min(STARTED_AT_ONCE, count - len(self.waiters))
+            self.waiters += [spawn(self.call, environment) for _ in range(at_once)]
+            while queued(place, tool, environment) < len(self.waiters):
+                if time.monotonic() > limit:
+                    sys.exit(f"versus: {tool}: {count} waiters are not in the queue after two minutes")
+                time.sleep(0.01)
+        time.sleep(10 * SETTLE)
+
+    def drain(self):
+        """Lets all of them end. Returns the CPU seconds of one hand-over."""
+        everyone = [self.holder.process.pid, *self.waiters]
+        before = sum(cpu_of(member) for pid in everyone for member in members(pid))
+        self.holder.release()
+        # The usage of a process comes with its end, and contains that of its children.
+        used = [reap(pid, self.call) for pid in everyone]
+        self.holder.process.returncode = 0
+        self.holder.end()
+        return (sum(each.ru_utime + each.ru_stime for each in used) - before) / len(self.waiters)
+
+    def memory(self):
+        """KiB that each process of the last waiter has for itself; the supervisor comes first."""
+        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in members(self.waiters[-1])]
+        return [int(re.search(r"^Private_Dirty: *(\d+)", rollup, re.MULTILINE)[1]) for rollup in rollups]
 
 
-def one_crowd(bench, tool, call, count):
-    """Microseconds of CPU, wake-ups and microseconds of time for one hand-over; and the memory of the last waiter."""
-    first = holder(bench, call)
-    crowd = gather(bench, tool, [call] * count)
-    memory = crowd[-1].memory()
-    for party in (first, *crowd):
-        party.note()
-    begin = time.perf_counter()
-    first.process.stdin.close()
-    used = [party.end() for party in (first, *crowd)]
-    wall = (time.perf_counter() - begin) * 1e6
-    return [sum(each) / count for each in zip(*used)] + [wall / count], memory
+def crowd(place):
+    """The CPU time of a hand-over in a long queue and in a short one."""
+    spans = {(tool, count): [] for tool in place.takers() for count in (FEW, MANY)}
+    for _, (tool, count) in in_turn(spans, place.rounds(1, 5)):
+        # A short queue is over so soon that one says little.
+        times = 10 if count == FEW else 1
+        spans[tool, count].append(statistics.median(Queue(place, tool, count, "-w", "inf").drain()
+                                                    for _ in range(times)))
+    for tool in place.takers():
+        place.tables.figure(f"CPU of a hand-over, {MANY:,} waiters / {FEW}, {tool}", place.kind,
+                            ratio(spans, (tool, MANY), (tool, FEW)), 1.10 if tool == "directory" else None)
 
 
-def crowd(bench):
-    adopt_orphans()
-    tools, memories = bench.tools(options=PATIENT), {}
-    found = {(tool, count): [] for tool in tools for count in CROWDS}
-    for tool in bench.in_turn(tools):
-        for count in CROWDS:
-            # A crowd of ten is over so soon that one says little.
-            for _ in range(max(1, 50 // count)):
-                numbers, memory = one_crowd(bench, tool, tools[tool], count)
-                found[tool, count].append(numbers)
-                memories.setdefault(tool, []).append(memory)
-    hand_overs(bench, "crowd", "A crowd waits for one lock", "waiters", found, CROWDS)
-    waiters_memory(bench, memories)
-
-
-def hand_overs(bench, name, title, what, found, counts):
-    rows = []
-    medians = {key: [statistics.median(each) for each in zip(*numbers)] for key, numbers in found.items()}
-    for (tool, count), (cpu, wakes, wall) in medians.items():
-        few, flock = medians[tool, counts[0]][0], medians["flock", count]
-        target = "1.5" if tool != "flock" and count == 1_000 else ""
-        rows.append([f"{count:,} {what}: {tool}", f"{cpu:.0f}", f"{wakes:.1f}", f"{wall:.0f}",
-                     f"{cpu / flock[0]:.2f}", f"{wall / flock[2]:.2f}", f"{cpu / few:.2f}", target])
-    bench.table(name, title, ["for each hand-over", "CPU us", "wake-ups", "wall us", "CPU to flock's", "wall to flock's",
-                              f"CPU to that with {counts[0]}", "target"], rows, 6)
-
-
-def waiters_memory(bench, memories):
-    rows = []
-    for tool, found in memories.items():
-        roles = ["waiter"] if tool == "flock" else ["its guardian", "waiter"]
-        for at, role in enumerate(roles):
-            own, shared, threads = (statistics.median(each) for each in zip(*(memory[at] for memory in found)))
-            target = "1,024" if role == "waiter" and tool != "flock" else ""
-            rows.append([f"{tool}: {role}", f"{own:.0f}", f"{shared:.0f}", f"{threads:.0f}", target])
-    bench.table("memory", "Memory of a waiter", ["", "KiB private and dirty", "KiB with its part of what is shared",
-                                                 "threads", "target"], rows, 1)
-
-
-def own_locks(bench, tool, count):
-    """As one_crowd, but each waits for a lock of its own, and these are released one after the other."""
-    calls = [bench.tools(f"own-{number}", PATIENT)[tool] for number in range(count)]
-    holders = [holder(bench, call) for call in calls]
-    # As the jobs that a script starts with `&`: it does not wait for them.
-    waiters = gather(bench, tool, [[path_of("env"), "--ignore-signal=INT", *call] for call in calls])
-    for party in (*holders, *waiters):
-        party.note()
-    begin, used = time.perf_counter(), []
-    for holding, waits in zip(holders, waiters):
-        holding.process.stdin.close()
-        used += [holding.end(), waits.end()]
-    wall = (time.perf_counter() - begin) * 1e6
-    return [sum(each) / count for each in zip(*used)] + [wall / count]
-
-
-def locks(bench):
-    adopt_orphans()
-    tools = bench.tools()
-    found = {(tool, count): [] for tool in tools for count in LOCKS}
-    for tool in bench.in_turn(tools):
-        for count in LOCKS:
-            found[tool, count] += [own_locks(bench, tool, count) for _ in range(max(1, 50 // count))]
-    hand_overs(bench, "locks", "Locks with one waiter each, released one after the other", "locks", found, LOCKS)
+def memory(place):
+    """The private memory of a waiter, the last of ten."""
+    for tool in place.takers():
+        found = []
+        for _ in range(5):
+            queue = Queue(place, tool, FEW)
+            found.append(queue.memory())
+            queue.drain()
+        *others, waiter = [statistics.median(each) for each in zip(*found, strict=True)]
+        goal = 128 if tool == "directory" else None
+        place.tables.figure(f"private memory of a waiter, KiB, {tool}", place.kind, waiter, goal, "{:.0f}")
+        if others:
+            place.tables.figure(f"private memory of its supervisor, KiB, {tool}", place.kind, sum(others), None, "{:.0f}")

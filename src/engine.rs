@@ -17,6 +17,7 @@ mod deadlock;
 mod gc;
 mod history;
 mod inspect;
+mod known;
 mod leases;
 mod lock_set;
 mod outage;
@@ -32,6 +33,7 @@ use std::time::Duration;
 
 use self::commit::RecordUpdate;
 use self::contention::CasRetry;
+use self::known::Known;
 use self::leases::IssuedLease;
 
 pub use acquire::{AcquireResult, Waiting};
@@ -50,10 +52,9 @@ use crate::error::{Error, Result};
 use crate::history::Limits;
 use crate::host::Host;
 use crate::lock::{
-    self, Credentials, Facts, Grant, Handle, HandleHash, Liveness, Owner, PidDomain, ProcessId, Query, Record, Release,
-    Request, Transition, decide,
+    self, Credentials, Facts, Handle, HandleHash, Owner, ProcessId, Query, Record, Release, Request, Transition, decide,
 };
-use crate::store::{Location, Scope, Store, Version, Versioned, guarded};
+use crate::store::{Location, Scope, Store, Version, Versioned};
 
 /// Runs lock requests of a host against a store.
 pub struct Engine {
@@ -65,14 +66,13 @@ pub struct Engine {
     /// Duration of leases that a keeper renews.
     lease: Duration,
     issued_leases: Mutex<Vec<IssuedLease>>,
-    /// A record as this engine read or committed it last, which saves the next commit of that record a read.
-    known: Mutex<Option<VersionedRecord>>,
+    known: Mutex<Option<Known>>,
     #[cfg(debug_assertions)]
     trace: crate::trace::Trace,
 }
 
 /// A record as read, with its version; the version is `None` if the store has no such record.
-type VersionedRecord = (Option<Version>, Record);
+pub type VersionedRecord = (Option<Version>, Record);
 
 impl Engine {
     /// Opens the store at a location, with the settings of the environment.
@@ -169,33 +169,20 @@ impl Engine {
                         R::changed(&response).iter().for_each(|proof| self.tell_supervisor(proof));
                         return Ok(Some(R::numbered(response, version.number)));
                     }
-                    unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
-                    ask.repeat();
-                    if is_read && !race.backoff()? {
+                    known = self.take_known(name);
+                    // A known record may be so old that nothing is left of the grant, but its conflict may be certain.
+                    if is_read || (known.is_none() && self.store.scope() == Scope::Shared) {
+                        unclear = Some((R::ended(&response, &next), response)).filter(|(ended, _)| !ended.is_empty());
+                        ask.repeat();
+                    }
+                    if !race.backoff()? {
                         return Ok(None);
                     }
+                    // A request that pauses reads again after its pause.
+                    known = known.filter(|_| R::HAS_PRIORITY);
                 }
             }
         }
-    }
-
-    /// Returns true if the store has no record with this name. The next request for it needs no read then.
-    pub fn has_no_record(&self, name: &[u8]) -> bool {
-        let is_free = self.store.read(name).is_ok_and(|found| found.is_none());
-        *guarded(&self.known) = is_free.then(|| (None, Record::free(name)));
-        is_free
-    }
-
-    /// Keeps a record as this engine committed it, for [`Engine::take_known`].
-    fn keep_committed(&self, version: Version, mut record: Record) {
-        lock::number(&mut record, version.number);
-        *guarded(&self.known) = Some((Some(version), record));
-    }
-
-    /// Returns the record with this name as this engine knew it last, if that is the last one that it knew. Other
-    /// processes may have changed it since, so it may only be the basis of a commit, which then fails.
-    fn take_known(&self, name: &[u8]) -> Option<VersionedRecord> {
-        guarded(&self.known).take_if(|(_, record)| record.name == name)
     }
 
     /// Returns the credentials of a caller on this host that presents a grant as its own.
@@ -215,12 +202,17 @@ impl Engine {
         self.apply(name, &Release(Credentials { supervises: true, ..self.by_proof(proof)? }))
     }
 
-    fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
+    /// Reads the record of a name, with its version.
+    pub fn read(&self, name: &[u8]) -> Result<VersionedRecord> {
         self.read_record(name).map_err(|error| error.of_lock(|| self.shell_arg(name)))
     }
 
     fn read_record(&self, name: &[u8]) -> Result<VersionedRecord> {
-        let Some(stored) = self.store.read(name)? else { return Ok((None, Record::free(name))) };
+        self.record_of(name, self.store.read(name)?)
+    }
+
+    fn record_of(&self, name: &[u8], stored: Option<Versioned>) -> Result<VersionedRecord> {
+        let Some(stored) = stored else { return Ok((None, Record::free(name))) };
         let record = decode(&stored, &self.store.describe(name))?;
         if record.name.is_empty() {
             return Ok((Some(stored.version), Record::free(name)));
@@ -253,48 +245,6 @@ impl Engine {
                 Err(query) => self.learn(record, &mut facts, query, time_left)?,
             }
         }
-    }
-
-    /// Answers a query of the decision about this record, as it was read, and adds the answer to the facts.
-    fn learn(&self, record: &Record, facts: &mut Facts, query: Query, time_left: Option<Duration>) -> Result<()> {
-        match query {
-            Query::Outlasts(lease) => {
-                let left = self.store.leases().time_to_expiry(&lease, &record.sightings)?;
-                facts.insert_outlasts(lease, time_left.is_some_and(|time_left| left > time_left));
-            }
-            Query::Committed(proof) => facts.insert_committed(proof, self.has_committed(&proof)?),
-            Query::NewLease(span) => {
-                facts.insert_new_lease(span, self.store.leases().grant(Duration::from_millis(span))?)
-            }
-            Query::Page(number) => facts.insert_page(number, self.seal(&record.name, number)?),
-            Query::Liveness(domain, process) => {
-                let liveness = self.fate_in(record, facts, &domain, &process);
-                let is_released = || {
-                    let depends = |owner: &&Owner| owner.domain == domain && owner.processes.contains(&process);
-                    let supervisor = record.owners().filter(depends).find_map(|owner| owner.supervisor);
-                    supervisor.is_some_and(|supervisor| self.host.is_released_by(&supervisor, &domain, &process))
-                };
-                let lived = liveness == Liveness::Dead
-                    && (is_released() || self.was_confirmed_since(record, &domain, &process)?);
-                facts.insert_liveness(domain, process, if lived { Liveness::Alive } else { liveness });
-            }
-            Query::LeaseExpired(lease) => {
-                let over = self.lease_expired(record, &lease)?;
-                facts.insert_expired(lease, over);
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns true if a grant of this record depended on this process at the read and no longer does. The process then
-    /// confirmed that grant before it ended, so its end proves nothing.
-    fn was_confirmed_since(&self, record: &Record, domain: &PidDomain, process: &ProcessId) -> Result<bool> {
-        let depend = |record: &Record| -> Vec<HandleHash> {
-            let on_it = |grant: &&Grant| grant.provisional.as_ref() == Some(process) && grant.owner.domain == *domain;
-            record.holders.iter().filter(on_it).map(|grant| grant.proof).collect()
-        };
-        let before = depend(record);
-        Ok(!before.is_empty() && depend(&self.read(&record.name)?.1) != before)
     }
 }
 

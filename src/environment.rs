@@ -1,7 +1,10 @@
 //! The inputs of the process beside its arguments: only this module reads the environment.
 
-use std::ffi::{CString, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+#![expect(unsafe_code, reason = "exec needs the variables as the kernel has passed them")]
+
+use std::borrow::Cow;
+use std::ffi::{CStr, CString, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -130,14 +133,14 @@ impl Environment {
     }
 
     /// Returns a command's environment: the current one, but these variables replace those of an outer lock.
-    pub fn block(variables: &[(&str, OsString)]) -> Vec<CString> {
-        let is_ours = |name: &OsString| OF_A_LOCK.iter().any(|ours| name == ours);
-        let inherited = std::env::vars_os().filter(|(name, _)| !is_ours(name));
-        let added = variables.iter().map(|(name, value)| (OsString::from(name), value.clone()));
-        let pair = |(name, value): (OsString, OsString)| {
-            CString::new([name.into_vec(), b"=".to_vec(), value.into_vec()].concat()).ok()
-        };
-        inherited.chain(added).filter_map(pair).collect()
+    pub fn block(variables: &[(&str, OsString)]) -> Vec<Cow<'static, CStr>> {
+        let sets =
+            |entry: &[u8], name: &str| entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest[..1] == *b"=");
+        let is_ours = |entry: &CStr| OF_A_LOCK.iter().any(|name| sets(entry.to_bytes_with_nul(), name));
+        let added = variables.iter().filter_map(|(name, value)| {
+            CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok().map(Cow::Owned)
+        });
+        inherited().filter(|entry| !is_ours(entry)).map(Cow::Borrowed).chain(added).collect()
     }
 
     /// Returns the search path for programs.
@@ -203,4 +206,14 @@ pub fn is_dumb_terminal() -> bool {
 #[expect(clippy::disallowed_methods, reason = "this is the seam")]
 fn set(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
+}
+
+/// Returns the variables of this process, each as `NAME=VALUE`.
+fn inherited() -> impl Iterator<Item = &'static CStr> {
+    // SAFETY: the array ends with a null pointer, and csalock never changes a variable of its own process.
+    (0..).map_while(|at| unsafe {
+        let entries = nix::libc::environ;
+        let entry = if entries.is_null() { entries.cast() } else { *entries.add(at) };
+        (!entry.is_null()).then(|| CStr::from_ptr(entry))
+    })
 }

@@ -39,7 +39,7 @@ pub use scratch::Scratch;
 pub use sqlite::Sqlite;
 pub(crate) use sqlite::close_before_fork;
 pub use url::{Cluster, Layout, Location};
-pub use write_set::{CommitResult, Durability, Write, WriteOptions, WriteSet};
+pub use write_set::{CommitResult, Conflicting, Durability, Write, WriteOptions, WriteSet};
 
 use crate::error::{Error, Result};
 use crate::host::{Host, boot_lease};
@@ -65,6 +65,8 @@ pub struct Abilities {
     pub changes: usize,
     /// True if a commit wakes waiters on other hosts, and subscribers of records learn of all changes.
     pub notifies: bool,
+    /// True if a commit returns the record that it conflicts with, where it certainly conflicts.
+    pub returns_conflicts: bool,
 }
 
 /// Subject of a subscription.
@@ -127,7 +129,7 @@ pub trait Store: Send + Sync {
 
     /// Returns what the store can do.
     fn abilities(&self) -> Abilities {
-        Abilities { changes: 1, notifies: false }
+        Abilities { changes: 1, notifies: false, returns_conflicts: false }
     }
 
     /// Returns the hosts that may use the store.

@@ -66,9 +66,8 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
     // signal. It also shares our descriptors, so it must not close any for the command.
     let may_share = !has_lease && child.flock_compat.is_none() && !job.context.inherited.any_closed();
     let is_quick = may_share && opened.as_ref().is_ok_and(are_free);
-    // The socket exists before the command starts, because the command may renew at once. A keeper has its own socket.
-    let proof = job.handle.proof();
-    let bell = if has_lease { None } else { WakeSocket::new(WakeAddress::Supervisor(&proof)) };
+    // The socket exists before the command starts, because the command may renew at once.
+    let bell = WakeSocket::new(WakeAddress::Supervisor(&job.handle.proof()));
     let tell = |message: &Notice<'_>| asked.common.note(&notice(job.locks, message));
     let files = child.flock_compat.map(|flock_compat| &flock_compat.handover);
     let supervisor = Supervisor::new(job, opened, bell, files, &tell);

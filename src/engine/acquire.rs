@@ -175,10 +175,7 @@ impl<'a> Acquisition<'a> {
         let mut retry = engine.race(self.name).until(self.give_up_at);
         loop {
             self.limit_store_calls(clock);
-            let (version, record) = match committed.take() {
-                Some(current) => current,
-                None => engine.read(self.name)?,
-            };
+            let (version, record) = committed.take().map_or_else(|| engine.read(self.name), Ok)?;
             self.store_answered = true;
             let is_old = std::mem::take(&mut may_be_old);
             let end = match self.decide(&record, clock)? {
@@ -197,7 +194,7 @@ impl<'a> Acquisition<'a> {
                     match self.commit(update, &mut retry) {
                         Ok(Some(version)) => match Acquire::numbered(step, version.number) {
                             AcquireStep::Granted(grant, before) => {
-                                engine.keep_committed(version, next);
+                                engine.keep_committed(version, next, &grant);
                                 Some(AcquireResult::Granted(grant, before))
                             }
                             AcquireStep::Refused(refusal) => Some(AcquireResult::Refused(refusal)),
@@ -215,10 +212,7 @@ impl<'a> Acquisition<'a> {
                     }
                 }
                 Transition::Done(AcquireStep::Again) => None,
-                Transition::Done(AcquireStep::Enqueue(page)) => {
-                    self.enqueue(page)?;
-                    None
-                }
+                Transition::Done(AcquireStep::Enqueue(page)) => self.enqueue(page).map(|()| None)?,
                 Transition::Done(AcquireStep::Wait { processes, leases, ahead }) => {
                     let after = self.wait((&version, &record), &processes, &leases, ahead, clock, on_wait)?;
                     if let AfterWait::Look = after {
@@ -267,7 +261,12 @@ impl<'a> Acquisition<'a> {
     /// Commits a change of the record. Returns `None` if another writer committed first.
     fn commit(&mut self, update: RecordUpdate<'_>, retry: &mut CasRetry<'_>) -> Result<Option<Version>> {
         retry.has_priority = !self.request.queue || update.before.holder(&self.request.entry.proof).is_some();
-        self.engine.commit_update(&[update], &[], None)
+        let version = self.engine.commit_update(&[update], &[], None)?;
+        if version.is_none() {
+            // The next try reads after its pause.
+            let _ = self.engine.take_known(self.name);
+        }
+        Ok(version)
     }
 
     /// Enters the queue on this page.

@@ -1,5 +1,7 @@
 //! Commits and their effects: the only place in which the engine changes a store.
 
+use std::cell::RefCell;
+
 use super::{Engine, values};
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::WakeAddress;
@@ -87,7 +89,14 @@ impl Engine {
             }
         };
         set.on_commit.set(Some(&wake_waiters));
-        let CommitResult::Done(version) = self.commit(&set, records)? else { return Ok(None) };
+        let conflicting = RefCell::default();
+        let only =
+            if let ([update], []) = (records, beside) { update.expect.and(Some(&update.record.name)) } else { None };
+        set.conflicting = only.map(|_| &conflicting);
+        let CommitResult::Done(version) = self.commit(&set, records)? else {
+            only.inspect(|name| self.keep_conflicting(name, conflicting.take()));
+            return Ok(None);
+        };
         for RecordUpdate { before, record, .. } in records {
             self.tell_supervisors(before, record);
             self.remove_witnesses(before, record);
@@ -120,9 +129,10 @@ impl Engine {
         self.host.wake(WakeAddress::Supervisor(proof));
     }
 
-    /// Notifies the supervisors of ended grants. A supervisor knows its own releases and sees its command die.
+    /// Notifies the supervisors and keepers of ended grants. A supervisor knows its own releases and sees its command die.
     fn tell_supervisors(&self, before: &Record, after: &Record) {
-        let is_over = |grant: &&Grant| after.holder(&grant.proof).is_none();
+        let is_heard = |grant: &Grant| grant.owner.supervisor.is_some() || grant.lifetime.lease().is_some();
+        let is_over = |grant: &&Grant| is_heard(grant) && after.holder(&grant.proof).is_none();
         for grant in before.holders.iter().filter(is_over) {
             let ending = after.ended_grants.iter().rev().find(|ending| ending.grant.proof == grant.proof);
             let is_known = |ending: &EndedGrant| match ending.reason {

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::host::Fake;
+use crate::store::guarded;
 
-use crate::lock::{EndReason, EndedGrant, Gc, Lifetime, Liveness, Mode, Owner, Refusal, Release};
+use crate::lock::{EndReason, EndedGrant, Gc, Lifetime, Liveness, Mode, NotHolder, Owner, Refusal, Release};
 use crate::store::{CommitResult, Memory, WriteSet};
 
 /// Returns an engine, and its host with two live processes, 1 and 2.
@@ -207,4 +208,45 @@ fn a_holder_that_released_and_ended_after_the_read_is_not_shown_as_dead() {
     assert!(matches!(engine.apply(b"x", &Release(by_handle)), Ok(Ok(_))));
     host.set_liveness(2, Liveness::Dead);
     assert_eq!(engine.inspect_record(as_it_was).unwrap().record, Record::free(b"x"));
+}
+
+/// What other processes do, which leaves alone what the engine knows.
+fn meanwhile(engine: &Engine, what: impl FnOnce()) {
+    let known = guarded(&engine.known).take();
+    what();
+    *guarded(&engine.known) = known;
+}
+
+fn release(engine: &Engine, request: &AcquireRequest) -> Released {
+    engine.release(b"x", request.handle.proof()).unwrap()
+}
+
+#[test]
+fn a_known_record_does_not_turn_a_loss_into_a_release() {
+    let (engine, host) = engine();
+    let late = request(&engine, 1, Lifetime::Ttl(5000));
+    take(&engine, &late, WaitPolicy::NONE);
+    host.pass(Duration::from_secs(6));
+    meanwhile(&engine, || {
+        let next = request(&engine, 2, Lifetime::WhileOwnerLives);
+        assert!(matches!(take(&engine, &next, WaitPolicy::NONE), AcquireResult::Granted(..)));
+        assert!(release(&engine, &next).is_ok());
+    });
+    // The record has no trace of the lost grant.
+    let released = release(&engine, &late);
+    assert!(matches!(released, Err(NotHolder { ending: None, .. })), "{released:?}");
+}
+
+#[test]
+fn a_known_record_decides_nothing_without_a_commit() {
+    let (engine, _) = engine();
+    let [first, second] = [1, 2].map(|pid| request(&engine, pid, Lifetime::WhileOwnerLives));
+    assert!(engine.has_no_record(b"x"));
+    meanwhile(&engine, || assert!(matches!(take(&engine, &first, WaitPolicy::NONE), AcquireResult::Granted(..))));
+    // The engine knows a free lock, and then the lock of another holder.
+    assert!(release(&engine, &first).is_ok());
+    take(&engine, &first, WaitPolicy::NONE);
+    meanwhile(&engine, || assert!(release(&engine, &first).is_ok()));
+    assert!(matches!(take(&engine, &second, WaitPolicy::NONE), AcquireResult::Granted(..)));
+    assert!(release(&engine, &second).is_ok());
 }

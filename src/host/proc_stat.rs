@@ -72,7 +72,10 @@ impl ProcStat {
 /// Returns an error if /proc is unreadable or of another pid namespace. Such an error says nothing about the process.
 pub(super) fn read(pid: i32) -> io::Result<Option<ProcStat>> {
     if !IS_OURS.load(Relaxed) {
-        read_own()?;
+        let own = read_own()?;
+        if own.pid == pid {
+            return Ok(Some(own));
+        }
     }
     read_file(&format!("/proc/{pid}/stat"))
 }

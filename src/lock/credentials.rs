@@ -1,6 +1,7 @@
 //! The grant that a caller's credentials prove, and the response to a caller that has none.
 
 use super::facts::{Facts, Query};
+use super::owner::ProcessId;
 use super::protocol::{grant_status, is_decided, lease_expired, write};
 use super::queue::effective_owner;
 use super::record::{EndReason, EndedGrant, Grant, Record};
@@ -53,9 +54,13 @@ fn is_mine(grant: &Grant, credentials: &Credentials, facts: &Facts) -> Result<bo
     if credentials.proof == Some(grant.proof) || (credentials.claim.is_some() && credentials.claim == grant.claim) {
         return Ok(true);
     }
-    let owner = effective_owner(&grant.owner, facts)?;
+    let is_caller = |owner: &ProcessId| credentials.owners.contains(owner);
     let is_owned = grant.owner.domain.shares_pids_with(&credentials.domain)
-        && owner.is_some_and(|(owner, _)| credentials.owners.contains(&owner));
+        && match grant.owner.processes.first() {
+            // A process that called this one lives.
+            Some(innermost) if is_caller(innermost) => true,
+            _ => effective_owner(&grant.owner, facts)?.is_some_and(|(owner, _)| is_caller(&owner)),
+        };
     // An owner does not have a grant that it was not told of.
     Ok(is_owned && (grant.provisional.is_none() || is_decided(grant, facts)?))
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::CStr;
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
@@ -31,8 +31,8 @@ pub enum Detach {
     Orphan,
 }
 
-/// Runs `work` in a background process, with `keep` as its only descriptor. Returns its pid if it is a child.
-pub fn spawn(parent: Detach, keep: Option<&OwnedFd>, work: impl FnOnce()) -> Result<Option<Pid>> {
+/// Runs `work` in a background process, with `keep` as its only descriptors. Returns its pid if it is a child.
+pub fn spawn(parent: Detach, keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Option<Pid>> {
     let failed = |errno: Errno| Error::os(errno, "start", "a process in the background");
     close_before_fork();
     // SAFETY: this process has one thread, so the child may do everything that the parent may do.
@@ -43,7 +43,7 @@ pub fn spawn(parent: Detach, keep: Option<&OwnedFd>, work: impl FnOnce()) -> Res
         return waitpid(child, None).map(|_| None).map_err(failed);
     }
     // A caller that waits for this child may end now, and its open files must end with it: one of them may be locked.
-    close_all_but(keep.map(AsRawFd::as_raw_fd));
+    close_all_but(&keep.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>());
     if parent == Detach::Orphan {
         // A new session protects the child from signals that are sent to the parent's process group from now on.
         let _ = setsid();
@@ -94,15 +94,15 @@ fn show_name_as_arguments() {
     }
 }
 
-fn close_all_but(keep: Option<RawFd>) {
+fn close_all_but(keep: &[RawFd]) {
     // The list of open descriptors needs a descriptor itself, and the process may be at its limit.
-    for descriptor in (0..3).filter(|descriptor| Some(*descriptor) != keep) {
+    for descriptor in (0..3).filter(|descriptor| !keep.contains(descriptor)) {
         // SAFETY: the comment below applies.
         unsafe { nix::libc::close(descriptor) };
     }
     let names = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let open: Vec<RawFd> = names.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for descriptor in open.into_iter().filter(|descriptor| Some(*descriptor) != keep) {
+    for descriptor in open.into_iter().filter(|descriptor| !keep.contains(descriptor)) {
         // SAFETY: this process no longer uses the owner of the descriptor, and nothing here owns it.
         unsafe { nix::libc::close(descriptor) };
     }

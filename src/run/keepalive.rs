@@ -18,8 +18,8 @@ mod renew_loop;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use nix::fcntl::OFlag;
-use nix::unistd::{pipe2, read, write};
+use nix::unistd::{read, write};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::engine::{Context, LockSet, OpenLockSet};
 use crate::error::Result;
@@ -57,17 +57,17 @@ pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, gran
         return Ok(());
     }
     keeping.shared_deadline.start(opened, grants);
-    detach::spawn(Detach::Orphan, None, || keeping.run(None, None)).map(drop)
+    detach::spawn(Detach::Orphan, &[], || keeping.run(None, None, None, false)).map(drop)
 }
 
-/// Returns the reading and the writing end of a new pipe for notifications.
-fn new_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
-    pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)
+/// Returns a new eventfd(2) for notifications. A pipe takes two descriptors, and they may be scarce.
+fn new_event() -> rustix::io::Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
 }
 
-/// Notifies the reader of this pipe. A full pipe has an unread notification already.
-fn notify(pipe: BorrowedFd<'_>) {
-    let _ = write(pipe, b"!");
+/// Makes the eventfd readable. If its counter cannot grow, an unread notification is there.
+fn notify(event: BorrowedFd<'_>) {
+    let _ = write(event, &1_u64.to_ne_bytes());
 }
 
 /// Retries `make` until it succeeds. The keeper cannot work without the result, and descriptors may be exhausted now.
@@ -84,8 +84,7 @@ fn pause() {
     let _ = wait_readable([], Some(POLL_INTERVAL));
 }
 
-/// Reads and discards all pending bytes. Returns true if there were any.
-fn drain(descriptor: BorrowedFd<'_>) -> bool {
-    let mut buffer = [0; 64];
-    std::iter::from_fn(|| read(descriptor, &mut buffer).ok().filter(|length| *length > 0)).count() > 0
+/// Discards all notifications. Returns true if there were any.
+fn drain(event: BorrowedFd<'_>) -> bool {
+    read(event, &mut [0; 8]).is_ok()
 }

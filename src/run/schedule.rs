@@ -12,6 +12,7 @@
 //! | | keeper: SIGTERM, if its supervisor is dead | first sight of this end | 3/10 left |
 //! | | keeper: SIGKILL, whatever the supervisor does | | 1/20 left |
 //! | `--on-lost warn` | neither ends the command | | |
+//! | any lease | keeper: first look at the command and the store | start of the keeper | 1/10 of the time left, at most 100 ms |
 //! | lease with keepalive | keeper, or the guard of the Rust API: renewal | request of the lease | 2/3 left |
 //! | | the same: next try, if the store did not answer | the failed try | each 1/30 |
 //! | | keeper without a supervisor: gives up | end of the lease | 4 spans later |
@@ -110,6 +111,11 @@ pub fn renewal_pause(span: Duration) -> Duration {
     span / 3
 }
 
+/// Returns the time from the start of a supervised keeper to its first work, for a lease with this time left.
+pub fn settling_pause(left: Duration) -> Duration {
+    (left / 10).min(Duration::from_millis(100))
+}
+
 /// Returns the time between two tries to renew a lease of this length, if the store does not answer.
 pub fn retry_pause(span: Duration) -> Duration {
     span / 30
@@ -153,6 +159,7 @@ mod tests {
         for (begun, lease) in leases() {
             let first = begun + renewal_pause(lease.span);
             assert!(first.abs_diff(lease.renewal()) < Duration::from_micros(1), "{lease:?}");
+            assert!(begun + settling_pause(lease.span) < first);
             assert!(first + retry_pause(lease.span) * 10 < lease.supervisor(Duration::MAX).term, "{lease:?}");
             assert!(lease.give_up() == lease.ends + lease.span * 4);
         }

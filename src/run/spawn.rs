@@ -14,6 +14,7 @@
 
 #![expect(unsafe_code, reason = "fork")]
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::num::NonZeroUsize;
@@ -188,7 +189,7 @@ impl CommandLine {
         Error::new(kind, format!("cannot run {}: {}", self.shown(), errno.desc()), cure)
     }
 
-    fn execute_with_shell(&self, environment: &[CString]) -> Errno {
+    fn execute_with_shell(&self, environment: &[Cow<'_, CStr>]) -> Errno {
         let Some(script) = find_in_path(&self.words[0]) else { return Errno::ENOEXEC };
         let words: Vec<&CStr> =
             [c"/bin/sh", script.as_c_str()].into_iter().chain(self.words[1..].iter().map(AsRef::as_ref)).collect();

@@ -25,7 +25,7 @@ pub struct Supervisor<'a> {
     job: &'a Job<'a>,
     /// If a store cannot be opened, the child reports the error too.
     opened: Result<OpenLockSet<'a>>,
-    /// Receives a wake-up when the command renews or releases, unless a keeper receives it.
+    /// Receives a wake-up when the command renews or releases. The keeper reads it, if there is one.
     bell: Option<WakeSocket>,
     /// Files that the child locked with flock(2).
     files: Option<&'a FdChannel>,
@@ -81,7 +81,7 @@ impl<'a> Supervisor<'a> {
         let _ = self.job.context.host.domain();
         let process = || self.job.context.host.process(command.pid().as_raw()).unwrap_or(None);
         let config = || process().and_then(|command| self.job.keeper(command));
-        let keeper = self.job.shared_deadline.map(|_| Keeper::new(config())).transpose()?;
+        let keeper = self.job.shared_deadline.map(|_| Keeper::new(config(), self.bell.as_ref())).transpose()?;
         let ended = EventLoop::new(self, command, keeper.as_ref()).run()?;
         self.files.inspect(|files| files.unlock_all());
         match ended.told {

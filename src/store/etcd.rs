@@ -18,18 +18,19 @@
 //!
 //! **Creation guards.** An absent key has no revision. A stalled server may hold back a request to create a record, and
 //! another server may answer its repetition. If that record is then removed, the delayed request would find the name
-//! free and create the record a second time. A transaction that creates a record therefore compares and changes the
-//! *creation guard* of that name too. The store has 256 guards, so few callers conflict.
+//! free and create the record a second time. A transaction that creates a record therefore changes the *creation guard*
+//! of that name, and compares that the guard has not changed since the read that found no record: its revision must not
+//! exceed that of the read ([`births`]). The store has 256 guards, so few callers conflict.
 //!
 //! **Reads** are always linearizable: a server that lost contact with the others does not answer from its own state.
 //!
 //! **Leases** are etcd's own, each with a key that etcd removes at its end. A lease is over when a linearizable read
 //! does not find that key. A server's answer about the lease itself is used only for the ttl. The leader answers from
 //! memory: a deposed leader that is not yet aware of it keeps answering and accepting keep-alives. The store therefore
-//! sends no keep-alives. A renewal starts a new lease and commits it to the record; both need a majority. The next
-//! transaction of this process puts the lease's key ([`leases`]), so an acquisition of a free name waits four times: for
-//! the read, the lease, the creation guard and the commit. etcd may let a lease last longer than requested, never
-//! shorter, because each new leader restarts it. The holder therefore counts on its own clock.
+//! sends no keep-alives. A renewal starts a new lease and commits it to the record; both need a majority. The request
+//! for the lease goes out with the transaction that puts its key ([`leases`]), so an acquisition of a free name takes two
+//! round trips: the read, and the lease with the commit. etcd may let a lease last longer than requested, never shorter,
+//! because each new leader restarts it. The holder therefore counts on its own clock.
 //!
 //! **Stale reads.** After a pause of a server, some etcd releases answer linearizable reads with an old state: 3.4.20
 //! to 3.4.41, 3.5.0 to 3.5.27, 3.6.0 to 3.6.8. A transaction that ends a grant with an expired lease therefore compares
@@ -43,12 +44,14 @@
 
 mod api;
 mod auth;
+mod births;
 mod client;
 mod connection;
 mod dial;
 mod errors;
 mod health;
 mod history;
+mod http;
 mod leases;
 mod tls;
 mod transaction;
@@ -64,6 +67,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 
 use self::api::{Found, Pair, encoded, prefix_end};
+use self::births::Absences;
 use self::client::Client;
 use self::leases::KnownLeases;
 use super::{
@@ -117,13 +121,18 @@ fn next_page(client: &Client, from: &[u8], page: &Found) -> Result<Vec<u8>> {
 pub struct Etcd {
     client: Client,
     leases: KnownLeases,
+    absences: Absences,
 }
 
 impl Etcd {
     /// Returns a store in this cluster, without contacting it.
     /// Fails if the certificates or the password cannot be read.
     pub fn open(cluster: &Cluster, access: &Access, host: Arc<dyn Host>) -> Result<Etcd> {
-        Ok(Etcd { client: Client::new(cluster, access, host)?, leases: KnownLeases::default() })
+        Ok(Etcd {
+            client: Client::new(cluster, access, host)?,
+            leases: KnownLeases::default(),
+            absences: Absences::default(),
+        })
     }
 
     /// Returns the key of an object of this kind in the store.
@@ -144,13 +153,13 @@ impl Etcd {
         self.key("leases", format!("{id:016x}").as_bytes())
     }
 
-    /// Reads one key.
-    fn at(&self, key: &[u8], keys_only: bool) -> Result<Option<Pair>> {
+    /// Reads one key. Returns the revision of the read too.
+    fn at(&self, key: &[u8], keys_only: bool) -> Result<(Option<Pair>, u64)> {
         let question = json!({"key": encoded(key), "keys_only": keys_only});
-        let found = self.client.ask::<Found>("/v3/kv/range", &question)?.kvs.pop();
-        match found {
+        let mut found: Found = self.client.ask("/v3/kv/range", &question)?;
+        match found.kvs.pop() {
             Some(pair) if pair.key != key => Err(self.client.nonsense("an answer about another key")),
-            found => Ok(found),
+            pair => Ok((pair, found.header.revision)),
         }
     }
 
@@ -180,7 +189,9 @@ impl Etcd {
 
 impl Store for Etcd {
     fn read(&self, name: &[u8]) -> Result<Option<Versioned>> {
-        Ok(self.at(&self.record_key(name), false)?.map(Etcd::stored))
+        let (found, revision) = self.at(&self.record_key(name), false)?;
+        self.absences.note(name, found.is_none().then_some(revision));
+        Ok(found.map(Etcd::stored))
     }
 
     fn scan(&self, visit: &mut Visit<'_>) -> Result<()> {
@@ -189,13 +200,13 @@ impl Store for Etcd {
         let (mut from, mut limit) = (all.clone(), FIRST_PAGE);
         loop {
             let question = json!({"key": encoded(&from), "range_end": end, "limit": limit.to_string()});
-            let found: Found = match self.client.call("/v3/kv/range", &question) {
+            let found: Found = match self.client.call(&[], "/v3/kv/range", &question) {
                 // The records are long, so the next attempt asks for fewer of them.
                 Err(failed) if failed.is_too_long() && limit > 1 => {
                     limit = 1;
                     continue;
                 }
-                found => found.map_err(|failed| failed.error)?,
+                found => found.map_err(|failed| failed.error)?.0,
             };
             let bytes: usize = found.kvs.iter().map(|pair| pair.value.len()).sum();
             limit = if bytes > PAGE_BYTES { limit / 2 } else { limit * 2 }.clamp(1, LARGEST_PAGE);
@@ -233,7 +244,7 @@ impl Store for Etcd {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { changes: MOST_AT_ONCE, notifies: true }
+        Abilities { changes: MOST_AT_ONCE, notifies: true, returns_conflicts: true }
     }
 
     fn scope(&self) -> Scope {

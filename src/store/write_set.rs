@@ -1,8 +1,8 @@
 //! Commits: what they write, under which conditions and with which effects.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
-use super::{Leases, Version};
+use super::{Leases, Version, Versioned};
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::lock::Lease;
@@ -73,7 +73,13 @@ pub struct WriteSet<'a> {
     pub limits: Limits,
     /// Called once, as soon as the changes stand: before all effects that other processes need not wait for.
     pub on_commit: Cell<Option<&'a dyn Fn()>>,
+    /// Place for the record that the only change conflicts with, or for its absence. The store leaves it alone if it
+    /// cannot tell, or if it may have made the change nevertheless.
+    pub conflicting: Option<&'a Conflicting>,
 }
+
+/// A record with which a commit certainly conflicts, as far as the store knows it.
+pub type Conflicting = RefCell<Option<Option<Versioned>>>;
 
 impl<'a> WriteSet<'a> {
     /// Returns a commit of one change without conditions and effects.

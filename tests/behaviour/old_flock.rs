@@ -428,8 +428,8 @@ mod shared_stores {
             }
             // Each prctl(2), of which only a keeper makes some after the end of its parent, takes half a second.
             let script = "strace -f -qq -o /dev/null -e trace=prctl --inject=prctl:delay_enter=500000 \
-                          csalock run -F --flock ./f no-such-command 2> said & \
-                          strace=$!; until csalock=$(pgrep -P $strace); do :; done; \
+                          dash -c 'echo $$ > pid; exec csalock run -F --flock ./f no-such-command 2> said' & \
+                          strace=$!; until [ -s pid ]; do sleep 0.01; done; csalock=$(cat pid); \
                           until [ ! -e /proc/$csalock ] || grep -q '^State:.Z' /proc/$csalock/status; do sleep 0.02; done; \
                           cat said; flock -n f echo free; wait $strace";
             let done = sandbox.script("dash", script).capture();

@@ -124,10 +124,13 @@ fn an_ended_lease_leaves_no_key_and_a_strange_one_is_over() {
 #[test]
 fn a_new_lease_that_did_not_come_about_is_asked_for_again() {
     let Some(rig) = Rig::etcd() else { return };
-    rig.store.read(b"x").unwrap();
+    let first = rig.put(b"x", None, b"body");
+    let second = rig.put(b"x", Some(&first), b"body");
     let lease = rig.store.leases().grant(60 * SECOND).unwrap();
+    // The commit asks for the lease too, although another one was faster.
+    assert_eq!(rig.store.swap(b"x", Some(&first), Some(b"late")).unwrap(), CommitResult::Conflict);
     etcd::shared().unwrap().ctl(&["lease", "revoke", &lease_id(&lease)]);
-    rig.put(b"x", None, b"body");
+    rig.put(b"x", Some(&second), b"body");
     assert!(!rig.again().leases().is_expired(&lease).unwrap());
 }
 
@@ -502,6 +505,102 @@ fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
 }
 
 #[test]
+fn a_creation_that_lost_does_not_happen_when_a_server_wakes_up() {
+    let Some(cluster) = etcd::shared() else { return };
+    let late: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let sent = late.clone();
+    let between = Between::and(&cluster.endpoints()[0], move |path, request| {
+        if path.ends_with("/txn") {
+            *sent.lock().unwrap() = request.to_vec();
+        }
+        Fate::default()
+    });
+    let prefix = etcd::new_prefix();
+    let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &prefix));
+    let other = open(&cluster.url(&prefix));
+    assert_eq!(store.read(b"x").unwrap(), None);
+    let version = stored(other.swap(b"x", None, Some(b"other")).unwrap());
+    assert_eq!(store.swap(b"x", None, Some(b"one")).unwrap(), CommitResult::Conflict);
+    stored(other.swap(b"x", Some(&version), None).unwrap());
+    let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
+    server.write_all(&late.lock().unwrap()).unwrap();
+    let mut answer = [0; 4096];
+    let length = server.read(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
+    assert!(answer.contains("revision") && !answer.contains("succeeded"), "{answer}");
+    assert_eq!(store.read(b"x").unwrap(), None);
+    // A name that was removed in the meantime is read again.
+    let version = stored(other.swap(b"x", None, Some(b"other")).unwrap());
+    stored(other.swap(b"x", Some(&version), None).unwrap());
+    assert_eq!(store.swap(b"x", None, Some(b"one")).unwrap(), CommitResult::Conflict);
+    stored(store.swap(b"x", None, Some(b"one")).unwrap());
+}
+
+/// Returns a server with a script for each connection, and the requests on the connection at each step. A step is a text
+/// that the requests must contain, and the answers that follow.
+fn scripted(connections: Vec<Vec<(&'static str, Vec<&'static str>)>>) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = listener.local_addr().unwrap().to_string();
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let seen = asked.clone();
+    std::thread::spawn(move || {
+        // A connection that ends before all requests are read would lose answers.
+        let mut open = Vec::new();
+        for pieces in connections {
+            let (mut stream, mut requests) = (listener.accept().unwrap().0, Vec::new());
+            for (until, answers) in pieces {
+                while !String::from_utf8_lossy(&requests).contains(until) {
+                    let mut buffer = [0; 4096];
+                    let length = stream.read(&mut buffer).unwrap();
+                    assert!(length > 0);
+                    requests.extend_from_slice(&buffer[..length]);
+                }
+                seen.lock().unwrap().push(String::from_utf8_lossy(&requests).into_owned());
+                for answer in answers {
+                    let (head, body) = answer.split_once('|').unwrap();
+                    let body = format!("{{\"header\":{{\"revision\":\"5\"}}{body}}}");
+                    write!(stream, "HTTP/1.1 200 OK\r\n{head}Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+                }
+            }
+            open.push(stream);
+        }
+    });
+    (server, asked)
+}
+
+/// Acquires a lease with the first record, from a server that has none.
+fn acquire_from(server: &str) {
+    let store = open(&format!("etcd://{server}/p"));
+    assert_eq!(store.read(b"x").unwrap(), None);
+    let lease = store.leases().grant(60 * SECOND).unwrap();
+    assert_eq!(stored(store.swap(b"x", None, Some(b"body")).unwrap()).number, 5);
+    assert!(matches!(lease.clock, LeaseClock::Etcd(_)));
+}
+
+/// This server answers nothing before it has the last of the requests that belong together.
+#[test]
+fn a_lease_and_its_commit_take_one_round_trip() {
+    let (server, _) =
+        scripted(vec![vec![("/v3/kv/range", vec!["|"]), ("/v3/kv/txn", vec!["|", "|,\"succeeded\":true"])]]);
+    acquire_from(&server);
+}
+
+/// A proxy may serve one request on each connection.
+#[test]
+fn a_connection_that_ends_with_each_answer_serves_all_requests() {
+    const CLOSE: &str = "Connection: close\r\n|";
+    let done = "Connection: close\r\n|,\"succeeded\":true";
+    let (server, asked) = scripted(vec![
+        vec![("/v3/kv/range", vec![CLOSE])],
+        vec![("/v3/lease/grant", vec![CLOSE])],
+        vec![("/v3/kv/txn", vec![done])],
+    ]);
+    acquire_from(&server);
+    let asked = asked.lock().unwrap();
+    assert!(asked[2].starts_with("POST /v3/kv/txn ") && !asked[2].contains("/v3/lease/grant"), "{asked:?}");
+}
+
+#[test]
 fn doctor_examines_a_cluster() {
     let Some(cluster) = Cluster::start(Setup { members: 3, ..Setup::default() }) else { return };
     let worst = |findings: &[Finding], topic: &str| {
@@ -685,6 +784,9 @@ fn a_full_cluster_is_reported() {
         (0..100).find_map(|number: u32| store.swap(format!("x{number}").as_bytes(), None, Some(&[b'x'; 50_000])).err());
     let full = full.unwrap();
     assert!(full.kind() == ErrorKind::InputOutput && full.to_string().contains("full"), "{full}");
-    // Existing records can still be read.
-    assert!(store.read(b"x0").unwrap().is_some());
+    // Existing records can still be read, and be removed after a failed renewal.
+    let found = store.read(b"x0").unwrap().unwrap();
+    let _ = store.leases().grant(60 * SECOND).unwrap();
+    assert!(store.swap(b"x0", Some(&found.version), Some(b"renewed")).is_err());
+    stored(store.swap(b"x0", Some(&found.version), None).unwrap());
 }

@@ -285,7 +285,7 @@ fn the_checker_accepts_a_correct_trace() {
 fn faults_of_stores_are_found() {
     let mut missed = Vec::new();
     for (wrong, why) in [
-        (Wrong::NothingCompared, "no commit removes"),
+        (Wrong::NothingCompared, "two commits replace one version"),
         (Wrong::NothingStored, "two commits replace one version"),
         (Wrong::OtherBytes, "another record than the one that was there"),
         (Wrong::RemovalUndone, "two commits replace one version"),

@@ -7,37 +7,46 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::{KeeperConfig, drain, new_pipe};
+use super::{KeeperConfig, drain, new_event};
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::WakeSocket;
 use crate::run::detach::{self, Detach};
 
 /// The keeper of a command, as its supervisor sees it.
 pub struct Keeper<'a> {
     /// `None` if the command ended before the supervisor could identify it.
     config: Option<KeeperConfig<'a>>,
-    hear: OwnedFd,
-    tell: OwnedFd,
+    /// Receives a wake-up when the command renews or releases. It exists before the command starts, and each keeper
+    /// inherits it.
+    bell: Option<&'a WakeSocket>,
+    /// An eventfd by which the keeper reports a new end of the lease.
+    news: OwnedFd,
     pid: Cell<Option<Pid>>,
+    /// True after the first start.
+    was_started: Cell<bool>,
     /// True if the keeper ended by itself because no lease is left to renew.
     done: Cell<bool>,
 }
 
 impl<'a> Keeper<'a> {
     /// Returns a keeper that has not started yet.
-    pub fn new(config: Option<KeeperConfig<'a>>) -> Result<Keeper<'a>> {
-        let failed =
-            |errno: nix::Error| Error::new(ErrorKind::System, format!("cannot make a pipe: {}", errno.desc()), "");
-        let (hear, tell) = new_pipe().map_err(failed)?;
-        Ok(Keeper { config, hear, tell, pid: Cell::new(None), done: Cell::new(false) })
+    pub fn new(config: Option<KeeperConfig<'a>>, bell: Option<&'a WakeSocket>) -> Result<Keeper<'a>> {
+        let failed = |errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), "");
+        let news = new_event().map_err(failed)?;
+        let [was_started, done] = [Cell::new(false), Cell::new(false)];
+        Ok(Keeper { config, bell, news, pid: Cell::new(None), was_started, done })
     }
 
     /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
     pub fn ensure_running(&self) -> bool {
         if let Some(config) = self.config.as_ref().filter(|_| self.pid.get().is_none() && !self.done.get()) {
             let supervisor = Pid::this();
-            let work = || config.run(Some(supervisor), Some(&self.tell));
+            // An earlier keeper may have received a wake-up that it did not handle.
+            let is_late = self.was_started.replace(true);
+            let work = || config.run(Some(supervisor), Some(&self.news), self.bell, is_late);
+            let keep: Vec<_> = [Some(self.news.as_fd()), self.bell.map(AsFd::as_fd)].into_iter().flatten().collect();
             // If the keeper does not start, the supervisor ends the command before the lease ends.
-            self.pid.set(detach::spawn(Detach::Child, Some(&self.tell), work).unwrap_or(None));
+            self.pid.set(detach::spawn(Detach::Child, &keep, work).unwrap_or(None));
         }
         self.pid.get().is_some() || self.done.get()
     }
@@ -52,12 +61,12 @@ impl<'a> Keeper<'a> {
 
     /// Returns a descriptor that becomes readable when the lease has a new end, or the keeper has ended.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.hear.as_fd()
+        self.news.as_fd()
     }
 
     /// Returns true if that happened since the last call.
     pub fn drain(&self) -> bool {
-        let came = drain(self.hear.as_fd());
+        let came = drain(self.news.as_fd());
         let status = self.pid.get().map(|pid| waitpid(pid, Some(WaitPidFlag::WNOHANG)));
         let ended = status.is_some_and(|status| status != Ok(WaitStatus::StillAlive));
         if ended {

@@ -8,13 +8,13 @@ use std::time::Duration;
 use nix::unistd::{Pid, getppid};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::{KeeperConfig, POLL_INTERVAL, drain, new_pipe, notify, pause, retry_until_ok};
+use super::{KeeperConfig, POLL_INTERVAL, drain, new_event, notify, pause, retry_until_ok};
 use crate::engine::OpenLockSet;
 use crate::error::Result;
 use crate::host::{WakeAddress, WakeSocket, is_at_work};
 use crate::lock::{OwnerDied, ProcessId};
 use crate::run::detach;
-use crate::run::schedule::{Deadline, LeaseSchedule};
+use crate::run::schedule::{Deadline, LeaseSchedule, settling_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
 use crate::store::Scope;
 
@@ -33,21 +33,40 @@ struct LeaseWatch {
 }
 
 impl KeeperConfig<'_> {
-    /// Renews the leases until no lock is held any more or the owners have ended. Notifies `tell` of each new end.
-    pub(super) fn run(&self, supervisor: Option<Pid>, tell: Option<&OwnedFd>) {
-        let (poked, poke) = retry_until_ok(new_pipe);
-        let (news, changed) = retry_until_ok(new_pipe);
+    /// Renews the leases until no lock is held any more or the owners have ended. Notifies `tell` of each new end. Hears
+    /// of changes by `bell` or a socket of its own. A keeper that is late may have missed a change.
+    pub(super) fn run(
+        &self,
+        supervisor: Option<Pid>,
+        tell: Option<&OwnedFd>,
+        bell: Option<&WakeSocket>,
+        is_late: bool,
+    ) {
+        // Most commands end soon, and their supervisor then ends a keeper that has hardly begun.
+        let rest = self.shared_deadline.load().filter(|_| supervisor.is_some() && bell.is_some() && !is_late);
+        if let Some(ends) = rest {
+            let _ = wait_readable([], Some(settling_pause(ends.saturating_sub(self.context.host.boottime()))));
+        }
+        let [poke, changed] = [(); 2].map(|()| retry_until_ok(new_event));
+        // Descriptors may be scarce, and without these the keeper could not end the owners. The renewal comes later.
+        let timer = retry_until_ok(BoottimeTimer::new);
+        let mut owners: Owners<'_> = self.owners.iter().map(|owner| (owner, None)).collect();
+        owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
+        let own = bell.is_none().then(|| WakeSocket::new(WakeAddress::Supervisor(&self.proof))).flatten();
         let listeners: Vec<BorrowedFd<'_>> = [Some(&changed), tell].into_iter().flatten().map(AsFd::as_fd).collect();
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let renew = || {
-                self.renew_loop(supervisor.is_some(), poked.as_fd(), &listeners, &ended);
+                self.renew_loop(supervisor.is_some(), poke.as_fd(), &listeners, &ended);
                 if !ended.load(SeqCst) {
                     detach::leave();
                 }
             };
             if std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, renew).is_ok() {
-                self.watch(supervisor, poke.as_fd(), news.as_fd());
+                if is_late || (supervisor.is_some() && bell.is_none()) {
+                    notify(poke.as_fd());
+                }
+                self.watch(supervisor, owners, &timer, bell.or(own.as_ref()), poke.as_fd(), changed.as_fd());
                 // The renewal loop must stop first: on a slow store it would starve a release.
                 ended.store(true, SeqCst);
                 self.after_owners(supervisor);
@@ -58,14 +77,15 @@ impl KeeperConfig<'_> {
     }
 
     /// Watches the owners until they have ended, and ends them before their lease ends.
-    fn watch(&self, supervisor: Option<Pid>, poke: BorrowedFd<'_>, news: BorrowedFd<'_>) {
-        let mut owners: Owners<'_> = self.owners.iter().map(|owner| (owner, None)).collect();
-        let bell = WakeSocket::new(WakeAddress::Supervisor(&self.proof));
-        if supervisor.is_some() {
-            // The command may have renewed or released a lock before the wake-up socket existed.
-            notify(poke);
-        }
-        let timer = retry_until_ok(BoottimeTimer::new);
+    fn watch(
+        &self,
+        supervisor: Option<Pid>,
+        mut owners: Owners<'_>,
+        timer: &BoottimeTimer,
+        bell: Option<&WakeSocket>,
+        poke: BorrowedFd<'_>,
+        news: BorrowedFd<'_>,
+    ) {
         let mut lease_watch = LeaseWatch::default();
         loop {
             owners.retain_mut(|(owner, pidfd)| self.is_alive(owner, pidfd));
@@ -77,13 +97,13 @@ impl KeeperConfig<'_> {
             let look_again = (alive.len() < owners.len()).then(|| self.context.host.boottime() + POLL_INTERVAL);
             let next_step = self.enforce_lease(&mut lease_watch, &alive, supervisor);
             timer.set([look_again, next_step].into_iter().flatten().min());
-            let bell_fd = bell.as_ref().map(AsFd::as_fd);
+            let bell_fd = bell.map(AsFd::as_fd);
             let _ = wait_readable(
                 alive.iter().map(|pidfd| pidfd.as_fd()).chain([news, timer.as_fd()]).chain(bell_fd),
                 None,
             );
             drain(news);
-            if bell.as_ref().is_some_and(WakeSocket::was_woken) {
+            if bell.is_some_and(WakeSocket::was_woken) {
                 notify(poke);
             }
         }

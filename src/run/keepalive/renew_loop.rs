@@ -54,7 +54,9 @@ impl KeeperConfig<'_> {
                 return;
             }
             let now = self.context.host.boottime();
-            let (ends, is_held) = match self.renew(&mut opened, &mut known) {
+            // A subscription comes before the read, so that no change is missed; but it must not delay a renewal.
+            let first = Some(&mut changes).filter(|_| now < next);
+            let (ends, is_held) = match self.renew(&mut opened, &mut known, first) {
                 Ok(renewed) => renewed,
                 Err(_) => {
                     opened = None;
@@ -85,11 +87,13 @@ impl KeeperConfig<'_> {
         &'a self,
         opened: &mut Option<OpenLockSet<'a>>,
         known: &mut [Known],
+        changes: Option<&mut Changes>,
     ) -> Result<(Option<Duration>, bool)> {
         let opened = match opened {
             Some(opened) => opened,
             none => none.insert(self.targets.open(self.context)?),
         };
+        changes.map(|changes| changes.listen(opened, self.context.host.boottime()));
         let (mut is_held, mut lost, mut first): (bool, Option<Duration>, Option<Duration>) = (false, None, None);
         for (at, ((target, engine), known)) in opened.each().zip(known).enumerate() {
             let has_lease = self.timed || engine.store().scope() == Scope::Shared;
@@ -121,8 +125,8 @@ impl KeeperConfig<'_> {
         }
         let (now, span) = (self.context.host.boottime(), self.context.lease());
         let mine = |grant: &Grant| grant.proof == self.proof;
-        let record = engine.record(name)?;
-        match record.holders.into_iter().find(mine).map(|grant| grant.lifetime) {
+        let (version, record) = engine.read(name)?;
+        match record.holders.iter().find(|grant| mine(grant)).map(|grant| grant.lifetime.clone()) {
             Some(Lifetime::Keepalive(lease)) => {
                 let ends = match known {
                     Some((known, ends)) => Some(*ends).filter(|_| *known == lease),
@@ -131,6 +135,7 @@ impl KeeperConfig<'_> {
                 if let Some(ends) = ends.filter(|ends| now < LeaseSchedule { ends: *ends, span }.renewal()) {
                     return Ok(RenewResult::Held(Some((lease, ends))));
                 }
+                engine.keep((version, record), None);
                 match engine.renew(name, self.proof)? {
                     Ok(grant) => {
                         let ends = engine.ends(&grant.lifetime);

@@ -9,6 +9,7 @@ use crate::engine::{Engine, LockRef};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::lock::{Cancel, EndReason, Lifetime, NotHolder};
+use crate::run::deadline::SharedDeadline;
 use crate::run::detach;
 use crate::store::answers;
 
@@ -63,6 +64,10 @@ impl Supervisor<'_> {
         // A release after the end of the lease is not needed any more.
         let until = lease_ends.map(|ends| ends.min(now + TO_RELEASE));
         opened.each().for_each(|(_, engine)| engine.store().set_deadline(until));
+        let first = self.job.shared_deadline.and_then(SharedDeadline::first_record);
+        if let (Some((version, record)), Some(ends)) = (first, lease_ends) {
+            opened.engine(0).keep_bytes(&opened.target(0).name, version, record, ends);
+        }
         let (mut lost, mut had_limit) = (false, false);
         let released = opened.release(self.job.handle.proof());
         for (at, ((target, engine), released)) in opened.each().zip(&released).enumerate() {

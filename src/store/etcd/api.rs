@@ -53,13 +53,19 @@ pub(super) fn delete(key: &[u8]) -> Value {
 }
 
 /// Returns a read of one key, as a step of a transaction.
-pub(super) fn range(key: &[u8]) -> Value {
-    json!({"request_range": {"key": encoded(key), "keys_only": true}})
+pub(super) fn range(key: &[u8], keys_only: bool) -> Value {
+    json!({"request_range": {"key": encoded(key), "keys_only": keys_only}})
 }
 
 /// Returns the comparison that a key still has this revision; 0: the key does not exist.
 pub(super) fn is_at(key: &[u8], revision: u64) -> Value {
     json!({"target": "MOD", "result": "EQUAL", "key": encoded(key), "mod_revision": revision.to_string()})
+}
+
+/// Returns the comparison that a key has not changed after this revision; it may be absent.
+pub(super) fn is_unchanged(key: &[u8], since: u64) -> Value {
+    let next = since.saturating_add(1);
+    json!({"target": "MOD", "result": "LESS", "key": encoded(key), "mod_revision": next.to_string()})
 }
 
 /// Parses an answer with this HTTP status.
@@ -96,7 +102,6 @@ pub(super) struct Header {
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Found {
-    #[cfg_attr(not(any(test, fuzzing)), expect(dead_code, reason = "that it is there proves whose answer this is"))]
     pub(super) header: Header,
     #[serde(default, deserialize_with = "pairs")]
     pub(super) kvs: Vec<Pair>,
@@ -107,7 +112,7 @@ pub(super) struct Found {
     pub(super) count: u64,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub(super) struct Pair {
     #[serde(deserialize_with = "bytes")]
     pub(super) key: Vec<u8>,
@@ -141,9 +146,14 @@ struct Listed {
 }
 
 impl Response {
+    /// Returns the key that this read found.
+    pub(super) fn found(&self) -> Option<&Pair> {
+        self.response_range.kvs.first()
+    }
+
     /// Returns true if this was a read of an existing key.
     pub(super) fn found_any(&self) -> bool {
-        !self.response_range.kvs.is_empty()
+        self.found().is_some()
     }
 }
 

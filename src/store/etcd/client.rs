@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use ureq::Agent;
 
-use super::api::{Authenticated, understood};
+use super::api::{Anything, Authenticated, understood};
 use super::auth::Auth;
-use super::connection::CallDeadline;
-use super::dial::{Connector, NoResolver};
+use super::connection::{CallDeadline, Connection};
+use super::dial::Connector;
 use super::errors::{CallError, Failed, RetryPolicy};
+use super::http::{Answer, Request};
 use super::{Access, tls};
 use crate::error::{Error, Result};
 use crate::host::Host;
@@ -49,20 +49,24 @@ const LEAST_SHARE: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
-const MOST_OF_ANSWER: u64 = 16 << 20;
-
 /// Client for any server of a cluster that answers.
 pub(super) struct Client {
     pub(super) cluster: Cluster,
     pub(super) host: Arc<dyn Host>,
-    agent: Agent,
     connector: Connector,
     login: Auth,
     state: Mutex<State>,
 }
 
+/// Answer of one server.
+type Answered<A> = std::result::Result<A, CallError>;
+
+#[derive(Default)]
 struct State {
+    /// The idle connection to each server.
+    idle: Vec<Option<Connection>>,
+    /// Number of times that the present request was sent.
+    sent: u32,
     /// Index of the server to ask first.
     at: usize,
     /// True after any server has answered.
@@ -79,24 +83,13 @@ impl Client {
         let count = cluster.endpoints.len();
         let connector = Connector { host: host.clone(), call_deadline, tls, lonely: count == 1 };
         connector.look_up_names(&cluster.endpoints);
-        let config = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .proxy(None)
-            .user_agent("")
-            .accept("")
-            .max_idle_connections(count)
-            .max_idle_connections_per_host(1)
-            .max_idle_age(Duration::from_secs(3600))
-            .build();
         let at = if count > 1 { usize::from(host.random()?[0]) % count } else { 0 };
         Ok(Client {
-            agent: Agent::with_parts(config, connector.clone(), NoResolver),
             connector,
             login: Auth::new(cluster, access, host.uid())?,
             cluster: cluster.clone(),
             host,
-            state: Mutex::new(State { at, answered: false, silent: false, until: None }),
+            state: Mutex::new(State { idle: (0..count).map(|_| None).collect(), at, ..State::default() }),
         })
     }
 
@@ -107,18 +100,27 @@ impl Client {
 
     /// Sends a request until a server answers, and returns the answer.
     pub(super) fn ask<A: DeserializeOwned>(&self, path: &str, question: &Value) -> Result<A> {
-        self.call(path, question).map_err(|failed| failed.error)
+        self.call(&[], path, question).map(|(answer, _)| answer).map_err(|failed| failed.error)
     }
 
-    /// Sends a request like [`Client::ask`], but returns a failure that the caller can examine.
-    pub(super) fn call<A: DeserializeOwned>(&self, path: &str, question: &Value) -> std::result::Result<A, Failed> {
-        let body = question.to_string().into_bytes();
+    /// Sends a request after requests for the leases that it needs, in one round trip: a server handles them in order.
+    /// Returns the answer, and true if the request was sent more than once; or a failure that the caller can examine.
+    pub(super) fn call<A: DeserializeOwned>(
+        &self,
+        leases: &[Value],
+        path: &str,
+        question: &Value,
+    ) -> std::result::Result<(A, bool), Failed> {
+        let bodies: Vec<String> = leases.iter().chain([question]).map(Value::to_string).collect();
+        let paths = leases.iter().map(|_| "/v3/lease/grant").chain([path]);
+        let requests: Vec<Request<'_>> =
+            paths.zip(&bodies).map(|(path, body)| Request { path, body: Some(body.as_bytes()) }).collect();
         let mut state = guarded(&self.state);
-        let now = self.host.boottime();
-        let policy = if state.silent { LITTLE_PATIENCE } else { PATIENCE };
+        let (now, policy) = (self.host.boottime(), if state.silent { LITTLE_PATIENCE } else { PATIENCE });
         let at_most = state.until.map_or(policy, |until| (until.saturating_add(OVERTIME)).saturating_sub(now));
         let deadline = now + at_most.clamp(LEAST, PATIENCE);
         let count = self.cluster.endpoints.len();
+        state.sent = 0;
         let mut troubles = Vec::new();
         for round in 0.. {
             troubles.clear();
@@ -127,18 +129,17 @@ impl Client {
                 let left = deadline.saturating_sub(self.host.boottime());
                 let others = u32::try_from(count - step).unwrap_or(1);
                 let share = (left / others).max(LEAST_SHARE).min(SHARE * (1 << round.min(3))).min(left);
-                let server = &self.cluster.endpoints[at];
-                match self.ask_logged_in(server, path, &body, share) {
+                match self.ask_logged_in(&mut state, at, &requests, share) {
                     Ok(answer) => {
                         answered(());
                         (state.at, state.answered, state.silent) = (at, true, false);
-                        return Ok(answer);
+                        return Ok((answer, state.sent > 1));
                     }
                     Err(trouble) => {
                         let ends_all = matches!(trouble.retry_policy(), RetryPolicy::None | RetryPolicy::Login);
                         // A cluster that refuses a request is reachable.
                         state.answered |= ends_all;
-                        troubles.push((server.clone(), trouble));
+                        troubles.push((self.cluster.endpoints[at].clone(), trouble));
                         if ends_all {
                             state.silent = false;
                             return Err(self.failed(troubles, true));
@@ -168,25 +169,26 @@ impl Client {
         Failed { last: troubles.into_iter().next_back().map(|(_, trouble)| trouble), error }
     }
 
-    /// Sends a request to one server, and logs in if necessary.
+    /// Sends requests to one server, and logs in if necessary. Returns the answer to the last one.
     fn ask_logged_in<A: DeserializeOwned>(
         &self,
-        server: &str,
-        path: &str,
-        body: &[u8],
+        state: &mut State,
+        at: usize,
+        requests: &[Request<'_>],
         share: Duration,
-    ) -> std::result::Result<A, CallError> {
-        let deadline = self.host.boottime() + share;
-        self.connector.call_deadline.set(deadline);
-        let known = self.token(server)?;
-        let asked = self.post(server, path, body, known.as_deref());
+    ) -> Answered<A> {
+        self.connector.call_deadline.set(self.host.boottime() + share);
+        let known = self.token(state, at)?;
+        state.sent += 1;
+        let asked = self.post(state, at, requests, known.as_deref());
         let Some(old) = known else { return asked };
         match asked {
             // Some versions close the connection instead of reporting that a token is too old.
             Err(trouble) if trouble.retry_policy() == RetryPolicy::Login || trouble == CallError::Closed => {
                 self.login.forget(&old);
-                let new = self.token(server)?;
-                self.post(server, path, body, new.as_deref())
+                let new = self.token(state, at)?;
+                state.sent += 1;
+                self.post(state, at, requests, new.as_deref())
             }
             // etcd never answers a token of an earlier cluster. This attempt has no time left, so the next one logs in.
             Err(CallError::Silent) => {
@@ -198,13 +200,14 @@ impl Client {
     }
 
     /// Returns the login token, or `None` if no login is needed.
-    fn token(&self, server: &str) -> std::result::Result<Option<String>, CallError> {
+    fn token(&self, state: &mut State, at: usize) -> Answered<Option<String>> {
         if let Some(token) = self.login.token() {
             return Ok(Some(token));
         }
         let Some((user, password)) = self.login.wanted() else { return Ok(None) };
         let question = json!({"name": user, "password": password}).to_string();
-        match self.post::<Authenticated>(server, "/v3/auth/authenticate", question.as_bytes(), None) {
+        let request = Request { path: "/v3/auth/authenticate", body: Some(question.as_bytes()) };
+        match self.post::<Authenticated>(state, at, &[request], None) {
             Ok(answer) => {
                 self.login.remember(&answer.token);
                 Ok(Some(answer.token))
@@ -217,70 +220,81 @@ impl Client {
         }
     }
 
+    /// Sends requests together. Returns the answer to the last one, or the first failure: the others must succeed, or
+    /// find that their lease exists.
     fn post<A: DeserializeOwned>(
         &self,
-        server: &str,
-        path: &str,
-        body: &[u8],
+        state: &mut State,
+        at: usize,
+        requests: &[Request<'_>],
         token: Option<&str>,
-    ) -> std::result::Result<A, CallError> {
-        let mut request = self.agent.post(self.url(server, path)).header("content-type", "application/json");
-        if let Some(token) = token {
-            request = request.header("authorization", token);
+    ) -> Answered<A> {
+        let mut answers = self.exchange(state, at, requests, token)?;
+        let last = answers.pop().ok_or(CallError::Closed)?;
+        for Answer { status, body, .. } in answers {
+            let granted = understood::<Anything>(status, &body).map(drop);
+            granted.or_else(|trouble| if trouble.is_lease_there() { Ok(()) } else { Err(trouble) })?;
         }
-        let (status, body) = read(request.send(body)?)?;
-        understood(status, &body)
+        understood(last.status, &last.body)
+    }
+
+    /// Sends requests together, and returns all answers. The connection stays open if the server leaves it open.
+    fn exchange(
+        &self,
+        state: &mut State,
+        at: usize,
+        requests: &[Request<'_>],
+        token: Option<&str>,
+    ) -> Answered<Vec<Answer>> {
+        let server = &self.cluster.endpoints[at];
+        let mut open = state.idle[at].take().filter(Connection::is_idle);
+        let mut answers: Vec<Answer> = Vec::new();
+        // A server or proxy that closes the connection after an answer has not seen the requests behind it.
+        while answers.len() < requests.len() {
+            let mut line = open.map_or_else(|| self.connector.dial(server), Ok)?;
+            answers.extend(line.exchange(server, &requests[answers.len()..], token)?);
+            open = Some(line).filter(|_| answers.last().is_some_and(|answer| answer.keeps_open));
+        }
+        state.idle[at] = open;
+        Ok(answers)
     }
 
     /// Reads a path of one server with GET.
-    pub(super) fn get(&self, server: &str, path: &str, share: Duration) -> std::result::Result<Vec<u8>, CallError> {
-        let _state = guarded(&self.state);
+    pub(super) fn get(&self, at: usize, path: &str, share: Duration) -> Answered<Vec<u8>> {
+        let mut state = guarded(&self.state);
         self.connector.call_deadline.set(self.host.boottime() + share);
-        let (_, body) = read(self.agent.get(self.url(server, path)).call()?)?;
-        Ok(body)
+        let mut answers = self.exchange(&mut state, at, &[Request { path, body: None }], None)?;
+        answers.pop().map(|answer| answer.body).ok_or(CallError::Closed)
     }
 
     /// Sends a request to one server, once.
     pub(super) fn ask_one<A: DeserializeOwned>(
         &self,
-        server: &str,
+        at: usize,
         path: &str,
         question: &Value,
         share: Duration,
-    ) -> std::result::Result<A, CallError> {
-        let _state = guarded(&self.state);
-        self.ask_logged_in(server, path, question.to_string().as_bytes(), share)
+    ) -> Answered<A> {
+        let mut state = guarded(&self.state);
+        let body = Some(question.to_string().into_bytes());
+        self.ask_logged_in(&mut state, at, &[Request { path, body: body.as_deref() }], share)
     }
 
     /// Opens a separate connection with its own deadline to the last server that answered; returns the login token too.
-    pub(super) fn line(
-        &self,
-        call_deadline: &Arc<CallDeadline>,
-    ) -> std::io::Result<(String, Option<String>, super::connection::Connection)> {
+    pub(super) fn line(&self, deadline: &Arc<CallDeadline>) -> std::io::Result<(String, Option<String>, Connection)> {
         let server = self.cluster.endpoints[guarded(&self.state).at].clone();
-        let line = Connector { call_deadline: call_deadline.clone(), ..self.connector.clone() }.dial(&server)?;
+        let line = Connector { call_deadline: deadline.clone(), ..self.connector.clone() }.dial(&server)?;
         Ok((server, self.login.token(), line))
     }
 
     /// Returns the error for a valid answer that does not fit the request.
     pub(super) fn nonsense(&self, what: &str) -> Error {
-        let troubles =
-            [(self.cluster.endpoints[guarded(&self.state).at].clone(), CallError::Strange(what.to_string()))];
-        CallError::error(&troubles, &self.cluster)
+        let server = self.cluster.endpoints[guarded(&self.state).at].clone();
+        CallError::error(&[(server, CallError::Strange(what.to_string()))], &self.cluster)
     }
 
     /// Returns the user of the login; `None` without a login.
     pub(super) fn user(&self) -> Option<&str> {
         self.login.wanted().map(|(user, _)| user)
     }
-
-    fn url(&self, server: &str, path: &str) -> String {
-        format!("{}://{server}{path}", if self.cluster.tls { "https" } else { "http" })
-    }
-}
-
-fn read(answer: ureq::http::Response<ureq::Body>) -> std::result::Result<(u16, Vec<u8>), CallError> {
-    let status = answer.status().as_u16();
-    let body = answer.into_body().into_with_config().limit(MOST_OF_ANSWER).read_to_vec()?;
-    Ok((status, body))
 }

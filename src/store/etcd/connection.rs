@@ -1,8 +1,5 @@
-//! Connection to one server for ureq, with or without TLS, whose waits end with the deadline of the present call.
-//!
-//! All bytes of one request are sent at once, because two small segments would wake the server twice.
+//! Connection to one server, with or without TLS, whose waits end with the deadline of the present call.
 
-use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,11 +10,10 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 use rustls::{ClientConnection, StreamOwned};
-use ureq::unversioned::transport::{Buffers, LazyBuffers, NextTimeout, Transport};
 
+use super::errors::CallError;
+use super::http::{Answer, Incoming, Request};
 use crate::host::Host;
-
-const MOST_UNSENT: usize = 1 << 16;
 
 /// Deadline of the present call.
 pub(super) struct CallDeadline {
@@ -122,8 +118,7 @@ impl Wire {
 /// Connection to one server.
 pub(super) struct Connection {
     wire: Wire,
-    buffers: LazyBuffers,
-    unsent: Vec<u8>,
+    incoming: Incoming,
 }
 
 impl Connection {
@@ -136,7 +131,7 @@ impl Connection {
                 Wire::Tls(Box::new(StreamOwned::new(tls, socket)))
             }
         };
-        Ok(Connection { wire, buffers: LazyBuffers::new(1 << 14, 1 << 14), unsent: Vec::new() })
+        Ok(Connection { wire, incoming: Incoming::default() })
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -160,49 +155,34 @@ impl Connection {
         let _ = self.wire.socket().stream.shutdown(Shutdown::Both);
     }
 
-    fn send(&mut self) -> io::Result<()> {
-        let unsent = std::mem::take(&mut self.unsent);
-        if unsent.is_empty() { Ok(()) } else { self.write(&unsent) }
+    /// Sends requests, and returns their answers: at least one, and the last one that precedes the end of the connection.
+    pub(super) fn exchange(
+        &mut self,
+        server: &str,
+        requests: &[Request<'_>],
+        token: Option<&str>,
+    ) -> Result<Vec<Answer>, CallError> {
+        // All bytes are sent at once, because small segments would wake the server several times.
+        let mut bytes = Vec::new();
+        requests.iter().for_each(|request| request.encode(server, token, &mut bytes));
+        self.write(&bytes)?;
+        let mut answers = Vec::new();
+        for _ in requests {
+            answers.push(self.incoming.answer(&mut |buffer| self.wire.read(buffer))?);
+            if answers.last().is_some_and(|answer: &Answer| !answer.keeps_open) {
+                break;
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Returns true if the connection can be used again. Unexpected data mean that it has ended.
+    pub(super) fn is_idle(&self) -> bool {
+        self.incoming.is_empty() && !is_readable(self.wire.socket().stream.as_fd())
     }
 }
 
 /// Returns true if there is something to read.
 pub(super) fn is_readable(what: BorrowedFd<'_>) -> bool {
     poll(what, PollFlags::POLLIN, Duration::ZERO).unwrap_or(true)
-}
-
-impl Transport for Connection {
-    fn buffers(&mut self) -> &mut dyn Buffers {
-        &mut self.buffers
-    }
-
-    fn transmit_output(&mut self, amount: usize, _: NextTimeout) -> Result<(), ureq::Error> {
-        self.unsent.extend_from_slice(&self.buffers.output()[..amount]);
-        if self.unsent.len() > MOST_UNSENT {
-            self.send()?;
-        }
-        Ok(())
-    }
-
-    fn await_input(&mut self, _: NextTimeout) -> Result<bool, ureq::Error> {
-        self.send()?;
-        let amount = self.wire.read(self.buffers.input_append_buf())?;
-        self.buffers.input_appended(amount);
-        Ok(amount > 0)
-    }
-
-    fn is_open(&mut self) -> bool {
-        // Unexpected data on an idle connection means that the connection has ended.
-        !is_readable(self.wire.socket().stream.as_fd())
-    }
-
-    fn is_tls(&self) -> bool {
-        matches!(self.wire, Wire::Tls(_))
-    }
-}
-
-impl fmt::Debug for Connection {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Connection")
-    }
 }

@@ -1,11 +1,9 @@
 //! Connections to a server, by name or address.
 //!
-//! ureq would look up names in a thread for each request, with its own timeouts. This module uses addresses directly.
-//! It looks up a name in a thread, which it abandons after a timeout. The process and its forked children cache the
-//! result for a while.
+//! This module uses addresses directly. It looks up a name in a thread, which it abandons after a timeout. The process
+//! and its forked children cache the result for a while.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, mpsc};
@@ -13,10 +11,6 @@ use std::time::Duration;
 
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
-use ureq::config::Config;
-use ureq::http::Uri;
-use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{ConnectionDetails, Connector as UreqConnector, NextTimeout};
 
 use super::connection::{CallDeadline, Connection, Socket};
 use super::errors::CallError;
@@ -37,7 +31,7 @@ type Looked = (Duration, Option<Vec<SocketAddr>>);
 
 static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
 
-/// Connector for ureq and for watches.
+/// Connector for calls and for watches.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) host: Arc<dyn Host>,
@@ -122,29 +116,4 @@ fn look_up(server: &str, port: u16, at_most: Duration) -> Option<Vec<SocketAddr>
 fn host_of(server: &str) -> &str {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
-}
-
-impl UreqConnector for Connector {
-    type Out = Connection;
-
-    fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<Connection>, ureq::Error> {
-        let server = details.uri.authority().map(ureq::http::uri::Authority::as_str).unwrap_or_default();
-        Ok(Some(self.dial(server)?))
-    }
-}
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Connector")
-    }
-}
-
-/// Empty resolver: ureq resolves names before a connection, but the connector resolves them itself.
-#[derive(Debug)]
-pub(super) struct NoResolver;
-
-impl Resolver for NoResolver {
-    fn resolve(&self, _: &Uri, _: &Config, _: NextTimeout) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        Ok(self.empty())
-    }
 }

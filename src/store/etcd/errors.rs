@@ -58,10 +58,6 @@ impl Failed {
         self.last.as_ref().is_some_and(|last| last.says("lease not found"))
     }
 
-    pub(super) fn is_lease_there(&self) -> bool {
-        self.last.as_ref().is_some_and(|last| last.says("lease already exists"))
-    }
-
     /// Returns true if the cluster answered that it does not do this.
     pub(super) fn is_refusal(&self) -> bool {
         let last = self.last.as_ref();
@@ -101,6 +97,11 @@ impl CallError {
     /// Returns true if this is a message of etcd that contains `part`.
     fn says(&self, part: &str) -> bool {
         matches!(self, CallError::Said(_, message) if message.contains(part))
+    }
+
+    /// Returns true if etcd reports that it has granted this lease before.
+    pub(super) fn is_lease_there(&self) -> bool {
+        self.says("lease already exists")
     }
 
     /// Returns true if etcd reports that authentication is off.
@@ -263,17 +264,6 @@ impl From<io::Error> for CallError {
                 CallError::Refused("nothing listens there (connection refused)".to_string())
             }
             _ => CallError::Refused(error.to_string()),
-        }
-    }
-}
-
-impl From<ureq::Error> for CallError {
-    fn from(error: ureq::Error) -> CallError {
-        match error {
-            ureq::Error::Io(error) => error.into(),
-            ureq::Error::Timeout(_) => CallError::Silent,
-            ureq::Error::BodyExceedsLimit(_) => CallError::TooLong,
-            other => CallError::Strange(other.to_string()),
         }
     }
 }

@@ -42,7 +42,7 @@ pub(super) struct Members {
 pub(super) fn examine(client: &Client, records: &[u8]) -> Vec<Finding> {
     let cluster = &client.cluster;
     let mut versions = BTreeSet::new();
-    let servers = cluster.endpoints.iter().flat_map(|server| of_server(client, server, &mut versions));
+    let servers = (0..cluster.endpoints.len()).flat_map(|at| of_server(client, at, &mut versions));
     let mut findings: Vec<Finding> = servers.collect();
     findings.extend(versions.iter().filter_map(|version| of_version(version)));
     let reading = of_reading(client, records);
@@ -58,8 +58,9 @@ pub(super) fn examine(client: &Client, records: &[u8]) -> Vec<Finding> {
 }
 
 /// Returns the reachability, role and state of one server, and records its version.
-fn of_server(client: &Client, server: &str, versions: &mut BTreeSet<String>) -> Vec<Finding> {
-    let status: Status = match client.ask_one(server, "/v3/maintenance/status", &json!({}), PATIENCE) {
+fn of_server(client: &Client, at: usize, versions: &mut BTreeSet<String>) -> Vec<Finding> {
+    let server = &client.cluster.endpoints[at][..];
+    let status: Status = match client.ask_one(at, "/v3/maintenance/status", &json!({}), PATIENCE) {
         Ok(status) => status,
         Err(trouble) => return vec![of_trouble(client, server, trouble)],
     };
@@ -74,7 +75,7 @@ fn of_server(client: &Client, server: &str, versions: &mut BTreeSet<String>) -> 
         let cure = "check `etcdctl alarm list`; for NOSPACE compact, defragment and disarm";
         findings.push(Finding::bad("alarm", format!("{server}: {}", escape(error.as_bytes())), cure));
     }
-    if let Ok(health) = client.get(server, "/health", PATIENCE)
+    if let Ok(health) = client.get(at, "/health", PATIENCE)
         && String::from_utf8_lossy(&health).contains("\"false\"")
     {
         findings.push(Finding::bad("health", format!("{server} reports that it is not healthy"), "check its log"));

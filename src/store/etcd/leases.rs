@@ -1,16 +1,17 @@
-//! Leases that this process requested, and whose keys are not stored yet.
+//! Leases of this process whose keys are not stored yet.
 //!
-//! A lease is over when its key does not exist. To put that key at once would cost each acquisition another request.
-//! The next transaction of this process, which gives the lease its meaning, therefore puts its key too. If etcd does not
-//! know the lease any more by then, the process requests it again.
+//! A lease is over when its key does not exist. To request it and to put that key at once would cost each acquisition
+//! two more round trips. The next transaction of this process, which gives the lease its meaning, therefore puts its key
+//! too, and the request for the lease goes out together with that transaction. This process chooses the id of the lease.
+//! If etcd has forgotten the lease by then, the process requests it again.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Etcd;
-use super::api::{Anything, Done, Granted, range};
+use super::api::{Done, Granted, range};
 use super::transaction::{MOST_STEPS, SEEN_LASTING, ids};
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock};
@@ -27,6 +28,16 @@ pub(super) struct Pending {
     pub(super) seconds: u64,
     /// Earliest end of the lease on CLOCK_BOOTTIME.
     pub(super) ends: Duration,
+    /// True if etcd has granted it.
+    pub(super) is_granted: bool,
+}
+
+impl Pending {
+    /// Returns the request for this lease. etcd may have granted it at an earlier attempt, or may have forgotten it
+    /// since. No grant uses it yet, so its restart does no harm.
+    pub(super) fn request(&self) -> Value {
+        json!({"ID": self.id.to_string(), "TTL": self.seconds.to_string()})
+    }
 }
 
 /// Knowledge of this process about leases.
@@ -67,9 +78,16 @@ impl KnownLeases {
         guarded(&self.pending).iter().find(|pending| pending.id == id).map(|pending| pending.ends)
     }
 
-    /// Removes leases whose keys are stored or not needed any more.
-    pub(super) fn settle(&self, settled: &[Pending]) {
-        guarded(&self.pending).retain(|pending| !settled.contains(pending));
+    /// Removes leases whose keys are stored.
+    pub(super) fn settle(&self, stored: &[Pending]) {
+        guarded(&self.pending).retain(|pending| !stored.iter().any(|stored| stored.id == pending.id));
+    }
+
+    /// Records that etcd has granted these leases.
+    pub(super) fn set_granted(&self, granted: &[Pending]) {
+        for pending in guarded(&self.pending).iter_mut() {
+            pending.is_granted |= granted.iter().any(|granted| granted.id == pending.id);
+        }
     }
 
     /// Removes a lease whose key is not needed any more.
@@ -85,9 +103,7 @@ impl Leases for Etcd {
         // etcd requires an id above zero.
         let id = ((u128::from_ne_bytes(self.client.host.random()?) >> 65) as u64).max(1);
         let seconds = (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1);
-        let lease = Pending { id, seconds, ends: begun.saturating_add(span) };
-        self.grant_on_server(&lease)?;
-        self.leases.add(lease);
+        self.leases.add(Pending { id, seconds, ends: begun.saturating_add(span), is_granted: false });
         let wall = self.client.host.wall().saturating_add(Duration::from_secs(seconds)).as_millis() as u64;
         Ok(Lease { clock: LeaseClock::Etcd(id), ends: wall, wall })
     }
@@ -107,7 +123,7 @@ impl Leases for Etcd {
     fn is_expired(&self, lease: &Lease) -> Result<bool> {
         let LeaseClock::Etcd(id) = lease.clock else { return Ok(true) };
         let is_lasting = self.left_of_pending(id).is_some() || self.leases.is_lasting(id, self.client.host.boottime());
-        Ok(!is_lasting && self.at(&self.lease_key(id), true)?.is_none())
+        Ok(!is_lasting && self.at(&self.lease_key(id), true)?.0.is_none())
     }
 
     fn look_ahead(&self, leases: &[&Lease]) -> Result<()> {
@@ -115,7 +131,7 @@ impl Leases for Etcd {
         let mut unknown = ids(leases);
         unknown.retain(|id| self.left_of_pending(*id).is_none() && !self.leases.is_lasting(*id, now));
         for unknown in unknown.chunks(MOST_STEPS) {
-            let steps: Vec<_> = unknown.iter().map(|id| range(&self.lease_key(*id))).collect();
+            let steps: Vec<_> = unknown.iter().map(|id| range(&self.lease_key(*id), true)).collect();
             let done: Done = self.client.ask("/v3/kv/txn", &json!({"success": steps}))?;
             self.leases.add_lasting(unknown, &done, now.saturating_add(SEEN_LASTING));
         }
@@ -124,16 +140,6 @@ impl Leases for Etcd {
 }
 
 impl Etcd {
-    /// Requests a lease. The server may have granted it at an earlier attempt, or may have forgotten it since. No grant
-    /// uses it yet, so its restart does no harm.
-    pub(super) fn grant_on_server(&self, lease: &Pending) -> Result<()> {
-        let question = json!({"ID": lease.id.to_string(), "TTL": lease.seconds.to_string()});
-        match self.client.call::<Anything>("/v3/lease/grant", &question) {
-            Err(failed) if !failed.is_lease_there() => Err(failed.error),
-            _ => Ok(()),
-        }
-    }
-
     fn granted(&self, id: u64) -> Result<Granted> {
         self.client.ask("/v3/lease/timetolive", &json!({"ID": id.to_string()}))
     }

@@ -3,18 +3,18 @@
 //! **Effects** of a commit are steps of its transaction: the keys of ended leases are deleted, waiters are woken and
 //! lines of history are put. A lease whose key is deleted is over, although etcd forgets it only at the end of its ttl.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::api::{Anything, Done, delete, is_at, put, range};
+use super::api::{Anything, Done, delete, is_at, is_unchanged, put, range};
 use super::errors::Failed;
 use super::leases::Pending;
 use super::{Etcd, history};
 use crate::error::Result;
 use crate::lock::{Lease, LeaseClock};
-use crate::store::{CommitResult, Version, Write, WriteSet};
+use crate::store::{CommitResult, Conflicting, Version, Write, WriteSet};
 
 /// Maximum number of leases that one transaction compares, or puts keys for.
 const MOST_LEASES: usize = 32;
@@ -45,6 +45,8 @@ struct Transaction<'a> {
     over: &'a [u64],
     /// Steps that the transaction can do without.
     effects: Vec<Value>,
+    /// The name to read if the comparison fails, and the place for its record.
+    conflicting: Option<(&'a [u8], &'a Conflicting)>,
 }
 
 impl Etcd {
@@ -56,14 +58,28 @@ impl Etcd {
         let steps: Vec<_> = set.changes.iter().map(|change| self.step(change)).collect::<Result<_>>()?;
         let Some(steps) = steps.into_iter().collect::<Option<Vec<_>>>() else { return Ok(CommitResult::Conflict) };
         let (mut compare, mut steps): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
-        let born = set.changes.iter().filter(|change| change.expect.is_none() && change.body.is_some());
-        // etcd refuses a transaction that puts one key twice.
-        for key in born.map(|change| self.birth_key(change.name)).collect::<BTreeSet<_>>() {
-            let revision = self.at(&key, true)?.map_or(0, |pair| pair.mod_revision);
-            compare.push(is_at(&key, revision));
-            steps.push(put(&key, b"", None));
+        let mut births: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
+        for change in set.changes.iter().filter(|change| change.expect.is_none() && change.body.is_some()) {
+            let Some(absent_at) = self.absent_at(change.name)? else { return Ok(CommitResult::Conflict) };
+            // etcd refuses a transaction that puts one key twice.
+            let since = births.entry(self.birth_key(change.name)).or_insert(absent_at);
+            *since = absent_at.min(*since);
+        }
+        for (key, since) in &births {
+            compare.push(is_unchanged(key, *since));
+            steps.push(put(key, b"", None));
         }
         self.transact(compare, steps, set)
+    }
+
+    /// Returns a revision at which this name had no record: that of the last read of this process, or of a new one.
+    /// `None` if it has a record now.
+    fn absent_at(&self, name: &[u8]) -> Result<Option<u64>> {
+        if let Some(revision) = self.absences.take(name) {
+            return Ok(Some(revision));
+        }
+        let (found, revision) = self.at(&self.record_key(name), true)?;
+        Ok(found.is_none().then_some(revision))
     }
 
     /// Returns the comparison and the step of a change; `None` if its record cannot have the expected version.
@@ -88,8 +104,10 @@ impl Etcd {
     fn transact(&self, compare: Vec<Value>, mut steps: Vec<Value>, set: &WriteSet<'_>) -> Result<CommitResult> {
         let (over, ended) = (ids(&set.expired), ids(&set.ended));
         let mut pending = self.leases.pending(self.client.host.boottime());
-        // etcd refuses a transaction that changes one key twice.
-        pending.retain(|lease| !ended.contains(&lease.id));
+        // Only new bytes can refer to a pending lease; a full cluster refuses leases, but not a removal. etcd refuses a
+        // transaction that changes one key twice.
+        let has_bytes = set.changes.iter().any(|change| change.body.is_some());
+        pending.retain(|lease| has_bytes && !ended.contains(&lease.id));
         let (pending, earlier) = pending.split_at(pending.len().min(MOST_LEASES));
         for pending in earlier.chunks(MOST_LEASES) {
             self.transact_once(Transaction { pending, ..Transaction::default() })?;
@@ -110,7 +128,8 @@ impl Etcd {
         }
         steps.extend(ended.iter().take(MOST_LEASES).map(|id| delete(&self.lease_key(*id))));
         let later = effects.split_off(effects.len().min(MOST_STEPS.saturating_sub(steps.len() + pending.len())));
-        let done = self.transact_once(Transaction { compare, steps, pending, over, effects })?;
+        let conflicting = set.changes.first().map(|change| change.name).zip(set.conflicting);
+        let done = self.transact_once(Transaction { compare, steps, pending, over, effects, conflicting })?;
         if done != CommitResult::Conflict {
             set.changes_stand();
             for ended in ended.get(MOST_LEASES..).unwrap_or_default().chunks(MOST_STEPS) {
@@ -143,28 +162,36 @@ impl Etcd {
 
     /// Runs one transaction.
     fn transact_once(&self, transaction: Transaction<'_>) -> Result<CommitResult> {
-        let Transaction { mut compare, mut steps, pending, over, effects } = transaction;
+        let Transaction { mut compare, mut steps, pending, over, effects, conflicting } = transaction;
         let keys: Vec<_> = over.iter().map(|id| self.lease_key(*id)).collect();
         compare.extend(keys.iter().map(|key| is_at(key, 0)));
         steps.extend(pending.iter().map(|lease| put(&self.lease_key(lease.id), b"", Some(lease.id))));
-        let look: Vec<_> = keys.iter().map(|key| range(key)).collect();
-        let ask = |steps: &[Value]| {
-            self.client.call::<Done>("/v3/kv/txn", &json!({"compare": compare, "success": steps, "failure": look}))
+        let record = conflicting.map(|(name, _)| range(&self.record_key(name), false));
+        let look: Vec<_> = keys.iter().map(|key| range(key, true)).chain(record).collect();
+        let ask = |steps: &[Value], regrants: bool| {
+            let requests = pending.iter().filter(|lease| regrants || !lease.is_granted).map(Pending::request);
+            let question = json!({"compare": compare, "success": steps, "failure": look});
+            self.client.call::<Done>(&requests.collect::<Vec<_>>(), "/v3/kv/txn", &question)
         };
-        let mut asked = ask(&[&steps[..], &effects].concat());
+        let mut asked = ask(&[&steps[..], &effects].concat(), false);
         let is_lease_gone = asked.as_ref().is_err_and(Failed::is_lease_gone);
-        if is_lease_gone {
-            pending.iter().try_for_each(|lease| self.grant_on_server(lease))?;
-        }
         // The lease of a waiter may be over, or the cluster full: that must not prevent a release.
         let leaves_effects = !effects.is_empty() && asked.as_ref().is_err_and(Failed::is_refusal);
         if is_lease_gone || leaves_effects {
-            asked = ask(&steps);
+            asked = ask(&steps, is_lease_gone);
         }
-        let done = asked.map_err(|failed| failed.error)?;
+        let (done, was_resent) = asked.map_err(|failed| failed.error)?;
+        self.leases.set_granted(pending);
         if !done.succeeded {
             let until = self.client.host.boottime().saturating_add(SEEN_LASTING);
             self.leases.add_lasting(over, &done, until);
+            // The first copy of a repeated transaction may have been committed.
+            let conflicting = conflicting.filter(|_| !was_resent);
+            if let (Some((name, place)), Some(read)) = (conflicting, done.responses.get(over.len()))
+                && read.found().is_none_or(|pair| pair.key == self.record_key(name))
+            {
+                place.replace(Some(read.found().cloned().map(Etcd::stored)));
+            }
             return Ok(CommitResult::Conflict);
         }
         self.leases.settle(pending);

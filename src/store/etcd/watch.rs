@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::api::encoded;
 use super::client::Client;
 use super::connection::{CallDeadline, Connection, is_readable};
+use super::http::Request;
 use crate::store::Subscription;
 
 /// Maximum time for a watch to begin, after which it is abandoned.
@@ -44,14 +45,9 @@ pub(super) fn hear(client: &Client, key: &[u8], mut which: Value) -> Option<Box<
     let (server, token, mut line) = client.line(&call_deadline).ok()?;
     which["key"] = encoded(key).into();
     let question = json!({"create_request": which});
-    let (question, login) = (question.to_string(), token.map(|token| format!("Authorization: {token}\r\n")));
-    let request = format!(
-        "POST /v3/watch HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\n{}\
-         Content-Length: {}\r\n\r\n{question}",
-        login.unwrap_or_default(),
-        question.len(),
-    );
-    line.write(request.as_bytes()).ok()?;
+    let (question, mut request) = (question.to_string(), Vec::new());
+    Request { path: "/v3/watch", body: Some(question.as_bytes()) }.encode(&server, token.as_deref(), &mut request);
+    line.write(&request).ok()?;
     let mut said = Vec::new();
     loop {
         let mut buffer = [0; 1024];

@@ -1,0 +1,316 @@
+//! HTTP/1.1 as far as the JSON gateway needs it: requests that can be sent together, and answers of limited size.
+//!
+//! A server answers the requests on one connection one after the other, in their order. A request that only prepares
+//! another one therefore needs no round trip of its own.
+
+use std::io;
+
+use httparse::{EMPTY_HEADER, Status, parse_chunk_size};
+
+use super::errors::CallError;
+
+/// Maximum size of an answer in bytes. The largest record takes a third of it, and a scan can ask for fewer records.
+const MOST_OF_ANSWER: usize = 16 << 20;
+
+/// Maximum size of a head, of the size of a chunk and of a trailer, in bytes.
+const MOST_OF_HEAD: usize = 1 << 16;
+const MOST_HEADERS: usize = 100;
+
+/// Number of bytes read at once.
+const PIECE: usize = 1 << 14;
+
+/// Request to one server; GET without a body, else POST.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) path: &'a str,
+    pub(super) body: Option<&'a [u8]>,
+}
+
+impl Request<'_> {
+    /// Appends the bytes of this request.
+    pub(super) fn encode(&self, server: &str, token: Option<&str>, out: &mut Vec<u8>) {
+        let method = if self.body.is_some() { "POST" } else { "GET" };
+        out.extend_from_slice(format!("{method} {} HTTP/1.1\r\nhost: {server}\r\n", self.path).as_bytes());
+        if let Some(token) = token {
+            out.extend_from_slice(format!("authorization: {token}\r\n").as_bytes());
+        }
+        if let Some(body) = self.body {
+            let length = body.len();
+            out.extend_from_slice(format!("content-type: application/json\r\ncontent-length: {length}\r\n").as_bytes());
+        }
+        out.extend_from_slice(b"\r\n");
+        out.extend_from_slice(self.body.unwrap_or_default());
+    }
+}
+
+/// Answer of a server.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    pub(super) body: Vec<u8>,
+    /// True if the connection can be used again.
+    pub(super) keeps_open: bool,
+}
+
+/// Head of an answer.
+struct Head {
+    length: usize,
+    status: u16,
+    framing: Framing,
+    keeps_open: bool,
+}
+
+/// Delimiter of a body.
+enum Framing {
+    Length(usize),
+    Chunks,
+    EndOfConnection,
+}
+
+/// Bytes that a connection received and that belong to no answer yet.
+#[derive(Default)]
+pub(super) struct Incoming {
+    bytes: Vec<u8>,
+    /// Number of bytes that are used already.
+    used: usize,
+}
+
+type Receive<'a> = dyn FnMut(&mut [u8]) -> io::Result<usize> + 'a;
+
+impl Incoming {
+    /// Reads the next answer with `receive`.
+    pub(super) fn answer(&mut self, receive: &mut Receive<'_>) -> Result<Answer, CallError> {
+        let Head { status, framing, keeps_open, .. } = loop {
+            match head(self.unused())? {
+                Some(head) => {
+                    self.used += head.length;
+                    // An interim answer precedes the final one.
+                    if head.status >= 200 {
+                        break head;
+                    }
+                }
+                None => self.fill(receive, MOST_OF_HEAD)?,
+            }
+        };
+        let body = match framing {
+            Framing::Length(length) => self.take(length, receive)?,
+            Framing::Chunks => self.chunks(receive)?,
+            Framing::EndOfConnection => self.rest(receive)?,
+        };
+        Ok(Answer { status, body, keeps_open })
+    }
+
+    /// Returns true if bytes arrived that no request asked for.
+    pub(super) fn is_empty(&self) -> bool {
+        self.unused().is_empty()
+    }
+
+    fn unused(&self) -> &[u8] {
+        &self.bytes[self.used..]
+    }
+
+    /// Receives more bytes, unless there are `most` already. Fails at the end of the connection.
+    fn fill(&mut self, receive: &mut Receive<'_>, most: usize) -> Result<(), CallError> {
+        if self.unused().len() >= most {
+            return Err(CallError::TooLong);
+        }
+        self.bytes.drain(..std::mem::take(&mut self.used));
+        let length = self.bytes.len();
+        self.bytes.resize(length + PIECE, 0);
+        let received = receive(&mut self.bytes[length..]);
+        self.bytes.truncate(length + received.as_ref().copied().unwrap_or(0));
+        if received? == 0 { Err(CallError::Closed) } else { Ok(()) }
+    }
+
+    fn take(&mut self, length: usize, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
+        if length > MOST_OF_ANSWER {
+            return Err(CallError::TooLong);
+        }
+        while self.unused().len() < length {
+            self.fill(receive, length)?;
+        }
+        let taken = self.unused()[..length].to_vec();
+        self.used += length;
+        Ok(taken)
+    }
+
+    fn chunks(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
+        let mut body = Vec::new();
+        loop {
+            let (length, size) = loop {
+                match parse_chunk_size(self.unused()).map_err(|_| strange("a chunk without a size"))? {
+                    Status::Complete(found) => break found,
+                    Status::Partial => self.fill(receive, MOST_OF_HEAD)?,
+                }
+            };
+            self.used += length;
+            if size == 0 {
+                // Trailers end with an empty line, as a head does.
+                while !self.line(receive)?.is_empty() {}
+                return Ok(body);
+            }
+            let size = usize::try_from(size).unwrap_or(usize::MAX);
+            if size > MOST_OF_ANSWER - body.len() {
+                return Err(CallError::TooLong);
+            }
+            body.extend(self.take(size, receive)?);
+            if !self.line(receive)?.is_empty() {
+                return Err(strange("a chunk that is longer than its size"));
+            }
+        }
+    }
+
+    /// Reads a line, and returns it without its end.
+    fn line(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
+        loop {
+            if let Some(length) = self.unused().windows(2).position(|two| two == b"\r\n") {
+                let line = self.unused()[..length].to_vec();
+                self.used += length + 2;
+                return Ok(line);
+            }
+            self.fill(receive, MOST_OF_HEAD)?;
+        }
+    }
+
+    fn rest(&mut self, receive: &mut Receive<'_>) -> Result<Vec<u8>, CallError> {
+        loop {
+            match self.fill(receive, MOST_OF_ANSWER) {
+                Ok(()) => {}
+                Err(CallError::Closed) => return Ok(self.bytes.split_off(self.used)),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Returns the head that these bytes begin with; `None` if it is not complete.
+fn head(bytes: &[u8]) -> Result<Option<Head>, CallError> {
+    let mut headers = [EMPTY_HEADER; MOST_HEADERS];
+    let mut head = httparse::Response::new(&mut headers);
+    let Status::Complete(length) = head.parse(bytes).map_err(|error| strange(&error.to_string()))? else {
+        return Ok(None);
+    };
+    let status = head.code.unwrap_or_default();
+    let values = |name: &'static str| {
+        let named = head.headers.iter().filter(move |header| header.name.eq_ignore_ascii_case(name));
+        named.map(|header| String::from_utf8_lossy(header.value).trim().to_ascii_lowercase())
+    };
+    let lengths: Vec<_> = values("content-length").map(|value| value.parse::<usize>()).collect();
+    let framing = match &lengths[..] {
+        _ if status < 200 || matches!(status, 204 | 304) => Framing::Length(0),
+        _ if values("transfer-encoding").any(|value| value.ends_with("chunked")) => Framing::Chunks,
+        [] => Framing::EndOfConnection,
+        [Ok(length), others @ ..] if others.iter().all(|other| other.as_ref() == Ok(length)) => {
+            Framing::Length(*length)
+        }
+        _ => return Err(strange("an answer without a valid length")),
+    };
+    let closes = values("connection").any(|value| value.split(',').any(|option| option.trim() == "close"));
+    let keeps_open = head.version == Some(1) && !closes && !matches!(framing, Framing::EndOfConnection);
+    Ok(Some(Head { length, status, framing, keeps_open }))
+}
+
+fn strange(what: &str) -> CallError {
+    CallError::Strange(format!("a strange answer: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads answers from a connection that delivers these bytes in pieces of this size, until the first error.
+    fn answers(bytes: &[u8], piece: usize) -> (Vec<Answer>, CallError) {
+        let (mut left, mut incoming, mut answers) = (bytes, Incoming::default(), Vec::new());
+        loop {
+            let answer = incoming.answer(&mut |buffer| {
+                let length = piece.min(left.len()).min(buffer.len());
+                buffer[..length].copy_from_slice(&left[..length]);
+                left = &left[length..];
+                Ok(length)
+            });
+            match answer {
+                Ok(answer) => answers.push(answer),
+                Err(error) => return (answers, error),
+            }
+        }
+    }
+
+    fn answer(status: u16, body: &str, keeps_open: bool) -> Answer {
+        Answer { status, body: body.as_bytes().to_vec(), keeps_open }
+    }
+
+    #[test]
+    fn answers_follow_each_other_in_pieces_of_any_size() {
+        let bytes = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}\
+            HTTP/1.1 404 No\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n\
+            3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nX: y\r\n\r\n\
+            HTTP/1.1 204 None\r\n\r\nHTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 1\r\n\r\nx\
+            HTTP/1.0 200 OK\r\n\r\nto the end";
+        let expected = [
+            answer(200, "{}", true),
+            answer(404, "abcde", true),
+            answer(204, "", true),
+            answer(200, "x", false),
+            answer(200, "to the end", false),
+        ];
+        for piece in 1..bytes.len() {
+            assert_eq!(answers(bytes, piece), (expected.iter().map(clone).collect(), CallError::Closed), "{piece}");
+        }
+        // Each answer but the last, which ends with the connection, needs all of its bytes.
+        let last = bytes.len() - b"HTTP/1.0 200 OK\r\n\r\nto the end".len();
+        for length in 0..last {
+            let (found, error) = answers(&bytes[..length], 7);
+            assert!(error == CallError::Closed && found.len() < 4, "{length}");
+        }
+    }
+
+    fn clone(answer: &Answer) -> Answer {
+        Answer { body: answer.body.clone(), ..*answer }
+    }
+
+    #[test]
+    fn an_answer_has_limits() {
+        let endless = |begin: &str, more: &str| begin.to_string() + &more.repeat((MOST_OF_ANSWER + PIECE) / more.len());
+        for long in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 16777217\r\n\r\n".to_string(),
+            "HTTP/1.1 200 OK\r\nContent-Length: 18446744073709551615\r\n\r\n".to_string(),
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n".to_string(),
+            endless("HTTP/1.1 200 OK\r\n\r\n", "x"),
+            endless("HTTP/1.1 200 OK\r\nX: ", "x"),
+            endless("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", "x"),
+            endless("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "100\r\n") + &"x".repeat(300),
+        ] {
+            let (found, error) = answers(long.as_bytes(), PIECE);
+            let is_bounded = error == CallError::TooLong || matches!(error, CallError::Strange(_));
+            assert!(found.is_empty() && is_bounded, "{error:?} {}", &long[..60]);
+        }
+        let large =
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {MOST_OF_ANSWER}\r\n\r\n{}", "x".repeat(MOST_OF_ANSWER));
+        assert_eq!(answers(large.as_bytes(), PIECE).0[0].body.len(), MOST_OF_ANSWER);
+    }
+
+    #[test]
+    fn other_protocols_are_strange() {
+        for strange in [
+            "\0\x7f\x1b]0;x\r\n\r\n",
+            "SSH-2.0-OpenSSH_9.2\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
+        ] {
+            let (found, error) = answers(strange.as_bytes(), 5);
+            assert!(found.is_empty() && matches!(error, CallError::Strange(_)), "{strange:?} {error:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_complete() {
+        let mut bytes = Vec::new();
+        Request { path: "/v3/kv/range", body: Some(b"{}") }.encode("h:1", Some("a.b"), &mut bytes);
+        Request { path: "/health", body: None }.encode("h:1", None, &mut bytes);
+        let expected = "POST /v3/kv/range HTTP/1.1\r\nhost: h:1\r\nauthorization: a.b\r\n\
+            content-type: application/json\r\ncontent-length: 2\r\n\r\n{}GET /health HTTP/1.1\r\nhost: h:1\r\n\r\n";
+        assert_eq!(String::from_utf8(bytes).unwrap(), expected);
+    }
+}
