@@ -142,8 +142,9 @@ impl Sqlite {
         })
     }
 
-    /// Runs `work`, and repeats it once if the database looks damaged: SQLite reports a failed disk read as damage too.
-    /// The file of a database that is not open yet has the identity `file`, if it is known.
+    /// Runs `work`, and repeats it once with another connection if the database looks damaged or is busy. SQLite reports
+    /// a failed disk read as damage too, and after a failed unlock it waits for its own lock. The file of a database that
+    /// is not open yet has the identity `file`, if it is known.
     fn retry_once<T>(
         &self,
         database: &mut Option<Database>,
@@ -152,7 +153,7 @@ impl Sqlite {
     ) -> Done<T> {
         self.busy.begin();
         let done = self.opened(database, file).and_then(&work);
-        if !done.as_ref().is_err_and(errors::looks_damaged) {
+        if !done.as_ref().is_err_and(|cause| errors::looks_damaged(cause) || errors::is_busy(cause)) {
             return done;
         }
         *database = None;
