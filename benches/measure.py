@@ -83,19 +83,17 @@ class Tables:
         rows.setdefault(row, {})[column] = text
 
     def figure(self, row, column, value, goal, form="{:.2f}"):
-        """A line of the table of goals. `goal` is a number, or a number for each column, or None."""
-        goals = goal if isinstance(goal, dict) else {column: goal}
-        title, words = "goals", [form.format(each) for each in goals.values() if each is not None]
-        self.cell(title, row, "at most", " / ".join(words) or "")
-        is_missed = goals.get(column) is not None and value > goals[column]
-        self.cell(title, row, column, f"**{form.format(value)}**" if is_missed else form.format(value))
+        """A line of the first table. `goal` is a number, or a number for each column, or None; a miss is reported."""
+        goal = goal.get(column) if isinstance(goal, dict) else goal
+        if goal is not None and value > goal:
+            note(f"{row}, {column}: {form.format(value)} is more than the goal, {form.format(goal)}")
+        self.cell("figure", row, column, form.format(value))
 
     def show(self):
-        """All tables, with that of the goals first."""
+        """All tables, with that of the figures first."""
         lines = []
-        for title, (columns, rows) in sorted(self.tables.items(), key=lambda table: table[0] != "goals"):
-            head = "figure" if title == "goals" else title
-            lines += ["", f"| {head} | " + " | ".join(columns) + " |", "|---" + "|---:" * len(columns) + "|"]
+        for title, (columns, rows) in sorted(self.tables.items(), key=lambda table: table[0] != "figure"):
+            lines += ["", f"| {title} | " + " | ".join(columns) + " |", "|---" + "|---:" * len(columns) + "|"]
             for row, cells in rows.items():
                 lines.append(f"| {row} | " + " | ".join(cells.get(column, "") for column in columns) + " |")
         return "\n".join(lines)
