@@ -10,6 +10,12 @@ fn main() {
     // The linkers that Rust uses by default, GNU ld and LLD, know such scripts. Others may refuse them.
     let is_default = env::var_os("RUSTC_LINKER").is_none() && !flags.contains("fuse-ld");
     if is_linux && is_default {
-        println!("cargo::rustc-link-arg-bins=-Wl,-T,{}/build/hot.ld", env!("CARGO_MANIFEST_DIR"));
+        println!("cargo::rustc-link-arg-bins=-T{}/build/hot.ld", env!("CARGO_MANIFEST_DIR"));
+    }
+    let features = env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
+    if is_linux && !features.split(',').any(|feature| feature == "crt-static") {
+        println!(
+            "cargo::warning=without the flags of .cargo/config.toml (RUSTFLAGS replaces them), csalock starts slower"
+        );
     }
 }

@@ -4,14 +4,21 @@
 //! systemd) may crash it. So csalock reads the files itself, and asks getent(1) for the other sources.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The program that asks all sources of a database.
 const GETENT: &str = "/usr/bin/getent";
+
+/// Maximum wait for the name of a user or group, which is for display only.
+const TO_NAME: Duration = Duration::from_secs(2);
 
 type Known = BTreeMap<(&'static str, u32), Option<Vec<String>>>;
 
@@ -33,9 +40,9 @@ pub fn group_name(gid: u32) -> Option<String> {
     entry("group", gid)?.into_iter().next()
 }
 
-/// Returns the addresses of a host, in the order in which to try them; empty if the host is unknown. The call may wait
-/// for name servers.
-pub fn addresses_of(host: &str) -> Vec<IpAddr> {
+/// Returns the addresses of a host, in the order in which to try them; none if the host is unknown. Waits at most this
+/// long for the name service ([`io::ErrorKind::TimedOut`]). Any other error says why getent(1) cannot run.
+pub fn addresses_of(host: &str, at_most: Duration) -> io::Result<Vec<IpAddr>> {
     let in_file = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
     let of_line = |line: &str| {
         let mut words = line.split('#').next().unwrap_or_default().split_whitespace();
@@ -45,11 +52,11 @@ pub fn addresses_of(host: &str) -> Vec<IpAddr> {
     let mut found: Vec<IpAddr> = in_file.lines().filter_map(of_line).collect();
     if found.is_empty() {
         let of_line = |line: &str| line.split_whitespace().next()?.parse().ok();
-        found = ask(&["ahosts", host]).lines().filter_map(of_line).collect();
+        found = ask(&["ahosts", host], at_most)?.lines().filter_map(of_line).collect();
     }
     // getent prints each address once for each type of socket.
     found.dedup();
-    found
+    Ok(found)
 }
 
 /// Returns the fields of the entry with this number, the third field of each line.
@@ -63,7 +70,8 @@ fn entry(database: &'static str, number: u32) -> Option<Vec<String>> {
         entries.find(|fields| fields.get(2) == Some(&key) && !fields[0].is_empty())
     };
     let file = std::fs::read(format!("/etc/{database}")).unwrap_or_default();
-    let found = of(&String::from_utf8_lossy(&file)).or_else(|| of(&ask(&[database, &key])));
+    let found =
+        of(&String::from_utf8_lossy(&file)).or_else(|| of(&ask(&[database, &key], TO_NAME).unwrap_or_default()));
     known().insert((database, number), found.clone());
     found
 }
@@ -72,17 +80,32 @@ fn known() -> MutexGuard<'static, Known> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns what getent(1) prints; nothing if it fails.
-fn ask(arguments: &[&str]) -> String {
-    let mut answer = Vec::new();
+/// Returns what getent(1) prints. Ends it if it prints nothing for this long.
+fn ask(arguments: &[&str], at_most: Duration) -> io::Result<String> {
     let (nothing, silent) = (Stdio::null(), Stdio::null());
     let asked = Command::new(GETENT).args(arguments).stdin(nothing).stderr(silent).stdout(Stdio::piped()).spawn();
-    if let Ok(mut child) = asked {
-        let read = child.stdout.take().map(|mut stdout| stdout.read_to_end(&mut answer));
-        // The status is unknown if this process ignores SIGCHLD; the answer counts.
-        let _ = (read, child.wait());
+    let mut child = asked.map_err(|error| io::Error::new(error.kind(), format!("{GETENT}: {error}")))?;
+    let answer = answer_of(&mut child, at_most);
+    // The status is unknown if this process ignores SIGCHLD; the answer counts.
+    let _ = (child.kill(), child.wait());
+    answer
+}
+
+fn answer_of(child: &mut Child, at_most: Duration) -> io::Result<String> {
+    let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
+    let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
+    while let Some(stdout) = &mut child.stdout {
+        if poll(&mut [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)], timeout) == Ok(0) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match stdout.read(&mut piece) {
+            Ok(0) => break,
+            Ok(length) => answer.extend(&piece[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
-    String::from_utf8_lossy(&answer).into_owned()
+    Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
 #[cfg(test)]
@@ -94,8 +117,8 @@ mod tests {
         assert_eq!(user_name(0).as_deref(), Some("root"));
         assert_eq!(home_of(0), Some(PathBuf::from("/root")));
         assert_eq!(group_name(0).as_deref(), Some("root"));
-        assert!(addresses_of("localhost").iter().all(IpAddr::is_loopback));
-        assert!(!addresses_of("localhost").is_empty());
+        let found = addresses_of("localhost", Duration::from_secs(60)).unwrap();
+        assert!(!found.is_empty() && found.iter().all(IpAddr::is_loopback));
     }
 
     #[test]

@@ -90,3 +90,43 @@ fn a_database_that_is_mounted_without_its_directory_is_refused() {
     assert!(done.code == Some(77) && done.stderr.contains("is mounted without its log"), "{done:?}");
     assert_eq!(holder.wait().code, Some(0));
 }
+
+/// Calls a command with another program in place of getent(1).
+fn with_getent(sandbox: &Sandbox, getent: &str, command: &str) -> (Option<i32>, String, String) {
+    let script = format!(
+        "cat > getent; chmod 755 getent; mount --bind getent /usr/bin/getent && {command}; code=$?; \
+         pgrep -f 'sleep 4[0]1'; exit $code"
+    );
+    let done = sandbox.call("unshare", ["-m", "dash", "-c", &script]).stdin(getent).capture();
+    (done.code, done.stdout, done.stderr)
+}
+
+#[test]
+fn a_name_service_that_fails_is_named_and_not_left_running() {
+    if !is_root("a mount") {
+        return;
+    }
+    let sandbox = Sandbox::new(Kind::Directory);
+    let cure = "see the name service, or name the host by its address";
+    for (getent, said, cure) in [
+        ("#!/bin/sh\nexec sleep 401\n", "the name service does not answer", cure),
+        (
+            "#!/no/such/shell\n",
+            "the name service cannot be asked: /usr/bin/getent: No such file or directory (os error 2)",
+            cure,
+        ),
+        (
+            "#!/bin/sh\nexit 2\n",
+            "no host of that name is known",
+            "see the spelling of the store's URL, and the name service",
+        ),
+    ] {
+        let done = with_getent(&sandbox, getent, "csalock status --store etcd://etcd.invalid:1/x");
+        let said = format!("csalock: etcd cannot be reached: etcd.invalid:1: {said}; {cure}\n");
+        assert_eq!(done, (Some(69), String::new(), said));
+    }
+    // The name of a user is for display only, so a user without one may lock.
+    sandbox.script("dash", "chmod 777 . && chmod 755 ..").run();
+    let command = "setpriv --reuid 4101 csalock run --store dir:$PWD/others x true";
+    assert_eq!(with_getent(&sandbox, "#!/bin/sh\nexec sleep 401\n", command), (Some(0), String::new(), String::new()));
+}

@@ -1,12 +1,12 @@
 //! Connections to a server, by name or address.
 //!
-//! This module uses addresses directly. It looks up a name in a thread, which it abandons after a timeout. The process
-//! and its forked children cache the result for a while.
+//! This module uses addresses directly. The process and its forked children cache those of a name for a while. If the name
+//! service then fails, the last addresses count: a command that runs must not end because of it.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustls::{ClientConfig, ClientConnection};
@@ -24,10 +24,11 @@ const DOUBTED: Duration = Duration::from_secs(5);
 /// Maximum time to connect to one of several servers, before the next is tried.
 const MOST_FOR_CONNECTING: Duration = Duration::from_secs(1);
 
-/// Maximum wait for the first answer of the name service.
-const TO_LOOK_UP: Duration = Duration::from_secs(2);
+/// Maximum wait for the first answer of the name service. The C library gives each name server five seconds.
+const TO_LOOK_UP: Duration = Duration::from_secs(6);
 
-type Looked = (Duration, Option<Vec<SocketAddr>>);
+/// The time until which a result counts, and the result.
+type Looked = (Duration, Result<Vec<SocketAddr>, CallError>);
 
 static LOOKED_UP: Mutex<BTreeMap<String, Looked>> = Mutex::new(BTreeMap::new());
 
@@ -65,7 +66,11 @@ impl Connector {
 
     /// Looks up all these names now, so that a slow name service does not use up the time of a call.
     pub(super) fn look_up_names(&self, servers: &[String]) {
-        servers.iter().for_each(|server| drop(self.addresses(server, TO_LOOK_UP)));
+        let until = self.host.boottime() + TO_LOOK_UP;
+        for server in servers {
+            let left = until.saturating_sub(self.host.boottime());
+            let _ = self.addresses(server, left.max(MOST_FOR_CONNECTING));
+        }
     }
 
     fn talk(&self, server: &str, stream: TcpStream) -> io::Result<Connection> {
@@ -84,36 +89,51 @@ impl Connector {
         if let Ok(address) = host_of(server).parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
-        let now = self.host.boottime();
         let known = guarded(&LOOKED_UP).get(server).cloned();
         let found = match known {
-            Some((until, found)) if now < until => found,
-            _ => {
+            Some((until, found)) if self.host.boottime() < until => found,
+            earlier => {
                 let found = look_up(server, port, at_most);
-                let until = self.host.boottime() + if found.is_some() { BELIEVED } else { DOUBTED };
+                let until = self.host.boottime() + if found.is_ok() { BELIEVED } else { DOUBTED };
+                let found = found.or_else(|error| earlier.and_then(|(_, found)| found.ok()).ok_or(error));
                 guarded(&LOOKED_UP).insert(server.to_string(), (until, found.clone()));
                 found
             }
         };
-        found.ok_or_else(|| CallError::Unresolved.into())
+        Ok(found?)
     }
 }
 
-fn look_up(server: &str, port: u16, at_most: Duration) -> Option<Vec<SocketAddr>> {
-    let (tell, told) = mpsc::channel();
-    let server = server.to_string();
-    let thread = std::thread::Builder::new().spawn(move || {
-        let _ = tell.send(addresses_of(host_of(&server)));
-    });
-    let found: Vec<SocketAddr> =
-        told.recv_timeout(at_most).ok()?.into_iter().take(8).map(|address| SocketAddr::new(address, port)).collect();
-    // The process may fork, so the thread must not be in the middle of its exit.
-    let _ = thread.map(std::thread::JoinHandle::join);
-    Some(found).filter(|found| !found.is_empty())
+fn look_up(server: &str, port: u16, at_most: Duration) -> Result<Vec<SocketAddr>, CallError> {
+    let found = addresses_of(host_of(server), at_most).map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => CallError::NamesSilent,
+        _ => CallError::NamesFailed(error.to_string()),
+    })?;
+    let found: Vec<SocketAddr> = found.into_iter().take(8).map(|address| SocketAddr::new(address, port)).collect();
+    if found.is_empty() { Err(CallError::Unresolved) } else { Ok(found) }
 }
 
 /// Returns the host of `HOST:PORT`, without brackets.
 fn host_of(server: &str) -> &str {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Fake;
+
+    #[test]
+    fn the_last_addresses_count_while_the_name_service_fails() {
+        let host: Arc<dyn Host> = Arc::new(Fake::new(1));
+        let call_deadline = Arc::new(CallDeadline::new(host.clone()));
+        let connector = Connector { host, call_deadline, tls: None, lonely: true };
+        let server = "csalock.invalid:2379";
+        assert!(connector.addresses(server, TO_LOOK_UP).is_err());
+        let known = vec![SocketAddr::from(([127, 0, 0, 1], 2379))];
+        guarded(&LOOKED_UP).insert(server.to_string(), (Duration::ZERO, Ok(known.clone())));
+        assert_eq!(connector.addresses(server, TO_LOOK_UP).unwrap(), known);
+        assert!(guarded(&LOOKED_UP)[server].0 > Duration::ZERO);
+    }
 }

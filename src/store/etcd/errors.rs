@@ -12,6 +12,10 @@ use crate::store::Cluster;
 pub(super) enum CallError {
     /// The server's name has no address.
     Unresolved,
+    /// The name service did not answer in time.
+    NamesSilent,
+    /// The name service cannot be asked, for this reason.
+    NamesFailed(String),
     /// The server cannot be reached, for this reason.
     Refused(String),
     /// The server did not answer in time.
@@ -91,7 +95,7 @@ impl CallError {
     /// Returns true if waiting may help: a server that is down or starting is silent or refuses connections. A wrong
     /// name, another protocol on the port, and failed TLS are permanent.
     pub(super) fn may_pass(&self) -> bool {
-        matches!(self, CallError::Refused(_)) || self.retry_policy() == RetryPolicy::Again
+        matches!(self, CallError::Refused(_) | CallError::NamesSilent) || self.retry_policy() == RetryPolicy::Again
     }
 
     /// Returns true if this is a message of etcd that contains `part`.
@@ -136,6 +140,7 @@ const PATIENCE: &str = "see whether most of its members are up (`etcdctl endpoin
 fn cure(trouble: &CallError) -> &'static str {
     match trouble {
         CallError::Unresolved => "see the spelling of the store's URL, and the name service",
+        CallError::NamesSilent | CallError::NamesFailed(_) => "see the name service, or name the host by its address",
         CallError::Refused(_) => "see whether etcd runs there and whether the store's URL has the right host and port",
         CallError::Tls(why) if why.contains("CertificateRequired") || why.contains("BadCertificate") => {
             "it wants a certificate from us: set CSALOCK_ETCD_CERT and CSALOCK_ETCD_KEY"
@@ -224,6 +229,8 @@ impl fmt::Display for CallError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CallError::Unresolved => write!(out, "no host of that name is known"),
+            CallError::NamesSilent => write!(out, "the name service does not answer"),
+            CallError::NamesFailed(why) => write!(out, "the name service cannot be asked: {why}"),
             CallError::Refused(why) | CallError::Strange(why) => write!(out, "{}", escape(why.as_bytes())),
             CallError::TooLong => write!(out, "its answer does not end"),
             CallError::Silent => write!(out, "no answer in time"),
