@@ -182,7 +182,8 @@ impl Store for Directory {
             let Some(root) = self.existing()? else { return Ok(None) };
             let entry = Entry::new(&root, file_name::file_name(name));
             let (stored, look) = entry.stored(self.host.as_ref())?;
-            if stored.is_some() || !self.was_removed(&root) {
+            // A record that is there, or was, is in a directory of the store.
+            if look.is_some() || !self.was_removed(&root) {
                 *guarded(&self.seen) = Some((entry, look));
                 return Ok(stored);
             }

@@ -145,6 +145,17 @@ on_every_store_of_files! {
             is_lost(job);
         }
     }
+
+    fn a_waiter_whose_store_was_removed_holds_and_releases_the_lock_of_the_new_store(sandbox: &Sandbox) {
+        let holder = running(sandbox, &[], ":");
+        let mut waiter = sandbox.csalock(["run", "x", "dash", "-c", "echo; cat > /dev/null; exit 3"]).spawn();
+        wait_until("it waits", || sandbox.waiters("x").len() == 1);
+        sandbox.script("dash", "rm -rf ../store*").run();
+        is_lost(holder);
+        waiter.lines(1);
+        assert_eq!(sandbox.state("x"), "held");
+        is_not_lost(sandbox, waiter);
+    }
 }
 
 #[test]

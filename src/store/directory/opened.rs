@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::root::Root;
 use super::{Directory, MOST_LOOKS};
 use crate::error::{Error, Result};
-use crate::store::{Layout, Scope, guarded};
+use crate::store::{Scope, guarded};
 
 impl Directory {
     /// Returns the open store; `None` if it does not exist.
@@ -65,7 +65,7 @@ impl Directory {
 
     /// Returns true and forgets the directory if it was removed.
     pub(super) fn was_removed(&self, root: &Root) -> bool {
-        let removed = self.layout == Layout::Beside && root.is_gone();
+        let removed = root.is_gone();
         if removed {
             self.forget_root();
         }

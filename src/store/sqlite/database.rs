@@ -137,8 +137,12 @@ impl Sqlite {
             Ok(value)
         });
         done.or_else(|cause| {
-            *database = None;
-            if errors::was_moved(&cause) { Ok(T::default()) } else { Err(self.explain(cause)) }
+            // SQLite opens the log by the name of the database, which fails if the file is gone.
+            let is_elsewhere = |open: Database| open.file.is_some() && open.file != checks::file_id(&self.path);
+            match database.take().is_some_and(is_elsewhere) || errors::was_moved(&cause) {
+                true => Ok(T::default()),
+                false => Err(self.explain(cause)),
+            }
         })
     }
 
