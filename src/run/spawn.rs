@@ -102,7 +102,8 @@ impl CommandLine {
     }
 
     /// Starts a child that shares this memory and these descriptors, and waits until it is the command or has ended. The
-    /// child runs `take`, which reports through its argument. What the child opens and allocates stays in this process.
+    /// child runs `take`, which reports through its argument. Everything that the child opens and allocates stays in
+    /// this process.
     /// Returns the errors of [`CommandLine::fork`].
     pub fn spawn_vfork(&self, take: &dyn Fn(&VforkStatus)) -> Result<VforkOutcome> {
         let progress = VforkStatus::default();
