@@ -31,7 +31,8 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
     let locks = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
-    let supervisor = (!asked.no_fork).then(|| context.host.this_process()).transpose()?;
+    let process = context.host.this_process()?;
+    let supervisor = (!asked.no_fork).then_some(process);
     // The process ends soon, and the kernel closes its descriptors.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let opened = locks.open(context);
@@ -51,7 +52,8 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
         supervisor,
         shared_deadline: has_lease.then(SharedDeadline::new).transpose()?,
     };
-    let child = CommandChild { job: &job, asked, flock_compat: flock_compat.as_ref(), began: context.host.boottime() };
+    let began = context.host.boottime();
+    let child = CommandChild { job: &job, asked, flock_compat: flock_compat.as_ref(), began, parent: process };
     match asked.no_fork {
         true => child.acquire_and_exec(&opened?, None),
         false => run_supervised(&child, opened),

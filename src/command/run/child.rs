@@ -11,7 +11,7 @@ use crate::command::context::eprint_line;
 use crate::engine::{AcquireAllResult, AcquireRequest, OpenLockSet, WaitPolicy, acquire_all};
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::lock::{Grant, Mode, Owner};
+use crate::lock::{Grant, Mode, Owner, ProcessId};
 use crate::run::child::ChildSide;
 use crate::run::job::{Job, Variables};
 use crate::run::spawn::VforkStatus;
@@ -23,6 +23,8 @@ pub(super) struct CommandChild<'a> {
     pub(super) flock_compat: Option<&'a FlockCompat>,
     /// Start of the wait for the locks, on CLOCK_BOOTTIME.
     pub(super) began: Duration,
+    /// The process before the fork; with `-F`, the one that becomes the command.
+    pub(super) parent: ProcessId,
 }
 
 impl CommandChild<'_> {
@@ -79,7 +81,7 @@ impl CommandChild<'_> {
     }
 
     fn request(&self, release_on_exit: bool, is_kept: bool) -> Result<AcquireRequest> {
-        let process = self.job.context.host.this_process()?;
+        let process = if self.asked.no_fork { self.parent } else { self.job.context.host.this_process()? };
         let (taking, command) = (&self.asked.taking, self.job.command_line.line());
         let request =
             request(self.job.context, &taking.waiting, self.job.handle.clone(), process, vec![process], command)?;
