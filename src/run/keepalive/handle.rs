@@ -33,16 +33,16 @@ impl<'a> Keeper<'a> {
     pub fn new(config: Option<KeeperConfig<'a>>, bell: Option<&'a WakeSocket>) -> Result<Keeper<'a>> {
         let failed = |errno| Error::new(ErrorKind::System, format!("cannot make an eventfd: {errno}"), "");
         let news = new_event().map_err(failed)?;
-        let [was_started, done] = [Cell::new(false), Cell::new(false)];
-        Ok(Keeper { config, bell, news, pid: Cell::new(None), was_started, done })
+        let (pid, was_started, done) = (Cell::new(None), Cell::new(false), Cell::new(false));
+        Ok(Keeper { config, bell, news, pid, was_started, done })
     }
 
     /// Starts the keeper unless it runs or has finished its work. Returns true if it runs or has finished.
     pub fn ensure_running(&self) -> bool {
         if let Some(config) = self.config.as_ref().filter(|_| self.pid.get().is_none() && !self.done.get()) {
             let supervisor = Pid::this();
-            // An earlier keeper may have received a wake-up that it did not handle.
-            let is_late = self.was_started.replace(true);
+            // An earlier keeper may have received a wake-up that it did not handle, and a socket of its own comes later.
+            let is_late = self.was_started.replace(true) || self.bell.is_none();
             let work = || config.run(Some(supervisor), Some(&self.news), self.bell, is_late);
             let keep: Vec<_> = [Some(self.news.as_fd()), self.bell.map(AsFd::as_fd)].into_iter().flatten().collect();
             // If the keeper does not start, the supervisor ends the command before the lease ends.

@@ -43,7 +43,7 @@ impl KeeperConfig<'_> {
         is_late: bool,
     ) {
         // Most commands end soon, and their supervisor then ends a keeper that has hardly begun.
-        let rest = self.shared_deadline.load().filter(|_| supervisor.is_some() && bell.is_some() && !is_late);
+        let rest = self.shared_deadline.load().filter(|_| supervisor.is_some() && !is_late);
         if let Some(ends) = rest {
             let _ = wait_readable([], Some(settling_pause(ends.saturating_sub(self.context.host.boottime()))));
         }
@@ -63,7 +63,7 @@ impl KeeperConfig<'_> {
                 }
             };
             if std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, renew).is_ok() {
-                if is_late || (supervisor.is_some() && bell.is_none()) {
+                if is_late {
                     notify(poke.as_fd());
                 }
                 self.watch(supervisor, owners, &timer, bell.or(own.as_ref()), poke.as_fd(), changed.as_fd());
