@@ -26,7 +26,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, fstatat};
-use nix::unistd::{UnlinkatFlags, fchown, geteuid, unlinkat};
+use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 use rustix::fs::{AtFlags as StatxAt, FileType, Statx, StatxFlags, statx};
 use rustix::process::{Resource, getrlimit};
 
@@ -35,6 +35,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::Limits;
 use crate::host::file_time;
 use crate::name::escape_path;
+use crate::startup_state::effective_user;
 
 /// Open flags: the open follows no symlink and does not block, and child programs do not inherit the descriptor.
 pub(super) const CAUTIOUS: OFlag =
@@ -133,7 +134,7 @@ impl HistoryFile<'_> {
     fn share(&self, made: &OwnedFd, most: Mode) {
         let like = fstatat(self.at, &self.like, AtFlags::AT_SYMLINK_NOFOLLOW);
         let (Ok(like), Ok(found)) = (like, fstat(made)) else { return };
-        let owner = (geteuid().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
+        let owner = (effective_user().is_root() && found.st_uid != like.st_uid).then(|| like.st_uid.into());
         let group = (found.st_gid != like.st_gid).then(|| like.st_gid.into());
         let kept = (owner.is_none() && group.is_none()) || fchown(made, owner, group).is_ok();
         let known = if kept { Mode::all() } else { !Mode::S_IRWXG };

@@ -15,6 +15,7 @@ use super::ownership::Ownership;
 use super::work::{WORK, not_a_directory, open_or_put_directory};
 use super::{checks, sys};
 use crate::error::{Error, Result};
+use crate::startup_state::effective_user;
 use crate::store::file_system::network;
 use crate::store::{Layout, Scope};
 
@@ -134,7 +135,7 @@ impl Root {
         let made = match layout {
             Layout::Own => std::fs::DirBuilder::new().create(path),
             Layout::Default => {
-                let mode = if nix::unistd::geteuid().is_root() { 0o755 } else { 0o700 };
+                let mode = if effective_user().is_root() { 0o755 } else { 0o700 };
                 std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
             }
             Layout::Beside => return create_beside(path),
