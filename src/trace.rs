@@ -8,8 +8,8 @@
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread::{ThreadId, current};
 
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
 use crate::lock::codec::text;
 use crate::lock::{self, CommitRecord, Facts, Page, PidDomain, ProcessId, Record, Request};
-use crate::store::{CommitResult, Store, Version, Write, WriteSet};
+use crate::store::{CommitResult, Store, Version, Write, WriteSet, guarded};
 
 /// A line of a trace.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ impl Trace {
         let name = std::any::type_name::<R>().rsplit("::").next().unwrap_or_default();
         let ask = serde_json::json!({ name: ask });
         let decided = Decided { ask, facts: facts.clone(), from, until };
-        let mut known = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = guarded(&self.decided);
         let of = (current().id(), record.name.clone());
         known.retain(|(other, _)| *other != of);
         known.push((of, decided));
@@ -150,7 +150,7 @@ impl Trace {
 
     fn intent(&self, store: &dyn Store, change: &Write<'_>, before: &[&Record]) -> Intent {
         let before = before.iter().find(|record| record.name == change.name);
-        let known = self.decided.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = guarded(&self.decided);
         let is_mine = |((thread, name), _): &&(Of, Decided)| *thread == current().id() && name == change.name;
         let decided = before.and_then(|_| known.iter().find(is_mine));
         Intent {
@@ -166,7 +166,7 @@ impl Trace {
     /// Returns this process, which may be a fork of the process that created the engine.
     #[expect(clippy::disallowed_methods, reason = "only to see whether the process is still the same")]
     fn process(&self, host: &dyn Host) -> Result<ProcessId> {
-        let mut known = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = guarded(&self.process);
         match *known {
             Some(process) if process.pid == std::process::id() as i32 => Ok(process),
             _ => Ok(*known.insert(host.this_process()?)),

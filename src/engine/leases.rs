@@ -3,7 +3,6 @@
 //! The store decides when a lease is over for every host ([`crate::store::Leases::time_to_expiry`]). The holder counts
 //! on CLOCK_BOOTTIME, from before its request for the lease, so for the holder the lease is over first.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use super::{AcquireRequest, Engine};
@@ -11,7 +10,7 @@ use crate::error::Result;
 use crate::lock::{
     Grant, HandleHash, Lease, LeaseClock, Lifetime, MOST_SIGHTINGS, NotHolder, Note, Prepare, Record, Renew,
 };
-use crate::store::Scope;
+use crate::store::{Scope, guarded};
 
 /// A lease that this engine requested.
 #[derive(Debug)]
@@ -77,7 +76,7 @@ impl Engine {
     pub(super) fn grant_lease(&self, span: Duration) -> Result<Lease> {
         let ends = self.host.boottime().saturating_add(span);
         let lease = self.store.leases().grant(span)?;
-        let mut leases = self.issued_leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leases = guarded(&self.issued_leases);
         let now = self.host.boottime();
         leases.retain(|issued| issued.ends > now);
         leases.push(IssuedLease { lease: lease.clone(), ends, span });
@@ -136,7 +135,7 @@ impl Engine {
     }
 
     fn own<T>(&self, lease: &Lease, of: impl FnOnce(&IssuedLease) -> T) -> Option<T> {
-        let leases = self.issued_leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let leases = guarded(&self.issued_leases);
         leases.iter().find(|issued| issued.lease == *lease).map(of)
     }
 

@@ -210,7 +210,7 @@ fn a_holder_that_released_and_ended_after_the_read_is_not_shown_as_dead() {
     assert_eq!(engine.inspect_record(as_it_was).unwrap().record, Record::free(b"x"));
 }
 
-/// What other processes do, which leaves alone what the engine knows.
+/// Does `what` as another process would: the engine still knows the record of before.
 fn meanwhile(engine: &Engine, what: impl FnOnce()) {
     let known = guarded(&engine.known).take();
     what();

@@ -1,6 +1,8 @@
-//! Prefetching facts about many holders and waiters. A decision restarts after each answer, which is cheap for sixteen
-//! waiters and a few holders. A shared lock or untrusted input may have thousands, and each of them would cost as much
-//! as all of them.
+//! The facts that a decision about a record asks for.
+//!
+//! A decision restarts after each answer, which is cheap for sixteen waiters and a few holders. A shared lock or untrusted
+//! input may have thousands, and each of them would cost as much as all of them. Facts about many are therefore fetched
+//! before the decision.
 
 use std::time::Duration;
 
