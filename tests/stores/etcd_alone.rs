@@ -477,10 +477,8 @@ fn a_transaction_whose_answer_is_lost_is_not_made_twice() {
     assert!(key.contains("\"Version\" : 2"), "{key}");
 }
 
-#[test]
-fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
-    let Some(cluster) = etcd::shared() else { return };
-    // The last transaction, as it was sent.
+/// A proxy before the first server, and the bytes of the last transaction that passed it.
+fn with_last_transaction(cluster: &Cluster) -> (Between, Arc<Mutex<Vec<u8>>>) {
     let last: Arc<Mutex<Vec<u8>>> = Arc::default();
     let sent = last.clone();
     let between = Between::and(&cluster.endpoints()[0], move |path, request| {
@@ -489,17 +487,30 @@ fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
         }
         Fate::default()
     });
+    (between, last)
+}
+
+/// Sends a transaction again, as a server that wakes up would: it must change nothing.
+#[track_caller]
+fn is_refused_later(cluster: &Cluster, transaction: &[u8]) {
+    let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
+    server.write_all(transaction).unwrap();
+    let mut answer = [0; 4096];
+    let length = server.read(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
+    assert!(answer.contains("revision") && !answer.contains("succeeded"), "{answer}");
+}
+
+#[test]
+fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
+    let Some(cluster) = etcd::shared() else { return };
+    let (between, last) = with_last_transaction(cluster);
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &etcd::new_prefix()));
     for _ in 0..2 {
         let born = stored(store.swap(b"x", None, Some(b"one")).unwrap());
         let late = last.lock().unwrap().clone();
         stored(store.swap(b"x", Some(&born), None).unwrap());
-        let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
-        server.write_all(&late).unwrap();
-        let mut answer = [0; 4096];
-        let length = server.read(&mut answer).unwrap();
-        let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
-        assert!(answer.contains("revision") && !answer.contains("succeeded"), "{answer}");
+        is_refused_later(cluster, &late);
         assert_eq!(store.read(b"x").unwrap(), None);
     }
 }
@@ -507,14 +518,7 @@ fn an_undone_creation_does_not_happen_again_when_a_server_wakes_up() {
 #[test]
 fn a_creation_that_lost_does_not_happen_when_a_server_wakes_up() {
     let Some(cluster) = etcd::shared() else { return };
-    let late: Arc<Mutex<Vec<u8>>> = Arc::default();
-    let sent = late.clone();
-    let between = Between::and(&cluster.endpoints()[0], move |path, request| {
-        if path.ends_with("/txn") {
-            *sent.lock().unwrap() = request.to_vec();
-        }
-        Fate::default()
-    });
+    let (between, late) = with_last_transaction(cluster);
     let prefix = etcd::new_prefix();
     let store = open(&cluster.url_at(std::slice::from_ref(&between.address), &prefix));
     let other = open(&cluster.url(&prefix));
@@ -522,12 +526,7 @@ fn a_creation_that_lost_does_not_happen_when_a_server_wakes_up() {
     let version = stored(other.swap(b"x", None, Some(b"other")).unwrap());
     assert_eq!(store.swap(b"x", None, Some(b"one")).unwrap(), CommitResult::Conflict);
     stored(other.swap(b"x", Some(&version), None).unwrap());
-    let mut server = TcpStream::connect(&cluster.endpoints()[0]).unwrap();
-    server.write_all(&late.lock().unwrap()).unwrap();
-    let mut answer = [0; 4096];
-    let length = server.read(&mut answer).unwrap();
-    let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
-    assert!(answer.contains("revision") && !answer.contains("succeeded"), "{answer}");
+    is_refused_later(cluster, &late.lock().unwrap());
     assert_eq!(store.read(b"x").unwrap(), None);
     // A name that was removed in the meantime is read again.
     let version = stored(other.swap(b"x", None, Some(b"other")).unwrap());
