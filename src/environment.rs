@@ -127,7 +127,7 @@ impl Environment {
         ["CSALOCK_CLOCK", "CSALOCK_FILE_TIMES"].map(|name| {
             let text = set(name).map_or_else(|| "+0".to_string(), |text| text.to_string_lossy().into_owned());
             let limit = crate::duration::parse_timeout(text.trim_start_matches(['+', '-'])).ok();
-            let span = limit.and_then(|limit| limit.0).unwrap_or_else(|| panic!("{name}={text} is no offset"));
+            let span = limit.and_then(|limit| limit.0).unwrap_or_else(|| panic!("{name}={text} is not an offset"));
             if text.starts_with('-') { -(span.as_secs() as i64) } else { span.as_secs() as i64 }
         })
     }
