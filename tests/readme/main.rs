@@ -6,8 +6,11 @@
 mod blocks;
 mod cgi;
 mod cron;
+#[path = "../extent/mod.rs"]
+mod extent;
 mod home;
 mod links;
+mod package;
 mod page;
 mod readme;
 
