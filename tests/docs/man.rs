@@ -1,5 +1,5 @@
-//! Man pages: title, options and commands by clap_mangen; synopsis and exit status from the program's own tables; the
-//! rest from `man/sections/`.
+//! Man pages: title, synopsis, options and commands by clap_mangen; exit status from the program's own table; the rest from
+//! `man/sections/`. csalock(7) and csaLock(1) have no options and come from there as a whole.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,77 +14,115 @@ use super::{definition, have, in_project};
 /// The day of the last change that a reader would notice.
 const DATE: &str = "2026-11-21";
 
+/// The codes of errors that any change of a store can end with, and those of reading one.
+const STORE: [u8; 7] = [65, 69, 70, 71, 73, 74, 77];
+const READ: [u8; 6] = [65, 69, 70, 71, 74, 77];
+
+/// Maximum number of lines of csalock(1), as it is written and as it is shown.
+const LONGEST: usize = 300;
+
 /// Every page: its path and its text.
 pub(super) fn pages() -> Vec<(String, String)> {
+    full_pages().into_iter().chain(links()).collect()
+}
+
+/// The pages under the other names of commands: each refers to the command's page.
+fn links() -> Vec<(String, String)> {
+    let root = definition();
+    let of = |command: &Command| {
+        let page = page_name(command);
+        let text = format!(".so man1/{page}.1\n");
+        let names = command.get_name_and_visible_aliases().into_iter().map(|name| format!("csalock-{name}"));
+        let others = names.filter(|name| *name != page).map(|name| (path(&name), text.clone()));
+        others.collect::<Vec<_>>()
+    };
+    let unlock = (path("csaUnlock"), ".so man1/csaLock.1\n".to_string());
+    root.get_subcommands().flat_map(of).chain([unlock]).collect()
+}
+
+fn full_pages() -> Vec<(String, String)> {
     let root = definition().subcommand_help_heading("COMMANDS");
-    let names: Vec<String> = root.get_subcommands().map(page_name).collect();
-    let mut pages = vec![(path(root.get_name()), page(&root, root.get_name(), &names))];
+    let mut pages = vec![(path(root.get_name()), page(&root, root.get_name(), "csalock.1"))];
     for command in root.get_subcommands() {
-        let others: Vec<String> = names.iter().filter(|name| **name != page_name(command)).cloned().collect();
-        let see: Vec<String> = std::iter::once("csalock".to_string()).chain(others).collect();
-        pages.push((path(&page_name(command)), page(command, &page_name(command), &see)));
+        let name = page_name(command);
+        pages.push((path(&name), page(command, &name, &name)));
     }
+    let concepts = written(Man::new(Command::new("csalock")).section("7"), "Concepts", "csalock.7");
+    let csa = written(Man::new(Command::new("csaLock")), "User Commands", "csaLock");
+    pages.extend([("man/csalock.7".to_string(), concepts), (path("csaLock"), csa)]);
     pages
 }
 
+/// The page of `run` has that name, whichever of the command's names comes first.
 fn page_name(command: &Command) -> String {
-    format!("csalock-{}", command.get_name())
+    format!("csalock-{}", command.get_name().trim_end_matches("-with-lock"))
 }
 
 fn path(page: &str) -> String {
     format!("man/{page}.1")
 }
 
-fn page(command: &Command, name: &str, see: &[String]) -> String {
-    let man = Man::new(command.clone())
-        .title(name.to_uppercase())
-        .date(DATE)
-        .source(format!("csalock {}", env!("CARGO_PKG_VERSION")))
-        .manual("User Commands");
+fn titled(man: Man, name: &str, manual: &str) -> Man {
+    man.title(name).date(DATE).source(format!("csalock {}", env!("CARGO_PKG_VERSION"))).manual(manual)
+}
+
+/// A page without options.
+fn written(man: Man, manual: &str, file: &str) -> String {
+    let mut roff = Vec::new();
+    let name = file.split('.').next().unwrap().to_uppercase();
+    titled(man, &name, manual).render_title(&mut roff).unwrap();
+    roff.extend(sections(file).into_bytes());
+    tidied(&String::from_utf8(roff).unwrap())
+}
+
+fn page(command: &Command, name: &str, file: &str) -> String {
+    let man = titled(Man::new(command.clone()), &name.to_uppercase(), "User Commands");
     let mut roff = Vec::new();
     man.render_title(&mut roff).unwrap();
     man.render_name_section(&mut roff).unwrap();
-    roff.extend(synopsis(command).into_bytes());
+    man.render_synopsis_section(&mut roff).unwrap();
     man.render_description_section(&mut roff).unwrap();
     if command.has_subcommands() {
         man.render_subcommands_section(&mut roff).unwrap();
     }
     man.render_options_section(&mut roff).unwrap();
-    let sections = fs::read_to_string(in_project(&format!("man/sections/{name}.roff"))).unwrap();
-    for line in sections.lines() {
-        let text = match line.strip_prefix('@').and_then(|line| line.strip_suffix('@')) {
-            Some("SEE") => see_also(see),
-            Some(words) => exit_rows(words.strip_prefix("EXIT ").unwrap()),
-            None => format!("{line}\n"),
-        };
-        roff.extend(text.into_bytes());
-    }
+    roff.extend(sections(file).into_bytes());
     tidied(&String::from_utf8(roff).unwrap())
 }
 
-/// As `--help` has it.
-fn synopsis(command: &Command) -> String {
-    let usage = command.clone().render_usage().to_string();
-    let usage = usage.trim_start_matches("Usage: ").replace('-', "\\-");
-    let name = command.get_bin_name().unwrap_or(command.get_name()).replace('-', "\\-");
-    format!(".SH SYNOPSIS\n.B {name}\n{}\n", usage.trim_start_matches(&name).trim())
+/// The written part of a page, with the lists that its lines between `@` ask for.
+fn sections(file: &str) -> String {
+    let text = fs::read_to_string(in_project(&format!("man/sections/{file}.roff"))).unwrap();
+    let filled = |line: &str| match line.strip_prefix('@').and_then(|line| line.strip_suffix('@')) {
+        Some(words) if words.starts_with("EXIT ") => exit_rows(&words["EXIT ".len()..]),
+        Some(words) => see_also(words.strip_prefix("SEE").unwrap()),
+        None => format!("{line}\n"),
+    };
+    text.lines().map(filled).collect()
 }
 
-fn see_also(pages: &[String]) -> String {
-    pages.iter().map(|page| format!(".BR {} (1),\n", page.replace('-', "\\-"))).collect()
+/// References to the pages that every command has in common, and to these.
+fn see_also(pages: &str) -> String {
+    let common = ".BR csalock (1),\n.BR csalock (7),\n".to_string();
+    let others = pages.split_whitespace().map(|page| format!(".BR {} (1),\n", page.replace('-', "\\-")));
+    std::iter::once(common).chain(others).collect()
 }
 
-/// `ALL`, or the numbers of the codes to be listed.
+/// The rows of the table for the codes that are named, `STORE` and `READ` among them; `ALL` names every code.
 fn exit_rows(wanted: &str) -> String {
-    let wanted: Option<Vec<u8>> =
-        (wanted != "ALL").then(|| wanted.split(' ').map(|code| code.parse().unwrap()).collect());
-    let is_wanted = |code: u8| wanted.as_ref().is_none_or(|wanted| wanted.contains(&code));
+    let codes = |word: &str| match word {
+        "ALL" => Exit::ALL.iter().map(|(exit, _)| exit.code()).collect(),
+        "STORE" => STORE.to_vec(),
+        "READ" => READ.to_vec(),
+        code => vec![code.parse().unwrap()],
+    };
+    let wanted: BTreeSet<u8> = wanted.split(' ').flat_map(codes).collect();
     let rows: Vec<String> = Exit::ALL
         .iter()
-        .filter(|(exit, _)| is_wanted(exit.code()))
+        .filter(|(exit, _)| wanted.contains(&exit.code()))
         .map(|(exit, text)| format!(".TP\n.B {}\n{}\n", exit.code(), text.replace('-', "\\-")))
         .collect();
-    assert_eq!(rows.len(), wanted.map_or(Exit::ALL.len(), |wanted| wanted.len()), "there is no such exit code");
+    assert_eq!(rows.len(), wanted.len(), "there is no such exit code");
     rows.concat()
 }
 
@@ -94,14 +132,24 @@ fn tidied(roff: &str) -> String {
     let lines = roff.lines().map(str::trim_end);
     let mut lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.contains("ds Aq")).collect();
     lines.dedup_by(|line, before| *line == ".br" && *before == ".br");
+    // Groups of options are parts of OPTIONS.
+    let titles = ["WAITING", "LOCK", "COMMAND", "OUTPUT"].map(|title| format!(".SH {title}"));
+    let title = |line: &str| format!(".SS {}{}", &line[4..5], line[5..].to_lowercase());
     // Text to be typed keeps the line breaks of its author.
     let mut as_typed = false;
     let mut in_lines = |line: &&str| {
         as_typed = if as_typed { *line != ".EE" } else { *line == ".EX" };
-        if as_typed { line.to_string() } else { folded(line) }
+        let is_title = titles.iter().any(|title| title == line);
+        if as_typed {
+            line.to_string()
+        } else if is_title {
+            title(line)
+        } else {
+            folded(line)
+        }
     };
     let mut text = lines.iter().map(&mut in_lines).collect::<Vec<_>>().join("\n").replace("\\*(Aq", "\\(aq");
-    if text.ends_with("(1),") {
+    if text.ends_with("),") {
         text.pop();
     }
     text.push('\n');
@@ -138,10 +186,39 @@ fn mandoc_finds_nothing_to_complain_about() {
     }
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("man")).unwrap();
-    for (path, text) in pages() {
+    for (path, text) in full_pages() {
         fs::write(folder.path().join(&path), text).unwrap();
         let done = Process::new("mandoc").arg("-Tlint").arg(&path).current_dir(&folder).output().unwrap();
         assert!(done.status.success() && done.stdout.is_empty(), "{}", String::from_utf8_lossy(&done.stdout));
+    }
+}
+
+#[test]
+fn csalock_1_is_short() {
+    let (path, page) = &pages()[0];
+    assert!(page.lines().count() <= LONGEST, "{path} has {} lines", page.lines().count());
+    if !have("mandoc") {
+        return;
+    }
+    let done = Process::new("mandoc").args(["-Tascii", "-Owidth=80"]).arg(in_project(path)).output().unwrap();
+    let shown = String::from_utf8(done.stdout).unwrap().lines().count();
+    assert!(shown <= LONGEST, "{path} is shown in {shown} lines");
+}
+
+/// The text of one page.
+fn text_of(name: &str) -> String {
+    pages().into_iter().find(|(path, _)| path == &format!("man/{name}")).unwrap().1
+}
+
+/// A page has the codes of its command only, so it need not refer to others.
+#[test]
+fn every_page_of_a_command_lists_its_exit_codes() {
+    for command in definition().get_subcommands() {
+        let page = text_of(&format!("{}.1", page_name(command)));
+        let section = page.split(".SH \"EXIT STATUS\"\n").nth(1).or(page.split(".SH EXIT STATUS\n").nth(1));
+        let codes = section.expect(command.get_name()).split("\n.SH").next().unwrap().matches("\n.B ").count();
+        assert!((3..17).contains(&codes), "{}: {codes}", command.get_name());
+        assert!(!page.contains("The others are in"), "{}", command.get_name());
     }
 }
 
@@ -155,23 +232,19 @@ fn every_exit_code_is_in_the_manual() {
 }
 
 #[test]
-fn every_variable_and_command_that_the_manual_shows_exists() {
-    let page = &pages()[0].1;
+fn every_variable_and_command_is_in_the_manual() {
+    let page = text_of("csalock.1");
     for command in definition().get_subcommands() {
         assert!(page.contains(&format!("{}(1)", page_name(command).replace('-', "\\-"))), "{}", command.get_name());
     }
-    for name in [
-        "CSALOCK_STORE",
-        "CSALOCK_HANDLE",
-        "CSALOCK_NAME",
-        "CSALOCK_TOKEN",
-        "CSALOCK_HISTORY",
-        "CSALOCK_HISTORY_SIZE",
-        "CSALOCK_HISTORY_AGE",
-        "XDG_STATE_HOME",
-        "NO_COLOR",
-    ] {
-        assert!(page.contains(name), "{name}");
+    let all = [page, text_of("csalock.7"), text_of("csalock-run.1"), text_of("csaLock.1")].concat();
+    let source = fs::read_to_string(in_project("src/environment.rs")).unwrap();
+    let names = source.split("\"CSALOCK_").skip(1).map(|rest| format!("CSALOCK_{}", rest.split('"').next().unwrap()));
+    // The first two are for tests.
+    let names: BTreeSet<String> = names.filter(|name| !["CSALOCK_CLOCK", "CSALOCK_FILE_TIMES", "CSALOCK_TRACE"].contains(&&name[..])).collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names.iter().map(String::as_str).chain(["XDG_STATE_HOME", "NO_COLOR"]) {
+        assert!(all.contains(name), "{name}");
     }
 }
 
@@ -209,7 +282,7 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
     for document in printed {
         fields(&serde_json::from_str(&document).unwrap(), &mut real);
     }
-    let page = &pages()[0].1;
+    let page = text_of("csalock.7");
     let section = page.split(".SH JSON").nth(1).unwrap().split("\n.SH").next().unwrap();
     let before_colons = section.rsplit_once("\":").unwrap().0.split("\":");
     let shown: BTreeSet<String> = before_colons.map(|text| text.rsplit('"').next().unwrap().to_string()).collect();
