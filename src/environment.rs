@@ -132,6 +132,13 @@ impl Environment {
         })
     }
 
+    /// Returns the number of the pid namespace that counts as the kernel's first one, `CSALOCK_FIRST_PIDS`, in builds for
+    /// tests, which may run in a container.
+    #[cfg(debug_assertions)]
+    pub fn first_pid_namespace() -> Option<u64> {
+        set("CSALOCK_FIRST_PIDS").and_then(|number| number.to_str()?.parse().ok())
+    }
+
     /// Returns a command's environment: the current one, but these variables replace those of an outer lock.
     pub fn block(variables: &[(&str, OsString)]) -> Vec<Cow<'static, CStr>> {
         let sets =

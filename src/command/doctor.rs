@@ -96,6 +96,10 @@ fn hosts(engine: &Engine) -> Finding {
     Finding::good(
         "hosts",
         match (engine.store().scope(), engine.store().abilities().notifies) {
+            (Scope::Local, _) if engine.needs_leases() => format!(
+                "this host alone, and this is a container: a holder renews a lease of {lease}, because processes \
+                 outside cannot see it; waiters are woken"
+            ),
             (Scope::Local, _) => {
                 "this host alone: the end of an owner is seen at once, and waiters are woken".to_string()
             }

@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
     // The process ends soon, and the kernel closes its descriptors.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let opened = locks.open(context);
-    let has_lease = opened.as_ref().is_ok_and(OpenLockSet::are_shared) || asked.taking.ttl.is_some();
+    let has_lease = opened.as_ref().is_ok_and(OpenLockSet::need_leases) || asked.taking.ttl.is_some();
     let job = Job {
         context,
         locks: &locks,

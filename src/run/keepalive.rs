@@ -48,12 +48,12 @@ pub struct KeeperConfig<'a> {
     pub timed: bool,
 }
 
-/// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores that other
-/// hosts may share need it, unless the owner's life does not count.
+/// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores whose
+/// users cannot all see the owner need it, unless the owner's life does not count.
 pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
     // Without an owner, no owner's death can end the grants.
     let has_lease = grants.iter().any(|grant| grant.lifetime.lease().is_some());
-    if !opened.are_shared() || !has_lease || keeping.owners.is_empty() {
+    if !opened.need_leases() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
     }
     keeping.shared_deadline.start(opened, grants);

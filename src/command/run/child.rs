@@ -35,7 +35,7 @@ impl CommandChild<'_> {
         opened: &OpenLockSet<'_>,
         child_side: Option<&ChildSide>,
     ) -> anyhow::Result<Exit> {
-        let request = self.request(child_side.is_none(), opened.are_shared())?;
+        let request = self.request(child_side.is_none(), opened.need_leases())?;
         let waiting = &self.asked.taking.waiting;
         let policy = waiting.wait_policy();
         let end = policy.end(self.began);

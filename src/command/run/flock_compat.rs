@@ -150,8 +150,7 @@ fn keep_waiting(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut 
 fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
     for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
         let credentials = engine.by_proof(take.job.handle.proof())?;
-        let lifetime =
-            engine.start(&engine.lifetime_in_store(engine.store().scope(), &take.asked.taking.lifetime()))?;
+        let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &take.asked.taking.lifetime()))?;
         match engine.apply(&target.name, &Renew(credentials, lifetime))? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => {
