@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -64,6 +64,14 @@ impl Context {
             _ => (beside, file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec()),
         };
         Ok(LockRef { location, name, display_name, shell_arg })
+    }
+
+    /// Returns a directory, and the store of the locks of its files.
+    pub(super) fn store_in(&self, common: &Common, typed: &OsStr) -> Result<(Location, PathBuf)> {
+        name::check(typed.as_bytes())?;
+        let directory = name::directory_of(typed, &self.environment.current)?;
+        let chosen = self.chosen_store(common, self.environment.store_for_files())?;
+        Ok((chosen.unwrap_or_else(|| Location::beside(&directory)), directory))
     }
 
     pub(super) fn lock_set(&self, common: &Common, typed: &[OsString]) -> Result<LockSet> {

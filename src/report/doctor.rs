@@ -23,7 +23,7 @@ fn word(verdict: Verdict) -> (&'static str, &'static str) {
 pub fn health(findings: &[Finding], style: OutputStyle) -> String {
     let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
     let margin = "doubtful ".len() + topics + 1;
-    let width = style.width.saturating_sub(margin).max(20);
+    let width = style.width.map_or(usize::MAX, |width| width.saturating_sub(margin).max(20));
     let mut text = String::new();
     for finding in findings {
         let (verdict, paint) = word(finding.verdict);
@@ -90,7 +90,7 @@ mod tests {
             Finding::good("a", "one"),
             Finding::doubtful("longer", "found ".repeat(12).trim_end(), "to do ".repeat(12).trim_end()),
         ];
-        let text = health(&findings, OutputStyle { colour: false, width: 40 });
+        let text = health(&findings, OutputStyle { colour: false, width: Some(40), zone: crate::report::Zone::Utc });
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "good     a      one");
         assert_eq!(lines[1], "doubtful longer found found found found");

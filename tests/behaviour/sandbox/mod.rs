@@ -41,6 +41,9 @@ pub(crate) const CLOCK: &str = "CSALOCK_CLOCK";
 /// The variable that moves the times of files in the same way, as if the clock of their server had been set.
 pub(crate) const FILE_TIMES: &str = "CSALOCK_FILE_TIMES";
 
+/// The zone of all calls, an hour east of UTC.
+pub(crate) const ZONE: &str = "CET-1";
+
 /// The shells that scripts are tried in.
 pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh"];
 
@@ -260,7 +263,7 @@ impl Sandbox {
     ) -> Call<'_> {
         let mut command = Command::new(self.found(program.as_ref()));
         command.args(arguments).env_clear().current_dir(self.path("files"));
-        command.env("PATH", self.search_path()).env("LC_ALL", "C").env("CSALOCK_STORE", self.store());
+        command.env("PATH", self.search_path()).env("LC_ALL", "C").env("TZ", ZONE).env("CSALOCK_STORE", self.store());
         command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));
         command.envs(crate::supervised::mark());
         Call::new(self, command)
