@@ -14,7 +14,7 @@ mod timeline;
 mod times;
 
 pub use block::LockBlock;
-pub use columns::{cut, wrapped};
+pub use columns::{cut, indented, wrapped};
 pub use doctor::{HealthJson, health};
 pub use history_json::PastJson;
 use holder::shown_user;

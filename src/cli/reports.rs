@@ -85,7 +85,7 @@ pub struct Gc {
 /// Check a store, and say how to repair what is wrong
 ///
 /// Checks the store, its file system and its permissions, and tries a lock under a name of its own. It leaves nothing
-/// behind. Exits with 0 if nothing is bad, and with 69 if something is or the store cannot be reached.
+/// behind. Exits with 0 if locks work there, even with warnings, and with 69 otherwise.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Options of every command.

@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Invocation, caller, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
 use crate::name::{self, escape};
-use crate::report::json;
+use crate::report::{indented, json};
 use crate::store::Location;
 use crate::terminal;
 
@@ -175,10 +175,15 @@ impl Common {
     }
 }
 
-/// Prints a line for people on stderr.
+/// Prints a message for people on stderr: one line, or on a terminal as many lines as it needs.
 pub(super) fn eprint_line(text: &str) {
     let mut stderr = std::io::stderr();
-    for part in format!("csalock: {text}\n").as_bytes().chunks(terminal::PIPE_BUF) {
+    let mut text = format!("csalock: {text}");
+    if let Some((_, columns)) = terminal::known_size(&stderr) {
+        text = indented(&text, columns);
+    }
+    text.push('\n');
+    for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
         // A log without a reader must not keep a lock from its command. (A terminal that stands still has a reader.)
         if !stderr.is_terminal() && !terminal::is_writable_within(&stderr, UNREAD) {
             return;

@@ -110,7 +110,7 @@ fn host(engine: &Engine) -> Option<Finding> {
             Some(Finding::doubtful(
                 "host",
                 format!(
-                    "it has no /etc/machine-id, so it is known by its name alone: {}",
+                    "it has no /etc/machine-id, so it is known by its name alone: \"{}\"",
                     escape(engine.host().name().as_bytes())
                 ),
                 "make one (systemd-machine-id-setup), or check that no two hosts have one name",

@@ -2,7 +2,10 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-pub(super) fn fits(text: &str, width: usize) -> bool {
+/// Beginning of the second and each later line of a message.
+const INDENT: &str = "  ";
+
+fn fits(text: &str, width: usize) -> bool {
     text.width() <= width
 }
 
@@ -49,6 +52,11 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Returns the text in lines of at most `width` columns, of which all but the first are indented.
+pub fn indented(text: &str, width: usize) -> String {
+    wrapped(text, width.saturating_sub(INDENT.len()).max(1)).join(&format!("\n{INDENT}"))
 }
 
 /// Returns the words of a text; a command in back quotes is one word.
