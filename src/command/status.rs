@@ -5,17 +5,19 @@ mod screen;
 mod select;
 mod watch;
 
+use std::ffi::OsStr;
 use std::io::{BufWriter, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 
 use anyhow::Context as _;
 
 use self::details::Details;
-use self::select::{Selected, select, select_store, stores};
+use self::select::{Selected, is_directory, select, select_store, stores};
 use super::context::Context;
 use crate::cli::Status;
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::name::escape;
+use crate::name::{escape, shell_quote};
 use crate::report::{LockTable, OutputStyle, SightJson, Zone, json};
 use crate::store::Location;
 use crate::terminal;
@@ -49,7 +51,8 @@ struct Page<'a> {
     style: OutputStyle,
     /// The locks of each store, as rows.
     tables: Vec<(Option<Location>, LockTable)>,
-    /// The locks as names or documents, each with its name.
+    /// The locks as names or documents. First are those that the arguments name, in their order, with an empty key;
+    /// then come the others, with their names.
     texts: Vec<(Box<[u8]>, String)>,
     /// The lines about a single lock.
     block: Vec<String>,
@@ -69,8 +72,13 @@ impl<'a> Page<'a> {
             found = true;
             self.add(seen, None)
         })?;
-        if !found && self.asked.names.is_empty() {
-            self.tell_empty(&self.context.store(&self.asked.common)?, "; `csalock status --all-stores` shows others");
+        match self.asked.names.as_slice() {
+            _ if found => {}
+            [] => {
+                self.tell_empty(&self.context.store(&self.asked.common)?, "; `csalock status --all-stores` shows others");
+            }
+            [directory] if is_directory(directory) => self.tell_no_file(directory)?,
+            _ => {}
         }
         Ok(exit)
     }
@@ -113,6 +121,18 @@ impl<'a> Page<'a> {
         }
     }
 
+    /// Tells people, but no program, that the files in a directory have no locks.
+    fn tell_no_file(&self, typed: &OsStr) -> anyhow::Result<()> {
+        if !self.asked.common.json && !self.asked.names_only {
+            let directory = self.context.store_in(&self.asked.common, typed)?.1.into_os_string();
+            let (shown, typed) = (escape(directory.as_bytes()), shell_quote(directory.as_bytes()));
+            self.asked.common.note(&format!(
+                "no file in {shown} has a lock; the lock of the directory itself is shown by `csalock status {typed}`"
+            ));
+        }
+        Ok(())
+    }
+
     fn add(&mut self, seen: Result<Selected<'_>>, store: Option<&Location>) -> anyhow::Result<()> {
         let Selected { name, status, reporter, named } = match seen {
             Ok(selected) => selected,
@@ -122,12 +142,13 @@ impl<'a> Page<'a> {
             }
         };
         let is_alone = self.asked.names.len() == 1 && self.style.width.is_some();
+        let key = if named.is_some() { &[][..] } else { name };
         if self.asked.names_only {
             // A name that contains a newline would be two lines.
-            self.texts.push((name.into(), escape(name)));
+            self.texts.push((key.into(), escape(name)));
         } else if self.asked.common.json {
             let document = SightJson::new(name, status, reporter).in_store(store);
-            self.texts.push((name.into(), json(&document)?));
+            self.texts.push((key.into(), json(&document)?));
         } else if let Some(named) = named.filter(|_| is_alone) {
             self.block = Details::default().lines(self.context, named, status, reporter, self.style);
         } else if let Some((_, table)) = self.tables.last_mut() {
@@ -142,7 +163,7 @@ impl<'a> Page<'a> {
     }
 
     fn write(&mut self, out: &mut dyn Write) -> std::io::Result<()> {
-        // Documents and names of one store or several are one list.
+        // Names and documents of several stores are one list. The sort is stable.
         self.texts.sort_by(|(left, _), (right, _)| left.cmp(right));
         if self.asked.common.json {
             for (at, (_, document)) in self.texts.iter().enumerate() {

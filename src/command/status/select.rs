@@ -93,7 +93,7 @@ impl<'a> Selection<'a, '_> {
     fn visit_names(&mut self) -> anyhow::Result<Vec<&'a [u8]>> {
         let mut patterns = Vec::new();
         for typed in &self.asked.names {
-            if typed.as_bytes().ends_with(b"/") {
+            if is_directory(typed) {
                 let (store, directory) = self.context.store_in(&self.asked.common, typed)?;
                 self.scan(&store, &Scan::Files(directory))?;
                 continue;
@@ -185,6 +185,11 @@ impl Scan<'_> {
         };
         is_selected.then(|| name.to_vec())
     }
+}
+
+/// Returns true if an argument means the locks of all files in a directory.
+pub(super) fn is_directory(typed: &OsStr) -> bool {
+    typed.as_bytes().ends_with(b"/")
 }
 
 /// Returns true if the lock has no holder, no waiter and no value.

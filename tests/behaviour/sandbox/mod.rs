@@ -7,6 +7,7 @@ mod network;
 mod plain;
 pub(crate) mod proc;
 mod screen;
+pub(crate) mod still;
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
