@@ -54,7 +54,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Unclaim(asked) => claim::unclaim(&context, asked),
         Command::Lookup(asked) => lookup::run(&context, asked).or_else(end_with_reader),
         Command::Gc(asked) => gc::run(&context, asked),
-        Command::Doctor(asked) => doctor::run(&context, asked),
+        Command::Doctor(asked) => doctor::run(&context, asked).or_else(end_with_reader),
     };
     end(done.or_else(|error| match waiting(&cli.command) {
         Some(waiting) => waiting.end(error),

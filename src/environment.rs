@@ -2,10 +2,14 @@
 
 #![expect(unsafe_code, reason = "exec needs the variables as the kernel has passed them")]
 
+mod zone;
+
+pub use zone::local_zone;
+
 use std::borrow::Cow;
-use std::ffi::{CStr, CString, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::duration::parse_duration;
@@ -21,6 +25,9 @@ pub const LEASE: Duration = Duration::from_secs(60);
 
 /// Minimum length of a lease that a keeper renews.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);
+
+/// The directory that contains root's default store.
+const STATE_OF_ROOT: &str = "/var/lib";
 
 /// Variables that describe a lock to the command under it. `run-with-lock` does not set all of them for each lock.
 const OF_A_LOCK: [&str; 7] = [
@@ -63,7 +70,7 @@ impl Environment {
     pub fn of_this_process() -> Environment {
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = if effective_user().is_root() {
-            Some(PathBuf::from("/var/lib"))
+            Some(PathBuf::from(STATE_OF_ROOT))
         } else {
             // cron may leave HOME unset; the user database has the home directory too.
             let known = || home_of(effective_user().as_raw());
@@ -195,8 +202,24 @@ impl Environment {
         let state = self.state.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "this user has no home directory", "name a store with --store")
         })?;
-        Ok(Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false })
+        Ok(default_store_in(state))
     }
+
+    /// Returns root's store for bare names.
+    pub fn store_of_root() -> Location {
+        default_store_in(Path::new(STATE_OF_ROOT))
+    }
+
+    /// Returns the URLs of further stores that this machine uses, from `CSALOCK_STORES`.
+    pub fn other_stores() -> Vec<OsString> {
+        let urls = set("CSALOCK_STORES").unwrap_or_default();
+        let words = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
+    }
+}
+
+fn default_store_in(state: &Path) -> Location {
+    Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false }
 }
 
 /// Returns true if the user wants no colours: <https://no-color.org>.
@@ -210,9 +233,14 @@ pub fn is_dumb_terminal() -> bool {
 }
 
 /// Returns the value of a variable. An empty variable counts as unset.
-#[expect(clippy::disallowed_methods, reason = "this is the seam")]
 fn set(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
+    variable(name).filter(|value| !value.is_empty())
+}
+
+/// Returns the value of a variable, even if it is empty.
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
 }
 
 /// Returns the variables of this process, each as `NAME=VALUE`.

@@ -69,6 +69,13 @@ pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
     Err(Error::os_through_links(Errno::ELOOP, "find", &path))
 }
 
+/// Returns the absolute path of a directory that exists, without symbolic links.
+/// Returns an error if the directory cannot be found or accessed.
+pub fn directory_of(path: &OsStr, current: &Path) -> Result<PathBuf> {
+    let path = absolute(path, current)?;
+    fs::canonicalize(&path).map_err(|error| cannot_find(&error, &path))
+}
+
 /// Returns the directory and the last component of a path, for a file that does not exist.
 fn split(path: &Path) -> Result<(PathBuf, &OsStr)> {
     match path.components().next_back() {

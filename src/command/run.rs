@@ -2,6 +2,7 @@
 
 mod child;
 mod flock_compat;
+mod stop;
 
 use std::ffi::{OsStr, OsString};
 use std::mem::ManuallyDrop;
@@ -9,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
+use self::stop::stop_after;
 use super::context::Context;
 use crate::cli::{OnLost, RunWithLock};
 use crate::engine::OpenLockSet;
@@ -92,7 +94,10 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
             };
             child_side.leave(super::exit_after(ended.or_else(|error| waiting.end(error))))
         }
-        Fork::Parent(running) => Ok(supervisor.supervise(&running)?),
+        Fork::Parent(running) => {
+            let _stop = stop_after(running.pid());
+            Ok(supervisor.supervise(&running)?)
+        }
     }
 }
 

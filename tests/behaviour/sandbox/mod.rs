@@ -7,6 +7,7 @@ mod network;
 mod plain;
 pub(crate) mod proc;
 mod screen;
+pub(crate) mod still;
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -49,6 +50,9 @@ fn pid_namespace() -> String {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/ns/pid").unwrap().ino().to_string()
 }
+
+/// The zone of all calls, an hour east of UTC.
+pub(crate) const ZONE: &str = "CET-1";
 
 /// The shells that scripts are tried in.
 pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh"];
@@ -269,7 +273,7 @@ impl Sandbox {
     ) -> Call<'_> {
         let mut command = Command::new(self.found(program.as_ref()));
         command.args(arguments).env_clear().current_dir(self.path("files"));
-        command.env("PATH", self.search_path()).env("LC_ALL", "C").env("CSALOCK_STORE", self.store());
+        command.env("PATH", self.search_path()).env("LC_ALL", "C").env("TZ", ZONE).env("CSALOCK_STORE", self.store());
         command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));
         command.envs(crate::supervised::mark()).env(FIRST_PIDS, pid_namespace());
         Call::new(self, command)
