@@ -89,13 +89,14 @@ class Tables:
             note(f"{row}, {column}: {form.format(value)} is more than the goal, {form.format(goal)}")
         self.cell("figure", row, column, form.format(value))
 
-    def show(self):
-        """All tables, with that of the figures first."""
+    def show(self, chosen=None):
+        """All tables, with that of the figures first; or these rows of the figures only."""
         lines = []
         for title, (columns, rows) in sorted(self.tables.items(), key=lambda table: table[0] != "figure"):
-            lines += ["", f"| {title} | " + " | ".join(columns) + " |", "|---" + "|---:" * len(columns) + "|"]
-            for row, cells in rows.items():
-                lines.append(f"| {row} | " + " | ".join(cells.get(column, "") for column in columns) + " |")
+            if chosen is None or title == "figure":
+                lines += ["", f"| {title} | " + " | ".join(columns) + " |", "|---" + "|---:" * len(columns) + "|"]
+                for row in rows if chosen is None else [row for row in chosen if row in rows]:
+                    lines.append(f"| {row} | " + " | ".join(rows[row].get(column, "") for column in columns) + " |")
         return "\n".join(lines)
 
 
@@ -117,7 +118,7 @@ class Place:
         return str(path)
 
     def run_with(self, *words):
-        return [self.binary, "run-with-lock", *words]
+        return [self.binary, "run", *words]
 
     def takers(self, *options):
         """The words before a command, and the environment, for flock and for csalock on each store."""
@@ -128,7 +129,7 @@ class Place:
 
 
 def build():
-    """The binary that the README's first command builds."""
+    """The binary that `cargo build --release` makes."""
     call = ["cargo", "build", "--release", "--locked", "--message-format=json-render-diagnostics"]
     done = subprocess.run(call, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
     if done.returncode:

@@ -1,0 +1,313 @@
+//! The archive and the Debian package that `packaging/release` makes, of the program that is tested.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+use crate::extent::{Extent, extent};
+use crate::home::{CSALOCK, write};
+use crate::page::{blocks, read};
+use crate::{have, in_project, is_root};
+
+/// A time for all files.
+const DATE: &str = "1700000000";
+
+/// Runs a program that must succeed.
+fn run(command: &mut Command) -> Output {
+    let done = command.stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&[done.stdout.clone(), done.stderr.clone()].concat()).into_owned();
+    assert!(done.status.success(), "{command:?}: {}\n{said}", done.status);
+    done
+}
+
+/// Packs a program with the script of a checkout. Returns the paths that it prints.
+fn pack(project: &Path, program: &Path, to: &Path) -> Vec<PathBuf> {
+    let mut release = Command::new(project.join("packaging/release"));
+    release.arg("--binary").arg(program).arg("--to").arg(to);
+    let done = run(release.env("SOURCE_DATE_EPOCH", DATE).env("CARGO_NET_OFFLINE", "true"));
+    String::from_utf8(done.stdout).unwrap().lines().map(PathBuf::from).collect()
+}
+
+/// The packages of the tested program, packed once: the archive, the Debian package if it can be made, the checksums.
+fn packages() -> &'static [PathBuf] {
+    static PACKED: OnceLock<(TempDir, Vec<PathBuf>)> = OnceLock::new();
+    let (_, packages) = PACKED.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let packages = pack(&in_project(""), Path::new(CSALOCK), folder.path());
+        (folder, packages)
+    });
+    packages
+}
+
+fn debian_package() -> Option<&'static Path> {
+    have("dpkg-deb").then(|| packages().iter().find(|path| path.extension().is_some_and(|end| end == "deb")).unwrap().as_path())
+}
+
+/// A system with nothing in it but dpkg's own files.
+struct System(TempDir);
+
+impl System {
+    fn new() -> System {
+        let system = System(tempfile::tempdir().unwrap());
+        for directory in ["info", "updates", "triggers"] {
+            fs::create_dir_all(system.path("var/lib/dpkg").join(directory)).unwrap();
+        }
+        write(&system.path("var/lib/dpkg/status"), "");
+        fs::create_dir(system.path("proc")).unwrap();
+        system
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.0.path().join(below)
+    }
+
+    /// Returns what dpkg says on stderr.
+    fn dpkg(&self, words: &[&str]) -> String {
+        let mut dpkg = Command::new("dpkg");
+        dpkg.arg(format!("--root={}", self.0.path().display())).args(["--force-script-chrootless", "--log=/dev/null"]);
+        String::from_utf8(run(dpkg.args(words).env("LC_ALL", "C")).stderr).unwrap()
+    }
+
+    fn install(&self, package: &Path) {
+        self.dpkg(&["--install", package.to_str().unwrap()]);
+    }
+
+    /// Runs an installed program with this system as its whole file system.
+    fn call(&self, words: &[&str]) -> Output {
+        let script = "mount --bind /proc \"$0/proc\" && exec chroot \"$0\" \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script]).arg(self.0.path()).args(words);
+        command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").output().unwrap()
+    }
+
+    fn succeed(&self, words: &[&str]) -> String {
+        let done = self.call(words);
+        assert!(done.status.success(), "{words:?}: {done:?}");
+        String::from_utf8(done.stdout).unwrap()
+    }
+
+    /// All files and directories but dpkg's and the ones that the test made.
+    fn files(&self) -> String {
+        let mut find = Command::new("find");
+        find.current_dir(self.0.path()).args([".", "-mindepth", "1", "-path", "./var/lib/dpkg", "-prune", "-o", "-print"]);
+        let found = String::from_utf8(run(&mut find).stdout).unwrap();
+        let mut lines: Vec<&str> = found.lines().filter(|line| !["./var", "./var/lib", "./proc"].contains(line)).collect();
+        lines.sort_unstable();
+        lines.join("\n")
+    }
+}
+
+/// A system and a package for it, if this test may use both.
+fn installed() -> Option<(System, &'static Path)> {
+    let package = debian_package()?;
+    if !have("dpkg") || !have("unshare") || !is_root("a package in a root of its own") {
+        return None;
+    }
+    let system = System::new();
+    system.install(package);
+    Some((system, package))
+}
+
+#[test]
+fn the_debian_package_installs_a_program_that_locks() {
+    let Some((system, _)) = installed() else { return };
+    let store = fs::metadata(system.path("var/lib/csalock")).unwrap();
+    assert_eq!((store.mode() & 0o7777, store.uid(), store.gid()), (0o755, 0, 0));
+    assert_eq!(system.succeed(&["/usr/bin/csalock", "run", "nightly", "/usr/bin/csalock", "status", "-1"]), "nightly\n");
+    assert!(system.path("var/lib/csalock/.work").is_dir(), "root's default store is the one that was installed");
+    assert_eq!(system.succeed(&["/usr/bin/csalock", "run", "-c", "true", "x"]).len(), 0);
+    let not_held = system.call(&["/usr/bin/csaUnlock", "./file"]);
+    assert_eq!(not_held.status.code(), Some(81), "{not_held:?}");
+    // The files are those of the package, and each link leads to one of them.
+    assert_eq!(system.dpkg(&["--verify", "csalock"]), "");
+    for link in ["usr/bin/csaLock", "usr/share/man/man1/csaUnlock.1.gz", "usr/share/man/man1/csalock-run-with-lock.1.gz"] {
+        assert!(fs::symlink_metadata(system.path(link)).unwrap().is_symlink() && system.path(link).is_file(), "{link}");
+    }
+    for file in [
+        "share/man/man7/csalock.7.gz",
+        "share/man/man1/csalock-run.1.gz",
+        "share/bash-completion/completions/csalock",
+        "share/zsh/vendor-completions/_csalock",
+        "share/fish/vendor_completions.d/csalock.fish",
+        "share/doc/csalock/copyright",
+        "share/doc/csalock/third-party-licences.gz",
+        "lib/tmpfiles.d/csalock.conf",
+    ] {
+        assert!(system.path("usr").join(file).is_file(), "{file}");
+    }
+}
+
+#[test]
+fn the_debian_package_removes_itself_and_an_empty_store() {
+    let Some((system, package)) = installed() else { return };
+    for _ in 0..3 {
+        system.succeed(&["/usr/bin/csalock", "run", "-w", "5", "nightly", "/usr/bin/csalock", "status", "-1"]);
+    }
+    system.dpkg(&["--remove", "csalock"]);
+    assert!(system.files().starts_with("./var/lib/csalock\n"), "{}", system.files());
+    system.install(package);
+    assert!(system.succeed(&["/usr/bin/csalock", "history", "-n", "1"]).contains("nightly"));
+    assert_eq!(system.dpkg(&["--purge", "csalock"]), "");
+    assert_eq!(system.files(), "");
+}
+
+#[test]
+fn a_purge_keeps_locks_values_and_claims() {
+    let Some((system, package)) = installed() else { return };
+    let csalock = "/usr/bin/csalock";
+    for (make, end) in [
+        (&["lock", "--forever", "x"][..], &["unlock", "--force", "x"][..]),
+        (&["put", "x", "value"], &["del", "x"]),
+        (&["claim", "--id", "1", "x"], &["unclaim", "--id", "1", "x"]),
+    ] {
+        system.install(package);
+        system.succeed(&[&[csalock], make].concat());
+        let before = system.succeed(&[csalock, "status", "--json", "x"]);
+        let said = system.dpkg(&["--purge", "csalock"]);
+        let kept = "csalock: /var/lib/csalock holds locks, values or claims, so it stays; to remove it: rm -r /var/lib/csalock";
+        assert!(said.contains(kept), "{make:?}: {said}");
+        system.install(package);
+        assert_eq!(system.succeed(&[csalock, "status", "--json", "x"]), before);
+        system.succeed(&[&[csalock], end].concat());
+    }
+    system.dpkg(&["--purge", "csalock"]);
+    assert_eq!(system.files(), "");
+}
+
+#[test]
+fn a_directory_store_of_the_administrator_keeps_its_mode() {
+    let Some((system, package)) = installed() else { return };
+    fs::set_permissions(system.path("var/lib/csalock"), fs::Permissions::from_mode(0o2770)).unwrap();
+    system.install(package);
+    assert_eq!(fs::metadata(system.path("var/lib/csalock")).unwrap().mode() & 0o7777, 0o2770);
+}
+
+#[test]
+fn lintian_finds_no_error() {
+    let Some(package) = debian_package() else { return };
+    if !have("lintian") {
+        return;
+    }
+    let mut lintian = Command::new("lintian");
+    // The program that is tested is not stripped; that of a release is.
+    lintian.args(["--fail-on", "error", "--suppress-tags", "unstripped-binary-or-object"]).arg(package);
+    if nix::unistd::geteuid().is_root() {
+        lintian.arg("--allow-root");
+    }
+    let said = String::from_utf8(run(&mut lintian).stdout).unwrap();
+    assert_eq!(said, "", "warnings");
+}
+
+#[test]
+fn the_archive_installs_as_the_readme_says() {
+    let lines: String = blocks("console").into_iter().map(|block| block.text).collect();
+    let line = lines.lines().find(|line| line.starts_with("tar ")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let archive = packages()[0].file_name().unwrap().to_str().unwrap();
+    fs::copy(&packages()[0], folder.path().join(archive)).unwrap();
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(lines.contains(&format!("csalock-{version}-x86_64-linux.tar.gz")), "the README names this version");
+    assert!(lines.contains(&format!("./csalock_{version}-1_amd64.deb")), "the README names this version");
+    let line = line.replace("x86_64", std::env::consts::ARCH).replace("/usr/local", "local");
+    fs::create_dir(folder.path().join("local")).unwrap();
+    run(Command::new("sh").args(["-euc", &line]).current_dir(folder.path()));
+    let local = folder.path().join("local");
+    run(Command::new("sha256sum").args(["--check", "--strict", "--quiet", "share/doc/csalock/SHA256SUMS"]).current_dir(&local));
+    let done = run(Command::new(local.join("bin/csaLock")).arg("--").arg("file").current_dir(folder.path()));
+    assert!(done.stdout.is_empty() && done.stderr.is_empty(), "{done:?}");
+    for file in ["man/man1/csalock.1", "man/man7/csalock.7", "doc/csalock/LICENSE-MIT", "doc/csalock/docs/recipes.md"] {
+        assert!(local.join("share").join(file).is_file(), "{file}");
+    }
+    let sums = packages().last().unwrap();
+    run(Command::new("sha256sum").args(["--check", "--strict", "--quiet", "SHA256SUMS"]).current_dir(sums.parent().unwrap()));
+}
+
+/// A copy of the files that git knows, in another directory.
+fn checkout(to: &Path) {
+    let copy = "git ls-files -z | grep -zv '^target' | xargs -0 cp --parents --target-directory \"$0\"";
+    run(Command::new("sh").args(["-c", copy]).arg(to).current_dir(in_project("")));
+}
+
+#[test]
+fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
+    if !have("git") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // The beginning of the program is enough of a program here.
+    let program = folder.path().join("program");
+    fs::write(&program, &fs::read(CSALOCK).unwrap()[..4096]).unwrap();
+    let other = folder.path().join("another directory");
+    fs::create_dir(&other).unwrap();
+    checkout(&other);
+    let one = pack(&in_project(""), &program, &folder.path().join("one"));
+    let mut release = Command::new("sh");
+    release.args(["-c", "umask 077; exec packaging/release --binary \"$0\" --to ../two"]).arg(&program).current_dir(&other);
+    run(release.env("SOURCE_DATE_EPOCH", DATE).env("CARGO_NET_OFFLINE", "true").env("TZ", "Asia/Tokyo"));
+    for path in one {
+        let same = folder.path().join("two").join(path.file_name().unwrap());
+        assert!(fs::read(&path).unwrap() == fs::read(&same).unwrap(), "{}", path.display());
+    }
+}
+
+/// Two builds of one commit are equal to the byte: see `packaging/release`. It takes some minutes.
+#[test]
+fn two_builds_in_two_directories_are_identical() {
+    if extent() < Extent::All || !have("git") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let places = ["one", "a/deeper/place"].map(|place| folder.path().join(place));
+    for place in &places {
+        fs::create_dir_all(place).unwrap();
+        checkout(place);
+        let mut release = Command::new(place.join("packaging/release"));
+        release.arg(std::env::consts::ARCH).env("SOURCE_DATE_EPOCH", DATE).env("CARGO_NET_OFFLINE", "true");
+        run(release.env_remove("CARGO_TARGET_DIR"));
+    }
+    let sums = places.map(|place| fs::read_to_string(place.join("target/packages/SHA256SUMS")).unwrap());
+    assert_eq!(sums[0], sums[1]);
+}
+
+/// What a registry would get can be built.
+#[test]
+fn cargo_packs_the_sources() {
+    let mut package = Command::new("cargo");
+    package.args(["package", "--locked", "--offline", "--allow-dirty", "--quiet"]);
+    if extent() < Extent::All {
+        package.arg("--list");
+    }
+    let done = run(package.current_dir(in_project("")));
+    assert!(!String::from_utf8_lossy(&done.stderr).contains("warning: "), "{done:?}");
+}
+
+#[test]
+fn an_architecture_that_cannot_be_built_is_told_with_what_is_missing() {
+    let home = crate::home::Home::new();
+    // No compiler for the other architecture is here.
+    let other = if std::env::consts::ARCH == "x86_64" { "aarch64" } else { "x86_64" };
+    let mut release = Command::new(in_project("packaging/release"));
+    release.arg(other).arg("--to").arg(home.path()).env("SOURCE_DATE_EPOCH", DATE).env("CARGO", "false");
+    let compiler = format!("{other}-linux-gnu-gcc");
+    if Command::new("sh").args(["-c", &format!("command -v {compiler}")]).output().unwrap().status.success() {
+        return;
+    }
+    let done = release.output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(1), "{said}");
+    assert!(said.starts_with(&format!("packaging/release: {other}: not built; it needs ")), "{said}");
+    assert!(said.contains(&format!("the C compiler {compiler} (Debian: gcc-{}-linux-gnu)", other.replace('_', "-"))), "{said}");
+}
+
+#[test]
+fn a_tag_makes_the_same_packages() {
+    let workflow = fs::read_to_string(in_project(".github/workflows/release.yml")).unwrap();
+    for line in ["tags: [\"v*\"]", "run: .ci/run", "run: packaging/release --to packages x86_64 aarch64"] {
+        assert!(workflow.contains(line), "{line}");
+    }
+    assert!(read("README.md").contains("`packaging/release`"));
+}
