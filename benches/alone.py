@@ -14,8 +14,8 @@ from measure import ENVIRONMENTS, UTF8, alternate, path_of, ratio, reap, spawn
 
 NAMES_A_CALL, FEW, MANY = 500, 10, 100_000
 REPEATED = 20  # runs of which the median number of page faults counts
-FLOCK, OURS, IN_PLACE = "`flock F true`", "`csalock run-with-lock L true`", "`csalock run-with-lock -F L true`"
-IN_SQLITE = "`csalock run-with-lock L true`, SQLite"
+FLOCK, OURS, IN_PLACE = "`flock F true`", "`csalock run L true`", "`csalock run -F L true`"
+IN_SQLITE = "`csalock run L true`, SQLite"
 
 
 def compare(place, title, commands, base, rounds):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The load that holders cause on etcd: it starts one server and many `run-with-lock NAME sleep`, and counts for a while.
+"""The load that holders cause on etcd: it starts one server and many `csalock run NAME sleep`, and counts for a while.
 
     etcd_load.py [--holders N] [--seconds S] [--csalock PATH]
 
@@ -71,7 +71,7 @@ def main():
                                   stderr=subprocess.DEVNULL):
                 time.sleep(0.2)
             for number in range(asked.holders):
-                words = [asked.csalock, "run-with-lock", f"lock{number}", "sh", "-c", "echo; exec cat"]
+                words = [asked.csalock, "run", f"lock{number}", "sh", "-c", "echo; exec cat"]
                 holders.append(subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
                 if number % BATCH == BATCH - 1:
                     for holder in holders[-BATCH:]:

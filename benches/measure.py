@@ -117,7 +117,7 @@ class Place:
         return str(path)
 
     def run_with(self, *words):
-        return [self.binary, "run-with-lock", *words]
+        return [self.binary, "run", *words]
 
     def takers(self, *options):
         """The words before a command, and the environment, for flock and for csalock on each store."""

@@ -54,7 +54,10 @@ fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()>
     let stdout = std::io::stdout();
     let columns =
         if std::io::IsTerminal::is_terminal(&stdout) { terminal::size(&stdout).1 } else { crate::report::WIDTH };
-    let style = OutputStyle { colour: super::status::colour(), width: columns.clamp(crate::report::WIDTH, WIDEST) };
+    let style = OutputStyle {
+        colour: super::status::colour(&asked.common),
+        width: columns.clamp(crate::report::WIDTH, WIDEST),
+    };
     print(health(findings, style))
 }
 

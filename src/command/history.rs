@@ -60,7 +60,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     if asked.common.json {
         print_json(&found.iter().map(PastJson::new).collect::<Vec<_>>())?;
     } else {
-        let colour = super::status::colour();
+        let colour = super::status::colour(&asked.common);
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), colour))?;
     }
     Ok(unreadable.map_or(Exit::Done, |error| error.kind().into()))

@@ -4,13 +4,13 @@ mod screen;
 mod select;
 mod watch;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 use anyhow::Context as _;
 
 use self::select::select;
 use super::context::Context;
-use crate::cli::Status;
+use crate::cli::{Common, Status};
 use crate::engine::LockStatus;
 use crate::exit::Exit;
 use crate::name::escape;
@@ -39,9 +39,9 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Returns true if the output is a terminal that may show colours.
-pub(super) fn colour() -> bool {
-    std::io::stdout().is_terminal() && !crate::environment::no_colour()
+/// Returns true if stdout gets colours: `--color` decides, then the environment, then stdout itself.
+pub(super) fn colour(common: &Common) -> bool {
+    common.color.is_for(&std::io::stdout())
 }
 
 impl Page<'_> {
@@ -54,7 +54,7 @@ impl Page<'_> {
             format!("{comma}{}", json(&SightJson::new(name, status, reporter))?)
         } else {
             let header = if self.shown == 0 { format!("{HEADER}\n") } else { String::new() };
-            header + &table(name, status, reporter, OutputStyle { colour: colour(), width: WIDTH })
+            header + &table(name, status, reporter, OutputStyle { colour: colour(&self.asked.common), width: WIDTH })
         };
         self.shown += 1;
         self.out.write_all(text.as_bytes()).context("cannot write to stdout")

@@ -110,7 +110,7 @@ impl View {
     /// Reads the locks. An error of the store may pass, so it is shown like anything else.
     fn of(context: &Context, asked: &Status) -> anyhow::Result<View> {
         let (height, width) = terminal::size(std::io::stdout());
-        let style = OutputStyle { colour: super::colour(), width };
+        let style = OutputStyle { colour: super::colour(&asked.common), width };
         let mut view = View::default();
         let looked = select(context, asked, &mut |seen| {
             match seen {
@@ -154,7 +154,7 @@ impl View {
         let (height, width) = terminal::size(std::io::stdout());
         let mut lines = vec![self.headline(context, asked)];
         lines.extend(self.trouble.iter().flat_map(|trouble| wrapped(trouble, width)));
-        lines.push(if super::colour() { format!("\x1b[7m{HEADER}\x1b[0m") } else { HEADER.to_string() });
+        lines.push(if super::colour(&asked.common) { format!("\x1b[7m{HEADER}\x1b[0m") } else { HEADER.to_string() });
         let room = height.saturating_sub(lines.len());
         // The flag marks a lock's lines that are entries: all lines except a name on its own line.
         let of_row = |row: &'_ Row| {
