@@ -29,7 +29,7 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 /// The directory that contains root's default store.
 const STATE_OF_ROOT: &str = "/var/lib";
 
-/// Variables that describe a lock to the command under it. `run-with-lock` does not set all of them for each lock.
+/// Variables that describe a lock to the command under it. `run` does not set all of them for each lock.
 const OF_A_LOCK: [&str; 7] = [
     "CSALOCK_NAME",
     "CSALOCK_STORE",
@@ -47,7 +47,7 @@ pub struct Environment {
     pub store: Option<OsString>,
     /// `CSALOCK_NAME`: the name of the lock that this process runs under
     name: Option<OsString>,
-    /// `CSALOCK_OUTER_STORE`: the store that was chosen before `run-with-lock` set its own store
+    /// `CSALOCK_OUTER_STORE`: the store that was chosen before `run` set its own store
     outer_store: Option<OsString>,
     /// `CSALOCK_HANDLE`
     pub handle: Option<OsString>,
@@ -91,7 +91,7 @@ impl Environment {
         }
     }
 
-    /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run-with-lock` does not
+    /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run` does not
     /// count, because other programs that lock the same file do not inherit it.
     pub fn store_for_files(&self) -> Option<&OsString> {
         match &self.store {
@@ -222,9 +222,15 @@ fn default_store_in(state: &Path) -> Location {
     Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false }
 }
 
-/// Returns true if the user wants no colours: <https://no-color.org>.
-pub fn no_colour() -> bool {
-    set("NO_COLOR").is_some()
+/// Returns true if the environment demands colours, false if it forbids them, `None` if it leaves them to the output:
+/// <https://no-color.org>, <https://bixense.com/clicolors>.
+pub fn colour() -> Option<bool> {
+    if set("NO_COLOR").is_some() {
+        return Some(false);
+    }
+    let is_forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+    let is_dumb = || set("TERM").is_some_and(|kind| kind == "dumb");
+    is_forced.then_some(true).or_else(|| is_dumb().then_some(false))
 }
 
 /// Returns true if the terminal can only print text, so that csalock draws nothing on it.

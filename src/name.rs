@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use nix::errno::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
+pub(crate) use crate::escape::is_invisible;
 pub use crate::escape::{escape, escape_path, shell_quote};
-pub(crate) use crate::escape::{is_invisible, needs_escaping};
 
 /// Maximum length of a name, in bytes.
 pub const LONGEST: usize = 1024;

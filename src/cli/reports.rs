@@ -14,10 +14,8 @@ use crate::report::Moment;
 /// Changes nothing. Without a name, it shows all locks of the store. With names, it exits with 0 if all of them are held,
 /// and with 81 if one of them is free.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock status [OPTION]... [NAME]...")]
 pub struct Status {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Print the names only, one per line
     #[arg(short = '1', long, conflicts_with = "json")]
     pub names_only: bool,
@@ -36,6 +34,9 @@ pub struct Status {
     /// Name, path, pattern with * ? [ ], or DIRECTORY/ for its files; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Show past holders: from when to when, and how it ended
@@ -44,10 +45,8 @@ pub struct Status {
 /// of history, for 30 days; CSALOCK_HISTORY_SIZE and CSALOCK_HISTORY_AGE change that, and CSALOCK_HISTORY=0 keeps none.
 /// Locks beside their files have no history.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock history [OPTION]... [NAME]...")]
 pub struct History {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Show only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"
     #[arg(long, value_name = "TIME", value_parser = Moment::parse)]
     pub since: Option<Moment>,
@@ -66,6 +65,9 @@ pub struct History {
     /// Name, or pattern with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Remove leftovers of dead holders and waiters
@@ -73,13 +75,14 @@ pub struct History {
 /// Correctness does not need this command, because every acquisition removes the dead entries of its lock. It cleans up a
 /// store with locks that are no longer in use.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock gc [OPTION]...")]
 pub struct Gc {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Only print what would be removed
     #[arg(long)]
     pub dry_run: bool,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Check a store, and say how to repair what is wrong
@@ -87,11 +90,12 @@ pub struct Gc {
 /// Checks the store, its file system and its permissions, and tries a lock under a name of its own. It leaves nothing
 /// behind. Exits with 0 if locks work there, even with warnings, and with 69 otherwise.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock doctor [OPTION]... [NAME]")]
 pub struct Doctor {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Check the store of this lock; for a path without a chosen store, the store beside that file
     #[arg(value_name = "NAME")]
     pub name: Option<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }

@@ -50,7 +50,7 @@ fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()>
     if asked.common.json {
         return print_json(&HealthJson::new(url.as_encoded_bytes(), findings));
     }
-    let style = super::status::output_style(false);
+    let style = super::status::output_style(&asked.common, false);
     print(health(findings, OutputStyle { width: style.width.map(|width| width.min(WIDEST)), ..style }))
 }
 

@@ -44,7 +44,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         }
     }
     let now = context.host.wall();
-    let style = super::status::output_style(asked.utc);
+    let style = super::status::output_style(&asked.common, asked.utc);
     let (begin, end) = period(asked, style.zone, now);
     let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
     let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(is_a_name).collect();

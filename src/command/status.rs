@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use self::details::Details;
 use self::select::{Selected, is_directory, select, select_store, stores};
 use super::context::Context;
-use crate::cli::Status;
+use crate::cli::{Common, Status};
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
@@ -32,16 +32,11 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     Ok(exit)
 }
 
-/// Returns true if the output is a terminal that may show colours.
-pub(super) fn colour() -> bool {
-    std::io::stdout().is_terminal() && !crate::environment::no_colour()
-}
-
 /// Returns the properties of stdout.
-pub(super) fn output_style(utc: bool) -> OutputStyle {
+pub(super) fn output_style(common: &Common, utc: bool) -> OutputStyle {
     let stdout = std::io::stdout();
     let width = stdout.is_terminal().then(|| terminal::size(&stdout).1);
-    OutputStyle { colour: colour(), width, zone: if utc { Zone::Utc } else { Zone::Local } }
+    OutputStyle { colour: common.color.is_for(&stdout), width, zone: if utc { Zone::Utc } else { Zone::Local } }
 }
 
 /// The selected locks, as they are printed. They are sorted, so all of them are kept until the last one is found.
@@ -60,7 +55,7 @@ struct Page<'a> {
 
 impl<'a> Page<'a> {
     fn new(context: &'a Context, asked: &'a Status) -> Page<'a> {
-        let style = output_style(asked.utc);
+        let style = output_style(&asked.common, asked.utc);
         Page { context, asked, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new() }
     }
 

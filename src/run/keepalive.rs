@@ -2,7 +2,7 @@
 //! lives.
 //!
 //! `lock` leaves a keeper behind. The keeper records the owner's end and ends then, or when no lock is held any more.
-//! `run-with-lock` has a keeper while its command runs, even for a `--ttl` on this host's own store. So neither a
+//! `csalock run` has a keeper while its command runs, even for a `--ttl` on this host's own store. So neither a
 //! stopped or killed supervisor nor a silent store lets a second holder in while the command runs. The keeper goes on
 //! without its supervisor and records when the command has ended. The supervisor never waits for the store while the
 //! command runs, and ends the command before the lease ends. Both know the end of the lease by [`SharedDeadline`]. If

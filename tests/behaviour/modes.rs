@@ -145,7 +145,7 @@ on_every_store! {
         for words in [["-s", "-j", "2"], ["-x", "-j", "2"], ["-n", "-j", "0"], ["-n", "-j", "x"], ["-n", "-j", "-1"]] {
             let done = sandbox.csalock([&["run"], &words[..], &["x", "true"]].concat()).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{words:?}");
-            assert!(done.stderr.starts_with("error: "), "{}", done.stderr);
+            assert!(done.stderr.starts_with("csalock: "), "{}", done.stderr);
         }
     }
 

@@ -16,6 +16,22 @@ const DATE: &str = "2026-11-21";
 
 /// Every page: its path and its text.
 pub(super) fn pages() -> Vec<(String, String)> {
+    full_pages().into_iter().chain(links()).collect()
+}
+
+/// The pages under the other names of commands: each refers to the command's page.
+fn links() -> Vec<(String, String)> {
+    let root = definition();
+    let of = |command: &Command| {
+        let text = format!(".so man1/{}.1\n", page_name(command));
+        let aliases: Vec<String> =
+            command.get_visible_aliases().map(|alias| path(&format!("csalock-{alias}"))).collect();
+        aliases.into_iter().map(move |alias| (alias, text.clone())).collect::<Vec<_>>()
+    };
+    root.get_subcommands().flat_map(of).collect()
+}
+
+fn full_pages() -> Vec<(String, String)> {
     let root = definition().subcommand_help_heading("COMMANDS");
     let names: Vec<String> = root.get_subcommands().map(page_name).collect();
     let mut pages = vec![(path(root.get_name()), page(&root, root.get_name(), &names))];
@@ -44,7 +60,7 @@ fn page(command: &Command, name: &str, see: &[String]) -> String {
     let mut roff = Vec::new();
     man.render_title(&mut roff).unwrap();
     man.render_name_section(&mut roff).unwrap();
-    roff.extend(synopsis(command).into_bytes());
+    man.render_synopsis_section(&mut roff).unwrap();
     man.render_description_section(&mut roff).unwrap();
     if command.has_subcommands() {
         man.render_subcommands_section(&mut roff).unwrap();
@@ -60,14 +76,6 @@ fn page(command: &Command, name: &str, see: &[String]) -> String {
         roff.extend(text.into_bytes());
     }
     tidied(&String::from_utf8(roff).unwrap())
-}
-
-/// As `--help` has it.
-fn synopsis(command: &Command) -> String {
-    let usage = command.clone().render_usage().to_string();
-    let usage = usage.trim_start_matches("Usage: ").replace('-', "\\-");
-    let name = command.get_bin_name().unwrap_or(command.get_name()).replace('-', "\\-");
-    format!(".SH SYNOPSIS\n.B {name}\n{}\n", usage.trim_start_matches(&name).trim())
 }
 
 fn see_also(pages: &[String]) -> String {
@@ -94,11 +102,21 @@ fn tidied(roff: &str) -> String {
     let lines = roff.lines().map(str::trim_end);
     let mut lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.contains("ds Aq")).collect();
     lines.dedup_by(|line, before| *line == ".br" && *before == ".br");
+    // Groups of options are parts of OPTIONS.
+    let titles = ["WAITING", "LOCK", "COMMAND", "OUTPUT"].map(|title| format!(".SH {title}"));
+    let title = |line: &str| format!(".SS {}{}", &line[4..5], line[5..].to_lowercase());
     // Text to be typed keeps the line breaks of its author.
     let mut as_typed = false;
     let mut in_lines = |line: &&str| {
         as_typed = if as_typed { *line != ".EE" } else { *line == ".EX" };
-        if as_typed { line.to_string() } else { folded(line) }
+        let is_title = titles.iter().any(|title| title == line);
+        if as_typed {
+            line.to_string()
+        } else if is_title {
+            title(line)
+        } else {
+            folded(line)
+        }
     };
     let mut text = lines.iter().map(&mut in_lines).collect::<Vec<_>>().join("\n").replace("\\*(Aq", "\\(aq");
     if text.ends_with("(1),") {
@@ -138,7 +156,7 @@ fn mandoc_finds_nothing_to_complain_about() {
     }
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("man")).unwrap();
-    for (path, text) in pages() {
+    for (path, text) in full_pages() {
         fs::write(folder.path().join(&path), text).unwrap();
         let done = Process::new("mandoc").arg("-Tlint").arg(&path).current_dir(&folder).output().unwrap();
         assert!(done.status.success() && done.stdout.is_empty(), "{}", String::from_utf8_lossy(&done.stdout));

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::child::CommandChild;
-use crate::cli::RunWithLock;
+use crate::cli::Run;
 use crate::command::context::{LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
@@ -36,7 +36,7 @@ pub(super) struct FlockCompat {
 
 impl FlockCompat {
     /// Returns `None` without `--flock`. Among several names, only those that are paths have files.
-    pub(super) fn of(asked: &RunWithLock, targets: &LockSet) -> Result<Option<FlockCompat>> {
+    pub(super) fn of(asked: &Run, targets: &LockSet) -> Result<Option<FlockCompat>> {
         if !asked.flock {
             return Ok(None);
         }

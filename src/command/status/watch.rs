@@ -130,7 +130,7 @@ struct View {
 impl View {
     /// Reads the locks. An error of the store may pass, so it is shown like anything else.
     fn of(context: &Context, asked: &Status, details: &mut Details) -> anyhow::Result<View> {
-        let style = super::output_style(asked.utc);
+        let style = super::output_style(&asked.common, asked.utc);
         let table = || LockTable::new(style, &context.host.name(), context.host.wall());
         let mut view = View { table: table(), block: Vec::new(), trouble: None, failed: false, style };
         let looked = select(context, asked, &mut |seen| {
