@@ -371,7 +371,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__history)
-            opts="-q -v -n -h --store --json --quiet --verbose --since --lines --help"
+            opts="-q -v -n -h --store --json --quiet --verbose --since --until --at --utc --lines --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -382,6 +382,20 @@ _csalock() {
                     return 0
                     ;;
                 --since)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --until)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --at)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -777,7 +791,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__status)
-            opts="-q -v -1 -W -h --store --json --quiet --verbose --names-only --watch --interval --help"
+            opts="-q -v -1 -W -h --store --json --quiet --verbose --names-only --watch --all-stores --utc --interval --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -907,7 +921,7 @@ _csalock_offer() {
 _csalock_or_live() {
     local -a words begins store=()
     local i word command="" operand=0
-    local valued=" --also --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl -E -c -j -w "
+    local valued=" --also --at --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w "
     COMPREPLY=()
     _csalock_split
     local last=$((${#words[@]} - 1))

@@ -126,6 +126,8 @@ complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s 1 -l names-only -d 'Print the names only, one per line'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d 'Update the display, as top(1) does, until q or Ctrl-C'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l all-stores -d 'Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces)'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l utc -d 'Show times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l interval -d 'Time between two updates of --watch' -r -f
@@ -134,13 +136,18 @@ complete -c csalock -n "__fish_csalock_using_subcommand list" -s q -l quiet -d '
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s 1 -l names-only -d 'Print the names only, one per line'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s W -l watch -d 'Update the display, as top(1) does, until q or Ctrl-C'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l all-stores -d 'Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces)'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l utc -d 'Show times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand history" -l since -d 'Show only grants that ended within this time: 12h, 7d' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand history" -s n -l lines -d 'Show the last N grants; the default is 50, or all with --json' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l since -d 'Show only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l until -d 'Show only grants that began before the end of this minute or day' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l at -d 'Show the grants that stood at this time' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand history" -s n -l lines -d 'Show the last N grants; the default is 50, or all with --json or a time' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document; not for run-with-lock'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l utc -d 'Show and read times in UTC instead of the local zone'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
@@ -242,7 +249,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 
 
 # The words before the cursor that come after the options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl -E -c -j -w
+    set -l valued --also --at --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w
     set -l words (commandline -opc)
     set -e words[1..2]
     while set -q words[1]

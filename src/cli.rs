@@ -9,11 +9,15 @@ pub mod plain;
 mod reports;
 mod values;
 
-use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{CommandFactory, Parser, Subcommand};
 
 pub use claims::{Claim, Lookup, Unclaim};
-pub use locks::{Lock, OnLost, Renew, RunWithLock, Unlock};
-pub use options::{Common, Taking, Waiting};
+pub use locks::{Lock, OnLost, Renew, Run, Unlock};
+use options::OUTPUT;
+pub use options::{Color, Common, Taking, Waiting};
 pub use reports::{Doctor, Gc, History, Status};
 pub use values::{Del, Get, Put, Writing};
 
@@ -28,11 +32,15 @@ pub use values::{Del, Get, Put, Writing};
     max_term_width = 100,
     disable_help_subcommand = true,
     subcommand_required = true,
-    arg_required_else_help = false,
-    after_help = "Start with `csalock run-with-lock NAME COMMAND`. Exit codes: 75 busy, 81 not held, 82 held by \
-                  another; csalock(1) has all of them."
+    arg_required_else_help = true,
+    override_usage = "csalock [OPTION]... COMMAND [ARGUMENT]...",
+    after_help = "Start with `csalock run NAME COMMAND`. Exit codes: 75 busy, 81 not held, 82 held by another; \
+                  csalock(1) has all of them."
 )]
 pub struct Cli {
+    /// Options before the command.
+    #[command(flatten)]
+    common: Common,
     /// The command.
     #[command(subcommand)]
     pub command: Command,
@@ -42,13 +50,13 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[command(defer = true)]
 pub enum Command {
+    /// Acquire a lock, run a command, release the lock
+    #[command(visible_alias = "run-with-lock")]
+    Run(Run),
     /// Acquire locks for the calling script and print their handle
     Lock(Lock),
     /// Release locks
     Unlock(Unlock),
-    /// Acquire a lock, run a command, release the lock
-    #[command(visible_alias = "run")]
-    RunWithLock(RunWithLock),
     /// Show holders and waiters: since when, until when and why
     #[command(visible_alias = "list")]
     Status(Status),
@@ -72,4 +80,56 @@ pub enum Command {
     Gc(Gc),
     /// Check a store, and say how to repair what is wrong
     Doctor(Doctor),
+}
+
+impl Cli {
+    /// Returns the whole command line as clap knows it, with all commands and the texts of the help.
+    pub fn definition() -> clap::Command {
+        let mut root = Cli::command();
+        root.build();
+        let general = |argument: clap::Arg| match argument.get_id().as_str() {
+            "help" => argument.help("Print help; -h is shorter").help_heading(OUTPUT),
+            "version" => argument.help_heading(OUTPUT),
+            _ => argument,
+        };
+        root.mut_args(general).mut_subcommands(|command| command.mut_args(general))
+    }
+
+    /// Returns the meaning of these arguments, of which the first is the program's name.
+    /// Returns clap's error, or the help, if the arguments have no meaning or ask for help.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+        let mut cli = Cli::try_parse_from(arguments)?;
+        let common = cli.command.common();
+        *common = std::mem::take(common).after(std::mem::take(&mut cli.common));
+        // clap compares options only if both stand before the command, or both after it.
+        if common.quiet && common.verbose {
+            let mut error = clap::Error::new(ErrorKind::ArgumentConflict);
+            error.insert(ContextKind::InvalidArg, ContextValue::String("--verbose".to_string()));
+            error.insert(ContextKind::PriorArg, ContextValue::String("--quiet".to_string()));
+            return Err(error);
+        }
+        Ok(cli)
+    }
+}
+
+impl Command {
+    /// Returns the command's copy of the options of every command.
+    fn common(&mut self) -> &mut Common {
+        match self {
+            Command::Run(asked) => &mut asked.common,
+            Command::Lock(asked) => &mut asked.common,
+            Command::Unlock(asked) => &mut asked.common,
+            Command::Status(asked) => &mut asked.common,
+            Command::History(asked) => &mut asked.common,
+            Command::Renew(asked) => &mut asked.common,
+            Command::Get(asked) => &mut asked.common,
+            Command::Put(asked) => &mut asked.writing.common,
+            Command::Del(asked) => &mut asked.writing.common,
+            Command::Claim(asked) => &mut asked.common,
+            Command::Unclaim(asked) => &mut asked.common,
+            Command::Lookup(asked) => &mut asked.common,
+            Command::Gc(asked) => &mut asked.common,
+            Command::Doctor(asked) => &mut asked.common,
+        }
+    }
 }

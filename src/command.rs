@@ -20,8 +20,6 @@ mod wait_progress;
 
 use std::ffi::OsString;
 
-use clap::Parser;
-
 use crate::cli::{self, Cli, Command, Waiting};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
@@ -35,15 +33,15 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         return end(csa::run(&Context::of_this_process(), csa, arguments[1..].to_vec()));
     }
     let plain = cli::plain::read(&arguments);
-    let cli = match plain.map_or_else(|| Cli::try_parse_from(help_last(arguments.clone())), Ok) {
+    let cli = match plain.map_or_else(|| Cli::read(help_last(&arguments)), Ok) {
         Ok(cli) => cli,
-        Err(error) => return usage::tell(error, &arguments),
+        Err(error) => return end(usage::tell(&error, &help_last(&arguments)).or_else(end_with_reader)),
     };
     let context = Context::of_this_process();
     let done = match &cli.command {
         Command::Lock(asked) => lock::run(&context, asked, true),
         Command::Unlock(asked) => unlock::run(&context, asked, "--handle"),
-        Command::RunWithLock(asked) => run::run(&context, asked),
+        Command::Run(asked) => run::run(&context, asked, &arguments),
         Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(&context, asked).or_else(end_with_reader),
         Command::Renew(asked) => renew::run(&context, asked),
@@ -54,7 +52,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Unclaim(asked) => claim::unclaim(&context, asked),
         Command::Lookup(asked) => lookup::run(&context, asked).or_else(end_with_reader),
         Command::Gc(asked) => gc::run(&context, asked),
-        Command::Doctor(asked) => doctor::run(&context, asked),
+        Command::Doctor(asked) => doctor::run(&context, asked).or_else(end_with_reader),
     };
     end(done.or_else(|error| match waiting(&cli.command) {
         Some(waiting) => waiting.end(error),
@@ -66,7 +64,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
 fn waiting(command: &Command) -> Option<&Waiting> {
     match command {
         Command::Lock(asked) => Some(&asked.taking.waiting),
-        Command::RunWithLock(asked) => Some(&asked.taking.waiting),
+        Command::Run(asked) => Some(&asked.taking.waiting),
         Command::Get(asked) => Some(&asked.taking.waiting),
         Command::Put(asked) => Some(&asked.writing.waiting),
         Command::Del(asked) => Some(&asked.writing.waiting),
@@ -93,12 +91,13 @@ fn exit_after(done: anyhow::Result<Exit>) -> Exit {
 }
 
 /// Turns `csalock help lock` into `csalock lock --help`.
-fn help_last(mut words: Vec<OsString>) -> Vec<OsString> {
-    if words.get(1).is_some_and(|word| word == "help") {
-        words.remove(1);
-        words.push("--help".into());
+fn help_last(words: &[OsString]) -> Vec<OsString> {
+    match words {
+        [program, help, command @ ..] if help == "help" => {
+            std::iter::once(program).chain(command.first()).cloned().chain(["--help".into()]).collect()
+        }
+        _ => words.to_vec(),
     }
-    words
 }
 
 /// Exits like any other program if the reader of a listing stops early (`csalock status | head -1`).

@@ -82,7 +82,7 @@ impl Engine {
         let limits = environment.history().unwrap_or_default();
         engine.remembers = if location.is_beside() { limits.off() } else { limits };
         engine.location = Some(location.clone());
-        if engine.store.scope() == Scope::Shared {
+        if engine.needs_leases() {
             engine.lease = environment.lease()?;
         }
         Ok(engine)

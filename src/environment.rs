@@ -2,10 +2,14 @@
 
 #![expect(unsafe_code, reason = "exec needs the variables as the kernel has passed them")]
 
+mod zone;
+
+pub use zone::local_zone;
+
 use std::borrow::Cow;
-use std::ffi::{CStr, CString, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::duration::parse_duration;
@@ -22,7 +26,10 @@ pub const LEASE: Duration = Duration::from_secs(60);
 /// Minimum length of a lease that a keeper renews.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);
 
-/// Variables that describe a lock to the command under it. `run-with-lock` does not set all of them for each lock.
+/// The directory that contains root's default store.
+const STATE_OF_ROOT: &str = "/var/lib";
+
+/// Variables that describe a lock to the command under it. `run` does not set all of them for each lock.
 const OF_A_LOCK: [&str; 7] = [
     "CSALOCK_NAME",
     "CSALOCK_STORE",
@@ -40,7 +47,7 @@ pub struct Environment {
     pub store: Option<OsString>,
     /// `CSALOCK_NAME`: the name of the lock that this process runs under
     name: Option<OsString>,
-    /// `CSALOCK_OUTER_STORE`: the store that was chosen before `run-with-lock` set its own store
+    /// `CSALOCK_OUTER_STORE`: the store that was chosen before `run` set its own store
     outer_store: Option<OsString>,
     /// `CSALOCK_HANDLE`
     pub handle: Option<OsString>,
@@ -63,7 +70,7 @@ impl Environment {
     pub fn of_this_process() -> Environment {
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = if effective_user().is_root() {
-            Some(PathBuf::from("/var/lib"))
+            Some(PathBuf::from(STATE_OF_ROOT))
         } else {
             // cron may leave HOME unset; the user database has the home directory too.
             let known = || home_of(effective_user().as_raw());
@@ -84,7 +91,7 @@ impl Environment {
         }
     }
 
-    /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run-with-lock` does not
+    /// Returns the store for locks of files, if the user chose a store. `CSALOCK_STORE` from `run` does not
     /// count, because other programs that lock the same file do not inherit it.
     pub fn store_for_files(&self) -> Option<&OsString> {
         match &self.store {
@@ -130,6 +137,13 @@ impl Environment {
             let span = limit.and_then(|limit| limit.0).unwrap_or_else(|| panic!("{name}={text} is not an offset"));
             if text.starts_with('-') { -(span.as_secs() as i64) } else { span.as_secs() as i64 }
         })
+    }
+
+    /// Returns the number of the pid namespace that counts as the kernel's first one, `CSALOCK_FIRST_PIDS`, in builds for
+    /// tests, which may run in a container.
+    #[cfg(debug_assertions)]
+    pub fn first_pid_namespace() -> Option<u64> {
+        set("CSALOCK_FIRST_PIDS").and_then(|number| number.to_str()?.parse().ok())
     }
 
     /// Returns a command's environment: the current one, but these variables replace those of an outer lock.
@@ -188,13 +202,35 @@ impl Environment {
         let state = self.state.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "this user has no home directory", "name a store with --store")
         })?;
-        Ok(Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false })
+        Ok(default_store_in(state))
+    }
+
+    /// Returns root's store for bare names.
+    pub fn store_of_root() -> Location {
+        default_store_in(Path::new(STATE_OF_ROOT))
+    }
+
+    /// Returns the URLs of further stores that this machine uses, from `CSALOCK_STORES`.
+    pub fn other_stores() -> Vec<OsString> {
+        let urls = set("CSALOCK_STORES").unwrap_or_default();
+        let words = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
     }
 }
 
-/// Returns true if the user wants no colours: <https://no-color.org>.
-pub fn no_colour() -> bool {
-    set("NO_COLOR").is_some()
+fn default_store_in(state: &Path) -> Location {
+    Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false }
+}
+
+/// Returns true if the environment demands colours, false if it forbids them, `None` if it leaves them to the output:
+/// <https://no-color.org>, <https://bixense.com/clicolors>.
+pub fn colour() -> Option<bool> {
+    if set("NO_COLOR").is_some() {
+        return Some(false);
+    }
+    let is_forced = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+    let is_dumb = || set("TERM").is_some_and(|kind| kind == "dumb");
+    is_forced.then_some(true).or_else(|| is_dumb().then_some(false))
 }
 
 /// Returns true if the terminal can only print text, so that csalock draws nothing on it.
@@ -203,9 +239,14 @@ pub fn is_dumb_terminal() -> bool {
 }
 
 /// Returns the value of a variable. An empty variable counts as unset.
-#[expect(clippy::disallowed_methods, reason = "this is the seam")]
 fn set(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
+    variable(name).filter(|value| !value.is_empty())
+}
+
+/// Returns the value of a variable, even if it is empty.
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
 }
 
 /// Returns the variables of this process, each as `NAME=VALUE`.

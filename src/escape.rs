@@ -19,11 +19,6 @@ pub fn escape(bytes: &[u8]) -> String {
     text
 }
 
-/// Returns true if a terminal would interpret a part of the text.
-pub(crate) fn needs_escaping(bytes: &[u8]) -> bool {
-    bytes.utf8_chunks().any(|chunk| chunk.valid().contains(is_invisible) || !chunk.invalid().is_empty())
-}
-
 /// Returns true for control characters and for marks that reorder or hide text on a terminal.
 pub(crate) fn is_invisible(char: char) -> bool {
     char.is_control()

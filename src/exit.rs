@@ -1,6 +1,6 @@
 //! The table of all exit codes, and the code of each kind of error.
 //!
-//! They are a stable interface. Numbers below 64 and above 127 are the command's own under `run-with-lock`; 64 to 77
+//! They are a stable interface. Numbers below 64 and above 127 are the command's own under `run`; 64 to 77
 //! are those of sysexits(3), 124 to 127 those of timeout(1) and the shell. A test compares the man page's EXIT STATUS
 //! section with [`Exit::ALL`].
 

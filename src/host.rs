@@ -26,6 +26,8 @@ pub use programs::command_of;
 #[cfg(debug_assertions)]
 pub use times::OFFSETS;
 pub use times::file_time;
+#[cfg(debug_assertions)]
+pub use unix::FIRST_PIDS;
 pub use unix::{Unix, is_at_work};
 pub use wait_set::{WakeAddress, WakeSocket};
 
@@ -60,6 +62,12 @@ pub trait Host: Send + Sync {
 
     /// Returns the pid domain of this process.
     fn domain(&self) -> Result<PidDomain>;
+
+    /// Returns true if this process is not in the kernel's first pid namespace. Processes of other namespaces that use
+    /// the same store then cannot see whether it lives.
+    fn is_in_container(&self) -> bool {
+        false
+    }
 
     /// Returns the host's name, for display.
     fn name(&self) -> String;

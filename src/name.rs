@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use nix::errno::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
+pub(crate) use crate::escape::is_invisible;
 pub use crate::escape::{escape, escape_path, shell_quote};
-pub(crate) use crate::escape::{is_invisible, needs_escaping};
 
 /// Maximum length of a name, in bytes.
 pub const LONGEST: usize = 1024;
@@ -67,6 +67,13 @@ pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
         }
     }
     Err(Error::os_through_links(Errno::ELOOP, "find", &path))
+}
+
+/// Returns the absolute path of a directory that exists, without symbolic links.
+/// Returns an error if the directory cannot be found or accessed.
+pub fn directory_of(path: &OsStr, current: &Path) -> Result<PathBuf> {
+    let path = absolute(path, current)?;
+    fs::canonicalize(&path).map_err(|error| cannot_find(&error, &path))
 }
 
 /// Returns the directory and the last component of a path, for a file that does not exist.

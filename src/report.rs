@@ -1,16 +1,20 @@
 //! All wording: texts for people, and documents for programs.
 
+mod block;
 mod columns;
 mod doctor;
 mod history_json;
 mod holder;
 mod json;
+mod lock_table;
 mod refusal;
 mod run;
 mod table;
 mod timeline;
+mod times;
 
-pub use columns::{cut, wrapped};
+pub use block::LockBlock;
+pub use columns::{cut, indented, wrapped};
 pub use doctor::{HealthJson, health};
 pub use history_json::PastJson;
 use holder::shown_user;
@@ -18,7 +22,9 @@ pub use holder::{Reporter, user};
 pub use json::{
     ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson, json,
 };
+pub use lock_table::LockTable;
 pub use refusal::{RefusedLock, describe_value};
 pub use run::notice;
-pub use table::{HEADER, OutputStyle, WIDTH, table};
+pub use table::OutputStyle;
 pub use timeline::timeline;
+pub use times::{Moment, Zone};

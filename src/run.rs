@@ -1,4 +1,4 @@
-//! The processes of `run-with-lock` and of keepers: start, signals, time limits, detachment, and flock(2) on files.
+//! The processes of `csalock run` and of keepers: start, signals, time limits, detachment, and flock(2) on files.
 //!
 //! This layer knows no command-line arguments and writes no text for people, except the messages of its errors.
 

@@ -15,10 +15,8 @@ use super::options::{Common, Waiting};
 /// A second claim under the same id succeeds, so an id must belong to one user, or be new. A name with a slash means a file:
 /// do not accept such a name from a user you do not trust.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock claim [OPTION]... NAME...")]
 pub struct Claim {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Options of waiting.
     #[command(flatten)]
     pub waiting: Waiting,
@@ -28,6 +26,9 @@ pub struct Claim {
     /// Name to claim
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Give up claims
@@ -35,34 +36,37 @@ pub struct Claim {
 /// All of them or none: if one of the names is not claimed under this id, csalock exits with 82, or with 81 if it is not
 /// claimed at all.
 #[derive(Debug, Args)]
+#[command(
+    override_usage = "csalock unclaim [OPTION]... --id ID NAME...\n       csalock unclaim [OPTION]... --id ID --all"
+)]
 pub struct Unclaim {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// The id that claims the names
     #[arg(long, value_name = "ID", required = true)]
     pub id: OsString,
     /// Give up all names that the id claims in the store
     #[arg(long, conflicts_with = "names")]
     pub all: bool,
-    /// Name to claim
+    /// Name to give up
     #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Print the id that claims a name, or the names of an id
 ///
 /// Exits with 81 if the name or id is not claimed.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock lookup [OPTIONS] <NAME | --id ID>")]
+#[command(override_usage = "csalock lookup [OPTION]... NAME\n       csalock lookup [OPTION]... --id ID")]
 pub struct Lookup {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Print the names that this id claims, one per line
     #[arg(long, value_name = "ID", conflicts_with = "name")]
     pub id: Option<OsString>,
     /// Name of the lock
     #[arg(value_name = "NAME", required_unless_present = "id")]
     pub name: Option<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }

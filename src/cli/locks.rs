@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::options::{Common, Taking, whole};
+use super::options::{COMMAND, Common, LOCK, Taking, whole};
 use crate::duration::parse_duration;
 
 /// Acquire locks for the calling script and print their handle
@@ -14,19 +14,20 @@ use crate::duration::parse_duration;
 /// when the script releases them, when it dies, or with --ttl. Several names are acquired together: all or none, with
 /// one handle.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock lock [OPTION]... NAME...")]
 pub struct Lock {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Options of the acquisition.
     #[command(flatten)]
     pub taking: Taking,
     /// Acquire the lock for this process instead of the calling script
-    #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX))]
+    #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX), help_heading = LOCK)]
     pub pid: Option<i32>,
     /// Name of a lock, or path of a file to lock
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Release locks
@@ -34,25 +35,26 @@ pub struct Lock {
 /// The handle, or else the calling script, proves that the caller holds the locks. The lock of another holder stays as it
 /// is, except with --force.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock unlock [OPTION]... NAME...\n       csalock unlock [OPTION]... --all [NAME]...")]
 pub struct Unlock {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner
-    #[arg(long, value_name = "HANDLE", conflicts_with = "force")]
+    #[arg(long, value_name = "HANDLE", conflicts_with = "force", help_heading = LOCK)]
     pub handle: Option<String>,
     /// Release all locks of the caller: in the store, in the current directory, and beside the files named
-    #[arg(long)]
+    #[arg(long, help_heading = LOCK)]
     pub all: bool,
     /// Break the lock of any holder, and print its holder; with --all, every lock of the store except claims
-    #[arg(long)]
+    #[arg(long, help_heading = LOCK)]
     pub force: bool,
     /// With --force: break only the grant with this fencing token
-    #[arg(long, value_name = "N", requires = "force", conflicts_with = "all", value_parser = whole(0, u64::MAX))]
+    #[arg(long, value_name = "N", requires = "force", conflicts_with = "all", value_parser = whole(0, u64::MAX), help_heading = LOCK)]
     pub token: Option<u64>,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required_unless_present = "all")]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Acquire a lock, run a command, release the lock
@@ -61,39 +63,43 @@ pub struct Unlock {
 /// exit status and passes signals on to it. The lock belongs to the command itself: if csalock is killed, the lock lasts
 /// until the command ends.
 ///
-/// Options go before the name; all words after it belong to the command.
+/// Options go before the name; all words after it belong to the command. Only --also NAME, or -c STRING instead of a
+/// command, may follow the name.
 #[derive(Debug, Args)]
-pub struct RunWithLock {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
+#[command(
+    override_usage = "csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n       csalock run [OPTION]... NAME -c STRING"
+)]
+pub struct Run {
     /// Options of the acquisition.
     #[command(flatten)]
     pub taking: Taking,
     /// Become the command instead of waiting for it; the lock ends with the command
-    #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "ttl", "forever"])]
+    #[arg(short = 'F', long, conflicts_with_all = ["max_hold", "ttl", "forever"], help_heading = COMMAND)]
     pub no_fork: bool,
     /// Lock the file itself with flock(2) too, as flock(1) does; for names that are paths
-    #[arg(long)]
+    #[arg(long, help_heading = LOCK)]
     pub flock: bool,
     /// Run STRING with /bin/sh -c
-    #[arg(short = 'c', long = "command", value_name = "STRING")]
+    #[arg(short = 'c', long = "command", value_name = "STRING", help_heading = COMMAND)]
     pub shell: Option<OsString>,
     /// End the command after this time: exit 124, or 137 if csalock had to kill it
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = COMMAND)]
     pub max_hold: Option<Duration>,
     /// Kill a command that goes on for this time after it was asked to end
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s", help_heading = COMMAND)]
     pub kill_after: Duration,
     /// Action before --ttl is over, or a lease that could not be renewed
-    #[arg(long, value_name = "WHAT", value_enum, default_value = "kill")]
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "kill", help_heading = COMMAND)]
     pub on_lost: OnLost,
     /// Acquire this lock too: all or none; this option may follow the name
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = LOCK)]
     pub also: Vec<OsString>,
     /// Name of a lock, or path of a file to lock; then the command and its arguments
-    #[arg(value_name = "NAME [--also NAME]... [--] COMMAND", required = true, trailing_var_arg = true)]
+    #[arg(value_names = ["NAME", "COMMAND"], num_args = 1.., required = true, trailing_var_arg = true)]
     pub words: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Action for a command whose lock is about to end.
@@ -109,17 +115,18 @@ pub enum OnLost {
 ///
 /// Only the holder can renew a lock, and only while it still holds it: an expired grant stays expired.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock renew [OPTION]... --ttl DURATION NAME...")]
 pub struct Renew {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner
-    #[arg(long, value_name = "HANDLE")]
+    #[arg(long, value_name = "HANDLE", help_heading = LOCK)]
     pub handle: Option<String>,
     /// Release the lock after this time, from now, at the latest
-    #[arg(long, value_name = "DURATION", required = true, value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", required = true, value_parser = parse_duration, help_heading = LOCK)]
     pub ttl: Duration,
     /// Name of a lock, or path of its file
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }

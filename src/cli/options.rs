@@ -2,29 +2,79 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
+use std::io::IsTerminal;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
 
 use crate::duration::{Backoff, Limit, parse_backoff, parse_duration, parse_timeout};
+use crate::environment;
 use crate::lock::MOST_SLOTS;
 
-/// Options of every command.
+/// Headings of the help.
+pub(super) const WAITING: &str = "Waiting";
+pub(super) const LOCK: &str = "Lock";
+pub(super) const COMMAND: &str = "Command";
+pub(super) const OUTPUT: &str = "Output";
+
+/// Options of every command. They may stand before the command, too.
 #[derive(Debug, Default, Args)]
 pub struct Common {
     /// Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", help_heading = LOCK)]
     pub store: Option<OsString>,
-    /// Print the result as one JSON document; not for run-with-lock
-    #[arg(long)]
+    /// Print the result as one JSON document; not for run
+    #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
     /// Print no message for an answer that the exit code gives
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = OUTPUT)]
     pub quiet: bool,
     /// Print each step on stderr
-    #[arg(short, long, conflicts_with = "quiet")]
+    #[arg(short, long, conflicts_with = "quiet", help_heading = OUTPUT)]
     pub verbose: bool,
+    /// Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]
+    #[arg(
+        long, value_name = "WHEN", value_enum, default_value = "auto", hide_default_value = true,
+        help_heading = OUTPUT
+    )]
+    pub color: Color,
+}
+
+impl Common {
+    /// Returns these options, and those before the command where these leave a choice.
+    pub(super) fn after(self, before: Common) -> Common {
+        Common {
+            store: self.store.or(before.store),
+            json: self.json || before.json,
+            quiet: self.quiet || before.quiet,
+            verbose: self.verbose || before.verbose,
+            color: if self.color == Color::Auto { before.color } else { self.color },
+        }
+    }
+}
+
+/// Condition for colours in the output.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Color {
+    /// On a terminal, unless the environment forbids or forces colours.
+    #[default]
+    Auto,
+    /// Everywhere.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+impl Color {
+    /// Returns true if this output gets colours: the option decides, then the environment, then the output itself.
+    pub fn is_for(self, output: &impl IsTerminal) -> bool {
+        match self {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => environment::colour().unwrap_or_else(|| output.is_terminal()),
+        }
+    }
 }
 
 /// Options of commands that may wait for a lock.
@@ -33,26 +83,27 @@ pub struct Waiting {
     /// Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit
     #[arg(
         short = 'w', long, alias = "wait", value_name = "DURATION", default_value = "30s",
-        value_parser = parse_timeout, overrides_with = "nonblock", allow_negative_numbers = true
+        value_parser = parse_timeout, overrides_with = "nonblock", allow_negative_numbers = true,
+        help_heading = WAITING
     )]
     pub timeout: Limit,
     /// Do not wait: the same as -w 0
-    #[arg(short, long, aliases = ["nb", "nonblocking"], overrides_with = "timeout")]
+    #[arg(short, long, aliases = ["nb", "nonblocking"], overrides_with = "timeout", help_heading = WAITING)]
     pub nonblock: bool,
     /// Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead
-    #[arg(long)]
+    #[arg(long, help_heading = WAITING)]
     pub fail_on_stale: bool,
     /// Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s
-    #[arg(long, value_name = "MIN..MAX", value_parser = parse_backoff)]
+    #[arg(long, value_name = "MIN..MAX", value_parser = parse_backoff, help_heading = WAITING)]
     pub backoff: Option<Backoff>,
     /// Give up after N looks at the lock, with exit 75
-    #[arg(long, value_name = "N", value_parser = whole(1, u32::MAX))]
+    #[arg(long, value_name = "N", value_parser = whole(1, u32::MAX), help_heading = WAITING)]
     pub attempts: Option<u32>,
     /// Show this reason in `csalock status`
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", help_heading = LOCK)]
     pub label: Option<OsString>,
     /// Exit with this code instead of 75 if the lock is busy
-    #[arg(short = 'E', long, value_name = "N", value_parser = whole(0, u8::MAX))]
+    #[arg(short = 'E', long, value_name = "N", value_parser = whole(0, u8::MAX), help_heading = WAITING)]
     pub conflict_exit_code: Option<u8>,
 }
 
@@ -63,22 +114,23 @@ pub struct Taking {
     #[command(flatten)]
     pub waiting: Waiting,
     /// Acquire an exclusive lock; the default
-    #[arg(short = 'x', short_alias = 'e', long, overrides_with = "shared")]
+    #[arg(short = 'x', short_alias = 'e', long, overrides_with = "shared", help_heading = LOCK)]
     pub exclusive: bool,
     /// Share the lock with other holders that share it
-    #[arg(short, long, overrides_with = "exclusive")]
+    #[arg(short, long, overrides_with = "exclusive", help_heading = LOCK)]
     pub shared: bool,
     /// Acquire one of N slots: at most N holders at once
     #[arg(
         short = 'j', long, value_name = "N", conflicts_with_all = ["exclusive", "shared"],
-        value_parser = whole(1, MOST_SLOTS)
+        value_parser = whole(1, MOST_SLOTS),
+        help_heading = LOCK
     )]
     pub slots: Option<u32>,
     /// Release the lock after this time at the latest
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, help_heading = LOCK)]
     pub ttl: Option<Duration>,
     /// Keep the lock until it is released, even if its owner ends
-    #[arg(long, conflicts_with = "ttl")]
+    #[arg(long, conflicts_with = "ttl", help_heading = LOCK)]
     pub forever: bool,
 }
 
@@ -89,6 +141,6 @@ where
 {
     move |text| {
         let number = text.parse().ok().filter(|number| (least..=most).contains(number));
-        number.ok_or_else(|| format!("is not a whole number from {least} to {most}"))
+        number.ok_or_else(|| format!("is not a whole number; use {least} to {most}"))
     }
 }

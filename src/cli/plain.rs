@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use super::{Cli, Command, Common, OnLost, RunWithLock, Taking, Waiting};
+use super::{Cli, Command, Common, OnLost, Run, Taking, Waiting};
 use crate::duration::Limit;
 
 /// Returns the meaning of these arguments, of which the first is the program's name, if they have the plain form.
@@ -18,7 +18,7 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
     if words.first()?.as_bytes().starts_with(b"-") {
         return None;
     }
-    let common = Common { store: None, json: false, quiet: false, verbose: false };
+    let common = Common::default();
     let waiting = Waiting {
         timeout: Limit(Some(Duration::from_secs(30))),
         nonblock: false,
@@ -29,7 +29,7 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
         conflict_exit_code: None,
     };
     let taking = Taking { waiting, exclusive: false, shared: false, slots: None, ttl: None, forever: false };
-    let run = RunWithLock {
+    let run = Run {
         common,
         taking,
         no_fork: false,
@@ -41,18 +41,16 @@ pub fn read(arguments: &[OsString]) -> Option<Cli> {
         also: Vec::new(),
         words,
     };
-    Some(Cli { command: Command::RunWithLock(run) })
+    Some(Cli { common: Common::default(), command: Command::Run(run) })
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
     fn both(words: &[&str]) -> (Option<String>, Option<String>) {
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-        let clap = Cli::try_parse_from(&words).ok();
+        let clap = Cli::read(words.clone()).ok();
         (read(&words).map(|cli| format!("{cli:?}")), clap.map(|cli| format!("{cli:?}")))
     }
 

@@ -7,28 +7,36 @@ use clap::Args;
 
 use super::options::{Common, whole};
 use crate::duration::parse_duration;
+use crate::report::Moment;
 
 /// Show holders and waiters: since when, until when and why
 ///
 /// Changes nothing. Without a name, it shows all locks of the store. With names, it exits with 0 if all of them are held,
 /// and with 81 if one of them is free.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock status [OPTION]... [NAME]...")]
 pub struct Status {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Print the names only, one per line
     #[arg(short = '1', long, conflicts_with = "json")]
     pub names_only: bool,
     /// Update the display, as top(1) does, until q or Ctrl-C
     #[arg(short = 'W', long, conflicts_with_all = ["json", "names_only"])]
     pub watch: bool,
+    /// Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces)
+    #[arg(long, conflicts_with_all = ["watch", "names_only", "names"])]
+    pub all_stores: bool,
+    /// Show times in UTC instead of the local zone
+    #[arg(long)]
+    pub utc: bool,
     /// Time between two updates of --watch
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s", requires = "watch")]
     pub interval: Duration,
-    /// Name, path, or pattern with * ? [ ]; without any, all locks of the store
+    /// Name, path, pattern with * ? [ ], or DIRECTORY/ for its files; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Show past holders: from when to when, and how it ended
@@ -37,19 +45,29 @@ pub struct Status {
 /// of history, for 30 days; CSALOCK_HISTORY_SIZE and CSALOCK_HISTORY_AGE change that, and CSALOCK_HISTORY=0 keeps none.
 /// Locks beside their files have no history.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock history [OPTION]... [NAME]...")]
 pub struct History {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
-    /// Show only grants that ended within this time: 12h, 7d
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    pub since: Option<Duration>,
-    /// Show the last N grants; the default is 50, or all with --json
+    /// Show only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"
+    #[arg(long, value_name = "TIME", value_parser = Moment::parse)]
+    pub since: Option<Moment>,
+    /// Show only grants that began before the end of this minute or day
+    #[arg(long, value_name = "TIME", value_parser = Moment::parse)]
+    pub until: Option<Moment>,
+    /// Show the grants that stood at this time
+    #[arg(long, value_name = "TIME", value_parser = Moment::parse, conflicts_with_all = ["since", "until"])]
+    pub at: Option<Moment>,
+    /// Show and read times in UTC instead of the local zone
+    #[arg(long)]
+    pub utc: bool,
+    /// Show the last N grants; the default is 50, or all with --json or a time
     #[arg(short = 'n', long, value_name = "N", value_parser = whole(1, u32::MAX))]
     pub lines: Option<u32>,
     /// Name, or pattern with * ? [ ]; without any, all locks of the store
     #[arg(value_name = "NAME")]
     pub names: Vec<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Remove leftovers of dead holders and waiters
@@ -57,25 +75,27 @@ pub struct History {
 /// Correctness does not need this command, because every acquisition removes the dead entries of its lock. It cleans up a
 /// store with locks that are no longer in use.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock gc [OPTION]...")]
 pub struct Gc {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Only print what would be removed
     #[arg(long)]
     pub dry_run: bool,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 /// Check a store, and say how to repair what is wrong
 ///
 /// Checks the store, its file system and its permissions, and tries a lock under a name of its own. It leaves nothing
-/// behind. Exits with 0 if nothing is bad, and with 69 if something is or the store cannot be reached.
+/// behind. Exits with 0 if locks work there, even with warnings, and with 69 otherwise.
 #[derive(Debug, Args)]
+#[command(override_usage = "csalock doctor [OPTION]... [NAME]")]
 pub struct Doctor {
-    /// Options of every command.
-    #[command(flatten)]
-    pub common: Common,
     /// Check the store of this lock; for a path without a chosen store, the store beside that file
     #[arg(value_name = "NAME")]
     pub name: Option<OsString>,
+    /// Options of every command.
+    #[command(flatten)]
+    pub common: Common,
 }

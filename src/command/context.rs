@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Invocation, caller, new_owner};
 use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
 use crate::name::{self, escape};
-use crate::report::json;
+use crate::report::{indented, json};
 use crate::store::Location;
 use crate::terminal;
 
@@ -64,6 +64,14 @@ impl Context {
             _ => (beside, file.file_name().unwrap_or(OsStr::new("/")).as_bytes().to_vec()),
         };
         Ok(LockRef { location, name, display_name, shell_arg })
+    }
+
+    /// Returns a directory, and the store of the locks of its files.
+    pub(super) fn store_in(&self, common: &Common, typed: &OsStr) -> Result<(Location, PathBuf)> {
+        name::check(typed.as_bytes())?;
+        let directory = name::directory_of(typed, &self.environment.current)?;
+        let chosen = self.chosen_store(common, self.environment.store_for_files())?;
+        Ok((chosen.unwrap_or_else(|| Location::beside(&directory)), directory))
     }
 
     pub(super) fn lock_set(&self, common: &Common, typed: &[OsString]) -> Result<LockSet> {
@@ -167,10 +175,15 @@ impl Common {
     }
 }
 
-/// Prints a line for people on stderr.
+/// Prints a message for people on stderr: one line, or on a terminal as many lines as it needs.
 pub(super) fn eprint_line(text: &str) {
     let mut stderr = std::io::stderr();
-    for part in format!("csalock: {text}\n").as_bytes().chunks(terminal::PIPE_BUF) {
+    let mut text = format!("csalock: {text}");
+    if let Some((_, columns)) = terminal::known_size(&stderr) {
+        text = indented(&text, columns);
+    }
+    text.push('\n');
+    for part in text.as_bytes().chunks(terminal::PIPE_BUF) {
         // A log without a reader must not keep a lock from its command. (A terminal that stands still has a reader.)
         if !stderr.is_terminal() && !terminal::is_writable_within(&stderr, UNREAD) {
             return;

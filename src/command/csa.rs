@@ -38,7 +38,7 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
         Csa::Lock => vec!["csalock".into(), "lock".into(), "-w".into(), timeout.clone(), "--".into()],
         Csa::Unlock => vec!["csalock".into(), "unlock".into(), "--".into()],
     };
-    let Ok(Cli { command }) = Cli::try_parse_from(words.into_iter().chain(files)) else {
+    let Ok(Cli { command, .. }) = Cli::try_parse_from(words.into_iter().chain(files)) else {
         let what = format!("CSALOCK_TIMEOUT is {}", shell_quote(timeout.as_bytes()));
         let cure = "say how long to try: 10s, 5m, 250ms, seconds, 0 or inf";
         return Err(Error::new(ErrorKind::InvalidInput, what, cure).into());

@@ -19,7 +19,6 @@ use crate::name::escape;
 use crate::report::{HealthJson, OutputStyle, health};
 use crate::signals::Signals;
 use crate::store::{self, Finding, Location, Scope, Scratch, Verdict};
-use crate::terminal;
 
 /// Maximum width of a line in columns, however wide the terminal is.
 const WIDEST: usize = 100;
@@ -51,11 +50,8 @@ fn tell(asked: &Doctor, url: &OsStr, findings: &[Finding]) -> anyhow::Result<()>
     if asked.common.json {
         return print_json(&HealthJson::new(url.as_encoded_bytes(), findings));
     }
-    let stdout = std::io::stdout();
-    let columns =
-        if std::io::IsTerminal::is_terminal(&stdout) { terminal::size(&stdout).1 } else { crate::report::WIDTH };
-    let style = OutputStyle { colour: super::status::colour(), width: columns.clamp(crate::report::WIDTH, WIDEST) };
-    print(health(findings, style))
+    let style = super::status::output_style(&asked.common, false);
+    print(health(findings, OutputStyle { width: style.width.map(|width| width.min(WIDEST)), ..style }))
 }
 
 /// Returns all findings.
@@ -96,6 +92,10 @@ fn hosts(engine: &Engine) -> Finding {
     Finding::good(
         "hosts",
         match (engine.store().scope(), engine.store().abilities().notifies) {
+            (Scope::Local, _) if engine.needs_leases() => format!(
+                "this host alone, and this is a container: a holder renews a lease of {lease}, because processes \
+                 outside cannot see it; waiters are woken"
+            ),
             (Scope::Local, _) => {
                 "this host alone: the end of an owner is seen at once, and waiters are woken".to_string()
             }
@@ -114,7 +114,7 @@ fn host(engine: &Engine) -> Option<Finding> {
             Some(Finding::doubtful(
                 "host",
                 format!(
-                    "it has no /etc/machine-id, so it is known by its name alone: {}",
+                    "it has no /etc/machine-id, so it is known by its name alone: \"{}\"",
                     escape(engine.host().name().as_bytes())
                 ),
                 "make one (systemd-machine-id-setup), or check that no two hosts have one name",

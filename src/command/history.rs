@@ -11,7 +11,7 @@ use crate::glob;
 use crate::history::Past;
 use crate::lock::EndReason;
 use crate::name::escape;
-use crate::report::{PastJson, timeline};
+use crate::report::{Moment, PastJson, Zone, timeline};
 
 /// Maximum number of grants that are shown by default.
 const LINES: usize = 50;
@@ -44,26 +44,43 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         }
     }
     let now = context.host.wall();
-    let begin = asked.since.map_or(0, |span| now.saturating_sub(span).as_millis() as u64);
+    let style = super::status::output_style(&asked.common, asked.utc);
+    let (begin, end) = period(asked, style.zone, now);
     let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
     let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(is_a_name).collect();
-    found.retain(|past| past.to.is_none_or(|to| to >= begin) && wanted.has(&past.name, &exact));
+    let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
+    found.retain(|past| stood(past) && wanted.has(&past.name, &exact));
     // Grants of one name may begin and end in the same millisecond; their tokens only grow.
     found.sort_by_key(|past| (past.to.unwrap_or(u64::MAX), past.from, past.token));
-    let all = asked.common.json || asked.since.is_some();
+    let all = asked.common.json || [&asked.since, &asked.until, &asked.at].iter().any(|time| time.is_some());
     let most = asked.lines.map_or(if all { usize::MAX } else { LINES }, |lines| lines as usize);
     let left_out = found.len().saturating_sub(most);
     found.drain(..left_out);
     if left_out > 0 && asked.lines.is_none() {
-        asked.common.note(&format!("{left_out} earlier ones are left out; say -n or --since to see them"));
+        asked.common.note(&format!("{left_out} earlier ones are left out; use -n or --since to see them"));
     }
     if asked.common.json {
         print_json(&found.iter().map(PastJson::new).collect::<Vec<_>>())?;
     } else {
-        let colour = super::status::colour();
-        print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), colour))?;
+        print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
+        if asked.at.is_some() && found.is_empty() {
+            let time = style.zone.full(Duration::from_millis(begin));
+            asked.common.note(&format!("the history has no grant that stood at {time}"));
+        }
     }
     Ok(unreadable.map_or(Exit::Done, |error| error.kind().into()))
+}
+
+/// Returns the first and the last millisecond of the time that the caller asked for, since 1970.
+fn period(asked: &History, zone: Zone, now: Duration) -> (u64, u64) {
+    let span = |time: &Moment| time.span(zone, now);
+    match &asked.at {
+        Some(time) => span(time),
+        None => (
+            asked.since.as_ref().map_or(0, |time| span(time).0),
+            asked.until.as_ref().map_or(u64::MAX, |time| span(time).1),
+        ),
+    }
 }
 
 impl Filter {

@@ -13,21 +13,13 @@ use crate::engine::{AcquireRequest, ValueWrite, WriteResult};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{MOST_VALUE, NotHolder, Precondition, Value, WriteRefusal, Written};
-use crate::name::{escape, shell_quote};
+use crate::name::escape;
 use crate::report::{RefusedLock, Reporter, ValueJson, describe_value};
 use crate::signals::Signals;
 
 pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
-    let (name, value) = match asked.words.as_slice() {
-        [name] => (name, OsStr::new("-")),
-        [name, value] => (name, value.as_os_str()),
-        [_, _, other, ..] => {
-            let what = format!("{} is one word too many after the name and the value", shell_quote(other.as_bytes()));
-            return Err(Error::new(ErrorKind::InvalidInput, what, "put the value in quotes").into());
-        }
-        [] => unreachable!("clap sees to it that there is a name"),
-    };
-    let target = context.target(&asked.writing.common, name)?;
+    let value = asked.value.as_deref().unwrap_or(OsStr::new("-"));
+    let target = context.target(&asked.writing.common, &asked.name)?;
     let bytes = if value == "-" { from_stdin(context, &target)? } else { value.as_bytes().to_vec() };
     if bytes.len() > MOST_VALUE {
         let what = format!("the value for lock {} has more than {MOST_VALUE} bytes", escape(&target.display_name));

@@ -1,7 +1,8 @@
-//! `csalock run-with-lock`. [`crate::run::spawn`] describes which process does what.
+//! `csalock run`. [`crate::run::spawn`] describes which process does what.
 
 mod child;
 mod flock_compat;
+mod stop;
 
 use std::ffi::{OsStr, OsString};
 use std::mem::ManuallyDrop;
@@ -9,8 +10,10 @@ use std::os::unix::ffi::OsStrExt;
 
 use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
+use self::stop::stop_after;
 use super::context::Context;
-use crate::cli::{OnLost, RunWithLock};
+use super::usage;
+use crate::cli::{OnLost, Run};
 use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
@@ -22,12 +25,12 @@ use crate::run::spawn::{CommandLine, Fork, VforkOutcome};
 use crate::run::supervisor::{Notice, Supervisor};
 use crate::signals::Signals;
 
-pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit> {
+pub(super) fn run(context: &Context, asked: &Run, arguments: &[OsString]) -> anyhow::Result<Exit> {
     if asked.common.json {
-        let what = "run-with-lock has no result of its own that could be JSON";
+        let what = "run has no result of its own that could be JSON";
         return Err(Error::new(ErrorKind::InvalidInput, what, "leave --json out").into());
     }
-    let (names, command_line) = command_line(asked)?;
+    let (names, command_line) = command_line(asked).map_err(|problem| usage::after_name(&problem, asked, arguments))?;
     let locks = context.lock_set(&asked.common, &names)?;
     let flock_compat = FlockCompat::of(asked, &locks)?;
     let handle = context.new_handle()?;
@@ -36,7 +39,7 @@ pub(super) fn run(context: &Context, asked: &RunWithLock) -> anyhow::Result<Exit
     // The process ends soon, and the kernel closes its descriptors.
     let signals = ManuallyDrop::new(Signals::listen(context.inherited)?);
     let opened = locks.open(context);
-    let has_lease = opened.as_ref().is_ok_and(OpenLockSet::are_shared) || asked.taking.ttl.is_some();
+    let has_lease = opened.as_ref().is_ok_and(OpenLockSet::need_leases) || asked.taking.ttl.is_some();
     let job = Job {
         context,
         locks: &locks,
@@ -92,7 +95,10 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
             };
             child_side.leave(super::exit_after(ended.or_else(|error| waiting.end(error))))
         }
-        Fork::Parent(running) => Ok(supervisor.supervise(&running)?),
+        Fork::Parent(running) => {
+            let _stop = stop_after(running.pid());
+            Ok(supervisor.supervise(&running)?)
+        }
     }
 }
 
@@ -107,16 +113,15 @@ fn are_free(opened: &OpenLockSet<'_>) -> bool {
 }
 
 /// Returns the names and the command: `NAME COMMAND...`, `NAME --also NAME -- COMMAND...` or `NAME -c STRING`.
-fn command_line(asked: &RunWithLock) -> Result<(Vec<OsString>, CommandLine)> {
-    let usage =
-        |what: &str| Error::new(ErrorKind::InvalidInput, what, "say: csalock run-with-lock NAME COMMAND [ARGUMENT]...");
-    let (typed, mut words) = asked.words.split_first().ok_or_else(|| usage("the name is missing"))?;
+/// Returns the problem if the words are something else.
+pub(super) fn command_line(asked: &Run) -> std::result::Result<(Vec<OsString>, CommandLine), String> {
+    let (typed, mut words) = asked.words.split_first().ok_or("the name is missing")?;
     let mut names = [std::slice::from_ref(typed), &asked.also].concat();
     let mut shell = asked.shell.clone();
     while let [option, rest @ ..] = words {
         let (name, rest) = match (option.as_bytes().strip_prefix(b"--also"), rest) {
             (Some(b""), [name, rest @ ..]) => (name.clone(), rest),
-            (Some(b""), []) => return Err(usage("--also needs a name")),
+            (Some(b""), []) => return Err("--also: the name is missing".to_string()),
             (Some([b'=', name @ ..]), rest) => (OsStr::from_bytes(name).to_os_string(), rest),
             _ => break,
         };
@@ -131,19 +136,18 @@ fn command_line(asked: &RunWithLock) -> Result<(Vec<OsString>, CommandLine)> {
             words = &[];
         }
         [dash_c, ..] if dash_c == "-c" || dash_c == "--command" => {
-            return Err(usage("behind the name -c takes one STRING, and nothing else"));
+            return Err("-c after the name: exactly one STRING must follow".to_string());
         }
         [option, ..] if option.as_bytes().starts_with(b"-") => {
-            let option = crate::name::shell_quote(option.as_bytes());
-            return Err(usage(&format!("{option} stands behind the name, where options are not ours")));
+            return Err(format!("{} comes after the name, where the command begins", usage::quoted(option)));
         }
         _ => {}
     }
     let command_line = match (shell, words) {
-        (Some(_), [_, ..]) => return Err(usage("-c STRING and a command cannot both be run")),
+        (Some(_), [_, ..]) => return Err("-c STRING and a command cannot both be run".to_string()),
         (Some(string), []) => CommandLine::new(["/bin/sh".into(), "-c".into(), string]),
-        (None, []) => return Err(usage("the command is missing")),
-        (None, [program, ..]) if program.is_empty() => return Err(usage("the command's name is empty")),
+        (None, []) => return Err("the command is missing".to_string()),
+        (None, [program, ..]) if program.is_empty() => return Err("the command's name is empty".to_string()),
         (None, words) => CommandLine::new(words.iter().cloned()),
     };
     Ok((names, command_line))

@@ -1,70 +1,184 @@
 //! `csalock status`
 
+mod details;
 mod screen;
 mod select;
 mod watch;
 
-use std::io::{IsTerminal, Write};
+use std::ffi::OsStr;
+use std::io::{BufWriter, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 
 use anyhow::Context as _;
 
-use self::select::select;
+use self::details::Details;
+use self::select::{Selected, is_directory, select, select_store, stores};
 use super::context::Context;
-use crate::cli::Status;
-use crate::engine::LockStatus;
+use crate::cli::{Common, Status};
+use crate::error::Result;
 use crate::exit::Exit;
-use crate::name::escape;
-use crate::report::{HEADER, OutputStyle, Reporter, SightJson, WIDTH, json, table};
-
-/// Writes the locks as they are found, so that a hundred thousand of them need no memory.
-struct Page<'a> {
-    asked: &'a Status,
-    out: std::io::BufWriter<std::io::StdoutLock<'static>>,
-    shown: usize,
-}
+use crate::name::{escape, shell_quote};
+use crate::report::{LockTable, OutputStyle, SightJson, Zone, json};
+use crate::store::Location;
+use crate::terminal;
 
 pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if asked.watch {
         return watch::run(context, asked);
     }
-    let mut page = Page { asked, out: std::io::BufWriter::new(std::io::stdout().lock()), shown: 0 };
-    let exit = select(context, asked, &mut |seen| match seen {
-        Ok((name, status, reporter)) => page.show(name, status, reporter),
-        Err(unreadable) => {
-            asked.common.note(&unreadable.to_string());
-            Ok(())
-        }
-    })?;
-    page.end()?;
+    let mut page = Page::new(context, asked);
+    let exit = if asked.all_stores { page.add_all_stores() } else { page.add_selected()? };
+    page.print()?;
     Ok(exit)
 }
 
-/// Returns true if the output is a terminal that may show colours.
-pub(super) fn colour() -> bool {
-    std::io::stdout().is_terminal() && !crate::environment::no_colour()
+/// Returns the properties of stdout.
+pub(super) fn output_style(common: &Common, utc: bool) -> OutputStyle {
+    let stdout = std::io::stdout();
+    let width = stdout.is_terminal().then(|| terminal::size(&stdout).1);
+    OutputStyle { colour: common.color.is_for(&stdout), width, zone: if utc { Zone::Utc } else { Zone::Local } }
 }
 
-impl Page<'_> {
-    fn show(&mut self, name: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> anyhow::Result<()> {
-        let text = if self.asked.names_only {
-            // A name that contains a newline would be two lines.
-            format!("{}\n", escape(name))
-        } else if self.asked.common.json {
-            let comma = if self.shown == 0 { "[" } else { "," };
-            format!("{comma}{}", json(&SightJson::new(name, status, reporter))?)
-        } else {
-            let header = if self.shown == 0 { format!("{HEADER}\n") } else { String::new() };
-            header + &table(name, status, reporter, OutputStyle { colour: colour(), width: WIDTH })
-        };
-        self.shown += 1;
-        self.out.write_all(text.as_bytes()).context("cannot write to stdout")
+/// The selected locks, as they are printed. They are sorted, so all of them are kept until the last one is found.
+struct Page<'a> {
+    context: &'a Context,
+    asked: &'a Status,
+    style: OutputStyle,
+    /// The locks of each store, as rows.
+    tables: Vec<(Option<Location>, LockTable)>,
+    /// The locks as names or documents. First are those that the arguments name, in their order, with an empty key;
+    /// then come the others, with their names.
+    texts: Vec<(Box<[u8]>, String)>,
+    /// The lines about a single lock.
+    block: Vec<String>,
+}
+
+impl<'a> Page<'a> {
+    fn new(context: &'a Context, asked: &'a Status) -> Page<'a> {
+        let style = output_style(&asked.common, asked.utc);
+        Page { context, asked, style, tables: Vec::new(), texts: Vec::new(), block: Vec::new() }
     }
 
-    fn end(&mut self) -> anyhow::Result<()> {
-        if self.asked.common.json {
-            let end = if self.shown == 0 { "[]\n" } else { "]\n" };
-            self.out.write_all(end.as_bytes()).context("cannot write to stdout")?;
+    /// Adds the locks that the arguments select.
+    fn add_selected(&mut self) -> anyhow::Result<Exit> {
+        let mut found = false;
+        self.begin_table(None);
+        let exit = select(self.context, self.asked, &mut |seen| {
+            found = true;
+            self.add(seen, None)
+        })?;
+        match self.asked.names.as_slice() {
+            _ if found => {}
+            [] => {
+                self.tell_empty(&self.context.store(&self.asked.common)?, "; `csalock status --all-stores` shows others");
+            }
+            [directory] if is_directory(directory) => self.tell_no_file(directory)?,
+            _ => {}
         }
-        self.out.flush().context("cannot write to stdout")
+        Ok(exit)
+    }
+
+    /// Adds the locks of all stores that are known. A store that cannot be read has a message instead.
+    fn add_all_stores(&mut self) -> Exit {
+        let mut exit = Exit::Done;
+        for store in stores(self.context, self.asked) {
+            let added = store.map_err(anyhow::Error::from).and_then(|store| self.add_store(&store));
+            exit = exit.or(added.unwrap_or_else(|error| {
+                self.asked.common.note(&format!("{error:#}"));
+                super::exit_of(&error)
+            }));
+        }
+        exit
+    }
+
+    fn add_store(&mut self, store: &Location) -> anyhow::Result<Exit> {
+        let mut found = false;
+        self.begin_table(Some(store));
+        let exit = select_store(self.context, self.asked, store, &mut |seen| {
+            found = true;
+            self.add(seen, Some(store))
+        })?;
+        if !found {
+            self.tell_empty(store, "");
+        }
+        Ok(exit)
+    }
+
+    fn begin_table(&mut self, store: Option<&Location>) {
+        let host = &self.context.host;
+        self.tables.push((store.cloned(), LockTable::new(self.style, &host.name(), host.wall())));
+    }
+
+    /// Tells people, but no program, that a store has no locks.
+    fn tell_empty(&self, store: &Location, hint: &str) {
+        if !self.asked.common.json && !self.asked.names_only {
+            self.asked.common.note(&format!("store {} has no locks{hint}", escape(store.url().as_encoded_bytes())));
+        }
+    }
+
+    /// Tells people, but no program, that the files in a directory have no locks.
+    fn tell_no_file(&self, typed: &OsStr) -> anyhow::Result<()> {
+        if !self.asked.common.json && !self.asked.names_only {
+            let directory = self.context.store_in(&self.asked.common, typed)?.1.into_os_string();
+            let (shown, typed) = (escape(directory.as_bytes()), shell_quote(directory.as_bytes()));
+            self.asked.common.note(&format!(
+                "no file in {shown} has a lock; the lock of the directory itself is shown by `csalock status {typed}`"
+            ));
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, seen: Result<Selected<'_>>, store: Option<&Location>) -> anyhow::Result<()> {
+        let Selected { name, status, reporter, named } = match seen {
+            Ok(selected) => selected,
+            Err(unreadable) => {
+                self.asked.common.note(&unreadable.to_string());
+                return Ok(());
+            }
+        };
+        let is_alone = self.asked.names.len() == 1 && self.style.width.is_some();
+        let key = if named.is_some() { &[][..] } else { name };
+        if self.asked.names_only {
+            // A name that contains a newline would be two lines.
+            self.texts.push((key.into(), escape(name)));
+        } else if self.asked.common.json {
+            let document = SightJson::new(name, status, reporter).in_store(store);
+            self.texts.push((key.into(), json(&document)?));
+        } else if let Some(named) = named.filter(|_| is_alone) {
+            self.block = Details::default().lines(self.context, named, status, reporter, self.style);
+        } else if let Some((_, table)) = self.tables.last_mut() {
+            table.add(name, status, reporter);
+        }
+        Ok(())
+    }
+
+    fn print(mut self) -> anyhow::Result<()> {
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        self.write(&mut out).and_then(|()| out.flush()).context("cannot write to stdout")
+    }
+
+    fn write(&mut self, out: &mut dyn Write) -> std::io::Result<()> {
+        // Names and documents of several stores are one list. The sort is stable.
+        self.texts.sort_by(|(left, _), (right, _)| left.cmp(right));
+        if self.asked.common.json {
+            for (at, (_, document)) in self.texts.iter().enumerate() {
+                write!(out, "{}{document}", if at == 0 { "[" } else { "," })?;
+            }
+            return writeln!(out, "{}", if self.texts.is_empty() { "[]" } else { "]" });
+        }
+        let names = self.texts.iter().map(|(_, name)| name);
+        names.chain(&self.block).try_for_each(|line| writeln!(out, "{line}"))?;
+        let mut is_first = true;
+        for (store, table) in self.tables.iter_mut().filter(|(_, table)| !table.is_empty()) {
+            table.sort();
+            if let Some(store) = store {
+                let gap = if std::mem::take(&mut is_first) { "" } else { "\n" };
+                writeln!(out, "{gap}{}:", escape(store.url().as_encoded_bytes()))?;
+            }
+            let (header, row) = table.lines();
+            writeln!(out, "{header}")?;
+            (0..table.len()).try_for_each(|at| writeln!(out, "{}", row(at)))?;
+        }
+        Ok(())
     }
 }

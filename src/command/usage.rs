@@ -1,71 +1,146 @@
-//! Usage errors: the mistake in the arguments, and a tip about the probable intent.
+//! Usage errors: the mistake in the arguments, then the next step. They look like all other errors.
 
+mod correct;
+mod help;
+mod line;
+
+use std::error::Error as _;
+use std::ffi::OsStr;
 use std::ffi::OsString;
-use std::io::Write;
 
-use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use self::line::Line;
 use super::context::eprint_line;
-use crate::cli::Cli;
+use crate::cli::Run;
+use crate::error::Error;
 use crate::exit::Exit;
+use crate::name::shell_quote;
+
+/// Maximum number of bytes of a word that a message repeats.
+const LONGEST_WORD: usize = 100;
+
+/// Usage of `csalock run`, as hints show it.
+const RUN_USAGE: &str = "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...";
 
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
-pub(super) fn tell(error: clap::Error, words: &[OsString]) -> Exit {
-    let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-    let error = if asked_for { error } else { advise(without_harm(words).unwrap_or(error), words) };
-    match error.print().and_then(|()| std::io::stdout().flush()) {
-        Err(error) => {
-            if error.kind() != std::io::ErrorKind::BrokenPipe {
-                eprint_line(&format!("cannot write to stdout: {error}"));
+pub(super) fn tell(error: &clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
+    let line = Line::new(words);
+    match error.kind() {
+        ErrorKind::DisplayVersion => super::context::print(error.render().to_string())?,
+        ErrorKind::DisplayHelp => help::print(&line)?,
+        kind => {
+            match kind {
+                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => help::eprint_short(&line),
+                _ => eprint_line(&describe(error, &line).to_string()),
             }
-            crate::ErrorKind::InputOutput.into()
+            return Ok(crate::ErrorKind::InvalidInput.into());
         }
-        Ok(()) if asked_for => Exit::Done,
-        Ok(()) => crate::ErrorKind::InvalidInput.into(),
+    }
+    Ok(Exit::Done)
+}
+
+/// Returns the usage error for a problem after the name in the arguments of `run`.
+pub(super) fn after_name(problem: &str, asked: &Run, words: &[OsString]) -> Error {
+    let corrected = Line::new(words).options_before_name(asked.words.len());
+    usage_error(problem, corrected.unwrap_or_else(|| RUN_USAGE.to_string()))
+}
+
+/// Returns a word as a shell reads it, and shortens a long word.
+pub(super) fn quoted(word: &OsStr) -> String {
+    let bytes = word.as_encoded_bytes();
+    match bytes.get(..LONGEST_WORD) {
+        Some(begin) if bytes.len() > LONGEST_WORD => shell_quote(begin) + "...",
+        _ => shell_quote(bytes),
     }
 }
 
-/// Returns the error in the arguments, with control characters escaped, because other users may have chosen words.
-/// `None` means that no argument needs escaping.
-fn without_harm(words: &[OsString]) -> Option<clap::Error> {
-    let must_escape = |word: &OsString| crate::name::needs_escaping(word.as_encoded_bytes());
-    words.iter().any(must_escape).then_some(())?;
-    let shown = words.iter().map(|word| match must_escape(word) {
-        true => crate::name::escape(word.as_encoded_bytes()).into(),
-        false => word.clone(),
-    });
-    Some(Cli::try_parse_from(shown).err().unwrap_or_else(|| clap::Error::new(ErrorKind::ValueValidation)))
+fn usage_error(problem: impl Into<String>, next_step: impl Into<String>) -> Error {
+    Error::new(crate::ErrorKind::InvalidInput, problem, next_step)
 }
 
-/// Adds our own tip if a user of flock(1) typically makes this mistake.
-fn advise(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    let word = |kind| match error.get(kind) {
-        Some(ContextValue::String(word)) => word.as_str(),
-        _ => "",
-    };
-    let in_command = !words.get(1).is_none_or(|word| word.as_encoded_bytes().starts_with(b"-"));
-    let tip = match error.kind() {
-        ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
-            Some("a command is run under a lock by: csalock run-with-lock NAME COMMAND")
+/// Returns the problem and the next step for each kind of error that clap can find.
+fn describe(error: &clap::Error, line: &Line<'_>) -> Error {
+    let invalid = texts(error, ContextKind::InvalidArg);
+    // An argument as clap shows it, such as `--timeout <DURATION>`; and the option alone.
+    let argument = invalid.iter().map(|shown| plain(shown)).collect::<Vec<_>>().join(" and ");
+    let option = argument.split(' ').next().unwrap_or_default();
+    let value = quoted(texts(error, ContextKind::InvalidValue).concat().as_ref());
+    match error.kind() {
+        ErrorKind::UnknownArgument => line.unknown_argument(invalid.concat().as_ref(), &similar(error)),
+        ErrorKind::InvalidSubcommand => line.unknown_command(&similar(error)),
+        ErrorKind::InvalidValue if value == "''" => {
+            usage_error(format!("{option}: the value is missing"), format!("use {argument}"))
         }
-        ErrorKind::UnknownArgument => match word(ContextKind::InvalidArg) {
-            "-o" | "--close" => Some("leave it out: a command does not inherit the lock"),
-            "-u" | "--unlock" => Some("a lock is released by: csalock unlock NAME"),
-            _ if !in_command => Some("options stand behind the command's name: csalock run-with-lock -n NAME COMMAND"),
-            _ => None,
-        },
-        _ => return error,
-    };
-    if tip.is_some() {
-        // The usage belongs to the option that clap assumes was meant.
-        error.remove(ContextKind::SuggestedArg);
-        error.remove(ContextKind::Usage);
+        ErrorKind::InvalidValue => {
+            let valid = texts(error, ContextKind::ValidValue);
+            usage_error(format!("{option}: invalid value {value}"), format!("use {}", listed(&valid, "or")))
+        }
+        ErrorKind::ValueValidation => {
+            let why = error.source().map(ToString::to_string).unwrap_or_default();
+            usage_error(format!("{option}: {value} {why}"), "")
+        }
+        ErrorKind::TooManyValues => {
+            usage_error(format!("{option}: unexpected value {value}"), format!("use {option} without a value"))
+        }
+        ErrorKind::TooFewValues | ErrorKind::WrongNumberOfValues => {
+            usage_error(format!("{option}: wrong number of values"), line.see_help())
+        }
+        ErrorKind::NoEquals => usage_error(format!("{option}: the value must follow ="), format!("use {option}=VALUE")),
+        ErrorKind::ArgumentConflict => {
+            let others: Vec<String> = texts(error, ContextKind::PriorArg).iter().map(|shown| plain(shown)).collect();
+            match others.as_slice() {
+                [other] if *other == argument => {
+                    usage_error(format!("{option} is given more than once"), "use it once")
+                }
+                others => {
+                    let problem = format!("{argument} cannot be used with {}", listed(others, "and"));
+                    usage_error(problem, "leave out one of them")
+                }
+            }
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing: Vec<String> = invalid.iter().map(|shown| plain(shown)).collect();
+            let are = if missing.len() == 1 { "is" } else { "are" };
+            let are_options = missing.iter().all(|argument| argument.starts_with("--"));
+            let missing = listed(&missing, "and");
+            let next_step = if are_options { format!("add {missing}") } else { line.usage() };
+            usage_error(format!("{}{missing} {are} missing", line.of_command()), next_step)
+        }
+        ErrorKind::MissingSubcommand => usage_error("the command is missing", line.see_help()),
+        ErrorKind::InvalidUtf8 => {
+            let problem = format!("{}an argument is not valid UTF-8", line.of_command());
+            usage_error(problem, "only names, values, labels, paths and commands may be other bytes")
+        }
+        // The other kinds are requests for help, and failures of the output, which clap does not write here.
+        kind => usage_error(format!("invalid arguments: {kind}"), line.see_help()),
     }
-    // Clap suggests `--` before the word. For most commands this makes it the name of a lock, for `put` a value.
-    if words.get(1).is_none_or(|command| command != "put") {
-        error.remove(ContextKind::Suggested);
+}
+
+/// Returns a context of the error as a list of texts; empty if the error does not have it.
+fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => vec![text.clone()],
+        Some(ContextValue::Strings(texts)) => texts.clone(),
+        _ => Vec::new(),
     }
-    tip.inspect(|tip| drop(error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![(*tip).into()]))));
-    error
+}
+
+/// Returns the options or commands that clap finds similar to the unknown one.
+fn similar(error: &clap::Error) -> Vec<String> {
+    [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand].iter().flat_map(|kind| texts(error, *kind)).collect()
+}
+
+/// Returns an argument as the manual shows it: `--timeout DURATION`, `NAME`.
+fn plain(shown: &str) -> String {
+    shown.replace(['<', '>', '[', ']'], "").replace("...", "")
+}
+
+/// Returns a list as prose: `a, b or c`.
+fn listed(items: &[String], last: &str) -> String {
+    match items {
+        [] => "other arguments".to_string(),
+        [item] => item.clone(),
+        [items @ .., item] => format!("{} {last} {item}", items.join(", ")),
+    }
 }

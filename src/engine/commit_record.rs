@@ -6,7 +6,7 @@ use super::Engine;
 use super::batch::Batch;
 use crate::error::Result;
 use crate::lock::{self, CommitRecord, Credentials, Gc, HandleHash, Lifetime, Liveness, Prepare, Record, Release};
-use crate::store::{Durability, Scope, Version, WriteOptions};
+use crate::store::{Durability, Version, WriteOptions};
 
 impl Engine {
     /// Commits all these grants together. Returns `false` if another process considered this one dead.
@@ -47,9 +47,10 @@ impl Engine {
             return Ok(matches!(self.commit_batch(names, &mut decide, Duration::MAX)?, Batch::Done(..)));
         }
         let scope = self.store.scope();
-        let lifetime = match scope {
-            Scope::Local => Lifetime::UntilReleased,
-            Scope::Shared => Lifetime::ExpiresAt(self.grant_lease(self.lease)?),
+        let lifetime = if self.needs_leases_in(scope) {
+            Lifetime::ExpiresAt(self.grant_lease(self.lease)?)
+        } else {
+            Lifetime::UntilReleased
         };
         let (proof, process) = (self.new_handle()?.proof(), self.host.this_process()?);
         let prepare = Prepare { credentials: of_id()?, proof, process, lifetime };

@@ -20,7 +20,10 @@ impl Context {
     /// Returns the context of this process.
     pub fn of_this_process() -> Context {
         #[cfg(debug_assertions)]
-        crate::host::OFFSETS.get_or_init(Environment::clock_offsets);
+        {
+            crate::host::OFFSETS.get_or_init(Environment::clock_offsets);
+            crate::host::FIRST_PIDS.get_or_init(Environment::first_pid_namespace);
+        }
         Context {
             environment: Environment::of_this_process(),
             host: Arc::new(Unix::new()),

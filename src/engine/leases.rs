@@ -34,12 +34,22 @@ impl Engine {
         }
     }
 
-    /// Returns the lifetime in a store with the scope `scope` of a grant with that lifetime on one host.
-    pub fn lifetime_in_store(&self, scope: Scope, lifetime: &Lifetime) -> Lifetime {
-        match (lifetime, scope) {
-            // Other hosts cannot see whether the owner lives.
-            (Lifetime::WhileOwnerLives, Scope::Shared) => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
-            (lifetime, _) => lifetime.clone(),
+    /// Returns true if other users of the store may be unable to see whether an owner on this host lives, because they
+    /// are on other hosts or outside of this container. Every grant then needs a lease.
+    pub fn needs_leases(&self) -> bool {
+        self.needs_leases_in(self.store.scope())
+    }
+
+    /// Like [`Engine::needs_leases`], for a caller that knows the scope of the store.
+    pub(super) fn needs_leases_in(&self, scope: Scope) -> bool {
+        scope == Scope::Shared || self.host.is_in_container()
+    }
+
+    /// Returns the lifetime of a grant that would have this lifetime if all users of the store saw its owner.
+    pub fn lifetime_in_store(&self, needs_leases: bool, lifetime: &Lifetime) -> Lifetime {
+        match lifetime {
+            Lifetime::WhileOwnerLives if needs_leases => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            lifetime => lifetime.clone(),
         }
     }
 

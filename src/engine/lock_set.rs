@@ -9,7 +9,7 @@ use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{EndReason, Grant, HandleHash, NotHolder};
 use crate::name::{escape, shell_quote};
-use crate::store::{Layout, Location, Scope, in_order};
+use crate::store::{Layout, Location, in_order};
 
 /// The released grant, or the reason why the caller has none.
 pub type Released = std::result::Result<Grant, NotHolder>;
@@ -158,7 +158,7 @@ impl OpenLockSet<'_> {
     ) -> Result<Option<Vec<Grant>>> {
         let confirmed = loop {
             match confirm_all(&self.lock_refs(), request, grants) {
-                Err(error) if error.kind() == ErrorKind::Unavailable && self.are_shared() && go_on() => {}
+                Err(error) if error.kind() == ErrorKind::Unavailable && self.need_leases() && go_on() => {}
                 confirmed => break confirmed,
             }
         };
@@ -192,9 +192,9 @@ impl OpenLockSet<'_> {
         self.each().zip(grants).filter_map(|((_, engine), grant)| engine.ends(&grant.lifetime)).min()
     }
 
-    /// Returns true if other hosts may share one of the stores.
-    pub fn are_shared(&self) -> bool {
-        self.engines.iter().any(|engine| engine.store().scope() == Scope::Shared)
+    /// Returns true if a grant in one of the stores needs a lease: see [`Engine::needs_leases`].
+    pub fn need_leases(&self) -> bool {
+        self.engines.iter().any(Engine::needs_leases)
     }
 
     /// Returns true if a child may use these stores too: neither a connection of SQLite nor one to a server may be shared.

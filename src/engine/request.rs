@@ -65,10 +65,11 @@ impl Engine {
     /// Returns the terms of a request for the rules of locking, in a store with the scope `scope`. The caller asks the
     /// store once, because each answer costs three system calls while a directory does not exist.
     pub(super) fn acquire_terms(&self, scope: Scope, request: &AcquireRequest, policy: &WaitPolicy) -> Acquire {
-        let lifetime = match scope {
-            // Other hosts cannot see whether the process of a provisional grant lives.
-            Scope::Shared if request.provisional => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
-            _ => self.lifetime_in_store(scope, &request.lifetime),
+        let needs_leases = self.needs_leases_in(scope);
+        let lifetime = match request.provisional && needs_leases {
+            // Not all users of the store can see whether the process of a provisional grant lives.
+            true => Lifetime::KeepalivePending(self.lease.as_millis() as u64),
+            false => self.lifetime_in_store(needs_leases, &request.lifetime),
         };
         let confirms =
             request.owner_outlives_process || matches!(lifetime, Lifetime::Ttl(_) | Lifetime::KeepalivePending(_));

@@ -33,6 +33,7 @@ use crate::startup_state::effective_user;
 #[derive(Debug, Default)]
 pub struct Unix {
     domain: OnceLock<PidDomain>,
+    pid_namespace: OnceLock<u64>,
     name: OnceLock<String>,
 }
 
@@ -50,10 +51,17 @@ impl Unix {
         let home = PidDomain {
             machine: machine(&self.name())?,
             boot: String::from_utf8_lossy(boot.trim_ascii()).into_owned(),
-            pids: format!("{}.{}", namespace("pid")?, namespace("time")?),
+            pids: format!("{}.{}", self.pid_namespace()?, namespace("time")?),
             net: namespace("net")?,
         };
         Ok(self.domain.get_or_init(|| home))
+    }
+
+    fn pid_namespace(&self) -> Result<u64> {
+        match self.pid_namespace.get() {
+            Some(number) => Ok(*number),
+            None => namespace("pid").map(|number| *self.pid_namespace.get_or_init(|| number)),
+        }
     }
 }
 
@@ -68,6 +76,10 @@ impl Host for Unix {
 
     fn domain(&self) -> Result<PidDomain> {
         self.known_home().cloned()
+    }
+
+    fn is_in_container(&self) -> bool {
+        self.pid_namespace().is_ok_and(|number| number != first_pid_namespace())
     }
 
     fn name(&self) -> String {
@@ -169,6 +181,18 @@ impl Host for Unix {
     fn wake(&self, listener: WakeAddress<'_>) -> bool {
         wait_set::wake(listener)
     }
+}
+
+/// Number that replaces the one of the first pid namespace, in builds for tests.
+#[cfg(debug_assertions)]
+pub static FIRST_PIDS: OnceLock<Option<u64>> = OnceLock::new();
+
+/// Returns the number of the kernel's first pid namespace: PID_NS_INIT_INO in linux/nsfs.h.
+fn first_pid_namespace() -> u64 {
+    let number = 0xEFFF_FFFC;
+    #[cfg(debug_assertions)]
+    let number = FIRST_PIDS.get().copied().flatten().unwrap_or(number);
+    number
 }
 
 /// Directory in memory that every user may write to: shm_overview(7).

@@ -11,7 +11,7 @@ pub struct Owner {
     pub domain: PidDomain,
     /// Processes of the owner; the first live one is the effective owner. Empty if the grant depends on no process.
     pub processes: Vec<ProcessId>,
-    /// Process that waits for the owner's end, then releases the lock, and reports a lost lock. Only `run-with-lock`
+    /// Process that waits for the owner's end, then releases the lock, and reports a lost lock. Only `run`
     /// has a supervisor.
     #[serde(default, skip_serializing_if = "is_default")]
     pub supervisor: Option<ProcessId>,

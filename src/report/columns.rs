@@ -2,7 +2,10 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-pub(super) fn fits(text: &str, width: usize) -> bool {
+/// Beginning of the second and each later line of a message.
+const INDENT: &str = "  ";
+
+fn fits(text: &str, width: usize) -> bool {
     text.width() <= width
 }
 
@@ -35,10 +38,11 @@ pub fn cut(line: &str, width: usize) -> String {
     cut
 }
 
-/// Returns the text in lines of at most `width` columns, broken at blanks. A longer word stands alone.
+/// Returns the text in lines of at most `width` columns, broken at blanks, but never within a command in back quotes. A
+/// longer word stands alone.
 pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
+    for word in words(text) {
         match lines.last_mut() {
             Some(line) if line.width() + 1 + word.width() <= width => {
                 line.push(' ');
@@ -50,6 +54,29 @@ pub fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// Returns the text in lines of at most `width` columns, of which all but the first are indented.
+pub fn indented(text: &str, width: usize) -> String {
+    wrapped(text, width.saturating_sub(INDENT.len()).max(1)).join(&format!("\n{INDENT}"))
+}
+
+/// Returns the words of a text; a command in back quotes is one word.
+fn words(text: &str) -> Vec<&str> {
+    let has_commands = text.matches('`').count().is_multiple_of(2);
+    let (mut words, mut start, mut is_in_command) = (Vec::new(), 0, false);
+    for (at, char) in text.char_indices() {
+        match char {
+            '`' if has_commands => is_in_command = !is_in_command,
+            ' ' if !is_in_command => {
+                words.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    words.push(&text[start..]);
+    words
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +86,14 @@ mod tests {
         assert_eq!(cut("\x1b[1mheld\x1b[0m by", 7), "\x1b[1mheld\x1b[0m by");
         assert_eq!(cut("\x1b[1mheld\x1b[0m by", 2), "\x1b[1mhe\x1b[0m");
         assert_eq!(cut("日本語", 5), "日本");
+    }
+
+    #[test]
+    fn lines_break_at_blanks_and_never_within_a_command() {
+        let text = "lock x is busy; wait longer with -w, or see `csalock status x`";
+        assert_eq!(wrapped(text, 30), ["lock x is busy; wait longer", "with -w, or see", "`csalock status x`"]);
+        assert_eq!(wrapped("a `b c", 4), ["a `b", "c"]);
+        assert_eq!(wrapped("`csalock unlock --force x`", 9), ["`csalock unlock --force x`"]);
     }
 
     #[test]

@@ -10,29 +10,36 @@ use super::columns::{cell, wrapped};
 use super::json::text;
 use crate::store::{Finding, Verdict};
 
-/// Returns the name of a verdict and its colour.
-fn word(verdict: Verdict) -> (&'static str, &'static str) {
+/// Returns the word for a verdict, and its colour.
+fn shown(verdict: Verdict) -> (&'static str, &'static str) {
     match verdict {
-        Verdict::Good => ("good", "\x1b[32m"),
-        Verdict::Doubtful => ("doubtful", "\x1b[33m"),
-        Verdict::Bad => ("bad", "\x1b[31m"),
+        Verdict::Good => ("ok", "\x1b[32m"),
+        Verdict::Doubtful => ("warning", "\x1b[33m"),
+        Verdict::Bad => ("error", "\x1b[31m"),
     }
 }
 
-/// Returns the findings as lines, each with its verdict and, below it, its cure; a summary follows.
+/// Returns the name of a verdict in documents, which is stable.
+fn name(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Good => "good",
+        Verdict::Doubtful => "doubtful",
+        Verdict::Bad => "bad",
+    }
+}
+
+/// Returns the findings as lines, each with its verdict and, below it, how to fix it; a summary follows.
 pub fn health(findings: &[Finding], style: OutputStyle) -> String {
     let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
-    let margin = "doubtful ".len() + topics + 1;
-    let width = style.width.saturating_sub(margin).max(20);
+    let margin = "warning ".len() + topics + 1;
+    let width = style.width.map_or(usize::MAX, |width| width.saturating_sub(margin).max(20));
     let mut text = String::new();
     for finding in findings {
-        let (verdict, paint) = word(finding.verdict);
+        let (verdict, paint) = shown(finding.verdict);
         let (paint, end) = if style.colour { (paint, "\x1b[0m") } else { ("", "") };
-        let mut first = format!("{paint}{}{end} {} ", cell(verdict, "doubtful".len()), cell(finding.topic, topics));
-        let cure = Some(format!("cure: {}", finding.cure)).filter(|_| !finding.cure.is_empty());
-        for line in
-            wrapped(&finding.found, width).into_iter().chain(cure.into_iter().flat_map(|cure| wrapped(&cure, width)))
-        {
+        let mut first = format!("{paint}{}{end} {} ", cell(verdict, "warning".len()), cell(finding.topic, topics));
+        let fix = (!finding.cure.is_empty()).then(|| format!("fix: {}", finding.cure));
+        for line in std::iter::once(&finding.found).chain(&fix).flat_map(|text| wrapped(text, width)) {
             let _ = writeln!(text, "{first}{line}");
             first = " ".repeat(margin);
         }
@@ -44,8 +51,8 @@ fn sum(findings: &[Finding]) -> String {
     let number = |verdict| findings.iter().filter(|finding| finding.verdict == verdict).count();
     match (number(Verdict::Bad), number(Verdict::Doubtful)) {
         (0, 0) => "All is well.\n".to_string(),
-        (0, 1) => "Locks work here; one thing is doubtful.\n".to_string(),
-        (0, doubts) => format!("Locks work here; {doubts} things are doubtful.\n"),
+        (0, 1) => "Locks work here, with 1 warning.\n".to_string(),
+        (0, warnings) => format!("Locks work here, with {warnings} warnings.\n"),
         _ => "Locks do not work here.\n".to_string(),
     }
 }
@@ -73,10 +80,10 @@ impl HealthJson {
         let of = |finding: &Finding| FindingJson {
             topic: finding.topic,
             found: finding.found.clone(),
-            verdict: word(finding.verdict).0,
+            verdict: name(finding.verdict),
             cure: Some(finding.cure.clone()).filter(|cure| !cure.is_empty()),
         };
-        HealthJson { store: text(url), findings: findings.iter().map(of).collect(), verdict: word(worst).0 }
+        HealthJson { store: text(url), findings: findings.iter().map(of).collect(), verdict: name(worst) }
     }
 }
 
@@ -90,12 +97,12 @@ mod tests {
             Finding::good("a", "one"),
             Finding::doubtful("longer", "found ".repeat(12).trim_end(), "to do ".repeat(12).trim_end()),
         ];
-        let text = health(&findings, OutputStyle { colour: false, width: 40 });
+        let text = health(&findings, OutputStyle { colour: false, width: Some(40), zone: crate::report::Zone::Utc });
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "good     a      one");
-        assert_eq!(lines[1], "doubtful longer found found found found");
-        assert_eq!(lines[4], "                cure: to do to do to do");
-        assert_eq!(lines.last(), Some(&"Locks work here; one thing is doubtful."));
+        assert_eq!(lines[0], "ok      a      one");
+        assert_eq!(lines[1], "warning longer found found found found");
+        assert_eq!(lines[4], "               fix: to do to do to do to");
+        assert_eq!(lines.last(), Some(&"Locks work here, with 1 warning."));
         assert!(lines.iter().all(|line| line.len() <= 40), "{text}");
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::duration::{rfc3339, shown as span};
+use super::Zone;
+use crate::duration::shown as span;
 use crate::engine::{Engine, OpenLockSet};
 use crate::host::{Host, user_name};
 use crate::lock::{EndReason, EndedGrant, Grant, Lifetime, Liveness, Owner, ProcessId};
@@ -15,12 +16,14 @@ pub struct Reporter<'a> {
     pub host: &'a dyn Host,
     /// The scope of the store.
     pub scope: Scope,
+    /// The zone of the times.
+    pub zone: Zone,
 }
 
 impl<'a> Reporter<'a> {
     /// Creates the context of the records in the store of this engine.
     pub fn new(engine: &'a Engine) -> Reporter<'a> {
-        Reporter { host: engine.host(), scope: engine.store().scope() }
+        Reporter { host: engine.host(), scope: engine.store().scope(), zone: Zone::Local }
     }
 }
 
@@ -47,7 +50,7 @@ impl Reporter<'_> {
     pub fn holding(&self, grant: &Grant) -> String {
         let Some(id) = &grant.claim else { return format!("held by {}", self.holder(grant)) };
         let (who, host) = (shown_user(grant.owner.uid), escape(grant.owner.host.as_bytes()));
-        let since = rfc3339(Duration::from_millis(grant.since));
+        let since = self.zone.full(Duration::from_millis(grant.since));
         format!("claimed permanently under id {}, by {who} on {host} since {since}", escape(id))
     }
 
@@ -57,7 +60,7 @@ impl Reporter<'_> {
         let mut text = format!(
             "{} since {} ({} ago){until}",
             self.party(&grant.owner),
-            rfc3339(since),
+            self.zone.full(since),
             span(now.saturating_sub(since)),
         );
         if let Some(id) = &grant.claim {
@@ -83,7 +86,9 @@ impl Reporter<'_> {
             }
             Lifetime::OwnerDied => "no longer".to_string(),
             Lifetime::Ttl(most) => format!("for at most {}", span(Duration::from_millis(*most))),
-            Lifetime::ExpiresAt(lease) => format!("until {} at the latest", rfc3339(Duration::from_millis(lease.wall))),
+            Lifetime::ExpiresAt(lease) => {
+                format!("until {} at the latest", self.zone.full(Duration::from_millis(lease.wall)))
+            }
             Lifetime::UntilReleased => match self.liveness(&grant.owner) {
                 Liveness::Dead => "until it is released, though its process has ended".to_string(),
                 Liveness::Missing => "until it is released, though its process is not here".to_string(),

@@ -11,6 +11,7 @@ use crate::duration::rfc3339;
 use crate::engine::LockStatus;
 use crate::lock::{EndReason, Grant, Lease, Lifetime, Liveness, Mode, Owner, Value};
 use crate::name::is_invisible;
+use crate::store::Location;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -27,6 +28,9 @@ pub struct SightJson {
     /// The value that the lock guards, if there is a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<GuardedJson>,
+    /// The store, if the locks of several stores are shown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<String>,
 }
 
 /// A value in the document of the lock that guards it.
@@ -113,7 +117,13 @@ impl SightJson {
             holders: holders.collect(),
             waiters: waiters.collect(),
             value: record.value.as_ref().map(GuardedJson::new),
+            store: None,
         }
+    }
+
+    /// Returns the document with its store, if that is not the only one.
+    pub fn in_store(self, store: Option<&Location>) -> SightJson {
+        SightJson { store: store.map(|store| text(store.url().as_encoded_bytes())), ..self }
     }
 }
 

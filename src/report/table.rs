@@ -1,144 +1,208 @@
-//! `status` for people: a table that fits 80 columns.
+//! Tables: columns as wide as their cells, which shrink or go on a terminal that is too narrow.
 
-use std::fmt::Write as _;
-use std::time::Duration;
+use unicode_width::UnicodeWidthStr;
 
-use super::columns::{cell, clip, fits};
-use super::json::state;
-use super::{Reporter, shown_user};
-use crate::duration::shown as span;
-use crate::engine::LockStatus;
-use crate::lock::{EndReason, Grant, Lifetime, Liveness, Mode, Owner};
-use crate::name::escape;
+use super::columns::clip;
+use super::times::Zone;
 
-/// Properties of the output that shows the table.
+/// Number of blanks between two columns.
+const GAP: usize = 2;
+
+/// Properties of the output that shows a table or a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutputStyle {
-    /// True if the output shows colours: it is a terminal, not a file or a pipe, and NO_COLOR is not set.
+    /// True if the output shows colours.
     pub colour: bool,
-    /// Width of the output in columns.
-    pub width: usize,
+    /// Width of the terminal in columns; `None` for a file or a pipe, which get lines of any length.
+    pub width: Option<usize>,
+    /// The zone of the times.
+    pub zone: Zone,
 }
 
-/// Number of columns that every terminal has.
-pub const WIDTH: usize = 80;
+/// A column of a table.
+#[derive(Debug, Clone)]
+pub(super) struct Column {
+    title: String,
+    /// Width to which the column shrinks on a narrow terminal; `None` if it keeps its width.
+    least: Option<usize>,
+    /// Rank in which columns are left out on a terminal that is still too narrow; `None` if the column stays.
+    rank: Option<usize>,
+    /// Width of the widest cell.
+    width: usize,
+}
 
-/// The names of the columns.
-pub const HEADER: &str = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
+impl Column {
+    pub(super) fn new(title: impl Into<String>) -> Column {
+        let title = title.into();
+        Column { width: title.width(), title, least: None, rank: None }
+    }
 
-/// Returns the lines for one lock, each with its newline, within the width of the output.
-pub fn table(name: &[u8], status: &LockStatus, reporter: &Reporter<'_>, style: OutputStyle) -> String {
-    let mut rows = Rows { text: String::new(), name: escape(name), style, reporter };
-    if !fits(&rows.name, 14) {
-        let _ = writeln!(rows.text, "{}", clip(&rows.name, style.width));
-        rows.name.clear();
+    /// Returns a column that may shrink to this width.
+    pub(super) fn shrinks_to(self, least: usize) -> Column {
+        Column { least: Some(least), ..self }
     }
-    // A grant whose end released the lock is not a holder any more.
-    let holders = status.record.holders.iter().zip(&status.holders);
-    let holders: Vec<_> = holders.filter(|(_, standing)| **standing != Err(EndReason::Released)).collect();
-    if holders.is_empty() {
-        rows.line(state(status), ["", "", "", "", "", ""]);
+
+    /// Returns a column that may be left out, in the order of these ranks.
+    pub(super) fn leaves(self, rank: usize) -> Column {
+        Column { rank: Some(rank), ..self }
     }
-    for (grant, standing) in holders {
-        let state = match standing {
-            Ok(liveness) => held_as(grant, *liveness, status.record.slots),
-            Err(EndReason::Expired) => "expired".to_string(),
-            Err(_) => "dead".to_string(),
-        };
-        let until = match &grant.lifetime {
-            _ if standing.is_err() => "over".to_string(),
-            Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => "alive".to_string(),
-            Lifetime::OwnerDied => "over".to_string(),
-            Lifetime::UntilReleased => "forever".to_string(),
-            Lifetime::Ttl(most) => span(Duration::from_millis(*most)),
-            Lifetime::ExpiresAt(lease) => span(Duration::from_millis(lease.wall).saturating_sub(reporter.host.wall())),
-        };
-        rows.entry(&state, &grant.owner, grant.claim.as_deref(), grant.since, &until);
+}
+
+/// A table. Its rows are single texts, because a store may have a hundred thousand of them.
+#[derive(Debug, Clone)]
+pub(super) struct Table {
+    columns: Vec<Column>,
+    /// Cells that end with a newline, which no cell contains.
+    rows: Vec<Box<str>>,
+}
+
+/// Width of each column; `None` for a column that is left out.
+#[derive(Debug)]
+pub(super) struct Layout(Vec<Option<usize>>);
+
+impl Table {
+    pub(super) fn new(columns: Vec<Column>) -> Table {
+        Table { columns, rows: Vec::new() }
     }
-    if let Some(slots) = status.record.slots {
-        let free = (slots as usize).saturating_sub(status.holders.iter().filter(|standing| standing.is_ok()).count());
-        if free > 0 {
-            let _ = writeln!(rows.text, "{} {free} of {slots} slots free", cell("", 14));
+
+    /// Adds a row with a cell for each column.
+    pub(super) fn add(&mut self, cells: &[&str]) {
+        let mut row = String::with_capacity(cells.iter().map(|cell| cell.len() + 1).sum());
+        for (cell, column) in cells.iter().zip(&mut self.columns) {
+            column.width = column.width.max(cell.width());
+            row.push_str(cell);
+            row.push('\n');
+        }
+        self.rows.push(row.into_boxed_str());
+    }
+
+    /// Sorts the rows by their first cells.
+    pub(super) fn sort(&mut self) {
+        self.rows.sort_unstable();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Returns the widths of the columns in an output of this width. The columns in `omitted` are left out.
+    pub(super) fn layout(&self, width: Option<usize>, omitted: &[usize]) -> Layout {
+        let mut layout: Vec<Option<usize>> =
+            (0..).zip(&self.columns).map(|(at, column)| (!omitted.contains(&at)).then_some(column.width)).collect();
+        let Some(width) = width else { return Layout(layout) };
+        loop {
+            let mut excess = total(&layout).saturating_sub(width);
+            let gain: usize = (0..layout.len()).map(|at| self.reserve(&layout, at)).sum();
+            let next = (0..).zip(&self.columns).filter(|(at, _)| layout[*at].is_some());
+            let next = next.filter_map(|(at, column)| Some((column.rank?, at))).min();
+            match next {
+                Some((_, at)) if gain < excess => layout[at] = None,
+                _ => {
+                    // The last column, which is the longest, gives first.
+                    for at in (0..layout.len()).rev() {
+                        let given = excess.min(self.reserve(&layout, at));
+                        layout[at] = layout[at].map(|width| width - given);
+                        excess -= given;
+                    }
+                    return Layout(layout);
+                }
+            }
         }
     }
-    if let Some(value) = &status.record.value {
-        let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
-        let (size, version) = (value.size, value.version.unwrap_or_default());
-        let s = if size == 1 { "" } else { "s" };
-        let _ = writeln!(rows.text, "{} value: {size} byte{s}, version {version}{mode}", cell("", 14));
-    }
-    for (waiter, fate) in status.record.waiters.iter().zip(&status.waiters) {
-        let state = match (fate, waiter.mode) {
-            (Liveness::Dead, _) => "wait,dead",
-            (_, Mode::Exclusive) => "waiting",
-            (_, Mode::Shared) => "waiting s",
-            (_, Mode::Slot) => "waiting j",
-        };
-        rows.entry(state, &waiter.owner, None, waiter.since, "-");
-    }
-    rows.text
-}
 
-/// Returns the state of a grant: `held`, `shared` or `slot 0/3`; a question mark means unknown liveness.
-fn held_as(grant: &Grant, liveness: Liveness, slots: Option<u32>) -> String {
-    let how = match grant.mode {
-        _ if grant.claim.is_some() => return "claimed".to_string(),
-        Mode::Exclusive => "held".to_string(),
-        Mode::Shared => "shared".to_string(),
-        Mode::Slot => format!("slot {}/{}", grant.slot, slots.unwrap_or_default()),
-    };
-    match liveness {
-        Liveness::Unknown | Liveness::Missing => format!("{how}?"),
-        // The grant is permanent, or it would not hold the lock any more.
-        Liveness::Dead => format!("{how},dead"),
-        Liveness::Alive => how,
+    /// Returns how much narrower a column may become.
+    fn reserve(&self, layout: &[Option<usize>], at: usize) -> usize {
+        let least = self.columns[at].least.unwrap_or(usize::MAX);
+        layout[at].map_or(0, |width| width.saturating_sub(least))
+    }
+
+    pub(super) fn header(&self, layout: &Layout) -> String {
+        let titles: Vec<&str> = self.columns.iter().map(|column| column.title.as_str()).collect();
+        layout.line(&titles, None)
+    }
+
+    /// Returns a row. `paint` returns the colour of a cell, given its column and text.
+    pub(super) fn row(&self, at: usize, layout: &Layout, paint: &dyn Fn(usize, &str) -> &'static str) -> String {
+        let cells: Vec<&str> = self.rows[at].split_terminator('\n').collect();
+        layout.line(&cells, Some(paint))
     }
 }
 
-/// The rows of one lock.
-struct Rows<'a> {
-    text: String,
-    /// The name for the next row; only the first row shows it.
-    name: String,
-    style: OutputStyle,
-    reporter: &'a Reporter<'a>,
+/// Returns the width of a line.
+fn total(layout: &[Option<usize>]) -> usize {
+    layout.iter().flatten().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
 }
 
-impl Rows<'_> {
-    /// Adds the row of a holder or waiter.
-    fn entry(&mut self, state: &str, party: &Owner, id: Option<&[u8]>, since: u64, until: &str) {
-        let pid = self.reporter.owner(party).map_or("-".to_string(), |owner| owner.pid.to_string());
-        let age = span(self.reporter.host.wall().saturating_sub(Duration::from_millis(since)));
-        let mut what = escape(&party.command);
-        if let Some(label) = &party.label {
-            what = format!("[{}] {what}", escape(label));
+impl Layout {
+    fn line(&self, cells: &[&str], paint: Option<&dyn Fn(usize, &str) -> &'static str>) -> String {
+        let last = self.0.iter().rposition(Option::is_some);
+        let mut line = String::new();
+        for (at, (text, width)) in cells.iter().zip(&self.0).enumerate() {
+            let Some(width) = *width else { continue };
+            let paint = paint.map_or("", |paint| paint(at, text));
+            let end = if paint.is_empty() { "" } else { "\x1b[0m" };
+            let shown = clip(text, width);
+            let rest = if Some(at) == last { 0 } else { width + GAP - shown.width() };
+            line.push_str(&format!("{paint}{shown}{end}{:rest$}", ""));
         }
-        if let Some(id) = id {
-            what = format!("id {}: {what}", escape(id));
-        }
-        self.line(state, [&pid, &escape(party.host.as_bytes()), &shown_user(party.uid), &age, until, &what]);
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let columns = vec![
+            Column::new("NAME").shrinks_to(6),
+            Column::new("PID").leaves(2),
+            Column::new("UNTIL").leaves(1),
+            Column::new("COMMAND").shrinks_to(7),
+        ];
+        let mut table = Table::new(columns);
+        table.add(&["zz", "4711", "alive", "a command"]);
+        table.add(&["a-long-name", "12", "forever", "日本語の命令"]);
+        table.sort();
+        table
     }
 
-    fn line(&mut self, state: &str, [pid, host, user, since, until, what]: [&str; 6]) {
-        let paint = match (self.style.colour, state) {
-            (false, _) => "",
-            (_, "dead" | "expired" | "abandoned" | "wait,dead") => "\x1b[31m",
-            (_, "waiting" | "waiting s" | "waiting j") => "\x1b[33m",
-            (_, "free") => "\x1b[32m",
-            _ => "\x1b[1m",
-        };
-        let end = if paint.is_empty() { "" } else { "\x1b[0m" };
-        let row = format!(
-            "{} {paint}{}{end} {} {} {} {} {} {}",
-            cell(&std::mem::take(&mut self.name), 14),
-            cell(state, 9),
-            cell(pid, 7),
-            cell(host, 8),
-            cell(user, 8),
-            cell(since, 6),
-            cell(until, 7),
-            clip(what, self.style.width.max(WIDTH) - HEADER.find("COMMAND").unwrap_or(0)),
-        );
-        let _ = writeln!(self.text, "{}", row.trim_end());
+    #[track_caller]
+    fn shows(width: Option<usize>, omitted: &[usize], wanted: &str) {
+        let table = table();
+        let layout = table.layout(width, omitted);
+        let rows = (0..table.len()).map(|at| table.row(at, &layout, &|_, _| ""));
+        let lines: Vec<String> = std::iter::once(table.header(&layout)).chain(rows).collect();
+        assert_eq!(lines.join("\n"), wanted);
+        let fits = |line: &String| width.is_none_or(|width| line.width() <= width.max(15));
+        assert!(lines.iter().all(fits), "{lines:?}");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_cells() {
+        let wanted = "NAME         PID   UNTIL    COMMAND\n\
+                      a-long-name  12    forever  日本語の命令\n\
+                      zz           4711  alive    a command";
+        shows(None, &[], wanted);
+        shows(Some(200), &[], wanted);
+        shows(None, &[1, 2], "NAME         COMMAND\na-long-name  日本語の命令\nzz           a command");
+    }
+
+    #[test]
+    fn a_narrow_terminal_shortens_texts_then_leaves_columns_out() {
+        let shortened = "NAME         PID   UNTIL    COMMAND\n\
+                         a-long-name  12    forever  日本語~\n\
+                         zz           4711  alive    a comm~";
+        shows(Some(35), &[], shortened);
+        let shortest = "NAME    PID   UNTIL    COMMAND\n\
+                        a-lon~  12    forever  日本語~\n\
+                        zz      4711  alive    a comm~";
+        shows(Some(30), &[], shortest);
+        let without = "NAME       PID   COMMAND\n\
+                       a-long-n~  12    日本語~\n\
+                       zz         4711  a comm~";
+        shows(Some(24), &[], without);
+        shows(Some(3), &[], "NAME    COMMAND\na-lon~  日本語~\nzz      a comm~");
     }
 }

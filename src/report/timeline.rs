@@ -1,36 +1,89 @@
-//! `history` for people: a row for each grant that fits 80 columns, with a bar that shows when it was held.
+//! `history` for people: a row for each grant, with a bar that shows when it was held.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::columns::{cell, clip, fits};
 use super::shown_user;
-use super::table::WIDTH;
-use crate::duration::{rfc3339, shown as span};
+use super::table::{Column, OutputStyle, Table};
+use crate::duration::shown as span;
 use crate::history::{Past, Who};
 use crate::lock::EndReason;
 use crate::name::escape;
 
-/// The header without the time span that the bars show.
-const HEADER: &str = "NAME         WHO                  FROM (UTC)  HELD   WAITED END      ";
-
 /// Width of the bars in columns.
 const BAR: u64 = 11;
 
+/// Index of the column whose cells decide about colours.
+const END: usize = 4;
+
 /// Returns the lines for grants that ended since `begin` (zero: any time) or are held now, as seen from this host.
-pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, colour: bool) -> String {
-    let now = now.as_millis() as u64;
+pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, style: OutputStyle) -> String {
+    let millis = now.as_millis() as u64;
     let first = grants.iter().map(Past::came).min();
     // The limit is just before the end of time, which untrusted input may contain.
     let Some(begin) = first.map(|first| first.max(begin.as_millis() as u64).min(u64::MAX - 1)) else {
         return String::new();
     };
-    let end = grants.iter().map(|past| past.until(now)).max().unwrap_or(now).max(begin.saturating_add(1));
-    let mut text = format!("{}\n", clip(&format!("{HEADER}IN {}", span(Duration::from_millis(end - begin))), WIDTH));
+    let end = grants.iter().map(|past| past.until(millis)).max().unwrap_or(millis).max(begin.saturating_add(1));
+    let is_file = style.width.is_none();
+    let zone = if is_file { String::new() } else { format!(" ({})", style.zone.name(now)) };
+    let mut table = Table::new(vec![
+        Column::new("NAME").shrinks_to(12),
+        Column::new(format!("FROM{zone}")),
+        Column::new("HELD"),
+        Column::new("WAITED").leaves(2),
+        Column::new("END"),
+        Column::new(format!("IN {}", span(Duration::from_millis(end - begin)))).leaves(1),
+        Column::new("HOLDER").shrinks_to(16),
+    ]);
     for past in grants {
-        row(&mut text, past, (begin, end), now, host, colour);
+        let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
+        table.add(&[
+            &escape(&past.name),
+            &from(past, now, style),
+            &held_for(past, now),
+            &waited,
+            ended(past),
+            &bar(past, (begin, end), millis),
+            &who(&past.holder, host),
+        ]);
+        if let Some(by) = &past.broken_by {
+            table.add(&["", "", "", "", "", "", &format!("broken by {}", who(by, host))]);
+        }
     }
-    text
+    let layout = table.layout(style.width, &[]);
+    let paint = |column: usize, cell: &str| match (column, cell) {
+        _ if !style.colour => "",
+        (END, "died" | "expired" | "broken") => "\x1b[31m",
+        (END, "held") => "\x1b[1m",
+        _ => "",
+    };
+    let rows = (0..table.len()).map(|at| table.row(at, &layout, &paint));
+    std::iter::once(table.header(&layout)).chain(rows).map(|line| line + "\n").collect()
+}
+
+/// Returns the start of a grant as its readers need it: a file may be read at any time and place, and before a change of
+/// the clocks the zone had another name.
+fn from(past: &Past, now: Duration, style: OutputStyle) -> String {
+    let time = Duration::from_millis(past.from);
+    if style.width.is_none() {
+        return style.zone.word(time);
+    }
+    let (zone, text) = (style.zone.name(time), style.zone.brief(time, now));
+    if zone == style.zone.name(now) { text } else { format!("{text} {zone}") }
+}
+
+/// Returns how a grant ended, or `held`.
+pub(super) fn ended(past: &Past) -> &'static str {
+    past.how.map_or("held", EndReason::word)
+}
+
+/// Returns how long a grant was held, or `?` if no process noticed its end.
+pub(super) fn held_for(past: &Past, now: Duration) -> String {
+    match (past.to, past.how) {
+        (None, Some(_)) => "?".to_string(),
+        _ => span(Duration::from_millis(past.until(now.as_millis() as u64).saturating_sub(past.from))),
+    }
 }
 
 impl Past {
@@ -40,7 +93,7 @@ impl Past {
     }
 
     /// Returns when the grant ended, in milliseconds since the epoch; for an unknown end, returns when it began.
-    fn until(&self, now: u64) -> u64 {
+    pub(crate) fn until(&self, now: u64) -> u64 {
         match (self.to, self.how) {
             (Some(to), _) => to,
             (None, None) => now,
@@ -49,42 +102,8 @@ impl Past {
     }
 }
 
-fn row(text: &mut String, past: &Past, span_shown: (u64, u64), now: u64, host: &str, colour: bool) {
-    let mut name = escape(&past.name);
-    if !fits(&name, 12) {
-        let _ = writeln!(text, "{}", clip(&name, WIDTH));
-        name = String::new();
-    }
-    let held = match (past.to, past.how) {
-        (None, Some(_)) => "?".to_string(),
-        _ => span(Duration::from_millis(past.until(now).saturating_sub(past.from))),
-    };
-    let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
-    let paint = match (colour, past.how) {
-        (false, _) | (_, Some(EndReason::Released)) => "",
-        (_, Some(_)) => "\x1b[31m",
-        (_, None) => "\x1b[1m",
-    };
-    let line = format!(
-        "{} {} {} {} {} {paint}{}{} {}",
-        cell(&name, 12),
-        cell(&who(&past.holder, host), 20),
-        // The cell shows 2026-11-21T07:49:00Z without the year and the seconds.
-        cell(&rfc3339(Duration::from_millis(past.from)).get(5..16).unwrap_or_default().replace('T', " "), 11),
-        cell(&held, 6),
-        cell(&waited, 6),
-        cell(past.how.map_or("held", EndReason::word), 8),
-        if paint.is_empty() { "" } else { "\x1b[0m" },
-        bar(past, span_shown, now),
-    );
-    let _ = writeln!(text, "{}", line.trim_end());
-    if let Some(by) = &past.broken_by {
-        let _ = writeln!(text, "{}", clip(&format!("{:13}broken by {}", "", who(by, host)), WIDTH));
-    }
-}
-
 /// Returns the process, the host if it is another one, the user, the label and the command.
-fn who(who: &Who, host: &str) -> String {
+pub(super) fn who(who: &Who, host: &str) -> String {
     let mut text = who.pid.map_or("-".to_string(), |pid| pid.to_string());
     if who.host != host {
         let _ = write!(text, "@{}", escape(who.host.as_bytes()));
@@ -118,6 +137,7 @@ fn bar(past: &Past, (begin, end): (u64, u64), now: u64) -> String {
 mod tests {
     use super::*;
     use crate::lock::Mode;
+    use crate::report::Zone;
 
     /// 2026-11-21T00:00:00Z in milliseconds since the epoch.
     const MIDNIGHT: u64 = 1_795_219_200_000;
@@ -138,12 +158,12 @@ mod tests {
         }
     }
 
-    fn shown_at(grants: &[Past], now: u64, colour: bool) -> String {
-        timeline(grants, Duration::ZERO, Duration::from_millis(MIDNIGHT + 1000 * now), "here", colour)
+    fn shown_at(grants: &[Past], now: u64, colour: bool, width: Option<usize>) -> String {
+        let style = OutputStyle { colour, width, zone: Zone::Utc };
+        timeline(grants, Duration::ZERO, Duration::from_millis(MIDNIGHT + 1000 * now), "here", style)
     }
 
-    #[test]
-    fn a_timeline_of_a_night() {
+    fn a_night() -> [Past; 5] {
         let waited = Past { waited: 2_000_000, ..past("nightly", 5600, Some(9200), Some(EndReason::Died)) };
         let by = Who { pid: Some(12), host: "other".into(), uid: 99_998, command: b"sh\n".to_vec(), label: None };
         let broken =
@@ -151,38 +171,52 @@ mod tests {
         let labelled = Who { pid: None, label: Some(b"why".to_vec()), ..broken.holder.clone() };
         let held = Past { holder: labelled, ..past("x", 9000, None, None) };
         let lost = past("x", 9100, None, Some(EndReason::Died));
-        let text = shown_at(
-            &[past("nightly", 0, Some(3600), Some(EndReason::Released)), waited, broken, lost, held],
-            10_800,
-            false,
-        );
+        [past("nightly", 0, Some(3600), Some(EndReason::Released)), waited, broken, lost, held]
+    }
+
+    #[test]
+    fn a_timeline_of_a_night() {
         let wanted = "\
-NAME         WHO                  FROM (UTC)  HELD   WAITED END      IN 3h
-nightly      4711 99999 job       11-21 00:00 1h     -      released ####
-nightly      4711 99999 job       11-21 01:33 1h     33m20s died        --#####
-a-rather-long-name
-             4711 99999 job       11-21 02:33 1m40s  -      broken            #
-             broken by 12@other 99998 sh\\n
-x            4711 99999 job       11-21 02:31 ?      -      died              #
-x            - 99999 [why] job    11-21 02:30 30m    -      held              #>
+NAME          FROM (UTC)  HELD   WAITED  END       IN 3h        HOLDER
+nightly       00:00:00    1h     -       released  ####         4711 99999 job
+nightly       01:33:20    1h     33m20s  died         --#####   4711 99999 job
+a-rather-lo~  02:33:20    1m40s  -       broken             #   4711 99999 job
+                                                                broken by 12@ot~
+x             02:31:40    ?      -       died               #   4711 99999 job
+x             02:30:00    30m    -       held               #>  - 99999 [why] j~
 ";
-        assert_eq!(text.replace(" \n", "\n"), wanted, "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= 80));
+        let text = shown_at(&a_night(), 10_800, false, Some(80));
+        assert_eq!(text, wanted, "\n{text}");
+    }
+
+    #[test]
+    fn a_file_gets_whole_lines_and_times_that_stand_alone() {
+        let wanted = "\
+NAME                FROM                  HELD   WAITED  END       IN 3h        HOLDER
+nightly             2026-11-21T00:00:00Z  1h     -       released  ####         4711 99999 job
+nightly             2026-11-21T01:33:20Z  1h     33m20s  died         --#####   4711 99999 job
+a-rather-long-name  2026-11-21T02:33:20Z  1m40s  -       broken             #   4711 99999 job
+                                                                                broken by 12@other 99998 sh\\n
+x                   2026-11-21T02:31:40Z  ?      -       died               #   4711 99999 job
+x                   2026-11-21T02:30:00Z  30m    -       held               #>  - 99999 [why] job
+";
+        let text = shown_at(&a_night(), 10_800, false, None);
+        assert_eq!(text, wanted, "\n{text}");
     }
 
     #[test]
     fn an_empty_timeline_has_no_header_and_strange_times_do_no_harm() {
-        assert_eq!(shown_at(&[], 0, false), "");
+        assert_eq!(shown_at(&[], 0, false, None), "");
         let far = Past { from: u64::MAX, to: Some(0), waited: u64::MAX, ..past("x", 0, None, Some(EndReason::Died)) };
         let long = Past { from: 0, to: Some(u64::MAX), ..far.clone() };
         for grants in [vec![far.clone()], vec![long.clone()], vec![far, long]] {
-            assert!(shown_at(&grants, 5, false).lines().all(|line| line.chars().count() <= 80));
+            assert!(shown_at(&grants, 5, false, Some(80)).lines().all(|line| line.chars().count() <= 80));
         }
     }
 
     #[test]
     fn held_locks_and_failures_have_colours() {
-        let painted = |how| shown_at(&[past("x", 1, Some(2), how)], 3, true).matches('\x1b').count();
+        let painted = |how| shown_at(&[past("x", 1, Some(2), how)], 3, true, None).matches('\x1b').count();
         assert_eq!([None, Some(EndReason::Released), Some(EndReason::Expired)].map(painted), [2, 0, 2]);
     }
 }

@@ -108,7 +108,8 @@ impl RunningCommand {
         }
     }
 
-    pub(super) fn pid(&self) -> Pid {
+    /// Returns the process id of the child.
+    pub fn pid(&self) -> Pid {
         self.pid
     }
 

@@ -1,4 +1,4 @@
-//! One call of `run-with-lock`, as all of its processes know it.
+//! One call of `csalock run`, as all of its processes know it.
 
 use std::ffi::OsString;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //! lives.
 //!
 //! `lock` leaves a keeper behind. The keeper records the owner's end and ends then, or when no lock is held any more.
-//! `run-with-lock` has a keeper while its command runs, even for a `--ttl` on this host's own store. So neither a
+//! `csalock run` has a keeper while its command runs, even for a `--ttl` on this host's own store. So neither a
 //! stopped or killed supervisor nor a silent store lets a second holder in while the command runs. The keeper goes on
 //! without its supervisor and records when the command has ended. The supervisor never waits for the store while the
 //! command runs, and ends the command before the lease ends. Both know the end of the lease by [`SharedDeadline`]. If
@@ -48,12 +48,12 @@ pub struct KeeperConfig<'a> {
     pub timed: bool,
 }
 
-/// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores that other
-/// hosts may share need it, unless the owner's life does not count.
+/// Starts a keeper for the holder of these grants if only a keeper can record that the owner died. Stores whose
+/// users cannot all see the owner need it, unless the owner's life does not count.
 pub fn spawn_detached(keeping: &KeeperConfig<'_>, opened: &OpenLockSet<'_>, grants: &[Grant]) -> Result<()> {
     // Without an owner, no owner's death can end the grants.
     let has_lease = grants.iter().any(|grant| grant.lifetime.lease().is_some());
-    if !opened.are_shared() || !has_lease || keeping.owners.is_empty() {
+    if !opened.need_leases() || !has_lease || keeping.owners.is_empty() {
         return Ok(());
     }
     keeping.shared_deadline.start(opened, grants);

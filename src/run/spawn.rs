@@ -1,4 +1,4 @@
-//! The command of `run-with-lock`: a fork that acquires the lock and becomes the command, and a supervisor that waits
+//! The command of `csalock run`: a fork that acquires the lock and becomes the command, and a supervisor that waits
 //! for the end of the command and releases the lock.
 //!
 //! 1. [`CommandLine::spawn_vfork`] avoids a full fork: a child that shares the memory of this process acquires the lock

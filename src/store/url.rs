@@ -10,7 +10,7 @@ use crate::name::{absolute, escape};
 /// End of a URL whose store other hosts use, although its file system does not look shared.
 const SHARED: &[u8] = b"?shared=1";
 
-/// Start of the path in a URL from `run-with-lock`: it changes nothing in the path, and users do not type it.
+/// Start of the path in a URL from `run`: it changes nothing in the path, and users do not type it.
 const GIVEN: &[u8] = b"/./";
 
 /// Default prefix of the keys in etcd.

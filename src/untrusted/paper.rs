@@ -1,12 +1,13 @@
 //! Properties of displayed text: a terminal interprets no character of it, and all JSON is valid.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use crate::engine::LockStatus;
+use crate::engine::{LockRef, LockStatus};
 use crate::host::{Fake, Host};
 use crate::lock::{EndReason, EndedGrant, Handle, Liveness, Record};
-use crate::report::{OutputStyle, Reporter, SightJson, json, table};
-use crate::store::Scope;
+use crate::report::{LockBlock, LockTable, OutputStyle, Reporter, SightJson, Zone, json};
+use crate::store::{Location, Scope};
 
 /// Returns true if the text does not move a cursor, colour, reorder or hide text.
 pub(super) fn is_harmless(text: &str) -> bool {
@@ -20,7 +21,7 @@ pub(super) fn is_harmless(text: &str) -> bool {
 /// Checks a record in every output format.
 pub(super) fn show(record: Record) {
     let host: Arc<dyn Host> = Arc::new(Fake::new(1));
-    let reporter = Reporter { host: host.as_ref(), scope: Scope::Local };
+    let reporter = Reporter { host: host.as_ref(), scope: Scope::Local, zone: Zone::Utc };
     let standings = [
         Ok(Liveness::Alive),
         Ok(Liveness::Unknown),
@@ -35,9 +36,16 @@ pub(super) fn show(record: Record) {
         record,
     };
     let record = &status.record;
-    for width in [0, 20, 80, 300] {
-        let lines = table(&record.name, &status, &reporter, OutputStyle { colour: false, width });
-        assert!(lines.lines().all(is_harmless), "{lines:?}");
+    for width in [None, Some(0), Some(20), Some(80)] {
+        let style = OutputStyle { colour: false, width, zone: Zone::Utc };
+        let mut table = LockTable::new(style, "here", reporter.host.wall());
+        table.add(&record.name, &status, &reporter);
+        let (header, row) = table.lines();
+        let lock = LockRef::in_store(&Location::beside(Path::new("/")), record.name.clone());
+        let block = LockBlock { lock: &lock, status: &status, reporter: &reporter, past: &[], style };
+        let mut lines = block.lines();
+        lines.extend([header, row(0)]);
+        assert!(lines.iter().all(|line| is_harmless(line)), "{lines:?}");
     }
     let document = json(&SightJson::new(&record.name, &status, &reporter)).expect("it is a document");
     assert!(is_harmless(&document), "{document:?}");

@@ -11,7 +11,7 @@ use crate::duration::{parse_backoff, parse_duration, parse_timeout, rfc3339, sho
 use crate::glob;
 use crate::history::{Past, parse_size};
 use crate::name::{check, escape, escape_path, shell_quote};
-use crate::report::{PastJson, json, timeline};
+use crate::report::{Moment, OutputStyle, PastJson, Zone, json, timeline};
 use crate::store::Location;
 
 /// Checks that a URL is refused, or means a store whose own URL means the same store.
@@ -38,6 +38,10 @@ pub(super) fn duration(bytes: &[u8]) {
     }
     if let Ok(backoff) = parse_backoff(text) {
         assert!(Duration::ZERO < backoff.min && backoff.min <= backoff.max);
+    }
+    if let Ok(moment) = Moment::parse(text) {
+        let (start, end) = moment.span(Zone::Utc, Duration::from_secs(1_800_000_000));
+        assert!(start <= end, "{moment:?}");
     }
     if let Ok(size) = parse_size(text) {
         assert!(size <= 1 << 30);
@@ -116,7 +120,8 @@ pub(super) fn history(bytes: &[u8]) {
         assert!(line.ends_with(&written), "{:?}", past.line());
         let document = json(&PastJson::new(&past)).expect("it is a document");
         assert!(is_harmless(&document), "{document:?}");
-        let lines = timeline(&[past], Duration::ZERO, Duration::from_millis(1_800_000_000_000), "here", false);
+        let style = OutputStyle { colour: false, width: Some(80), zone: Zone::Utc };
+        let lines = timeline(&[past], Duration::ZERO, Duration::from_millis(1_800_000_000_000), "here", style);
         assert!(lines.lines().all(is_harmless), "{lines:?}");
     }
 }

@@ -229,7 +229,7 @@ on_every_store! {
         let sight = sandbox.sight("a");
         assert_eq!((&sight["holders"][0]["claim"], &sight["holders"][0]["expires"]), (&"1".into(), &serde_json::Value::Null));
         let table = sandbox.csalock(["status", "a"]).capture().stdout;
-        assert!(table.contains("\na              claimed   -       ") && table.contains(" forever id 1: "), "{table}");
+        assert!(table.contains("\na     claimed  0        -  ") && table.contains("  forever  id 1: "), "{table}");
         sandbox.csalock(["claim", "--json", "-q", "--id", "2", "a", "c"]).status(83)
             .stdout("{\"taken\":[{\"name\":\"a\",\"id\":\"1\"}]}\n").run();
         let given_up = json(&["unclaim", "--json", "--id", "1", "a", "b"]);

@@ -1,5 +1,8 @@
 //! Containers of one host: processes that share a store, but no network and no pids.
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::sandbox::{CLOCK, Call, Job, Kind, Sandbox, is_root, proc, wait_until};
 
 /// A call in namespaces of its own. `None`: only root can make them.
@@ -72,6 +75,67 @@ on_every_store_of_files! {
         holder.release();
         wait_until("it was woken", || waiter.has_ended());
         assert_eq!(waiter.wait().stdout, "ran\n");
+    }
+}
+
+/// The end of the lease of lock x.
+fn end_of_lease(sandbox: &Sandbox) -> String {
+    sandbox.sight("x")["holders"][0]["renewed_until"].to_string()
+}
+
+/// A container whose first process is this command, with short leases.
+fn container<'a>(sandbox: &'a Sandbox, words: &[&str]) -> Option<Call<'a>> {
+    let words = [&["-pf", "--kill-child", "--mount-proc"], words].concat();
+    is_root("namespaces").then(|| sandbox.call("unshare", words).env("CSALOCK_LEASE", "3s"))
+}
+
+on_every_store! {
+    fn the_lock_of_a_killed_container_ends_with_its_lease(sandbox: &Sandbox) {
+        for script in [&["csalock", "run", "x", "sh", "-c", "echo held; cat"][..], &["dash", "-c", "csalock lock x > lock.out; echo held; cat; :"]] {
+            let Some(container) = container(sandbox, script) else { return };
+            let mut holder = container.spawn();
+            assert_eq!(holder.lines(1), ["held"]);
+            // The keeper renews the lock of a container that lives.
+            let first = end_of_lease(sandbox);
+            wait_until("it is renewed", || !["null", &first].contains(&end_of_lease(sandbox).as_str()));
+            sandbox.csalock(["run", "-nq", "x", "true"]).status(75).run();
+            holder.kill();
+            let next = sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).capture();
+            assert_eq!((next.code, next.stdout.as_str()), (Some(0), "ran\n"), "{next:?}");
+            assert!(next.stderr.ends_with(", which did not renew its lease\n"), "{next:?}");
+        }
+    }
+
+    fn a_waiter_in_a_killed_container_lets_the_next_one_through(sandbox: &Sandbox) {
+        let mut holder = sandbox.holder("x");
+        let Some(container) = container(sandbox, &["csalock", "run", "-w", "inf", "x", "true"]) else { return };
+        let mut waiter = container.spawn();
+        wait_until("it waits", || sandbox.waiting("x") == 1);
+        let last = sandbox.waiter("x", "echo ran");
+        waiter.kill();
+        holder.release();
+        assert_eq!(last.wait().stdout, "ran\n");
+    }
+
+    fn doctor_says_that_it_is_in_a_container(sandbox: &Sandbox) {
+        let Some(doctor) = container(sandbox, &["csalock", "doctor"]) else { return };
+        let done = doctor.capture();
+        let words = done.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(sandbox.is_shared() || words.contains("this is a container: a holder renews a lease of 3s"), "{done:?}");
+    }
+
+    fn csalock_may_be_the_first_process_of_a_container(sandbox: &Sandbox) {
+        let Some(call) = container(sandbox, &["csalock", "run", "x", "sh", "-c", "sleep 0.1 & exit 3"]) else { return };
+        call.status(3).run();
+        assert_eq!(sandbox.state("x"), "free");
+        let mut holder = container(sandbox, &["csalock", "run", "x", "sh", "-c", "echo held; exec sleep 400"]).unwrap().spawn();
+        assert_eq!(holder.lines(1), ["held"]);
+        for first in proc::children(holder.pid()) {
+            kill(Pid::from_raw(first), Signal::SIGTERM).unwrap();
+        }
+        // The kernel keeps the first process from ending by a signal of its own.
+        assert_eq!(holder.wait().code, Some(143));
+        assert_eq!(sandbox.state("x"), "free");
     }
 }
 

@@ -14,7 +14,7 @@ use crate::sandbox::proc::stat_field;
 use crate::sandbox::{CSALOCK, Kind, Sandbox, skip};
 use crate::syscalls::tracer::{Made, trace};
 
-const RUN: &[&str] = &["run-with-lock", "L", TRUE];
+const RUN: &[&str] = &["run", "L", TRUE];
 const TRUE: &str = "/bin/true";
 
 /// The maximum for each command: system calls, and page faults beyond those of the command under the lock.
@@ -79,7 +79,7 @@ fn call(sandbox: &Sandbox, words: &[&str]) -> Command {
 /// Returns the number of system calls in a store that has been used before.
 fn calls(kind: Kind, words: &[&str]) -> usize {
     let sandbox = Sandbox::new(kind);
-    sandbox.csalock(["run-with-lock", "L", "true"]).run();
+    sandbox.csalock(["run", "L", "true"]).run();
     if words[0] == "unlock" {
         sandbox.csalock(["lock", "L"]).capture().line();
     }

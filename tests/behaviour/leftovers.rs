@@ -47,7 +47,7 @@ on_every_store! {
             assert!(given_back.is_ok(), "{round} {given_back:?}");
         }
         assert_eq!(weight(sandbox), before);
-        sandbox.csalock(["status"]).run();
+        sandbox.csalock(["status", "-1"]).run();
     }
 
     fn hundreds_of_commands_leave_the_store_as_it_was(sandbox: &Sandbox) {

@@ -1,4 +1,4 @@
-//! `run-with-lock --flock`: users of flock(1) and ours exclude each other.
+//! `csalock run --flock`: users of flock(1) and ours exclude each other.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};

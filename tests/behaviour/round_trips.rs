@@ -1,4 +1,4 @@
-//! Requests to etcd for one `run-with-lock`. The keeper of a command that runs for more than a second has requests of its
+//! Requests to etcd for one `csalock run`. The keeper of a command that runs for more than a second has requests of its
 //! own, so on a busy machine a run may have more; one of several runs must have none.
 
 use std::collections::HashSet;

@@ -1,4 +1,4 @@
-//! `csalock run-with-lock`: what the command gets, and what its status becomes.
+//! `csalock run`: what the command gets, and what its status becomes.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -101,7 +101,7 @@ on_every_store! {
     }
 
     fn a_name_or_a_command_that_is_missing_is_a_usage_error(sandbox: &Sandbox) {
-        let cure = "say: csalock run-with-lock NAME COMMAND [ARGUMENT]...\n";
+        let cure = "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...\n";
         let missing = format!("csalock: the command is missing; {cure}");
         sandbox.csalock(["run", "x"]).status(64).stderr(&missing).run();
         sandbox.csalock(["run", "x", "--"]).status(64).stderr(&missing).run();

@@ -268,10 +268,10 @@ on_every_store! {
             assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{done:?}");
             done.stderr.lines().next().unwrap_or_default().to_string()
         };
-        assert_eq!(says(&["status", "-W", "--json"]), "error: the argument '--watch' cannot be used with '--json'");
-        assert_eq!(says(&["status", "-W", "-1"]), "error: the argument '--watch' cannot be used with '--names-only'");
-        assert_eq!(says(&["status", "-W", "--interval", "0"]), "error: invalid value '0' for '--interval <DURATION>': must be more than 0");
-        assert_eq!(says(&["status", "--interval", "1s"]), "error: the following required arguments were not provided:");
+        assert_eq!(says(&["status", "-W", "--json"]), "csalock: --watch cannot be used with --json; leave out one of them");
+        assert_eq!(says(&["status", "-W", "-1"]), "csalock: --watch cannot be used with --names-only; leave out one of them");
+        assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 must be more than 0");
+        assert_eq!(says(&["status", "--interval", "1s"]), "csalock: status: --watch is missing; add --watch");
         if has("script") {
             let on_terminal = |command: &str, kind: &str| {
                 let words = ["-q", "-e", "-c", command, "/dev/null"];

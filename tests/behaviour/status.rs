@@ -2,41 +2,52 @@
 
 use serde_json::{Value, json};
 
-use crate::sandbox::{Sandbox, wait_until};
+use crate::sandbox::{Kind, Sandbox, wait_until};
 
-/// The table without what differs from run to run, its columns kept.
-fn table(text: &str) -> String {
-    let columns = [15, 10, 8, 9, 9, 7, 8, 200];
-    let plain = |line: &str| {
-        let mut rest = line;
-        let mut cells = Vec::new();
-        for width in columns {
-            let (cell, after) = rest.split_at(width.min(rest.len()));
-            cells.push(cell.trim_end());
-            rest = after;
-        }
-        if !matches!(cells[0], "NAME") {
-            for (at, name) in [(2, "PID"), (3, "HOST"), (4, "USER"), (5, "AGE")] {
-                cells[at] = if cells[at].is_empty() || cells[at] == "-" { cells[at] } else { name };
+/// The rows of a table in a pipe, without what differs from run to run.
+fn table(sandbox: &Sandbox, text: &str) -> String {
+    let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
+    let row = |line: &str| {
+        let mut cells: Vec<String> = line.splitn(2, "  ").map(|cell| cell.trim().to_string()).collect();
+        while cells.len() < 9 {
+            let Some(last) = cells.pop() else { break };
+            match last.split_once("  ") {
+                Some((cell, rest)) => cells.extend([cell.to_string(), rest.trim_start().to_string()]),
+                None => {
+                    cells.push(last);
+                    break;
+                }
             }
         }
-        cells.join("|")
+        for (at, cell) in cells.iter_mut().enumerate() {
+            let pid = cell.trim_start_matches(|char: char| char.is_ascii_digit()).to_string();
+            match at {
+                3 if pid.len() < cell.len() => *cell = format!("PID{pid}"),
+                4 if *cell == host => *cell = "HOST".to_string(),
+                5 if *cell == user => *cell = "USER".to_string(),
+                6 | 7 if is_time(cell) => *cell = "TIME".to_string(),
+                _ => {}
+            }
+        }
+        cells.join("|") + "\n"
     };
-    text.lines().map(|line| plain(line) + "\n").collect()
+    sandbox.plain(&text.lines().map(row).collect::<String>())
 }
 
-const HEADER: &str = "NAME|STATE|PID|HOST|USER|SINCE|UNTIL|COMMAND\n";
+/// Whether this is a time with date and offset.
+fn is_time(text: &str) -> bool {
+    let shape: String = text.chars().map(|char| if char.is_ascii_digit() { '0' } else { char }).collect();
+    shape == "0000-00-00T00:00:00+00:00" && text.ends_with("+01:00")
+}
+
+const HEADER: &str = "NAME|STATE|WAITERS|PID|HOST|USER|SINCE|UNTIL|COMMAND\n";
 
 #[track_caller]
 fn shows(sandbox: &Sandbox, words: &[&str], code: i32, wanted: &str) {
     let done = sandbox.csalock(["status"].iter().chain(words)).capture();
-    assert_eq!(
-        (done.code, done.stderr.as_str(), table(&done.stdout)),
-        (Some(code), "", wanted.to_string()),
-        "{}",
-        done.stdout
-    );
-    assert!(done.stdout.lines().all(|line| line.chars().count() <= 80), "{}", done.stdout);
+    let found = (done.code, done.stderr.as_str(), table(sandbox, &done.stdout));
+    assert_eq!(found, (Some(code), "", wanted.to_string()), "{}", done.stdout);
 }
 
 /// A store with a held, a queued-for, a leased, a permanent, an expired and an abandoned lock.
@@ -51,40 +62,46 @@ fn scene(sandbox: &Sandbox) -> Vec<crate::sandbox::Job> {
 }
 
 on_every_store! {
-    fn the_table_of_an_empty_store_is_empty(sandbox: &Sandbox) {
-        sandbox.csalock(["status"]).run();
+    fn an_empty_store_is_named(sandbox: &Sandbox) {
+        let store = sandbox.plain(&sandbox.store());
+        let empty = format!("csalock: store {store} has no locks; `csalock status --all-stores` shows others\n");
+        sandbox.csalock(["status"]).stderr(&empty).run();
+        sandbox.csalock(["status", "-q"]).run();
+        // Programs see that by themselves.
+        sandbox.csalock(["status", "-1"]).run();
         sandbox.csalock(["list", "--json"]).stdout("[]\n").run();
+        sandbox.csalock(["status", "z*"]).status(81).run();
         assert!(!sandbox.store_exists());
+        sandbox.csalock(["run", "x", "true"]).run();
+        sandbox.csalock(["list"]).stderr(&empty).run();
     }
 
     fn a_free_lock_is_81(sandbox: &Sandbox) {
-        shows(sandbox, &["x"], 81, &format!("{HEADER}x|free|||||||\n").replace("|||||||", "||||||"));
+        shows(sandbox, &["x"], 81, &format!("{HEADER}x|free|0|-|-|-|-|-|-\n"));
         sandbox.csalock(["status", "-1", "x"]).status(81).stdout("x\n").run();
         assert!(!sandbox.store_exists());
     }
 
-    fn the_table_fits_80_columns(sandbox: &Sandbox) {
+    fn each_lock_is_one_row_and_they_are_sorted(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
-        shows(sandbox, &["held"], 0, &format!("{HEADER}held|held|PID|HOST|USER|AGE|alive|cat\n|waiting|PID|HOST|USER|AGE|-|dash -c true\n"));
-        let done = sandbox.csalock(["status", "permanent"]).capture();
-        assert!(table(&done.stdout).starts_with(&format!("{HEADER}permanent|held|PID|HOST|USER|AGE|forever|[for good]")), "{}", done.stdout);
-        let done = sandbox.csalock(["status", "abandoned"]).capture();
-        assert_eq!(done.code, Some(81));
-        assert!(table(&done.stdout).starts_with(&format!("{HEADER}abandoned|dead|PID|HOST|USER|AGE|over|dash -c")), "{}", done.stdout);
-        let done = sandbox.csalock(["status", "expired"]).capture();
-        assert!(table(&done.stdout).starts_with(&format!("{HEADER}expired|expired|PID|HOST|USER|AGE|over|")), "{}", done.stdout);
-        let done = sandbox.csalock(["status"]).capture();
-        assert!(done.code == Some(0) && done.stdout.lines().all(|line| line.chars().count() <= 80), "{}", done.stdout);
-        assert_eq!(done.stdout.matches("NAME").count(), 1);
+        let held = "held|held|1|PID|HOST|USER|TIME|alive|cat\n";
+        let abandoned = "abandoned|dead|0|PID|HOST|USER|TIME|over|dash -c csalock lock abandoned; :\n";
+        let expired = "expired|expired|0|PID|HOST|USER|TIME|over|TEST\n";
+        let permanent = "permanent|held|0|PID|HOST|USER|TIME|forever|[for good] TEST\n";
+        shows(sandbox, &["held"], 0, &format!("{HEADER}{held}"));
+        shows(sandbox, &["abandoned"], 81, &format!("{HEADER}{abandoned}"));
+        shows(sandbox, &["permanent", "held"], 0, &format!("{HEADER}{held}{permanent}"));
+        shows(sandbox, &[], 0, &format!("{HEADER}{abandoned}{expired}{held}{permanent}"));
+        shows(sandbox, &["*e*d"], 0, &format!("{HEADER}{abandoned}{expired}{held}"));
     }
 
-    fn long_names_stand_on_a_line_of_their_own(sandbox: &Sandbox) {
-        let name = "a-rather-long-name-of-a-lock";
-        let _holder = sandbox.holder(name);
-        let done = sandbox.csalock(["status"]).capture();
-        let lines: Vec<&str> = done.stdout.lines().collect();
-        assert_eq!((lines.len(), lines[1]), (3, name));
-        assert!(table(lines[2]).starts_with("|held|PID|HOST|USER|AGE|alive|cat"), "{}", done.stdout);
+    fn a_pipe_gets_everything_in_full(sandbox: &Sandbox) {
+        let (name, label) = ("n".repeat(300), "l".repeat(200));
+        let done = sandbox.csalock(["lock", "--ttl", "1h", "--label", &label, &name]).capture();
+        assert_eq!(done.code, Some(0));
+        shows(sandbox, &[], 0, &format!("{HEADER}{name}|held|0|PID|HOST|USER|TIME|TIME|[{label}] TEST\n"));
+        let utc = sandbox.csalock(["status", "--utc"]).capture().line();
+        assert_eq!(utc.matches("Z  ").count(), 2, "{utc}");
     }
 
     fn status_never_changes_the_store(sandbox: &Sandbox) {
@@ -110,9 +127,7 @@ on_every_store! {
     fn names_alone_are_one_a_line(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
         let names = sandbox.csalock(["status", "-1"]).capture().line();
-        let mut names: Vec<&str> = names.lines().collect();
-        names.sort_unstable();
-        assert_eq!(names, ["abandoned", "expired", "held", "permanent"]);
+        assert_eq!(names, "abandoned\nexpired\nheld\npermanent");
         sandbox.csalock(["lock", "--forever", "two\nlines"]).stdout("HANDLE\n").run();
         sandbox.csalock(["status", "-1", "two*"]).stdout("two\\nlines\n").run();
     }
@@ -123,9 +138,7 @@ on_every_store! {
         }
         let picked = |pattern: &str| {
             let done = sandbox.csalock(["status", "-1", pattern]).capture();
-            let mut names: Vec<String> = done.stdout.lines().map(str::to_string).collect();
-            names.sort_unstable();
-            (done.code.unwrap(), names.join(" "))
+            (done.code.unwrap(), done.stdout.lines().collect::<Vec<_>>().join(" "))
         };
         assert_eq!(picked("t[wh]*"), (0, "three two".to_string()));
         assert_eq!(picked("?n?"), (0, "one".to_string()));
@@ -182,5 +195,75 @@ on_every_store! {
         assert_eq!(done.stdout, "74\n74\n", "{done:?}");
         assert!(!done.stderr.contains("panic"), "{}", done.stderr);
         assert_eq!(done.stderr.matches("csalock: cannot write to stdout: ").count(), 2, "{}", done.stderr);
+    }
+}
+
+on_every_store_of_files! {
+    fn a_directory_means_the_locks_of_its_files(sandbox: &Sandbox) {
+        std::fs::create_dir(sandbox.path("files/below")).unwrap();
+        let lock = |name: &str| sandbox.csalock(["lock", "--forever", name]);
+        let rows = format!("{HEADER}SANDBOX/files/a|held|0|PID|HOST|USER|TIME|forever|TEST\n\
+                            SANDBOX/files/b|held|0|PID|HOST|USER|TIME|forever|TEST\n");
+        let status = |directory: &str| sandbox.csalock(["status", directory]);
+        let empty = "csalock: no file in SANDBOX/files/below has a lock; the lock of the directory itself is shown by \
+                     `csalock status SANDBOX/files/below`\n";
+        for name in ["./b", "./a", "below/c"] {
+            lock(name).without("CSALOCK_STORE").stdout("HANDLE\n").run();
+            lock(name).stdout("HANDLE\n").run();
+        }
+        for store in [Some(sandbox.store()), None] {
+            let call = |directory: &str| match &store {
+                Some(_) => status(directory),
+                None => status(directory).without("CSALOCK_STORE"),
+            };
+            for directory in ["./", "../files/", &format!("{}/", sandbox.path("files").display())] {
+                let done = call(directory).capture();
+                assert_eq!((done.code, table(sandbox, &done.stdout)), (Some(0), rows.clone()), "{directory} {store:?}");
+            }
+            sandbox.csalock(["unlock", "--force", "below/c"]).env("CSALOCK_STORE", store.as_deref().unwrap_or("")).capture();
+            call("below/").status(81).stderr(empty).run();
+        }
+        let done = sandbox.csalock(["status", "none/"]).status(69);
+        done.stderr("csalock: cannot find SANDBOX/files/none/: No such file or directory; create it, or name another store with --store\n").run();
+    }
+}
+
+#[test]
+fn all_stores_are_listed_and_one_that_cannot_be_read_is_reported() {
+    let [first, second, empty] = [Kind::Directory, Kind::Sqlite, Kind::Directory].map(Sandbox::new);
+    for sandbox in [&first, &second] {
+        sandbox.csalock(["lock", "--forever", "b"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "a"]).stdout("HANDLE\n").run();
+    }
+    let wrong = first.file("wrong", "no database".repeat(1000)).display().to_string();
+    let stores = format!("{}  sqlite:{wrong} {} {} redis:x", first.store(), second.store(), empty.store());
+    let call = |words: &[&str]| {
+        let done = first.csalock(["status", "--all-stores"].iter().chain(words)).env("CSALOCK_STORES", &stores).capture();
+        // The stores of this user and of root are those of the machine, if root runs the tests.
+        let said = done.stderr.lines().filter(|line| !line.contains("/csalock has no locks")).map(|line| line.to_string() + "\n");
+        (done.code, done.stdout.clone(), said.collect::<String>())
+    };
+    let (code, text, said) = call(&[]);
+    let sections: Vec<(String, String)> = text.split("\n\n").map(|section| {
+        let (url, rows) = section.split_once(":\n").unwrap();
+        (url.to_string(), table(&first, rows))
+    }).filter(|(url, _)| !url.ends_with("/csalock")).collect();
+    let row = "held|0|PID|HOST|USER|TIME|forever|TEST\n";
+    let rows = format!("{HEADER}a|{row}b|{row}");
+    assert_eq!(sections, [(first.store(), rows.clone()), (second.store(), rows)], "{text}");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 3, "{said}");
+    assert!(lines[0].contains(&wrong) && lines[0].contains("not a database"), "{said}");
+    assert_eq!(lines[1], format!("csalock: store {} has no locks", empty.store()));
+    assert!(lines[2].starts_with("csalock: store redis:x: "), "{said}");
+    assert_eq!(code, Some(65), "the first failure decides");
+    let (_, text, _) = call(&["--json"]);
+    let found: Vec<Value> = serde_json::from_str(&text).unwrap();
+    let ours = found.iter().filter(|lock| lock["store"] != "dir:/var/lib/csalock");
+    let found: Vec<(&Value, &Value)> = ours.map(|lock| (&lock["name"], &lock["store"])).collect();
+    let [one, two] = [first.store(), second.store()].map(Value::from);
+    assert_eq!(found, [(&json!("a"), &one), (&json!("a"), &two), (&json!("b"), &one), (&json!("b"), &two)]);
+    for words in [&["x"][..], &["-1"], &["-W"]] {
+        assert_eq!(call(words).0, Some(64), "{words:?}");
     }
 }

@@ -85,7 +85,7 @@ fn made_by_clap(shell: Shell) -> String {
 fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
         "unlock" | "status" | "history" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => ValueHint::Hostname,
-        "run-with-lock" => ValueHint::Username,
+        "run" => ValueHint::Username,
         _ => ValueHint::AnyPath,
     };
     command.mut_args(|argument| {

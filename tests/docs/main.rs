@@ -16,9 +16,7 @@ use std::path::{Path, PathBuf};
 
 /// The whole command line, with the subcommands that are otherwise made on demand.
 fn definition() -> clap::Command {
-    let mut command = <csalock::cli::Cli as clap::CommandFactory>::command();
-    command.build();
-    command
+    csalock::cli::Cli::definition()
 }
 
 fn in_project(path: &str) -> PathBuf {

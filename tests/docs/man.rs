@@ -53,9 +53,8 @@ fn full_pages() -> Vec<(String, String)> {
     pages
 }
 
-/// The page of `run` has that name, whichever of the command's names comes first.
 fn page_name(command: &Command) -> String {
-    format!("csalock-{}", command.get_name().trim_end_matches("-with-lock"))
+    format!("csalock-{}", command.get_name())
 }
 
 fn path(page: &str) -> String {

@@ -142,10 +142,12 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
         assert!(live.is_subset(&offered) && !offered.iter().any(|name| name.contains("line")), "{offered:?}");
         assert_eq!(offers(&["csalock", command, "-q", "--json", "pl"]), BTreeSet::from(["plain".to_string()]));
         assert!(!offers(&["csalock", command, "--store", "dir:/nowhere/at/all", "pl"]).contains("plain"));
+        assert!(!offers(&["csalock", "--store", "dir:/nowhere/at/all", command, "pl"]).contains("plain"));
+        assert!(offers(&["csalock", "--json", command, "pl"]).contains("plain"));
     }
     assert!(offers(&["csalock", "unlock", "plain", "tw"]).contains("two words"));
     assert!(!offers(&["csalock", "renew", "--ttl", "pl"]).contains("plain"));
-    assert!(offers(&["csalock", "run-with-lock", "--on-lost", ""]).contains("warn"));
+    assert!(offers(&["csalock", "run", "--on-lost", ""]).contains("warn"));
     for before in
         [&["run-with-lock", "job"][..], &["run", "-w", "5", "job", "--"], &["run", "-n", "--ttl", "1m", "job"]]
     {

@@ -58,7 +58,7 @@ impl Count {
         let mut text = format!("{} held, {} waiting", self.held, self.waiting);
         if let Some((since, name)) = &self.oldest {
             let age = engine.host().wall().saturating_sub(Duration::from_millis(*since));
-            text.push_str(&format!("; the oldest is {}, acquired {} ago", escape(name), span(age)));
+            text.push_str(&format!("; the oldest is lock \"{}\", acquired {} ago", escape(name), span(age)));
         }
         let mut findings = vec![Finding::good("records", text)];
         if let [error, others @ ..] = self.unreadable.as_slice() {

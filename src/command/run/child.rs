@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use super::flock_compat::FlockCompat;
-use crate::cli::RunWithLock;
+use crate::cli::Run;
 use crate::command::acquire::{Acquisition, report_taken, request};
 use crate::command::context::eprint_line;
 use crate::engine::{AcquireAllResult, AcquireRequest, OpenLockSet, WaitPolicy, acquire_all};
@@ -19,7 +19,7 @@ use crate::run::spawn::VforkStatus;
 /// Everything that the child needs.
 pub(super) struct CommandChild<'a> {
     pub(super) job: &'a Job<'a>,
-    pub(super) asked: &'a RunWithLock,
+    pub(super) asked: &'a Run,
     pub(super) flock_compat: Option<&'a FlockCompat>,
     /// Start of the wait for the locks, on CLOCK_BOOTTIME.
     pub(super) began: Duration,
@@ -35,7 +35,7 @@ impl CommandChild<'_> {
         opened: &OpenLockSet<'_>,
         child_side: Option<&ChildSide>,
     ) -> anyhow::Result<Exit> {
-        let request = self.request(child_side.is_none(), opened.are_shared())?;
+        let request = self.request(child_side.is_none(), opened.need_leases())?;
         let waiting = &self.asked.taking.waiting;
         let policy = waiting.wait_policy();
         let end = policy.end(self.began);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::child::CommandChild;
-use crate::cli::RunWithLock;
+use crate::cli::Run;
 use crate::command::context::{LockRef, eprint_line};
 use crate::engine::{LockSet, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
@@ -36,7 +36,7 @@ pub(super) struct FlockCompat {
 
 impl FlockCompat {
     /// Returns `None` without `--flock`. Among several names, only those that are paths have files.
-    pub(super) fn of(asked: &RunWithLock, targets: &LockSet) -> Result<Option<FlockCompat>> {
+    pub(super) fn of(asked: &Run, targets: &LockSet) -> Result<Option<FlockCompat>> {
         if !asked.flock {
             return Ok(None);
         }
@@ -150,8 +150,7 @@ fn keep_waiting(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut 
 fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant]) -> Result<bool> {
     for (at, ((target, engine), grant)) in opened.each().zip(&mut *grants).enumerate() {
         let credentials = engine.by_proof(take.job.handle.proof())?;
-        let lifetime =
-            engine.start(&engine.lifetime_in_store(engine.store().scope(), &take.asked.taking.lifetime()))?;
+        let lifetime = engine.start(&engine.lifetime_in_store(engine.needs_leases(), &take.asked.taking.lifetime()))?;
         match engine.apply(&target.name, &Renew(credentials, lifetime))? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => {

@@ -1,53 +1,103 @@
-//! The selection of locks by the arguments: names, patterns, or all locks of the store.
+//! The selection of locks by the arguments: names, patterns, directories of files, or all locks of a store.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use crate::cli::Status;
-use crate::command::context::Context;
-use crate::engine::LockStatus;
-use crate::error::{ErrorKind, Result};
+use crate::command::context::{Context, LockRef};
+use crate::engine::{Engine, LockStatus};
+use crate::environment::Environment;
+use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::glob;
-use crate::report::Reporter;
+use crate::report::{Reporter, Zone};
+use crate::store::Location;
 
-/// A selected lock: its name for display, its status and its reporter.
-pub(super) type Selected<'a> = Result<(&'a [u8], &'a LockStatus, &'a Reporter<'a>)>;
+/// A selected lock.
+pub(super) struct Selected<'a> {
+    /// The name for display.
+    pub(super) name: &'a [u8],
+    pub(super) status: &'a LockStatus,
+    pub(super) reporter: &'a Reporter<'a>,
+    /// The lock and its store, if an argument is its name.
+    pub(super) named: Option<(&'a LockRef, &'a Engine)>,
+}
+
+/// The function that gets each lock as it is found. An `Err` is an unreadable record.
+pub(super) type Visit<'a> = dyn FnMut(Result<Selected<'_>>) -> anyhow::Result<()> + 'a;
+
+/// Locks of a store that are not named one by one.
+enum Scan<'a> {
+    /// Every lock.
+    All,
+    /// The locks whose names match one of these patterns.
+    Matches(Vec<&'a [u8]>),
+    /// The locks of the files in this directory.
+    Files(PathBuf),
+}
 
 /// A selection, and its results so far, which decide the exit of `status`.
-struct Selection<'a> {
+struct Selection<'a, 'v> {
     context: &'a Context,
     asked: &'a Status,
-    visit: &'a mut dyn FnMut(Selected<'_>) -> anyhow::Result<()>,
+    visit: &'a mut Visit<'v>,
     /// The exit for the last unreadable record.
     unreadable: Option<Exit>,
-    /// True if all named locks are held and, if there are patterns, one lock that matches them.
+    /// True if all named locks are held and, if there are patterns or directories, a lock of each kind.
     all_held: bool,
 }
 
-/// Shows the locks to `visit` as they are found; an `Err` is an unreadable record. Returns the exit of `status`.
-pub(super) fn select(
-    context: &Context,
-    asked: &Status,
-    visit: &mut dyn FnMut(Selected<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<Exit> {
+/// Shows the locks that the arguments select to `visit`. Returns the exit of `status`.
+pub(super) fn select(context: &Context, asked: &Status, visit: &mut Visit<'_>) -> anyhow::Result<Exit> {
     let mut selection = Selection { context, asked, visit, unreadable: None, all_held: true };
     let patterns = selection.visit_names()?;
-    if asked.names.is_empty() || !patterns.is_empty() {
-        selection.visit_matches(&patterns)?;
+    if asked.names.is_empty() {
+        selection.scan(&context.store(&asked.common)?, &Scan::All)?;
+    } else if !patterns.is_empty() {
+        selection.scan(&context.store(&asked.common)?, &Scan::Matches(patterns))?;
     }
-    Ok(match selection.unreadable {
-        Some(exit) => exit,
-        None if selection.all_held => Exit::Done,
-        None => ErrorKind::NotHeld.into(),
-    })
+    Ok(selection.exit())
 }
 
-impl<'a> Selection<'a> {
-    /// Shows the locks that the arguments name. Returns the patterns among the arguments: a lock whose name looks like
-    /// a pattern comes first.
+/// Shows all locks of this store to `visit`. Returns the exit of `status`.
+pub(super) fn select_store(
+    context: &Context,
+    asked: &Status,
+    store: &Location,
+    visit: &mut Visit<'_>,
+) -> anyhow::Result<Exit> {
+    let mut selection = Selection { context, asked, visit, unreadable: None, all_held: true };
+    selection.scan(store, &Scan::All)?;
+    Ok(selection.exit())
+}
+
+/// Returns the stores that `--all-stores` covers, each once, or why one is unknown.
+pub(super) fn stores(context: &Context, asked: &Status) -> Vec<Result<Location>> {
+    let environment = &context.environment;
+    let others = Environment::other_stores().into_iter().map(|url| Location::parse(&url, &environment.current));
+    let own = [context.store(&asked.common), environment.default_store(), Ok(Environment::store_of_root())];
+    let mut stores: Vec<Result<Location>> = Vec::new();
+    for store in own.into_iter().chain(others) {
+        let url = |store: &Result<Location>| store.as_ref().map(Location::url).map_err(Clone::clone);
+        if stores.iter().all(|known| url(known) != url(&store)) {
+            stores.push(store);
+        }
+    }
+    stores
+}
+
+impl<'a> Selection<'a, '_> {
+    /// Shows the locks that the arguments name, and those beside files in the named directories. Returns the patterns
+    /// among the arguments: a lock whose name looks like a pattern comes first.
     fn visit_names(&mut self) -> anyhow::Result<Vec<&'a [u8]>> {
         let mut patterns = Vec::new();
         for typed in &self.asked.names {
+            if is_directory(typed) {
+                let (store, directory) = self.context.store_in(&self.asked.common, typed)?;
+                self.scan(&store, &Scan::Files(directory))?;
+                continue;
+            }
             let is_pattern = glob::is_pattern(typed.as_bytes());
             let target = match self.context.target(&self.asked.common, typed) {
                 Err(error) if is_pattern && error.kind() == ErrorKind::Unavailable => {
@@ -61,7 +111,9 @@ impl<'a> Selection<'a> {
                 Ok(status) if is_pattern && nothing_to_show(&status) => patterns.push(typed.as_bytes()),
                 Ok(status) => {
                     self.all_held &= status.is_held();
-                    (self.visit)(Ok((&target.display_name, &status, &Reporter::new(&engine))))?;
+                    let (reporter, named) = (self.reporter(&engine), Some((&target, &engine)));
+                    let (name, reporter) = (target.display_name.as_slice(), &reporter);
+                    (self.visit)(Ok(Selected { name, status: &status, reporter, named }))?;
                 }
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     self.unreadable = Some(error.kind().into());
@@ -73,26 +125,28 @@ impl<'a> Selection<'a> {
         Ok(patterns)
     }
 
-    /// Shows the locks of the store whose name matches one of the patterns, or all locks if there are no patterns.
-    fn visit_matches(&mut self, patterns: &[&[u8]]) -> anyhow::Result<()> {
-        let engine = self.context.engine(&self.context.store(&self.asked.common)?)?;
-        let reporter = Reporter::new(&engine);
+    /// Shows the selected locks of a store.
+    fn scan(&mut self, store: &Location, scan: &Scan<'_>) -> anyhow::Result<()> {
+        let engine = self.context.engine(store)?;
+        let reporter = self.reporter(&engine);
         let mut failed: Option<anyhow::Error> = None;
         let mut found_held = false;
         engine.for_each_lock(&mut |status| {
-            let selected = match &status {
-                Ok(status) => {
-                    let name = status.record.name.as_slice();
-                    let wanted = patterns.is_empty() || patterns.iter().any(|pattern| glob::matches(pattern, name));
-                    if !wanted || nothing_to_show(status) {
-                        return Ok(());
-                    }
+            let shown = match status {
+                Ok(status) => match scan.name(store, &status.record.name).filter(|_| !nothing_to_show(&status)) {
+                    None => return Ok(()),
+                    Some(name) => Ok((name, status)),
+                },
+                Err(error) => Err(error),
+            };
+            let selected = match &shown {
+                Ok((name, status)) => {
                     found_held |= status.is_held();
-                    Ok((name, status, &reporter))
+                    Ok(Selected { name, status, reporter: &reporter, named: None })
                 }
                 Err(error) => {
                     self.unreadable = Some(error.kind().into());
-                    Err(error.clone())
+                    Err(Error::clone(error))
                 }
             };
             if failed.is_none() {
@@ -100,9 +154,42 @@ impl<'a> Selection<'a> {
             }
             Ok(())
         })?;
-        self.all_held &= found_held || patterns.is_empty();
+        self.all_held &= found_held || matches!(scan, Scan::All);
         failed.map_or(Ok(()), Err)
     }
+
+    fn reporter<'e>(&self, engine: &'e Engine) -> Reporter<'e> {
+        let zone = if self.asked.utc { Zone::Utc } else { Zone::Local };
+        Reporter { zone, ..Reporter::new(engine) }
+    }
+
+    fn exit(&self) -> Exit {
+        match self.unreadable {
+            Some(exit) => exit,
+            None if self.all_held => Exit::Done,
+            None => ErrorKind::NotHeld.into(),
+        }
+    }
+}
+
+impl Scan<'_> {
+    /// Returns the name for display of a lock in this store, or `None` if the lock is not selected.
+    fn name(&self, store: &Location, name: &[u8]) -> Option<Vec<u8>> {
+        let is_selected = match self {
+            Scan::All => true,
+            Scan::Matches(patterns) => patterns.iter().any(|pattern| glob::matches(pattern, name)),
+            Scan::Files(directory) if *store == Location::beside(directory) => {
+                return Some(directory.join(OsStr::from_bytes(name)).into_os_string().into_encoded_bytes());
+            }
+            Scan::Files(directory) => PathBuf::from(OsStr::from_bytes(name)).parent() == Some(directory),
+        };
+        is_selected.then(|| name.to_vec())
+    }
+}
+
+/// Returns true if an argument means the locks of all files in a directory.
+pub(super) fn is_directory(typed: &OsStr) -> bool {
+    typed.as_bytes().ends_with(b"/")
 }
 
 /// Returns true if the lock has no holder, no waiter and no value.

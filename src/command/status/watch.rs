@@ -1,6 +1,5 @@
-//! `status --watch`: redraws the table at an interval, as top(1) does.
+//! `status --watch`: redraws the table, or the details of one lock, at an interval, as top(1) does.
 
-use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -10,25 +9,25 @@ use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
+use super::details::Details;
 use super::screen::Screen;
 use super::select::select;
 use crate::cli::Status;
 use crate::command::context::Context;
-use crate::duration::rfc3339;
-use crate::engine::LockStatus;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
-use crate::lock::EndReason;
 use crate::name::{escape, is_path};
-use crate::report::{HEADER, OutputStyle, table, wrapped};
+use crate::report::{LockTable, OutputStyle, wrapped};
 use crate::run::timer::wait_readable;
 use crate::signals::{self, Signals};
 use crate::terminal;
 
 /// Reason to draw again, or to stop drawing.
 enum Event {
-    /// The interval is over, or the user asked for a new drawing.
+    /// The interval is over, or the user asked for a new look at the locks.
     Look,
+    /// The user scrolls by this many lines and pages.
+    Scroll(isize, isize),
     /// The user pressed Ctrl-Z.
     Stop,
     /// The user has seen enough.
@@ -42,13 +41,21 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     }
     let others = [Signal::SIGTSTP, Signal::SIGCONT, Signal::SIGWINCH];
     let signals = Signals::listen_also(context.inherited, &others)?;
+    let mut details = Details::default();
     // Invalid arguments are reported before the first drawing.
-    let mut view = View::of(context, asked)?;
+    let mut view = View::of(context, asked, &mut details)?;
     let screen = Screen::open()?;
+    let (mut top, mut looked) = (0, context.host.boottime());
     loop {
-        screen.draw(&view.lines(context, asked))?;
-        match next_event(&signals, asked.interval)? {
+        let (lines, room) = view.lines(context, asked, &mut top);
+        screen.draw(&lines)?;
+        let left = (looked + asked.interval).saturating_sub(context.host.boottime());
+        match next_event(&signals, left)? {
             Event::Look => screen.enter()?,
+            Event::Scroll(lines, pages) => {
+                top = top.saturating_add_signed(lines.saturating_add(pages.saturating_mul(room as isize)));
+                continue;
+            }
             Event::Stop => {
                 screen.suspend();
                 signals::stop();
@@ -56,7 +63,8 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
             }
             Event::End(exit) => return Ok(exit),
         }
-        view = View::of(context, asked)?;
+        view = View::of(context, asked, &mut details)?;
+        looked = context.host.boottime();
     }
 }
 
@@ -74,110 +82,108 @@ fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
     }
     if keyboard && wait_readable([stdin.as_fd()], Some(Duration::ZERO)) == Ok(true) {
         let mut keys = [0; 64];
-        match nix::unistd::read(&stdin, &mut keys) {
-            Ok(length) if keys[..length].iter().any(|key| matches!(key, b'q' | b'Q')) => {
-                return Ok(Event::End(Exit::Done));
-            }
-            Ok(1..) | Err(Errno::EAGAIN | Errno::EINTR) => {}
+        return match nix::unistd::read(&stdin, &mut keys) {
+            Ok(length @ 1..) => Ok(typed(&keys[..length])),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(Event::Look),
             // The terminal is gone.
-            _ => return Ok(Event::End(Exit::Signal(Signal::SIGHUP))),
-        }
+            _ => Ok(Event::End(Exit::Signal(Signal::SIGHUP))),
+        };
     }
     Ok(Event::Look)
 }
 
+/// Returns the meaning of typed keys. A terminal sends a sequence of bytes for an arrow or a page key.
+fn typed(mut keys: &[u8]) -> Event {
+    let (mut lines, mut pages) = (0, 0);
+    while let Some((first, rest)) = keys.split_first() {
+        keys = rest;
+        let sequence = if *first == 0x1b { rest } else { b"" };
+        let length = match sequence {
+            [b'[', b'5' | b'6', b'~', ..] => 3,
+            [b'[' | b'O', b'A' | b'B', ..] => 2,
+            _ => 0,
+        };
+        match (first, &sequence[..length]) {
+            (b'q' | b'Q', _) => return Event::End(Exit::Done),
+            (b'j', _) | (_, [_, b'B']) => lines += 1,
+            (b'k', _) | (_, [_, b'A']) => lines -= 1,
+            (b' ', _) | (_, [_, b'6', _]) => pages += 1,
+            (_, [_, b'5', _]) => pages -= 1,
+            _ => {}
+        }
+        keys = &keys[length..];
+    }
+    if (lines, pages) == (0, 0) { Event::Look } else { Event::Scroll(lines, pages) }
+}
+
 /// The locks at one moment.
-#[derive(Default)]
 struct View {
-    /// Locks that may fit on the screen: those with waiters first, then by name, so that rows keep their places.
-    rows: BTreeMap<(bool, Vec<u8>), Row>,
-    locks: usize,
-    holders: usize,
-    waiters: usize,
-    /// Number of lines of all locks, without the extra lines of long names.
-    entries: usize,
+    table: LockTable,
+    /// The lines about a lock, if only one is watched.
+    block: Vec<String>,
     /// The error of an unreadable record, or the reason why no lock can be shown.
     trouble: Option<String>,
     failed: bool,
-}
-
-struct Row {
-    lines: Vec<String>,
-    entries: usize,
+    style: OutputStyle,
 }
 
 impl View {
     /// Reads the locks. An error of the store may pass, so it is shown like anything else.
-    fn of(context: &Context, asked: &Status) -> anyhow::Result<View> {
-        let (height, width) = terminal::size(std::io::stdout());
-        let style = OutputStyle { colour: super::colour(), width };
-        let mut view = View::default();
+    fn of(context: &Context, asked: &Status, details: &mut Details) -> anyhow::Result<View> {
+        let style = super::output_style(&asked.common, asked.utc);
+        let table = || LockTable::new(style, &context.host.name(), context.host.wall());
+        let mut view = View { table: table(), block: Vec::new(), trouble: None, failed: false, style };
         let looked = select(context, asked, &mut |seen| {
             match seen {
                 Err(unreadable) => view.trouble = Some(unreadable.to_string()),
-                Ok((name, status, reporter)) => {
-                    let row = |entries| {
-                        let lines = table(name, status, reporter, style).lines().map(str::to_string).collect();
-                        Row { lines, entries }
-                    };
-                    view.add(name, status, height, row);
+                Ok(seen) => {
+                    view.table.add(seen.name, seen.status, seen.reporter);
+                    if let Some(named) = seen.named.filter(|_| asked.names.len() == 1) {
+                        view.block = details.lines(context, named, seen.status, seen.reporter, style);
+                    }
                 }
             }
             Ok(())
         });
+        view.table.sort();
         match looked {
             Err(error) if crate::command::exit_of(&error) == ErrorKind::InvalidInput.into() => Err(error),
-            Err(error) => Ok(View { trouble: Some(format!("{error:#}")), failed: true, ..View::default() }),
+            Err(error) => {
+                Ok(View { trouble: Some(format!("{error:#}")), failed: true, table: table(), block: Vec::new(), ..view })
+            }
             Ok(_) => Ok(view),
         }
     }
 
-    fn add(&mut self, name: &[u8], status: &LockStatus, most: usize, row: impl FnOnce(usize) -> Row) {
-        let holders = status.holders.iter().filter(|standing| **standing != Err(EndReason::Released)).count();
-        let waiters = status.record.waiters.len();
-        let entries = holders.max(1) + waiters;
-        self.locks += 1;
-        self.holders += holders;
-        self.waiters += waiters;
-        self.entries += entries;
-        let key = (waiters == 0, name.to_vec());
-        if self.rows.len() < most || self.rows.last_key_value().is_some_and(|(last, _)| key < *last) {
-            self.rows.insert(key, row(entries));
-        }
-        if self.rows.len() > most {
-            self.rows.pop_last();
-        }
-    }
-
-    /// Returns all lines of the screen.
-    fn lines(&self, context: &Context, asked: &Status) -> Vec<String> {
+    /// Returns all lines of the screen, and the number of those that scroll. `top` is the first of these; it becomes
+    /// smaller if the last line would not be at the bottom.
+    fn lines(&self, context: &Context, asked: &Status, top: &mut usize) -> (Vec<String>, usize) {
         let (height, width) = terminal::size(std::io::stdout());
         let mut lines = vec![self.headline(context, asked)];
         lines.extend(self.trouble.iter().flat_map(|trouble| wrapped(trouble, width)));
-        lines.push(if super::colour() { format!("\x1b[7m{HEADER}\x1b[0m") } else { HEADER.to_string() });
-        let room = height.saturating_sub(lines.len());
-        // The flag marks a lock's lines that are entries: all lines except a name on its own line.
-        let of_row = |row: &'_ Row| {
-            let names = row.lines.len().saturating_sub(row.entries);
-            let entries = row.lines.iter().enumerate().map(move |(at, line)| (line.clone(), at >= names));
-            entries.collect::<Vec<_>>()
-        };
-        let mut body: Vec<(String, bool)> = self.rows.values().flat_map(of_row).take(room + 1).collect();
-        let entries = |body: &[(String, bool)]| body.iter().filter(|(_, is_entry)| *is_entry).count();
-        if body.len() > room || entries(&body) < self.entries {
-            body.truncate(room.saturating_sub(1));
-            let more = self.entries - entries(&body);
-            body.push((format!("... and {more} more"), false));
+        let (header, row) = self.table.lines();
+        if self.block.is_empty() {
+            lines.push(if self.style.colour { format!("\x1b[7m{header}\x1b[0m") } else { header });
         }
-        lines.extend(body.into_iter().map(|(line, _)| line));
-        lines
+        let number = if self.block.is_empty() { self.table.len() } else { self.block.len() };
+        let mut room = height.saturating_sub(lines.len());
+        let is_long = number > room;
+        room = room.saturating_sub(is_long.into());
+        *top = (*top).min(number.saturating_sub(room));
+        let shown = *top..number.min(*top + room);
+        let what = if self.block.is_empty() { "locks" } else { "lines" };
+        let place = is_long.then(|| format!("{what} {} to {} of {number}", shown.start + 1, shown.end));
+        lines.extend(shown.map(|at| self.block.get(at).cloned().unwrap_or_else(|| row(at))));
+        lines.extend(place);
+        (lines, room)
     }
 
     fn headline(&self, context: &Context, asked: &Status) -> String {
-        let now = rfc3339(context.host.wall());
+        let now = self.style.zone.full(context.host.wall());
         let count = |number: usize, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
-        let known = [count(self.locks, "lock"), count(self.holders, "holder"), count(self.waiters, "waiter")];
-        let counts = if self.failed { "nothing to be seen".to_string() } else { known.join(", ") };
+        let (holders, waiters) = self.table.parties();
+        let known = [count(self.table.len(), "lock"), count(holders, "holder"), count(waiters, "waiter")];
+        let counts = if self.failed { "no answer".to_string() } else { known.join(", ") };
         let only_files = !asked.names.is_empty() && asked.names.iter().all(|name| is_path(name.as_bytes()));
         let store = context.store(&asked.common).ok().filter(|_| !only_files);
         let store = store.map_or(String::new(), |store| escape(store.url().as_bytes()));

@@ -9,7 +9,7 @@ use crate::engine::wait_policy::WaitClock;
 use crate::error::{Error, Result};
 use crate::host::{WaitSet, WaitSources, WakeAddress, WakeReason, Watched};
 use crate::lock::{Cycle, HandleHash, Lease, PidDomain, ProcessId, Record, Sighting, WaitEdges};
-use crate::store::{Scope, Topic, Version};
+use crate::store::{Topic, Version};
 
 /// Time past the end of a lease that covers the rounding of every clock.
 const ROUNDING: Duration = Duration::from_millis(1);
@@ -55,8 +55,8 @@ impl Engine {
         for lease in leases {
             pause = pause.min(self.store.leases().time_to_expiry(lease, seen)? + ROUNDING);
         }
-        // A longer pause would let this waiter's lease expire, and other hosts would consider it dead.
-        Ok(Some(if self.store.scope() == Scope::Shared { pause.min(self.lease / 4) } else { pause }))
+        // A longer pause would let this waiter's lease expire, and others would consider it dead.
+        Ok(Some(if self.needs_leases() { pause.min(self.lease / 4) } else { pause }))
     }
 }
 
@@ -79,10 +79,10 @@ impl<'a> Acquisition<'a> {
             entry.blocked_processes = within;
             changed = true;
         }
-        // Other hosts cannot see whether a waiter lives, so the waiter renews a lease.
+        // If others cannot see whether a waiter lives, the waiter renews a lease.
         let left = |lease: &Lease| engine.left_of_own(lease).unwrap_or_default();
         if self.request.queue
-            && engine.store.scope() == Scope::Shared
+            && engine.needs_leases()
             && entry.lease.as_ref().map_or(Duration::ZERO, left) < engine.lease / 2
         {
             match engine.grant_lease(engine.lease) {

@@ -16,7 +16,6 @@ use crate::lock::{OwnerDied, ProcessId};
 use crate::run::detach;
 use crate::run::schedule::{Deadline, LeaseSchedule, settling_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
-use crate::store::Scope;
 
 /// Exit status of a keeper that could not start.
 const EXIT_FAILED: u8 = 1;
@@ -158,8 +157,8 @@ impl KeeperConfig<'_> {
             let opened = self.targets.open(self.context);
             // All locks are tried, even if one of them fails.
             let record = |opened: OpenLockSet<'_>| {
-                let shared = opened.each().filter(|(_, engine)| engine.store().scope() == Scope::Shared);
-                let recorded = shared.map(|(target, engine)| {
+                let leased = opened.each().filter(|(_, engine)| engine.needs_leases());
+                let recorded = leased.map(|(target, engine)| {
                     let died = OwnerDied(engine.by_proof(self.proof)?);
                     engine.apply(&target.name, &died).map(drop)
                 });

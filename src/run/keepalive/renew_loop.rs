@@ -12,7 +12,6 @@ use crate::error::Result;
 use crate::lock::{EndReason, EndedGrant, Grant, Lease, Lifetime};
 use crate::run::schedule::{LeaseSchedule, renewal_pause, retry_pause};
 use crate::run::timer::{BoottimeTimer, wait_readable};
-use crate::store::Scope;
 
 enum RenewResult {
     /// The lock is held; `None` means that no lease limits it.
@@ -96,7 +95,7 @@ impl KeeperConfig<'_> {
         changes.map(|changes| changes.listen(opened, self.context.host.boottime()));
         let (mut is_held, mut lost, mut first): (bool, Option<Duration>, Option<Duration>) = (false, None, None);
         for (at, ((target, engine), known)) in opened.each().zip(known).enumerate() {
-            let has_lease = self.timed || engine.store().scope() == Scope::Shared;
+            let has_lease = self.timed || engine.needs_leases();
             if !has_lease {
                 continue;
             }

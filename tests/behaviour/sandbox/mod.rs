@@ -7,6 +7,7 @@ mod network;
 mod plain;
 pub(crate) mod proc;
 mod screen;
+pub(crate) mod still;
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -40,6 +41,18 @@ pub(crate) const CLOCK: &str = "CSALOCK_CLOCK";
 
 /// The variable that moves the times of files in the same way, as if the clock of their server had been set.
 pub(crate) const FILE_TIMES: &str = "CSALOCK_FILE_TIMES";
+
+/// The variable with the pid namespace that counts as the kernel's first one: the tests may run in a container.
+pub(crate) const FIRST_PIDS: &str = "CSALOCK_FIRST_PIDS";
+
+/// Returns the number of the pid namespace of the tests.
+fn pid_namespace() -> String {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/ns/pid").unwrap().ino().to_string()
+}
+
+/// The zone of all calls, an hour east of UTC.
+pub(crate) const ZONE: &str = "CET-1";
 
 /// The shells that scripts are tried in.
 pub(crate) const SHELLS: [&str; 5] = ["dash", "bash", "zsh", "mksh", "busybox sh"];
@@ -260,9 +273,9 @@ impl Sandbox {
     ) -> Call<'_> {
         let mut command = Command::new(self.found(program.as_ref()));
         command.args(arguments).env_clear().current_dir(self.path("files"));
-        command.env("PATH", self.search_path()).env("LC_ALL", "C").env("CSALOCK_STORE", self.store());
+        command.env("PATH", self.search_path()).env("LC_ALL", "C").env("TZ", ZONE).env("CSALOCK_STORE", self.store());
         command.env("HOME", self.path("home")).env("XDG_STATE_HOME", self.path("state"));
-        command.envs(crate::supervised::mark());
+        command.envs(crate::supervised::mark()).env(FIRST_PIDS, pid_namespace());
         Call::new(self, command)
     }
 

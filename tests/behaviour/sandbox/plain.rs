@@ -25,7 +25,25 @@ pub(crate) fn plain(text: &str, sandbox: &Sandbox) -> String {
         text = format!("{before}{}", rest.split_once('"').unwrap().1);
     }
     text = after(&text, " (", |char| char.is_ascii_alphanumeric(), "AGE");
-    words(&text)
+    words(&local_times(&text))
+}
+
+/// Replaces times in the zone of the sandbox: `2026-11-21 02:13:05 CET`.
+fn local_times(text: &str) -> String {
+    const TIME: &str = "0000-00-00 00:00:00 CET";
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let shape = rest.get(..TIME.len()).map(digits_as_zeros);
+        let length = if shape.as_deref() == Some(TIME) { TIME.len() } else { first.len_utf8() };
+        plain.push_str(if length == TIME.len() { "TIME" } else { &rest[..length] });
+        rest = &rest[length..];
+    }
+    plain
+}
+
+fn digits_as_zeros(text: &str) -> String {
+    text.chars().map(|char| if char.is_ascii_digit() { '0' } else { char }).collect()
 }
 
 /// Replaces a run of such characters after `before`; after " (" only if " ago" follows.
@@ -65,8 +83,7 @@ fn is_handle(word: &str) -> bool {
 }
 
 fn is_time(word: &str) -> bool {
-    let shape: String = word.chars().map(|char| if char.is_ascii_digit() { '0' } else { char }).collect();
-    shape == "0000-00-00T00:00:00Z"
+    digits_as_zeros(word) == "0000-00-00T00:00:00Z"
 }
 
 /// The command line of the test itself, as a record bears it.

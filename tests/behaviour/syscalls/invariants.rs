@@ -84,7 +84,7 @@ fn answer(scenario: &Scenario, mishap: Mishap, run: &Traced, undisturbed: Option
             _ => Ok(()),
         },
         (Some(code), _) if mishap == Mishap::None => Err(format!("exit {code} instead of {}", scenario.code)),
-        // The command of run-with-lock was killed.
+        // The command of `csalock run` was killed.
         (Some(137), _) if killed => Ok(()),
         (Some(126 | 127), _) if at_exec => Ok(()),
         // The lease had no keeper.

@@ -1,7 +1,7 @@
 //! A tree of processes that runs from system call to system call, with one fault on the way.
 //!
 //! A point is a call of one of the processes, in the order of their start: each makes the same calls every time, as far
-//! as it does not depend on the others. The command of `run-with-lock` is detached as soon as it is executed, and so is
+//! as it does not depend on the others. The command of `csalock run` is detached as soon as it is executed, and so is
 //! a process that still runs a moment after the end of the first. A thread of its own traces, so that it waits only for
 //! its own children.
 

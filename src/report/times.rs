@@ -1,0 +1,242 @@
+//! Points in time as people read and type them: in the local zone, or in UTC.
+
+use std::time::Duration;
+
+use jiff::civil::{Date, DateTime, Time};
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan};
+
+use crate::duration::parse_duration;
+use crate::environment::local_zone;
+
+/// The zone in which times are shown and typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Zone {
+    /// The zone of the user.
+    Local,
+    /// Coordinated Universal Time.
+    Utc,
+}
+
+impl Zone {
+    fn rules(self) -> &'static TimeZone {
+        static UTC: TimeZone = TimeZone::UTC;
+        match self {
+            Zone::Local => local_zone(),
+            Zone::Utc => &UTC,
+        }
+    }
+
+    fn civil(self, time: Duration) -> DateTime {
+        self.rules().to_datetime(timestamp(time))
+    }
+
+    /// Returns a time with its date and zone: `2026-11-21 02:13:05 CET`.
+    pub fn full(self, time: Duration) -> String {
+        format!("{} {}", digits(self.civil(time)), self.name(time))
+    }
+
+    /// Returns a time as one word, with its offset from UTC (RFC 3339): `2026-11-21T02:13:05+01:00`.
+    pub fn word(self, time: Duration) -> String {
+        let minutes = self.rules().to_offset(timestamp(time)).seconds() / 60;
+        let sign = if minutes < 0 { '-' } else { '+' };
+        let offset = match self {
+            Zone::Utc => "Z".to_string(),
+            Zone::Local => format!("{sign}{:02}:{:02}", minutes.abs() / 60, minutes.abs() % 60),
+        };
+        format!("{}{offset}", digits(self.civil(time)).replace(' ', "T"))
+    }
+
+    /// Returns a time without the parts of its date that it shares with `now`: `02:13:05`, `11-20 02:13:05`.
+    pub fn brief(self, time: Duration, now: Duration) -> String {
+        let (at, now) = (self.civil(time), self.civil(now));
+        let from = match at.date() {
+            date if date == now.date() => "2026-11-21 ".len(),
+            date if date.year() == now.year() => "2026-".len(),
+            _ => 0,
+        };
+        digits(at)[from..].to_string()
+    }
+
+    /// Returns the abbreviation of the zone at this time: `CET`, `UTC`, `-03`.
+    pub fn name(self, time: Duration) -> String {
+        self.rules().to_offset_info(timestamp(time)).abbreviation().to_string()
+    }
+}
+
+/// Returns the time, or the last possible one: untrusted input may contain any.
+fn timestamp(since_1970: Duration) -> Timestamp {
+    let seconds = i64::try_from(since_1970.as_secs()).ok();
+    seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or(Timestamp::MAX)
+}
+
+/// Returns date and time as digits: `2026-11-21 02:13:05`.
+fn digits(at: DateTime) -> String {
+    let (date, time) = (at.date(), at.time());
+    let date = format!("{:04}-{:02}-{:02}", date.year(), date.month(), date.day());
+    format!("{date} {:02}:{:02}:{:02}", time.hour(), time.minute(), time.second())
+}
+
+/// A time that a user typed: some time ago, or a day, minute or second. Days and minutes have a length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moment {
+    /// This much time before now.
+    Ago(Duration),
+    /// A time whose zone was typed too, in seconds since 1970.
+    Exact(u64),
+    /// A day or a time of a day, in the user's zone.
+    Civil(Day, Option<Clock>),
+}
+
+/// A day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Day {
+    /// No day was typed: today, or yesterday if the time of day is still to come.
+    Last,
+    /// The number of days before today.
+    Before(i32),
+    /// A date.
+    Date(Date),
+}
+
+/// A time of day, and true if its seconds were typed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Clock(Time, bool);
+
+impl Moment {
+    /// Parses a time.
+    /// Returns the problem if the text is not a time.
+    pub fn parse(text: &str) -> Result<Moment, String> {
+        let problem = || {
+            let forms = "12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or 2026-11-21T02:13:05Z";
+            format!("is not a time or a duration; use for example {forms}")
+        };
+        let is_duration = |text: &str| text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.');
+        if let Some(moment) = civil_moment(text) {
+            return Ok(moment);
+        }
+        if is_duration(text) && text.starts_with(|char: char| char.is_ascii_digit() || char == '.') {
+            return parse_duration(text).map(Moment::Ago);
+        }
+        let exact = text.parse::<Timestamp>().ok().and_then(|time| u64::try_from(time.as_second()).ok());
+        exact.map(Moment::Exact).ok_or_else(problem)
+    }
+
+    /// Returns the first and the last millisecond of this moment since 1970, as seen at `now`.
+    pub fn span(&self, zone: Zone, now: Duration) -> (u64, u64) {
+        let (day, clock) = match self {
+            Moment::Ago(span) => {
+                let at = now.saturating_sub(*span).as_millis() as u64;
+                return (at, at);
+            }
+            Moment::Exact(second) => return (second * 1000, second * 1000 + 999),
+            Moment::Civil(day, clock) => (*day, *clock),
+        };
+        let today = zone.civil(now).date();
+        let date = match day {
+            Day::Last => today,
+            Day::Before(days) => today.saturating_sub(days.days()),
+            Day::Date(date) => date,
+        };
+        let (start, end) = span_of(date, clock, zone);
+        match day {
+            Day::Last if start > now.as_millis() as u64 => span_of(today.saturating_sub(1.day()), clock, zone),
+            _ => (start, end),
+        }
+    }
+}
+
+/// Parses `DAY`, `TIME` or `DAY TIME`.
+fn civil_moment(text: &str) -> Option<Moment> {
+    let (day, clock) = match text.split_once([' ', 'T']) {
+        Some((day, clock)) => (day, Some(clock)),
+        None if text.contains(':') => ("", Some(text)),
+        None => (text, None),
+    };
+    let day = match day {
+        "" => Day::Last,
+        "today" => Day::Before(0),
+        "yesterday" => Day::Before(1),
+        // (A date without its hyphens is a number of seconds.)
+        date if date.len() == 10 => Day::Date(date.parse().ok()?),
+        _ => return None,
+    };
+    let clock = match clock {
+        None => None,
+        Some(clock) if matches!(clock.len(), 5 | 8) && clock.as_bytes()[2] == b':' => {
+            Some(Clock(clock.parse().ok()?, clock.len() == 8))
+        }
+        Some(_) => return None,
+    };
+    (day != Day::Last || clock.is_some()).then_some(Moment::Civil(day, clock))
+}
+
+/// Returns the first and the last millisecond of a day, minute or second.
+fn span_of(date: Date, clock: Option<Clock>, zone: Zone) -> (u64, u64) {
+    // A time that the change to summer time skips means the time after the change.
+    let millis = |at: DateTime| {
+        let time = zone.rules().to_timestamp(at).unwrap_or(Timestamp::MAX);
+        u64::try_from(time.as_millisecond()).unwrap_or(0)
+    };
+    let Some(Clock(time, has_seconds)) = clock else {
+        let start = date.to_datetime(Time::midnight());
+        return (millis(start), millis(start.saturating_add(1.day())).saturating_sub(1));
+    };
+    let start = millis(date.to_datetime(time));
+    (start, start + if has_seconds { 999 } else { 59_999 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2026-11-21T12:00:00Z.
+    const NOON: Duration = Duration::from_secs(1_795_262_400);
+
+    #[test]
+    fn times_are_shown_as_far_as_they_are_not_obvious() {
+        let ago = |hours: u64| NOON - Duration::from_secs(3600 * hours);
+        assert_eq!(Zone::Utc.full(NOON), "2026-11-21 12:00:00 UTC");
+        assert_eq!(Zone::Utc.word(NOON), "2026-11-21T12:00:00Z");
+        let brief = |hours| Zone::Utc.brief(ago(hours), NOON);
+        assert_eq!([brief(0), brief(13), brief(9000)], ["12:00:00", "11-20 23:00:00", "2025-11-11 12:00:00"]);
+        for strange in [Duration::ZERO, Duration::MAX] {
+            assert_eq!(Zone::Utc.full(strange).len(), "2026-11-21 12:00:00 UTC".len());
+        }
+    }
+
+    #[test]
+    fn a_typed_time_is_the_whole_of_what_was_typed() {
+        let span = |text: &str| {
+            let (start, end) = Moment::parse(text).unwrap().span(Zone::Utc, NOON);
+            let shown = |at| Zone::Utc.full(Duration::from_millis(at)).replace(" UTC", "");
+            (shown(start), shown(end))
+        };
+        for (text, start, end) in [
+            ("12h", "2026-11-21 00:00:00", "2026-11-21 00:00:00"),
+            ("90", "2026-11-21 11:58:30", "2026-11-21 11:58:30"),
+            ("02:13", "2026-11-21 02:13:00", "2026-11-21 02:13:59"),
+            ("02:13:05", "2026-11-21 02:13:05", "2026-11-21 02:13:05"),
+            ("12:00", "2026-11-21 12:00:00", "2026-11-21 12:00:59"),
+            ("12:01", "2026-11-20 12:01:00", "2026-11-20 12:01:59"),
+            ("today", "2026-11-21 00:00:00", "2026-11-21 23:59:59"),
+            ("yesterday", "2026-11-20 00:00:00", "2026-11-20 23:59:59"),
+            ("yesterday 02:13", "2026-11-20 02:13:00", "2026-11-20 02:13:59"),
+            ("2026-11-19", "2026-11-19 00:00:00", "2026-11-19 23:59:59"),
+            ("2026-11-19 02:13", "2026-11-19 02:13:00", "2026-11-19 02:13:59"),
+            ("2026-11-19T02:13:05", "2026-11-19 02:13:05", "2026-11-19 02:13:05"),
+            ("2026-11-19T02:13:05Z", "2026-11-19 02:13:05", "2026-11-19 02:13:05"),
+            ("2026-11-19T02:13:05+01:00", "2026-11-19 01:13:05", "2026-11-19 01:13:05"),
+        ] {
+            assert_eq!(span(text), (start.to_string(), end.to_string()), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        for text in ["", "2:13", "24:00", "02:60", "tomorrow", "2026-13-01", "2026-11-21 ", "11-21", "x", "-1h"] {
+            assert!(Moment::parse(text).is_err(), "{text}");
+        }
+        assert!(Moment::parse("5x").is_err_and(|why| why.starts_with("is not a duration")));
+    }
+}
