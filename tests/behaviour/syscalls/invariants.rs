@@ -90,11 +90,20 @@ fn answer(scenario: &Scenario, mishap: Mishap, run: &Traced, undisturbed: Option
         // The lease had no keeper.
         (Some(85), _) if run.stderr.contains("it was not run") => Ok(()),
         (Some(code), _) if !CODES.contains(&code) => Err(format!("exit {code}")),
+        (Some(code), _) if !is_in_manual(scenario.words[0], code) => {
+            Err(format!("exit {code}, which its page does not list"))
+        }
         // A doctor's findings are results.
-        (Some(_), _) if scenario.words[0] == "doctor" && run.stdout.contains("bad") => Ok(()),
+        (Some(_), _) if scenario.words[0] == "doctor" && run.stdout.contains("\nerror ") => Ok(()),
         (Some(code), _) if !run.stderr.starts_with("csalock: ") => Err(format!("exit {code} without a word")),
         _ => Ok(()),
     }
+}
+
+/// Whether the manual page of a command lists this exit code.
+fn is_in_manual(command: &str, code: i32) -> bool {
+    let page = format!("{}/man/csalock-{command}.1", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(page).unwrap().contains(&format!("\n.TP\n.B {code}\n"))
 }
 
 /// Whether one answer says what the other does, as far as that does not depend on the time.
