@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_csalock_global_optspecs
-    string join \n h/help V/version
+    string join \n store= json q/quiet v/verbose color= h/help V/version
 end
 
 function __fish_csalock_needs_command
@@ -24,12 +24,19 @@ function __fish_csalock_using_subcommand
     contains -- $cmd[1] $argv
 end
 
-complete -c csalock -n "__fish_csalock_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_needs_command" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_needs_command" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_needs_command" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_needs_command" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_needs_command" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_needs_command" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_needs_command" -s V -l version -d 'Print version'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Acquire a lock, run a command, release the lock'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "run-with-lock" -d 'Acquire a lock, run a command, release the lock'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Acquire locks for the calling script and print their handle'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Release locks'
-complete -c csalock -n "__fish_csalock_needs_command" -f -a "run-with-lock" -d 'Acquire a lock, run a command, release the lock'
-complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Acquire a lock, run a command, release the lock'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "status" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "list" -d 'Show holders and waiters: since when, until when and why'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "history" -d 'Show past holders: from when to when, and how it ended'
@@ -42,59 +49,6 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "unclaim" -d 'Give u
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lookup" -d 'Print the id that claims a name, or the names of an id'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove leftovers of dead holders and waiters'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "doctor" -d 'Check a store, and say how to repair what is wrong'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l label -d 'Show this reason in `csalock status`' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s s -l shared -d 'Share the lock with other holders that share it'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l token -d 'With --force: break only the grant with this fencing token' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Release all locks of the caller: in the store, in the current directory, and beside the files named'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock of any holder, and print its holder; with --all, every lock of the store except claims'
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Show this reason in `csalock status`' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
-warn\t'The command goes on, and csalock prints a warning'"
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s s -l shared -d 'Share the lock with other holders that share it'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
@@ -108,9 +62,10 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'K
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
 warn\t'The command goes on, and csalock prints a warning'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
@@ -118,45 +73,120 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -s s -l shared -d '
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l forever -d 'Keep the lock until it is released, even if its owner ends'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Show this reason in `csalock status`' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s c -l command -d 'Run STRING with /bin/sh -c' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l max-hold -d 'End the command after this time: exit 124, or 137 if csalock had to kill it' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-after -d 'Kill a command that goes on for this time after it was asked to end' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
+warn\t'The command goes on, and csalock prints a warning'"
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s s -l shared -d 'Share the lock with other holders that share it'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s F -l no-fork -d 'Become the command instead of waiting for it; the lock ends with the command'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l flock -d 'Lock the file itself with flock(2) too, as flock(1) does; for names that are paths'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l label -d 'Show this reason in `csalock status`' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s n -l nonblock -d 'Do not wait: the same as -w 0'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s s -l shared -d 'Share the lock with other holders that share it'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l token -d 'With --force: break only the grant with this fencing token' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l all -d 'Release all locks of the caller: in the store, in the current directory, and beside the files named'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l force -d 'Break the lock of any holder, and print its holder; with --all, every lock of the store except claims'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'Time between two updates of --watch' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s 1 -l names-only -d 'Print the names only, one per line'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s W -l watch -d 'Update the display, as top(1) does, until q or Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l all-stores -d 'Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces)'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l utc -d 'Show times in UTC instead of the local zone'
-complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l interval -d 'Time between two updates of --watch' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand list" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand list" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s 1 -l names-only -d 'Print the names only, one per line'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -s W -l watch -d 'Update the display, as top(1) does, until q or Ctrl-C'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l all-stores -d 'Show the stores of this user, of root and of CSALOCK_STORES (a list separated by spaces)'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l utc -d 'Show times in UTC instead of the local zone'
-complete -c csalock -n "__fish_csalock_using_subcommand list" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand list" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l since -d 'Show only grants that ended after this: 12h, 02:13, yesterday, 2026-11-21, "2026-11-21 02:13"' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l until -d 'Show only grants that began before the end of this minute or day' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l at -d 'Show the grants that stood at this time' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s n -l lines -d 'Show the last N grants; the default is 50, or all with --json or a time' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document; not for run-with-lock'
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l utc -d 'Show and read times in UTC instead of the local zone'
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l json -d 'Print the result as one JSON document; not for run'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand history" -l utc -d 'Show and read times in UTC instead of the local zone'
-complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Release the lock after this time, from now, at the latest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand renew" -l json -d 'Print the result as one JSON document; not for run-with-lock'
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l json -d 'Print the result as one JSON document; not for run'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand renew" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
@@ -165,17 +195,20 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -s E -l conflict-ex
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand get" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand get" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand get" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l lock -d 'Acquire the lock and read, in one step'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s s -l shared -d 'Share the lock with other holders that share it'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l forever -d 'Keep the lock until it is released, even if its owner ends'
-complete -c csalock -n "__fish_csalock_using_subcommand get" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand get" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand get" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand get" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
@@ -183,17 +216,20 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -l label -d 'Show t
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l mode -d 'Permissions of the value, within those of the store: 0600; they stay until another --mode' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l unlock -d 'Write only as the holder of the lock, and release it in the same step'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l even-if-stale -d 'With --unlock: write even if the grant is over, provided that no other caller has had the lock since'
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand put" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand put" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Write only if the value does not exist yet; otherwise exit 83'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
@@ -201,55 +237,74 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l label -d 'Show t
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand del" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand del" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l unlock -d 'Write only as the holder of the lock, and release it in the same step'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l even-if-stale -d 'With --unlock: write even if the grant is over, provided that no other caller has had the lock since'
-complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand del" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand del" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l id -d 'The id that claims the names, for example a user number; the default is a new id' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -l json -d 'Print the result as one JSON document; not for run-with-lock'
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s n -l nonblock -d 'Do not wait: the same as -w 0'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l fail-on-stale -d 'Do not take over a stale lock, whose owner died or whose time is over: exit 80 instead'
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l id -d 'The id that claims the names' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l json -d 'Print the result as one JSON document; not for run-with-lock'
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l all -d 'Give up all names that the id claims in the store'
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l json -d 'Print the result as one JSON document; not for run'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l all -d 'Give up all names that the id claims in the store'
-complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l id -d 'Print the names that this id claims, one per line' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l json -d 'Print the result as one JSON document; not for run-with-lock'
+complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l json -d 'Print the result as one JSON document; not for run'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand gc" -l json -d 'Print the result as one JSON document; not for run-with-lock'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l dry-run -d 'Only print what would be removed'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l json -d 'Print the result as one JSON document; not for run'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand gc" -l dry-run -d 'Only print what would be removed'
-complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
-complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Print the result as one JSON document; not for run-with-lock'
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Print the result as one JSON document; not for run'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s v -l verbose -d 'Print each step on stderr'
-complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 'Print help; -h is shorter'
 
 # The words before the cursor that come after the options, one a line; and whether there are any.
 function __fish_csalock_operands
-    set -l valued --also --at --attempts --backoff --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w
+    set -l valued --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w
     set -l words (commandline -opc)
     set -e words[1..2]
     while set -q words[1]
