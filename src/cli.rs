@@ -42,7 +42,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 #[command(defer = true)]
 pub enum Command {
-    /// Acquire locks for the calling script and print their handle
+    /// Acquire locks for the calling script
     Lock(Lock),
     /// Release locks
     Unlock(Unlock),
