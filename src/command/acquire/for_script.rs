@@ -67,7 +67,6 @@ impl ForScript<'_> {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => return Ok(acquisition.end(&opened, &ended)),
         };
-        self.warn_of_owner(&request, ends_with_call);
         let AcquireRequest { handle, owner, .. } = &request;
         let evicted = evicted.as_ref();
         let delivered = deliver(&Granted { opened: &opened, handle, grants: &grants, owner, evicted, until });
@@ -75,14 +74,14 @@ impl ForScript<'_> {
             opened.release_all(handle.proof())?;
             return delivered;
         }
-        if !request.provisional {
-            return delivered;
+        if request.provisional {
+            let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
+            // Without grants, the script has released the locks already.
+            if let Some(grants) = opened.confirm(&request, &grants, &go_on)? {
+                self.keep(&opened, &request, &grants)?;
+            }
         }
-        let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
-        // Without grants, the script has released the locks already.
-        if let Some(grants) = opened.confirm(&request, &grants, &go_on)? {
-            self.keep(&opened, &request, &grants)?;
-        }
+        self.warn_of_owner(&request, ends_with_call);
         delivered
     }
 
@@ -129,7 +128,8 @@ impl ForScript<'_> {
         if ends_with_call {
             self.common.note(&format!(
                 "lock {name} ends with this call, because its owner does nothing more: pid {} ({command}); use `csalock \
-                 run {} COMMAND`, or name another owner with --pid, for example --pid $PPID",
+                 run {} COMMAND`, or name its parent as the owner with --pid \
+                 $PPID (in a Makefile: $$PPID)",
                 owner.pid,
                 self.targets.first().shell_arg,
             ));
