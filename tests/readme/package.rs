@@ -44,7 +44,8 @@ fn packages() -> &'static [PathBuf] {
 }
 
 fn debian_package() -> Option<&'static Path> {
-    have("dpkg-deb").then(|| packages().iter().find(|path| path.extension().is_some_and(|end| end == "deb")).unwrap().as_path())
+    have("dpkg-deb")
+        .then(|| packages().iter().find(|path| path.extension().is_some_and(|end| end == "deb")).unwrap().as_path())
 }
 
 /// A system with nothing in it but dpkg's own files.
@@ -93,9 +94,19 @@ impl System {
     /// All files and directories but dpkg's and the ones that the test made.
     fn files(&self) -> String {
         let mut find = Command::new("find");
-        find.current_dir(self.0.path()).args([".", "-mindepth", "1", "-path", "./var/lib/dpkg", "-prune", "-o", "-print"]);
+        find.current_dir(self.0.path()).args([
+            ".",
+            "-mindepth",
+            "1",
+            "-path",
+            "./var/lib/dpkg",
+            "-prune",
+            "-o",
+            "-print",
+        ]);
         let found = String::from_utf8(run(&mut find).stdout).unwrap();
-        let mut lines: Vec<&str> = found.lines().filter(|line| !["./var", "./var/lib", "./proc"].contains(line)).collect();
+        let mut lines: Vec<&str> =
+            found.lines().filter(|line| !["./var", "./var/lib", "./proc"].contains(line)).collect();
         lines.sort_unstable();
         lines.join("\n")
     }
@@ -117,14 +128,19 @@ fn the_debian_package_installs_a_program_that_locks() {
     let Some((system, _)) = installed() else { return };
     let store = fs::metadata(system.path("var/lib/csalock")).unwrap();
     assert_eq!((store.mode() & 0o7777, store.uid(), store.gid()), (0o755, 0, 0));
-    assert_eq!(system.succeed(&["/usr/bin/csalock", "run", "nightly", "/usr/bin/csalock", "status", "-1"]), "nightly\n");
+    assert_eq!(
+        system.succeed(&["/usr/bin/csalock", "run", "nightly", "/usr/bin/csalock", "status", "-1"]),
+        "nightly\n"
+    );
     assert!(system.path("var/lib/csalock/.work").is_dir(), "root's default store is the one that was installed");
     assert_eq!(system.succeed(&["/usr/bin/csalock", "run", "-c", "true", "x"]).len(), 0);
     let not_held = system.call(&["/usr/bin/csaUnlock", "./file"]);
     assert_eq!(not_held.status.code(), Some(81), "{not_held:?}");
     // The files are those of the package, and each link leads to one of them.
     assert_eq!(system.dpkg(&["--verify", "csalock"]), "");
-    for link in ["usr/bin/csaLock", "usr/share/man/man1/csaUnlock.1.gz", "usr/share/man/man1/csalock-run-with-lock.1.gz"] {
+    for link in
+        ["usr/bin/csaLock", "usr/share/man/man1/csaUnlock.1.gz", "usr/share/man/man1/csalock-run-with-lock.1.gz"]
+    {
         assert!(fs::symlink_metadata(system.path(link)).unwrap().is_symlink() && system.path(link).is_file(), "{link}");
     }
     for file in [
@@ -216,14 +232,18 @@ fn the_archive_installs_as_the_readme_says() {
     fs::create_dir(folder.path().join("local")).unwrap();
     run(Command::new("sh").args(["-euc", &line]).current_dir(folder.path()));
     let local = folder.path().join("local");
-    run(Command::new("sha256sum").args(["--check", "--strict", "--quiet", "share/doc/csalock/SHA256SUMS"]).current_dir(&local));
+    run(Command::new("sha256sum")
+        .args(["--check", "--strict", "--quiet", "share/doc/csalock/SHA256SUMS"])
+        .current_dir(&local));
     let done = run(Command::new(local.join("bin/csaLock")).arg("--").arg("file").current_dir(folder.path()));
     assert!(done.stdout.is_empty() && done.stderr.is_empty(), "{done:?}");
     for file in ["man/man1/csalock.1", "man/man7/csalock.7", "doc/csalock/LICENSE-MIT", "doc/csalock/docs/recipes.md"] {
         assert!(local.join("share").join(file).is_file(), "{file}");
     }
     let sums = packages().last().unwrap();
-    run(Command::new("sha256sum").args(["--check", "--strict", "--quiet", "SHA256SUMS"]).current_dir(sums.parent().unwrap()));
+    run(Command::new("sha256sum")
+        .args(["--check", "--strict", "--quiet", "SHA256SUMS"])
+        .current_dir(sums.parent().unwrap()));
 }
 
 /// A copy of the files that git knows, in another directory.
@@ -246,7 +266,10 @@ fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
     checkout(&other);
     let one = pack(&in_project(""), &program, &folder.path().join("one"));
     let mut release = Command::new("sh");
-    release.args(["-c", "umask 077; exec packaging/release --binary \"$0\" --to ../two"]).arg(&program).current_dir(&other);
+    release
+        .args(["-c", "umask 077; exec packaging/release --binary \"$0\" --to ../two"])
+        .arg(&program)
+        .current_dir(&other);
     run(release.env("SOURCE_DATE_EPOCH", DATE).env("CARGO_NET_OFFLINE", "true").env("TZ", "Asia/Tokyo"));
     for path in one {
         let same = folder.path().join("two").join(path.file_name().unwrap());
@@ -300,7 +323,10 @@ fn an_architecture_that_cannot_be_built_is_told_with_what_is_missing() {
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
     assert_eq!(done.status.code(), Some(1), "{said}");
     assert!(said.starts_with(&format!("packaging/release: {other}: not built; it needs ")), "{said}");
-    assert!(said.contains(&format!("the C compiler {compiler} (Debian: gcc-{}-linux-gnu)", other.replace('_', "-"))), "{said}");
+    assert!(
+        said.contains(&format!("the C compiler {compiler} (Debian: gcc-{}-linux-gnu)", other.replace('_', "-"))),
+        "{said}"
+    );
 }
 
 #[test]
