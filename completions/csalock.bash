@@ -456,7 +456,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__lock)
-            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --store --json --quiet --verbose --color --help"
+            opts="-w -n -E -x -s -j -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --print-handle --store --json --quiet --verbose --color --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

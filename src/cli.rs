@@ -53,7 +53,7 @@ pub enum Command {
     /// Acquire a lock, run a command, release the lock
     #[command(visible_alias = "run-with-lock")]
     Run(Run),
-    /// Acquire locks for the calling script and print their handle
+    /// Acquire locks for the calling script
     Lock(Lock),
     /// Release locks
     Unlock(Unlock),

@@ -39,7 +39,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     };
     let context = Context::of_this_process();
     let done = match &cli.command {
-        Command::Lock(asked) => lock::run(&context, asked, true),
+        Command::Lock(asked) => lock::run(&context, asked),
         Command::Unlock(asked) => unlock::run(&context, asked, "--handle"),
         Command::Run(asked) => run::run(&context, asked, &arguments),
         Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),

@@ -9,6 +9,7 @@ mod file_locks;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;
+mod shell_string;
 mod times;
 mod unix;
 mod wait_set;

@@ -5,6 +5,7 @@
 
 use std::fs::OpenOptions;
 use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::libc;
@@ -51,6 +52,14 @@ impl StartupState {
     /// Returns true if one of the descriptors 0, 1 and 2 was closed.
     pub fn any_closed(self) -> bool {
         (0..3).any(|descriptor| self.closed(descriptor))
+    }
+
+    /// Returns the path of the file or directory that this process inherited as this descriptor, other than 0, 1 and 2.
+    /// The answer is right until csalock opens files of its own.
+    pub fn file(self, descriptor: u16) -> Option<PathBuf> {
+        let path = (descriptor > 2).then(|| std::fs::read_link(format!("/proc/self/fd/{descriptor}")))?.ok()?;
+        // A pipe or a socket has no path, and that of a device or a deleted file cannot be locked.
+        std::fs::metadata(&path).is_ok_and(|found| found.is_file() || found.is_dir()).then_some(path)
     }
 
     /// Returns true if this descriptor (0, 1 or 2) was closed.

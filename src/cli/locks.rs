@@ -8,7 +8,7 @@ use clap::Args;
 use super::options::{COMMAND, Common, LOCK, Taking, whole};
 use crate::duration::parse_duration;
 
-/// Acquire locks for the calling script and print their handle
+/// Acquire locks for the calling script
 ///
 /// The locks belong to the shell that runs the script, even if $( ), a pipeline or a function calls csalock. They end
 /// when the script releases them, when it dies, or with --ttl. Several names are acquired together: all or none, with
@@ -22,6 +22,9 @@ pub struct Lock {
     /// Acquire the lock for this process instead of the calling script
     #[arg(long, value_name = "PID", value_parser = whole(1, i32::MAX), help_heading = LOCK)]
     pub pid: Option<i32>,
+    /// Print the handle, with which other processes too can release the locks
+    #[arg(long)]
+    pub print_handle: bool,
     /// Name of a lock, or path of a file to lock
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<OsString>,

@@ -2,6 +2,8 @@
 
 mod for_script;
 
+use std::os::unix::ffi::OsStrExt;
+
 pub(super) use self::for_script::{ForScript, Granted};
 use super::context::{Context, LockRef, eprint_line};
 use super::exit_of;
@@ -13,7 +15,7 @@ use crate::engine::{
 use crate::error::{ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{caller, command_of};
-use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, ProcessId};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId};
 use crate::name::escape;
 use crate::report::{RefusedLock, Reporter};
 use crate::signals::Signals;
@@ -105,22 +107,29 @@ pub(super) fn command_of_caller(process: ProcessId) -> Vec<u8> {
     caller(process.pid).map_or_else(|_| command_of(process.pid), |caller| caller.command)
 }
 
-/// Reports from which holder a lock was taken over, if that holder had not released it.
+/// Reports from which holder a lock was taken over, if that holder had not released it. With `-v` it also reports each
+/// grant and, for an `owner` other than this process, that owner and the store.
 pub(super) fn report_taken(
     common: &Common,
     opened: &OpenLockSet<'_>,
     grants: &[Grant],
     evicted: Option<&(usize, EndedGrant)>,
+    owner: Option<&Owner>,
 ) {
     if let Some((at, ending)) = evicted {
         let (name, ending) = (escape(&opened.target(*at).display_name), opened.reporter(*at).ending(ending));
         common.note(&format!("lock {name} was taken over from {ending}"));
     }
+    if !common.verbose {
+        return;
+    }
     for (at, ((target, _), grant)) in opened.each().zip(grants).enumerate() {
-        if common.verbose && evicted.is_none_or(|(evicted, _)| *evicted != at) {
-            let name = escape(&target.display_name);
-            common.note(&format!("lock {name} is taken, token {}", grant.token.unwrap_or_default()));
-        }
+        let (name, token) = (escape(&target.display_name), grant.token.unwrap_or_default());
+        let details = owner.map(|owner| {
+            let store = escape(target.location.url().as_bytes());
+            format!(", {}, store {store}", opened.reporter(at).owner_and_command(owner))
+        });
+        common.note(&format!("lock {name} is taken, token {token}{}", details.unwrap_or_default()));
     }
 }
 

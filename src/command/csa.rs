@@ -44,7 +44,7 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
         return Err(Error::new(ErrorKind::InvalidInput, what, cure).into());
     };
     match command {
-        Command::Lock(asked) => lock::run(context, &asked, false),
+        Command::Lock(asked) => lock::run_as_csa(context, &asked),
         Command::Unlock(asked) => unlock::run(context, &asked, "CSALOCK_HANDLE"),
         _ => unreachable!("it was one of the two"),
     }

@@ -29,9 +29,9 @@ fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&asked.common, std::slice::from_ref(&asked.name))?;
     let target = targets.first();
     let Get { common, taking, pid, .. } = asked;
-    ForScript { context, common, taking, pid: *pid, targets, timeout_setting: "-w" }.acquire(
-        |Granted { opened, handle, grants, evicted, .. }| {
-            report_taken(common, opened, grants, *evicted);
+    ForScript { context, common, taking, pid: *pid, targets, timeout_setting: "-w", prints: true }.acquire(
+        |Granted { opened, handle, grants, evicted, owner, .. }| {
+            report_taken(common, opened, grants, *evicted, Some(owner));
             // A value that was not read is useless, and then so is the lock.
             give(asked, opened.engine(0), target, Some((handle, grants[0].token)))
         },

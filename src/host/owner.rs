@@ -22,6 +22,7 @@ use nix::sys::signal::Signal;
 use super::Host;
 use super::proc_stat::{self, ProcStat};
 use super::programs::{arguments_of, is_called_shell, is_name_of_shell, is_shell, is_starter, is_wrapper};
+use super::shell_string::ends_with_lock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lock::{Owner, ProcessId};
 
@@ -53,6 +54,8 @@ pub struct Caller {
     pub starters: Vec<ProcessId>,
     /// The command line of the script, its arguments separated by spaces.
     pub command: Vec<u8>,
+    /// True if the script is a string of a shell that runs nothing after this call succeeds.
+    pub ends_with_call: bool,
 }
 
 /// A process that a script called.
@@ -122,7 +125,8 @@ pub fn caller(pid: i32) -> Result<Caller> {
         owners.push(ProcessId { pid: stat.parent, start: parent.start });
         stat = parent;
     }
-    Ok(Caller { owners, starters, command: arguments.join(&b' ') })
+    let ends_with_call = is_shell && ends_with_lock(&arguments);
+    Ok(Caller { owners, starters, command: arguments.join(&b' '), ends_with_call })
 }
 
 /// Returns the processes of the calling script and of the scripts that called that script, innermost first. Only

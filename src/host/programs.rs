@@ -8,7 +8,7 @@ use super::proc_stat::ProcStat;
 use crate::lock::ProcessId;
 
 /// Programs that run another program and end with it.
-const WRAPPER_PROGRAMS: [&str; 28] = [
+pub(super) const WRAPPER_PROGRAMS: [&str; 28] = [
     "busybox", "chpst", "chroot", "chrt", "csalock", "doas", "env", "faketime", "find", "flock", "ionice", "ltrace",
     "nice", "nohup", "nsenter", "prlimit", "runuser", "script", "setarch", "setpriv", "setsid", "stdbuf", "strace",
     "sudo", "taskset", "time", "timeout", "xargs",
@@ -84,7 +84,7 @@ pub(super) fn is_name_of_shell(path: &[u8]) -> bool {
     SHELLS.contains(&name.trim_end_matches(|last: char| last.is_ascii_digit() || last == '.' || last == '-'))
 }
 
-fn base_name(path: &[u8]) -> &[u8] {
+pub(super) fn base_name(path: &[u8]) -> &[u8] {
     path.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 

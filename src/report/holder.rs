@@ -79,6 +79,14 @@ impl Reporter<'_> {
         format!("{pid} on {} (user {})", escape(party.host.as_bytes()), shown_user(party.uid))
     }
 
+    /// Returns the pid and the command of an owner.
+    pub fn owner_and_command(&self, party: &Owner) -> String {
+        match self.owner(party) {
+            Some(owner) => format!("owner pid {} ({})", owner.pid, escape(&party.command)),
+            None => "no owner".to_string(),
+        }
+    }
+
     fn until(&self, grant: &Grant) -> String {
         match &grant.lifetime {
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => {

@@ -46,7 +46,7 @@ fn every_command_refuses(sandbox: &Sandbox, store: &str, codes: &[i32], path: &P
 /// once.
 fn held_by_another(sandbox: &Sandbox, store: &str) -> (Job, String) {
     let holder = sandbox.call("cat", [""; 0]).spawn();
-    let words = ["lock", "--forever", "--pid", &holder.pid().to_string(), "held"];
+    let words = ["lock", "--print-handle", "--forever", "--pid", &holder.pid().to_string(), "held"];
     let handle = sandbox.csalock(words).env("CSALOCK_STORE", store).capture().line();
     (holder, handle)
 }

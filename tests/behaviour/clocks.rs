@@ -18,7 +18,7 @@ fn at<'a>(call: Call<'a>, offset: &str) -> Call<'a> {
 fn leased(sandbox: &Sandbox, span: &str, offset: &str) -> Job {
     let script = format!("csalock lock --ttl {span} x; echo; cat; :");
     let mut job = at(sandbox.script("dash", &script), offset).spawn();
-    job.lines(2);
+    job.lines(1);
     job
 }
 

@@ -84,14 +84,14 @@ on_every_store! {
     }
 
     fn an_unreadable_record_that_a_note_leads_to_hides_no_cycle(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
-        let mut first = sandbox.script("dash", "csalock lock a; csalock lock -w 600 bad; read go; csalock lock b; :").spawn();
+        sandbox.csalock(["lock", "--forever", "bad"]).run();
+        let mut first = sandbox.script("dash", "csalock lock a; echo; csalock lock -w 600 bad; read go; csalock lock b; :").spawn();
         first.lines(1);
         wait_until("the wait is noted", || sandbox.internal() > 0);
         let waits = sandbox.record("bad").unwrap().waiters[0].process.pid;
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(waits), Signal::SIGKILL).unwrap();
         sandbox.overwrite("bad", b"garbage");
-        let mut second = sandbox.script("dash", "csalock lock b; csalock lock a; :").spawn();
+        let mut second = sandbox.script("dash", "csalock lock b; echo; csalock lock a; :").spawn();
         second.lines(1);
         first.tell("go");
         let said = [first.wait().stderr, second.wait().stderr].concat();
@@ -118,7 +118,7 @@ on_every_store! {
     }
 
     fn a_cycle_through_substitutions_and_nested_locks(sandbox: &Sandbox) {
-        one_gives_up(sandbox, &["a", "b"], "h=$(csalock lock $1)", "h=$(csalock lock $1)");
+        one_gives_up(sandbox, &["a", "b"], "h=$(csalock lock --print-handle $1)", "h=$(csalock lock --print-handle $1)");
         // A command within waits for the innermost wanted lock.
         one_gives_up(sandbox, &["a", "b", "c"], LOCK, "csalock run inner-$1 csalock run $1 true");
     }

@@ -77,16 +77,16 @@ on_every_store! {
     }
 
     fn a_killed_holder_died_at_the_time_of_its_detection(sandbox: &Sandbox) {
-        let mut script = sandbox.script("dash", "csalock lock x; read line").spawn();
+        let mut script = sandbox.script("dash", "csalock lock x; echo; read line").spawn();
         script.lines(1);
         assert_eq!(past(sandbox, &["x"])[0]["pid"], script.pid());
-        assert_eq!(ends(&past(sandbox, &[])), ["x held dash -c csalock lock x; read line"]);
+        assert_eq!(ends(&past(sandbox, &[])), ["x held dash -c csalock lock x; echo; read line"]);
         script.kill();
         let unnoticed = past(sandbox, &["x"]);
         assert_eq!((&unnoticed[0]["ended"], &unnoticed[0]["to"]), (&json!("died"), &Value::Null));
         sandbox.csalock(["run", "-q", "x", "true"]).run();
         let noticed = past(sandbox, &["x"]);
-        assert_eq!(ends(&noticed), ["x died dash -c csalock lock x; read line", "x released true"]);
+        assert_eq!(ends(&noticed), ["x died dash -c csalock lock x; echo; read line", "x released true"]);
         assert!(noticed[0]["to"].is_string() && noticed[0]["pid"] == script.pid());
     }
 
@@ -104,7 +104,7 @@ on_every_store! {
     }
 
     fn a_lease_that_is_over_ended_when_it_was_over(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "--ttl", sandbox.lease("1ms"), "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--ttl", sandbox.lease("1ms"), "x"]).run();
         wait_until("it is over", || sandbox.state("x") == "abandoned");
         assert_eq!(past(sandbox, &[])[0]["ended"], "expired");
         std::thread::sleep(Duration::from_millis(1100));
@@ -115,7 +115,7 @@ on_every_store! {
     }
 
     fn the_history_names_the_caller_that_broke_a_lock(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "x"]).run();
         let script = "csalock unlock --force x > /dev/null; echo $$";
         let breaker = sandbox.script("dash", script).capture().line();
         let grants = past(sandbox, &["x"]);
@@ -345,7 +345,7 @@ on_every_store_of_files! {
             plant();
             let began = Instant::now();
             sandbox.csalock(["run", "x", "dash", "-c", "exit 7"]).status(7).run();
-            sandbox.csalock(["lock", "--forever", "y"]).stdout("HANDLE\n").run();
+            sandbox.csalock(["lock", "--forever", "y"]).run();
             assert_eq!(sandbox.csalock(["unlock", "--force", "y"]).capture().code, Some(0));
             assert!(is_within(began, Duration::from_secs(20)));
             assert_eq!(fs::read(&elsewhere).unwrap(), b"");

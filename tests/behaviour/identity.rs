@@ -10,7 +10,7 @@ use crate::sandbox::{Sandbox, has, is_root, proc, wait_until};
 fn held(sandbox: &Sandbox, options: &[&str]) -> crate::sandbox::Job {
     let job = sandbox.call("sleep", ["600"]).spawn();
     let pid = job.pid().to_string();
-    sandbox.csalock([&["lock"], options, &["--pid", &pid, "x"]].concat()).stdout("HANDLE\n").run();
+    sandbox.csalock([&["lock"], options, &["--pid", &pid, "x"]].concat()).run();
     job
 }
 
@@ -101,7 +101,7 @@ on_every_kind_of_store! {
     }
 
     fn an_owner_elsewhere_ends_with_its_lease(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "--ttl", "100ms", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--ttl", "100ms", "x"]).run();
         sandbox.edit("x", elsewhere);
         let done = sandbox.csalock(["run", "-w", "inf", "x", "true"]).capture();
         assert_eq!(done.code, Some(0));
@@ -126,7 +126,7 @@ on_every_kind_of_store! {
         }
         let script = "csalock lock x; csalock status --json x; cat; :";
         let mut job = sandbox.call("unshare", ["-p", "-f", "--mount-proc", "dash", "-c", script]).spawn();
-        let inside: serde_json::Value = serde_json::from_str(&job.lines(2)[1]).unwrap();
+        let inside: serde_json::Value = serde_json::from_str(&job.lines(1)[0]).unwrap();
         assert_eq!((&inside[0]["holders"][0]["pid"], &inside[0]["holders"][0]["alive"]), (&1.into(), &"yes".into()));
         let outside = sandbox.sight("x");
         assert_eq!((&outside["state"], &outside["holders"][0]["alive"]), (&"held".into(), &"unknown".into()));
@@ -142,7 +142,7 @@ on_every_kind_of_store! {
         if !is_root("a pid namespace") {
             return;
         }
-        let script = "csalock lock --shared --forever x; csalock run --shared x cat; :";
+        let script = "csalock lock --print-handle --shared --forever x; csalock run --shared x cat; :";
         let mut job = sandbox.call("unshare", ["-p", "-f", "--kill-child", "--mount-proc", "dash", "-c", script]).spawn();
         let handle = job.lines(1).remove(0);
         wait_until("both hold", || sandbox.holders("x").len() == 2);

@@ -4,7 +4,7 @@ use crate::sandbox::wait_until;
 
 on_every_shared_store! {
     fn a_lease_that_is_renewed_is_never_seen_to_be_over(sandbox: &Sandbox) {
-        let mut job = sandbox.script("dash", "csalock lock x; cat; :").env("CSALOCK_LEASE", "3s").spawn();
+        let mut job = sandbox.script("dash", "csalock lock x; echo; cat; :").env("CSALOCK_LEASE", "3s").spawn();
         job.lines(1);
         let (mut ends, mut renewals) = (None, 0);
         wait_until("it was renewed three times", || {

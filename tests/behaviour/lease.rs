@@ -17,7 +17,7 @@ fn at<'a>(sandbox: &'a Sandbox, offset: &str, words: &[&str]) -> crate::sandbox:
 
 /// The lock of a script that lives on, for this long.
 fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
-    let script = format!("csalock lock --ttl {span} x; echo; cat; :");
+    let script = format!("csalock lock --print-handle --ttl {span} x; echo; cat; :");
     let mut job = sandbox.script("dash", &script).spawn();
     // It is held permanently once `lock` has ended.
     let handle = job.lines(2)[0].clone();
@@ -27,14 +27,14 @@ fn leased(sandbox: &Sandbox, span: &str) -> (crate::sandbox::Job, String) {
 on_every_kind_of_store! {
     fn the_next_caller_after_a_lease_acquires_and_is_told_the_last_holder(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "1s");
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 1s x; echo; cat; :, which let its time run out\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --print-handle --ttl 1s x; echo; cat; :, which let its time run out\n";
         assert_eq!(sandbox.csalock(["lock", "-n", "x"]).capture().code, Some(75));
         sandbox.csalock(["run", "-w", "inf", "x", "echo", "ran"]).stdout("ran\n").stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
     }
 
     fn a_late_caller_changes_nothing_while_another_holds(sandbox: &Sandbox) {
-        let script = "csalock lock --ttl 50ms x; read go; csalock unlock x; echo $?; csalock renew --ttl 1h x; echo $?; cat; :";
+        let script = "csalock lock --print-handle --ttl 50ms x; read go; csalock unlock x; echo $?; csalock renew --ttl 1h x; echo $?; cat; :";
         let mut job = sandbox.script("dash", script).spawn();
         let handle = job.lines(1)[0].clone();
         let holder = sandbox.holder("x");
@@ -70,13 +70,13 @@ on_every_kind_of_store! {
     fn a_stale_lock_can_be_refused(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
-        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 50ms x; echo; cat; :, which let its time run out; take it over without \
+        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --print-handle --ttl 50ms x; echo; cat; :, which let its time run out; take it over without \
                     --fail-on-stale, or remove it with `csalock unlock --force x`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
     }
 
     fn a_lease_ends_with_its_owner_too(sandbox: &Sandbox) {
-        sandbox.script("dash", "csalock lock --ttl 1h x; :").stdout("HANDLE\n").run();
+        sandbox.script("dash", "csalock lock --ttl 1h x; :").run();
         assert_eq!(sandbox.state("x"), "abandoned");
     }
 

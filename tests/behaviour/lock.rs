@@ -11,19 +11,22 @@ fn members(value: &serde_json::Value) -> Vec<&str> {
 
 /// A script that holds the lock until its stdin ends.
 fn holding(sandbox: &Sandbox, options: &str) -> crate::sandbox::Job {
-    let mut job = sandbox.script("dash", &format!("csalock lock {options} x; cat; :")).spawn();
+    let mut job = sandbox.script("dash", &format!("csalock lock {options} x; echo; cat; :")).spawn();
     job.lines(1);
     job
 }
 
 on_every_kind_of_store! {
-    fn lock_prints_only_the_handle(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "x"]).stdout("HANDLE\n").run();
-        assert_eq!(sandbox.state("x"), "held");
+    fn lock_prints_nothing_or_only_the_handle(sandbox: &Sandbox) {
+        sandbox.csalock(["lock", "x"]).run();
+        sandbox.csalock(["lock", "--print-handle", "y"]).stdout("HANDLE\n").run();
+        for name in ["x", "y"] {
+            assert_eq!(sandbox.state(name), "held");
+        }
     }
 
     fn handles_are_unique(sandbox: &Sandbox) {
-        let handle = |number: u32| sandbox.csalock(["lock", &number.to_string()]).capture().line();
+        let handle = |number: u32| sandbox.csalock(["lock", "--print-handle", &number.to_string()]).capture().line();
         let handles: std::collections::BTreeSet<String> = (0..50).map(handle).collect();
         assert_eq!(handles.len(), 50);
     }
@@ -36,7 +39,7 @@ on_every_kind_of_store! {
     }
 
     fn the_json_of_lock_names_the_evicted_holder(sandbox: &Sandbox) {
-        sandbox.script("dash", "csalock lock --label why x; :").stdout("HANDLE\n").run();
+        sandbox.script("dash", "csalock lock --label why x; :").run();
         sandbox.await_abandoned("x");
         let done = sandbox.csalock(["lock", "--json", "x"]).capture();
         let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
@@ -51,16 +54,16 @@ on_every_kind_of_store! {
     }
 
     fn a_caller_that_takes_over_is_told_the_last_holder(sandbox: &Sandbox) {
-        sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
+        sandbox.script("dash", "csalock lock x; :").run();
         let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): \
                     dash -c csalock lock x; :, which died without releasing it\n";
-        sandbox.csalock(["lock", "x"]).stdout("HANDLE\n").stderr(said).run();
+        sandbox.csalock(["lock", "x"]).stderr(said).run();
     }
 
     fn busy_names_the_holder_and_the_next_step(sandbox: &Sandbox) {
         let _job = holding(sandbox, "--label 'the reason'");
         let said = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives, for \
-                    \"the reason\": dash -c csalock lock --label 'the reason' x; cat; :; wait longer with -w, or see \
+                    \"the reason\": dash -c csalock lock --label 'the reason' x; echo; cat; :; wait longer with -w, or see \
                     `csalock status x`\n";
         for options in ["-n", "-w0", "--nonblock", "-w10ms", "--timeout=0.01", "--wait=0", "--nb"] {
             sandbox.csalock(["lock", options, "x"]).status(75).stderr(said).run();
@@ -80,11 +83,11 @@ on_every_kind_of_store! {
     }
 
     fn forever_survives_its_owner(sandbox: &Sandbox) {
-        let handle = sandbox.script("dash", "csalock lock --forever x; :").capture().line();
+        let handle = sandbox.script("dash", "csalock lock --forever --print-handle x; :").capture().line();
         // A copy of this machine may run it where hosts share the store.
         let ended = if sandbox.is_shared() { "is not here" } else { "has ended" };
         let said = format!("csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), until it is \
-                    released, though its process {ended}: dash -c csalock lock --forever x; :; wait longer with -w, or see `csalock status x`\n");
+                    released, though its process {ended}: dash -c csalock lock --forever --print-handle x; :; wait longer with -w, or see `csalock status x`\n");
         sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(said).run();
         assert_eq!(sandbox.sight("x")["holders"][0]["alive"], "no");
         sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();
@@ -92,7 +95,7 @@ on_every_kind_of_store! {
     }
 
     fn a_stale_lock_can_be_refused(sandbox: &Sandbox) {
-        sandbox.script("dash", "csalock lock x; :").stdout("HANDLE\n").run();
+        sandbox.script("dash", "csalock lock x; :").run();
         sandbox.await_abandoned("x");
         let before = sandbox.stored();
         let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which died without releasing it; take it over without \
@@ -100,13 +103,13 @@ on_every_kind_of_store! {
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
         sandbox.csalock(["run", "--fail-on-stale", "x", "true"]).status(80).stderr(said).run();
         assert_eq!(sandbox.stored(), before);
-        sandbox.csalock(["lock", "--fail-on-stale", "y"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--fail-on-stale", "y"]).run();
     }
 
     fn another_process_can_be_made_the_owner(sandbox: &Sandbox) {
         let mut sleeper = sandbox.call("sleep", ["60"]).spawn();
         let pid = sleeper.pid().to_string();
-        sandbox.csalock(["lock", "--pid", &pid, "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--pid", &pid, "x"]).run();
         let sight = sandbox.sight("x");
         assert_eq!(sight["holders"][0]["pid"].to_string(), pid);
         assert_eq!(sight["holders"][0]["command"], "sleep 60");
@@ -117,14 +120,14 @@ on_every_kind_of_store! {
     }
 
     fn a_handle_that_cannot_be_printed_releases_the_lock(sandbox: &Sandbox) {
-        let done = sandbox.script("bash", "csalock lock x > /dev/full; echo $?").capture();
+        let done = sandbox.script("bash", "csalock lock --print-handle x > /dev/full; echo $?").capture();
         assert_eq!(done.stdout, "74\n");
         assert_eq!(
             done.stderr,
             "csalock: lock x was released: cannot write to stdout: No space left on device (os error 28)\n"
         );
         assert_eq!(sandbox.state("x"), "free");
-        let done = sandbox.script("bash", "trap '' PIPE; exec 8> >(:); wait $!; csalock lock x >&8; echo $? >&2").capture();
+        let done = sandbox.script("bash", "trap '' PIPE; exec 8> >(:); wait $!; csalock lock --print-handle x >&8; echo $? >&2").capture();
         assert_eq!((sandbox.state("x").as_str(), done.code), ("free", Some(0)), "{done:?}");
     }
 
@@ -137,9 +140,11 @@ on_every_kind_of_store! {
         assert!(!sandbox.store_exists());
     }
 
-    fn lock_with_a_closed_stdout_acquires_nothing(sandbox: &Sandbox) {
+    fn lock_needs_stdout_only_for_the_handle(sandbox: &Sandbox) {
+        sandbox.script("dash", "csalock lock --forever y >&-; csalock lock --forever z > /dev/full").run();
+        assert_eq!([sandbox.state("y"), sandbox.state("z")], ["held", "held"]);
         let said = "csalock: stdout is closed, so the handle would be lost; send it to /dev/null if you do not need it\n";
-        sandbox.script("dash", "csalock lock --forever x >&-").status(74).stderr(said).run();
+        sandbox.script("dash", "csalock lock --print-handle --forever x >&-").status(74).stderr(said).run();
         assert_eq!(sandbox.state("x"), "free");
     }
 
@@ -147,7 +152,7 @@ on_every_kind_of_store! {
         // A full pipe without a reader.
         let full = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null;";
         let nobody = "cannot write to stdout: no process reads it\n";
-        let script = format!("{full} csalock lock -w 1s x >&7");
+        let script = format!("{full} csalock lock --print-handle -w 1s x >&7");
         let said = format!("csalock: lock x was released: {nobody}");
         sandbox.script("dash", &script).status(74).stderr(said).run();
         let script = format!("rm full; {full} csalock claim -w 1s x >&7");
@@ -161,7 +166,7 @@ on_every_kind_of_store! {
 
     fn a_lock_call_killed_before_its_output_does_not_end_the_owner(sandbox: &Sandbox) {
         let script = "mkfifo full; exec 7<>full; dd if=/dev/zero of=full bs=65536 count=1 oflag=nonblock 2> /dev/null
-                      csalock lock --pid $$ x >&7 & echo $!; read line; kill -9 $!; wait; echo killed; read line";
+                      csalock lock --print-handle --pid $$ x >&7 & echo $!; read line; kill -9 $!; wait; echo killed; read line";
         let mut owner = sandbox.script("dash", script).spawn();
         owner.lines(1);
         wait_until("it is granted", || sandbox.state("x") == "held");
@@ -170,7 +175,7 @@ on_every_kind_of_store! {
         if !sandbox.is_shared() {
             assert_eq!(sandbox.state("x"), "free");
         }
-        sandbox.csalock(["lock", "-w", "60s", "--fail-on-stale", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "-w", "60s", "--fail-on-stale", "x"]).run();
         owner.kill();
     }
 

@@ -54,6 +54,7 @@ macro_rules! tests_on {
     };
 }
 
+mod answers;
 mod broken;
 mod claims;
 mod clocks;

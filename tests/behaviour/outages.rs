@@ -518,7 +518,7 @@ fn a_caller_that_misreads_a_live_lease_does_not_get_the_lock() {
 fn a_wait_without_a_deadline_outlasts_an_outage() {
     let Some(cluster) = cluster_of(1) else { return };
     let sandbox = Sandbox::at(&cluster);
-    let mut script = sandbox.script("dash", "csalock lock x; cat; csalock unlock x; echo $?").spawn();
+    let mut script = sandbox.script("dash", "csalock lock x; echo; cat; csalock unlock x; echo $?").spawn();
     script.lines(1);
     let waiter = waiter(&sandbox);
     cluster.kill(0);

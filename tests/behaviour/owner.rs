@@ -34,7 +34,7 @@ fn cgi(sandbox: &Sandbox, serve: impl Fn(&Sandbox, u16) -> Job) {
         sandbox.search_path(),
         sandbox.store()
     );
-    let script = "h=$(csalock lock x); echo $$; csalock status --json x; csalock unlock x; echo $?";
+    let script = "h=$(csalock lock --print-handle x); echo $$; csalock status --json x; csalock unlock x; echo $?";
     sandbox.program("www/cgi-bin/fair", format!("{head}{script}\n"));
     sandbox.program("www/cgi-bin/dies", format!("{head}csalock lock x\nkill -9 $$\n"));
     sandbox.program(
@@ -94,7 +94,7 @@ on_every_store! {
 
     fn a_wrapper_program_that_goes_on_is_the_owner_as_long_as_it_lives(sandbox: &Sandbox) {
         let wrapper = "import subprocess, sys; subprocess.call(sys.argv[1:]); sys.stdin.read()";
-        let begin = format!("mkfifo end; python3 -c '{wrapper}' csalock lock x < end > handle & exec 9> end");
+        let begin = format!("mkfifo end; python3 -c '{wrapper}' csalock lock --print-handle x < end > handle & exec 9> end");
         let end = "csalock unlock -q x; echo $?; exec 9>&-; wait; csalock unlock x; echo $?";
         let script = format!("{begin}; while [ ! -s handle ]; do :; done; {end}");
         sandbox.script("dash", &script).stdout("82\n0\n").run();
@@ -142,8 +142,8 @@ on_every_store! {
         );
         assert_eq!((done.code, done.stderr), (Some(0), warning));
         assert_eq!(sandbox.state("x"), "abandoned");
-        serve("csalock lock -q y").stdout("HANDLE\n").run();
-        serve("csalock lock --forever z").stdout("HANDLE\n").run();
+        serve("csalock lock -q y").run();
+        serve("csalock lock --forever z").run();
         serve("csalock lock v > /dev/null; csalock unlock v").run();
     }
 
@@ -170,12 +170,12 @@ on_every_store! {
         }
         let script = format!("sudo -n --preserve-env=PATH,CSALOCK_STORE $(command -v csalock) lock x >/dev/null; {HELD_AND_MINE}");
         sandbox.script("dash", &script).stdout("0\n0\n").run();
-        let script = format!("h=$(sudo -n --preserve-env=CSALOCK_STORE $(command -v csalock) lock x); {HELD_AND_MINE}");
+        let script = format!("h=$(sudo -n --preserve-env=CSALOCK_STORE $(command -v csalock) lock --print-handle x); {HELD_AND_MINE}");
         sandbox.script("bash", &script).stdout("0\n0\n").run();
     }
 
     fn a_cron_job_has_next_to_no_environment(sandbox: &Sandbox) {
-        let script = format!("PATH={}; cd /; h=$(csalock lock --store {} x); csalock status --store {} -1; csalock unlock --store {} x; echo $?",
+        let script = format!("PATH={}; cd /; h=$(csalock lock --print-handle --store {} x); csalock status --store {} -1; csalock unlock --store {} x; echo $?",
             sandbox.search_path(), sandbox.store(), sandbox.store(), sandbox.store());
         sandbox.call("env", ["-i", "setsid", "-w", "/bin/sh", "-c", &script]).stdout("x\n0\n").run();
         let closed = format!("exec <&- 2>&-; {script}");
@@ -187,9 +187,9 @@ on_every_store! {
             return;
         }
         let script = "mount -t tmpfs none /var/lib || exit; \
-                      env -i $(command -v csalock) lock --forever x | wc -c; \
+                      env -i $(command -v csalock) lock --forever x; \
                       env -u CSALOCK_STORE HOME=/nowhere csalock status -1; ls -ld /var/lib/csalock | cut -c1-10";
-        sandbox.call("unshare", ["-m", "dash", "-c", script]).stdout("33\nx\ndrwxr-xr-x\n").run();
+        sandbox.call("unshare", ["-m", "dash", "-c", script]).stdout("x\ndrwxr-xr-x\n").run();
     }
 
     fn a_user_has_a_store_of_their_own(sandbox: &Sandbox) {
@@ -204,7 +204,7 @@ on_every_store! {
         assert_eq!(call(&["lock", "--forever", "x"]).capture().code, Some(0));
         call(&["status", "-1"]).stdout("x\n").run();
         assert!(sandbox.path("state/csalock").is_dir());
-        call(&["lock", "--forever", "y"]).without("XDG_STATE_HOME").stdout("HANDLE\n").run();
+        call(&["lock", "--forever", "y"]).without("XDG_STATE_HOME").run();
         call(&["status", "-1"]).without("XDG_STATE_HOME").stdout("y\n").run();
         assert!(sandbox.path("home/.local/state/csalock").is_dir());
     }
@@ -238,7 +238,8 @@ on_every_store! {
         // The inner shell becomes csalock when the outer one is gone.
         let inner = "while [ $(ps -o ppid= -p $$) = $OUTER ]; do :; done; exec csalock lock $OPTIONS x > said 2>&1";
         let outer = format!("OUTER=$$ setsid dash -c '{inner}' &");
-        for (options, wanted) in [("", ORPHAN), ("--ttl 1h", "HANDLE\n"), ("--forever", "HANDLE\n")] {
+        let verbose = format!("csalock: lock x is taken, token TOKEN, no owner, store {}\n", sandbox.plain(&sandbox.store()));
+        for (options, wanted) in [("", ORPHAN), ("--print-handle --ttl 1h", "HANDLE\n"), ("-v --forever", &verbose)] {
             let _group = sandbox.script("dash", &outer).env("OPTIONS", options).stdin("").spawn();
             wait_until("csalock has spoken", || sandbox.read("files/said").ends_with('\n'));
             assert_eq!(sandbox.plain(&sandbox.read("files/said")), wanted, "{options}");

@@ -14,7 +14,7 @@ const COMMANDS: [&[&str]; 7] = [
 
 /// A good record's bytes.
 fn good(sandbox: &Sandbox) -> Vec<u8> {
-    sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+    sandbox.csalock(["lock", "--forever", "x"]).run();
     // A swap, so that nothing that only a record's first version has is taken for granted.
     sandbox.csalock(["renew", "--ttl", "1h", "x"]).run();
     sandbox.open().read(b"x").unwrap().unwrap().body
@@ -78,17 +78,17 @@ on_every_store! {
     }
 
     fn a_record_with_two_exclusive_holders(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "--forever", "-s", "x"]).stdout("HANDLE\n").run();
-        sandbox.csalock(["lock", "--forever", "-s", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "-s", "x"]).run();
+        sandbox.csalock(["lock", "--forever", "-s", "x"]).run();
         let mut record = sandbox.record("x").unwrap();
         record.holders.iter_mut().for_each(|grant| grant.mode = csalock::lock::Mode::Exclusive);
         is_refused_until_forced(sandbox, &csalock::lock::encode(&record), "it has two exclusive holders");
     }
 
     fn a_record_of_another_name(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "--forever", "y"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "y"]).run();
         let of_y = sandbox.open().read(b"y").unwrap().unwrap().body;
-        sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "x"]).run();
         sandbox.overwrite("x", &of_y);
         for words in [&["lock", "-n", "x"][..], &["unlock", "x"], &["status", "x"]] {
             let done = sandbox.csalock(words).capture();

@@ -66,7 +66,7 @@ fn send(pid: i32, signal: Signal) {
 
 on_every_shared_store! {
     fn a_lock_outlasts_its_first_lease_as_long_as_its_owner_lives(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x y; cat; :").spawn();
+        let mut job = script(sandbox, "csalock lock x y; echo; cat; :").spawn();
         job.lines(1);
         await_renewals(sandbox, "x", 4);
         assert_eq!(sandbox.state("y"), "held");
@@ -75,7 +75,7 @@ on_every_shared_store! {
     }
 
     fn a_lease_is_renewed_once_each_third_of_its_duration(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
+        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
         job.lines(1);
         let version = || sandbox.open().read(b"x").unwrap().map(|stored| stored.version);
         await_renewals(sandbox, "x", 1);
@@ -92,13 +92,13 @@ on_every_shared_store! {
     }
 
     fn a_keeper_sees_its_owner_die(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
+        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
         job.kill();
         wait_until("the keeper has ended", || !lives(keeper));
         assert_eq!(sandbox.state("x"), "abandoned");
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; cat; :, which died without releasing it\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; echo; cat; :, which died without releasing it\n";
         csalock(sandbox, &["run", "-n", "x", "true"]).stderr(said).run();
     }
 
@@ -106,7 +106,7 @@ on_every_shared_store! {
         if !sandbox.is_of_files() {
             return;
         }
-        let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
+        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
         sandbox.script("dash", "rm -r ../store; echo > ../store").run();
@@ -121,7 +121,7 @@ on_every_shared_store! {
     }
 
     fn a_keeper_ends_when_its_lock_is_released(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; read go; csalock unlock x; cat; :").spawn();
+        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; cat; :").spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
         let words = std::fs::read_to_string(format!("/proc/{keeper}/cmdline")).unwrap();
@@ -132,7 +132,7 @@ on_every_shared_store! {
     }
 
     fn a_keeper_ends_when_its_lock_is_broken(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; cat; :").spawn();
+        let mut job = script(sandbox, "csalock lock x; echo; cat; :").spawn();
         job.lines(1);
         let keeper = the_keeper(sandbox);
         assert_eq!(csalock(sandbox, &["unlock", "-q", "--force", "x"]).capture().code, Some(0));
@@ -141,7 +141,7 @@ on_every_shared_store! {
 
     fn a_keeper_is_small_and_inherits_nothing_of_the_script(sandbox: &Sandbox) {
         // The substitution that reads the handle, `wait` and a pipe do not wait for the keeper.
-        let text = "h=$(csalock lock x); csalock lock y | cat > /dev/null; wait; echo $h; cat; :";
+        let text = "h=$(csalock lock --print-handle x); csalock lock y | cat > /dev/null; wait; echo $h; cat; :";
         let mut job = script(sandbox, text).spawn();
         job.lines(1);
         wait_until("there are two", || keepers(sandbox).len() == 2);
@@ -160,7 +160,7 @@ on_every_shared_store! {
     }
 
     fn a_lock_without_its_keeper_ends_with_the_lease_for_other_hosts(sandbox: &Sandbox) {
-        let mut job = script(sandbox, "csalock lock x; read go; csalock unlock x; echo $?; cat; :").spawn();
+        let mut job = script(sandbox, "csalock lock x; echo; read go; csalock unlock x; echo $?; cat; :").spawn();
         job.lines(1);
         send(the_keeper(sandbox), Signal::SIGKILL);
         let until = renewed_until(sandbox, "x").unwrap();
@@ -170,7 +170,7 @@ on_every_shared_store! {
         if !is_root("another pid namespace") {
             return;
         }
-        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; read go; csalock unlock x; echo $?; cat; :, which did not renew its lease\n";
+        let said = "csalock: lock x was taken over from pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; echo; read go; csalock unlock x; echo $?; cat; :, which did not renew its lease\n";
         let words = ["--pid", "--fork", "--mount-proc", "csalock", "run", "-w", "inf", "x", "true"];
         sandbox.call("unshare", words).env("CSALOCK_LEASE", LEASE).stderr(said).run();
         job.tell("go");

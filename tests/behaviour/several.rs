@@ -53,12 +53,12 @@ on_every_store! {
         }
         other.release();
         assert_eq!(other.wait().code, Some(0));
-        let script = "h=$(csalock lock c a b) && csalock status -1 | sort && csalock unlock --handle $h a b c && csalock status -1";
+        let script = "h=$(csalock lock --print-handle c a b) && csalock status -1 | sort && csalock unlock --handle $h a b c && csalock status -1";
         sandbox.script("dash", script).stdout("a\nb\nc\n").run();
     }
 
     fn one_handle_proves_all_grants_and_releases_some(sandbox: &Sandbox) {
-        let script = "h=$(csalock lock a b c)
+        let script = "h=$(csalock lock --print-handle a b c)
                       env - PATH=\"$PATH\" CSALOCK_STORE=\"$CSALOCK_STORE\" CSALOCK_HANDLE=$h setsid -w csalock unlock b
                       csalock status -1 | sort; echo; csalock unlock a; csalock status -1; echo; csalock unlock --all; csalock status -1";
         sandbox.script("dash", script).stdout("a\nc\n\nc\n\n").run();
@@ -119,7 +119,7 @@ on_every_store! {
     fn opposite_orders_never_block_each_other(sandbox: &Sandbox) {
         let times = sandbox.many(100).max(20);
         let script = format!(
-            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); h=$(csalock lock $0 $1) || exit; \
+            "i=0; while [ $i -lt {times} ]; do i=$((i + 1)); h=$(csalock lock --print-handle $0 $1) || exit; \
              csalock unlock $0 $1 || exit; csalock run $1 --also $0 true || exit; done"
         );
         let jobs: Vec<Job> = [["a", "b"], ["b", "a"]].iter().map(|order| {
@@ -261,7 +261,7 @@ on_every_store! {
         let (mut all, mut none) = (0, 0);
         for call in calls {
             for step in steps() {
-                let script = format!("strace -D -o trace -e inject={call}:signal=KILL:when={step} csalock lock -q b c a > handle 2>&1
+                let script = format!("strace -D -o trace -e inject={call}:signal=KILL:when={step} csalock lock -q --print-handle b c a > handle 2>&1
                                       echo $?; read line");
                 let mut job = sandbox.script("dash", &script).spawn();
                 let code = job.lines(1)[0].clone();

@@ -18,17 +18,17 @@ const HELD_AND_MINE: &str = "csalock status x >/dev/null; echo $?; csalock unloc
 
 on_every_store! {
     fn a_lock_from_a_command_substitution_belongs_to_the_script(sandbox: &Sandbox) {
-        in_every_shell(sandbox, &format!("h=$(csalock lock x); {HELD_AND_MINE}; echo ${{#h}}"), "0\n0\n32\n");
+        in_every_shell(sandbox, &format!("h=$(csalock lock --print-handle x); {HELD_AND_MINE}; echo ${{#h}}"), "0\n0\n32\n");
         in_every_shell(sandbox, &format!("h=`csalock lock x`; {HELD_AND_MINE}"), "0\n0\n");
-        in_every_shell(sandbox, &format!("h=$(echo $(csalock lock x)); {HELD_AND_MINE}"), "0\n0\n");
-        in_every_shell(sandbox, "h=$(csalock lock x); (csalock unlock --handle $h x); echo $?", "0\n");
+        in_every_shell(sandbox, &format!("h=$(echo $(csalock lock --print-handle x)); {HELD_AND_MINE}"), "0\n0\n");
+        in_every_shell(sandbox, "h=$(csalock lock --print-handle x); (csalock unlock --handle $h x); echo $?", "0\n");
     }
 
     fn a_lock_from_a_pipeline_belongs_to_the_script(sandbox: &Sandbox) {
         in_every_shell(sandbox, &format!("csalock lock x | cat >/dev/null; {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, &format!("echo | csalock lock x >/dev/null; {HELD_AND_MINE}"), "0\n0\n");
         in_every_shell(sandbox, &format!("echo | {{ csalock lock x; :; }} | cat >/dev/null; {HELD_AND_MINE}"), "0\n0\n");
-        in_every_shell(sandbox, &format!("h=$(csalock lock x | tr a-f A-F); {HELD_AND_MINE}"), "0\n0\n");
+        in_every_shell(sandbox, &format!("h=$(csalock lock --print-handle x | tr a-f A-F); {HELD_AND_MINE}"), "0\n0\n");
     }
 
     fn a_lock_from_a_subshell_or_a_function_belongs_to_the_script(sandbox: &Sandbox) {
@@ -66,7 +66,7 @@ on_every_store! {
     }
 
     fn the_record_names_the_script(sandbox: &Sandbox) {
-        let script = "h=$(csalock lock x); echo $$; csalock status --json x";
+        let script = "h=$(csalock lock --print-handle x); echo $$; csalock status --json x";
         for shell in SHELLS {
             let done = sandbox.script(shell, script).capture();
             let (pid, sight) = done.stdout.split_once('\n').unwrap();
@@ -81,7 +81,7 @@ on_every_store! {
     fn the_lock_ends_with_the_script_however_that_ends(sandbox: &Sandbox) {
         for shell in SHELLS {
             for end in [":", "exit 3", "kill -9 $$", "kill -15 $$", "exec true", "set -e; false"] {
-                let handle = sandbox.script(shell, &format!("h=$(csalock lock x); echo $h; {end}; :")).capture().stdout;
+                let handle = sandbox.script(shell, &format!("h=$(csalock lock --print-handle x); echo $h; {end}; :")).capture().stdout;
                 assert_eq!(handle.len(), 33, "{shell} {end}");
                 assert_eq!(sandbox.state("x"), "abandoned", "{shell} {end}");
                 sandbox.csalock(["run", "-nq", "x", "true"]).run();
@@ -92,7 +92,7 @@ on_every_store! {
 
     fn a_script_that_becomes_another_program_keeps_its_lock(sandbox: &Sandbox) {
         for shell in SHELLS {
-            let mut job = sandbox.script(shell, "csalock lock x; exec cat").spawn();
+            let mut job = sandbox.script(shell, "csalock lock x; echo; exec cat").spawn();
             job.lines(1);
             wait_until("it has become cat", || {
                 std::fs::read_to_string(format!("/proc/{}/comm", job.pid())).is_ok_and(|name| name == "cat\n")
@@ -106,7 +106,7 @@ on_every_store! {
 
     fn a_script_file_is_an_owner_as_well(sandbox: &Sandbox) {
         for shell in SHELLS {
-            let text = format!("#!/usr/bin/env -S {shell}\nh=$(csalock lock x)\n{HELD_AND_MINE}\n");
+            let text = format!("#!/usr/bin/env -S {shell}\nh=$(csalock lock --print-handle x)\n{HELD_AND_MINE}\n");
             sandbox.program("bin/script", text);
             sandbox.script("dash", "script; :").stdout("0\n0\n").run();
         }

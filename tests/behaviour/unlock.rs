@@ -2,10 +2,10 @@
 
 use crate::sandbox::Sandbox;
 
-const HOLDS_X: &str = "dash -c csalock lock x; cat; :";
+const HOLDS_X: &str = "dash -c csalock lock --print-handle x; cat; :";
 
 fn holding(sandbox: &Sandbox) -> (crate::sandbox::Job, String) {
-    let mut job = sandbox.script("dash", "csalock lock x; cat; :").spawn();
+    let mut job = sandbox.script("dash", "csalock lock --print-handle x; cat; :").spawn();
     let handle = job.lines(1)[0].clone();
     (job, handle)
 }
@@ -118,7 +118,7 @@ on_every_kind_of_store! {
     }
 
     fn force_removes_the_grants_of_dead_holders_and_names_them(sandbox: &Sandbox) {
-        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        sandbox.script("dash", "csalock lock dead; :").run();
         sandbox.await_abandoned("dead");
         let said = "dead: was held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock dead; :, which \
                     died without releasing it\n";
@@ -130,7 +130,7 @@ on_every_kind_of_store! {
     }
 
     fn force_with_a_token_breaks_that_grant_alone(sandbox: &Sandbox) {
-        let hold = |label: &str| sandbox.csalock(["lock", "--forever", "-s", "--label", label, "x"]).stdout("HANDLE\n").run();
+        let hold = |label: &str| sandbox.csalock(["lock", "--forever", "-s", "--label", label, "x"]).run();
         hold("first");
         hold("second");
         let held = |token: u64, label: &str| {
@@ -166,12 +166,12 @@ on_every_kind_of_store! {
         sandbox.csalock(["unlock", "--force", "--all"]).run();
         assert!(!sandbox.store_exists());
         let _holder = sandbox.holder("held");
-        sandbox.csalock(["lock", "--forever", "permanent"]).stdout("HANDLE\n").run();
-        sandbox.script("dash", "csalock lock dead; :").stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "permanent"]).run();
+        sandbox.script("dash", "csalock lock dead; :").run();
         sandbox.await_abandoned("dead");
         sandbox.csalock(["claim", "--id", "7", "claimed"]).stdout("7\n").run();
         sandbox.csalock(["put", "guarded", "text"]).run();
-        sandbox.csalock(["lock", "--forever", "bad"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "bad"]).run();
         sandbox.overwrite("bad", b"garbage");
         let done = sandbox.csalock(["unlock", "--force", "--all"]).capture();
         let mut broken: Vec<_> = done.stdout.lines().filter_map(|line| line.split_once(": was held by pid ")).collect();
@@ -202,7 +202,7 @@ on_every_kind_of_store! {
     }
 
     fn the_holder_of_a_broken_lock_is_told(sandbox: &Sandbox) {
-        let script = "csalock lock x; read go; csalock unlock x";
+        let script = "csalock lock x; echo; read go; csalock unlock x";
         let mut job = sandbox.script("dash", script).spawn();
         job.lines(1);
         let _next = sandbox.waiter("x", "echo $$; cat");

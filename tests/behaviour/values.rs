@@ -6,7 +6,9 @@ use crate::sandbox::{Done, Job, Kind, Sandbox, wait_until};
 
 /// A holder of the lock until it is told to end; its handle is in `files/handle`.
 fn holder(sandbox: &Sandbox, options: &str, name: &str) -> Job {
-    let script = format!("csalock lock {options} {name} > handle && echo in && read line; csalock unlock -q {name}; :");
+    let script = format!(
+        "csalock lock --print-handle {options} {name} > handle && echo in && read line; csalock unlock -q {name}; :"
+    );
     let mut job = sandbox.script("dash", &script).spawn();
     job.lines(1);
     job

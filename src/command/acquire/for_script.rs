@@ -1,4 +1,8 @@
-//! Locks for the calling script: they outlive csalock, and are held only from the moment when the script knows of them.
+//! Locks for the calling script: they outlive csalock.
+//!
+//! A script that is told a handle must not hold a lock whose handle it never got: such a grant is provisional until the
+//! handle is printed. A lease that a keeper renews is provisional until the keeper exists, and the grants of several names
+//! until all of them are there. Any other grant is final with its first commit, because its owner alone proves it.
 
 use std::mem::ManuallyDrop;
 use std::time::Duration;
@@ -10,7 +14,7 @@ use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, OpenLockSet, RETR
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::host::{Caller, caller, command_of, may_end_with_call};
-use crate::lock::{EndedGrant, Grant, Handle, Lifetime, ProcessId};
+use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Owner, ProcessId};
 use crate::name::escape;
 use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::{KeeperConfig, spawn_detached};
@@ -26,28 +30,35 @@ pub(in crate::command) struct ForScript<'a> {
     pub(in crate::command) targets: &'a LockSet,
     /// The option or variable that sets the timeout.
     pub(in crate::command) timeout_setting: &'static str,
+    /// True if the script is told what it needs to use the locks, so that it must not hold them unless it was told.
+    pub(in crate::command) prints: bool,
 }
 
-/// Locks that the script does not know of yet.
+/// Locks that csalock has acquired, and has not reported yet.
 pub(in crate::command) struct Granted<'a> {
     pub(in crate::command) opened: &'a OpenLockSet<'a>,
     pub(in crate::command) handle: &'a Handle,
     pub(in crate::command) grants: &'a [Grant],
+    pub(in crate::command) owner: &'a Owner,
     pub(in crate::command) evicted: Option<&'a (usize, EndedGrant)>,
     /// End of the timeout on CLOCK_BOOTTIME.
     pub(in crate::command) until: Duration,
 }
 
 impl ForScript<'_> {
-    /// Acquires the locks, tells the script of them by `deliver`, and confirms them. Returns the exit code of
-    /// `deliver`, or of a refusal. If `deliver` fails, this releases the locks.
+    /// Acquires the locks, tells the script of them by `deliver`, and confirms them if they are provisional. Returns the
+    /// exit code of `deliver`, or of a refusal. If `deliver` fails, this releases the locks. Signals that arrive after the
+    /// last commit change nothing: they stay blocked, and an exit code for a signal would say that no lock is held.
     pub(in crate::command) fn acquire(
         &self,
         deliver: impl FnOnce(&Granted<'_>) -> anyhow::Result<Exit>,
     ) -> anyhow::Result<Exit> {
-        let request = self.request()?;
+        let (request, ends_with_call) = self.request()?;
         // The process ends soon, and the kernel closes its descriptors.
         let opened = ManuallyDrop::new(self.targets.open(self.context)?);
+        // If this process dies after the first of several names, the script must not hold that one.
+        let provisional = self.prints || opened.need_leases() || self.targets.all.len() > 1;
+        let request = AcquireRequest { provisional, ..request };
         let signals = ManuallyDrop::new(Signals::listen_also(self.context.inherited, &[])?);
         let acquisition = Acquisition {
             timeout_setting: self.timeout_setting,
@@ -58,34 +69,37 @@ impl ForScript<'_> {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
             ended => return Ok(acquisition.end(&opened, &ended)),
         };
-        self.warn_of_owner(&request);
-        let (handle, evicted) = (&request.handle, evicted.as_ref());
-        let delivered = deliver(&Granted { opened: &opened, handle, grants: &grants, evicted, until });
+        let AcquireRequest { handle, owner, .. } = &request;
+        let evicted = evicted.as_ref();
+        let delivered = deliver(&Granted { opened: &opened, handle, grants: &grants, owner, evicted, until });
         if delivered.is_err() {
             opened.release_all(handle.proof())?;
             return delivered;
         }
-        let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
-        // Without grants, the script has released the locks already.
-        if let Some(grants) = opened.confirm(&request, &grants, &go_on)? {
-            self.keep(&opened, &request, &grants)?;
+        if request.provisional {
+            let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
+            // Without grants, the script has released the locks already.
+            if let Some(grants) = opened.confirm(&request, &grants, &go_on)? {
+                self.keep(&opened, &request, &grants)?;
+            }
         }
+        self.warn_of_owner(&request, ends_with_call);
         delivered
     }
 
-    fn request(&self) -> anyhow::Result<AcquireRequest> {
+    /// Returns the request, and true if its owner ends with this call.
+    fn request(&self) -> anyhow::Result<(AcquireRequest, bool)> {
         let (taking, handle) = (self.taking, self.context.new_handle()?);
         let process = self.context.host.this_process()?;
-        let Caller { owners, command, .. } = self.owner(process)?;
-        Ok(AcquireRequest {
+        let Caller { owners, command, ends_with_call, .. } = self.owner(process)?;
+        let request = AcquireRequest {
             owner_outlives_process: true,
-            // If we fail or die before the script knows of the locks, it must not hold them.
-            provisional: true,
             mode: taking.mode(),
             lifetime: taking.lifetime(),
             slots: taking.slots,
             ..request(self.context, &taking.waiting, handle, process, owners, command)?
-        })
+        };
+        Ok((request, ends_with_call))
     }
 
     /// Returns the owner of the locks: the process with the pid of `--pid`, else the script that called `this` process.
@@ -108,17 +122,24 @@ impl ForScript<'_> {
         }
     }
 
-    /// Warns if the lock may end with this very call, which the caller hardly intends.
-    fn warn_of_owner(&self, request: &AcquireRequest) {
+    /// Warns if the lock ends with this very call, or may do so, which the caller hardly intends.
+    fn warn_of_owner(&self, request: &AcquireRequest, ends_with_call: bool) {
         let ends_with_owner = self.pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives;
         let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
-        if may_end_with_call(request.process.pid, owner) {
+        let (name, command) = (escape(&self.targets.first().display_name), escape(&request.owner.command));
+        if ends_with_call {
             self.common.note(&format!(
-                "lock {} ends with process {} ({}), maybe right after this call; name another owner with --pid PID, or \
-                 keep the lock until it is released with --forever",
-                escape(&self.targets.all[0].display_name),
+                "lock {name} ends with this call, because its owner does nothing more: pid {} ({command}); use `csalock \
+                 run {} COMMAND`, or name its parent as the owner with --pid \
+                 $PPID (in a Makefile: $$PPID)",
                 owner.pid,
-                escape(&request.owner.command)
+                self.targets.first().shell_arg,
+            ));
+        } else if may_end_with_call(request.process.pid, owner) {
+            self.common.note(&format!(
+                "lock {name} ends with process {} ({command}), maybe right after this call; name another owner with --pid \
+                 PID, or keep the lock until it is released with --forever",
+                owner.pid,
             ));
         }
     }

@@ -58,7 +58,7 @@ impl CommandChild<'_> {
             self.job.release(opened)?;
             return Ok(refused?);
         }
-        report_taken(&self.asked.common, opened, &grants, evicted.as_ref());
+        report_taken(&self.asked.common, opened, &grants, evicted.as_ref(), None);
         let error = self.job.exec(opened, &grants, child_side, &self.variables(&grants));
         self.job.release(opened)?;
         Err(error.into())
@@ -70,7 +70,7 @@ impl CommandChild<'_> {
         let Ok(request) = self.request(false, false) else { return };
         let taken = acquire_all(&opened.lock_refs(), &request, &WaitPolicy::NONE, None, &mut |_, _| None);
         let Ok(AcquireAllResult::Granted(grants, evicted)) = taken else { return };
-        report_taken(&self.asked.common, opened, &grants, evicted.as_ref());
+        report_taken(&self.asked.common, opened, &grants, evicted.as_ref(), None);
         progress.granted();
         let error = self.job.execute(&self.variables(&grants));
         progress.failed(Exit::from(error.kind()));

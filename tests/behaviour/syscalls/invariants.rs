@@ -1,10 +1,13 @@
 //! The invariants after a command under any fault: a holder was told so, no holder that was told has lost its lock, the
 //! next caller gets in at once, values and claims exist wholly or not at all, and no leftovers remain.
+//!
+//! A caller that gets no handle is told by the exit code alone. If the command is killed, the caller knows nothing, and may
+//! hold the lock or not; it can release the lock as the owner.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-use csalock::lock::{Handle, HandleHash};
+use csalock::lock::{Grant, Handle, HandleHash};
 
 use super::calls;
 use super::fixture::{Before, Fixture, Place};
@@ -54,7 +57,7 @@ pub(crate) fn check(
     }
     let succeeded = run.status.code() == Some(0);
     let given = handles(&run.stdout);
-    holders(fixture, scenario, succeeded, &given)?;
+    holders(fixture, scenario, succeeded, mishap, &given)?;
     values(fixture, scenario, succeeded)?;
     claims(fixture, scenario, succeeded)?;
     release_all(fixture, scenario, succeeded, &given)?;
@@ -127,13 +130,23 @@ fn names(scenario: &Scenario) -> Vec<&'static str> {
     if has_y { vec!["x", "y"] } else { vec!["x"] }
 }
 
+/// Whether the command acquires locks without a word.
+fn is_silent(scenario: &Scenario) -> bool {
+    scenario.words[0] == "lock" && !scenario.words.contains(&"--print-handle")
+}
+
+/// Whether the command is to acquire this name.
+fn acquires(scenario: &Scenario, name: &str) -> bool {
+    scenario.about == About::Taking && scenario.words.contains(&name.to_uppercase().as_str())
+}
+
 /// The holders are exactly the callers that were told so.
-fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Handle]) -> Verdict {
+fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, mishap: Mishap, given: &[Handle]) -> Verdict {
     let proofs = |held: &[(&str, Handle)], name: &str| -> Vec<HandleHash> {
         held.iter().filter(|(of, _)| *of == name).map(|(_, handle)| handle.proof()).collect()
     };
     let ends = matches!(scenario.about, About::Ending | About::Writing { gives_back: true });
-    let takes = scenario.about == About::Taking;
+    let caller = std::process::id() as i32;
     for name in names(scenario) {
         let sight = fixture.sight(name).map_err(|error| format!("{name}: {error}"))?;
         let standing: Vec<_> = sight
@@ -148,7 +161,12 @@ fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Han
             return Err(format!("{name} has two holders: {standing:?}"));
         }
         let before = [proofs(&fixture.held, name), proofs(&fixture.mine, name)].concat();
-        let to_be_held = if takes && succeeded && scenario.words.contains(&name.to_uppercase().as_str()) {
+        let is_callers =
+            |grant: &Grant| acquires(scenario, name) && grant.owner.processes.iter().any(|owner| owner.pid == caller);
+        if succeeded && acquires(scenario, name) && !standing.iter().any(is_callers) {
+            return Err(format!("{name} is not held: {:?}", sight.record));
+        }
+        let to_be_held = if succeeded && acquires(scenario, name) {
             given.iter().map(Handle::proof).collect()
         } else if ends {
             Vec::new()
@@ -164,7 +182,9 @@ fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Han
                     && (grant.owner.processes.iter().any(|owner| owner.pid == job.pid())
                         || grant.owner.command == b"true")
             });
-            let is_known = before.contains(&grant.proof) || given.iter().any(|handle| handle.proof() == grant.proof);
+            let is_silent = is_silent(scenario) && is_callers(&grant) && (succeeded || mishap == Mishap::Killed);
+            let is_given = given.iter().any(|handle| handle.proof() == grant.proof);
+            let is_known = before.contains(&grant.proof) || is_given || is_silent;
             if !is_known && !is_waiters {
                 return Err(format!("{name} is held by a process that was not told: {grant:?}"));
             }
@@ -173,7 +193,7 @@ fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, given: &[Han
             }
         }
     }
-    if succeeded && takes && given.is_empty() {
+    if succeeded && scenario.about == About::Taking && given.is_empty() && !is_silent(scenario) {
         return Err("no handle".to_string());
     }
     Ok(())
@@ -249,8 +269,14 @@ fn release_all(fixture: &mut Fixture, scenario: &Scenario, succeeded: bool, give
     for name in names(scenario) {
         for handle in given {
             let released = fixture.release(name, handle.proof());
-            if succeeded && scenario.about == About::Taking && scenario.words.contains(&name.to_uppercase().as_str()) {
+            if succeeded && acquires(scenario, name) {
                 released?;
+            }
+        }
+        if is_silent(scenario) && acquires(scenario, name) {
+            let done = fixture.call(&["unlock", &name.to_uppercase()]).capture();
+            if succeeded && done.code != Some(0) {
+                return Err(format!("{name} is not released: {done:?}"));
             }
         }
     }

@@ -50,7 +50,7 @@ fn store(sandbox: &Sandbox) -> [crate::sandbox::Job; 2] {
     let holder = sandbox.holder(POISON);
     let waiter = sandbox.waiter(POISON, ":");
     sandbox.edit(POISON, poisoned);
-    sandbox.csalock(["lock", "--forever", "claimed"]).stdout("HANDLE\n").run();
+    sandbox.csalock(["lock", "--forever", "claimed"]).run();
     sandbox.edit("claimed", |record| {
         record.holders[0].claim = Some(bytes());
         record.holders[0].owner.host = POISON.to_string();
@@ -104,7 +104,7 @@ on_every_store! {
     }
 
     fn an_unreadable_record_is_reported_without_harm(sandbox: &Sandbox) {
-        sandbox.csalock(["lock", "--forever", POISON]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", POISON]).run();
         for body in [bytes(), [b"csalock ", &bytes()[..]].concat(), [br#"{"csalock":"#, &bytes()[..]].concat(), [br#"{"csalock":2,"sum":"0123456789abcdef","#, &bytes()[..], b"\n"].concat()] {
             sandbox.overwrite(POISON, &body);
             for words in [&["status"][..], &["run", "-n", POISON, "true"], &["gc"], &["doctor"]] {
@@ -129,7 +129,7 @@ on_every_store_of_files! {
             }
         }
         // The names of foreign files in a store are shown escaped, too.
-        sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", "x"]).run();
         if sandbox.is_directory() {
             sandbox.file(&format!("store/{POISON}"), "");
             std::fs::create_dir(sandbox.path("store/y")).unwrap();

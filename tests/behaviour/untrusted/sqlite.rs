@@ -7,7 +7,7 @@ use crate::sandbox::{Done, Kind, Sandbox, is_root};
 
 fn store(sandbox: &Sandbox) -> Outside<'_> {
     for name in ["other", "x"] {
-        sandbox.csalock(["lock", "--forever", name]).stdout("HANDLE\n").run();
+        sandbox.csalock(["lock", "--forever", name]).run();
     }
     Outside::new(sandbox)
 }

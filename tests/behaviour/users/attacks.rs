@@ -19,7 +19,7 @@ fn shared() -> Option<(Sandbox, String)> {
 #[test]
 fn the_visible_part_of_a_lock_does_not_open_it() {
     let Some((sandbox, store)) = shared() else { return };
-    let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
+    let handle = Anne.csalock(&sandbox, &store, &["lock", "--print-handle", "--forever", "x"]).capture().line();
     let seen = Carl.csalock(&sandbox, &store, &["status", "--json", "x"]).capture().line();
     assert!(!seen.contains(&handle));
     let files = sandbox.listing("shared").join("\n");
@@ -38,7 +38,7 @@ fn the_visible_part_of_a_lock_does_not_open_it() {
 #[test]
 fn a_break_names_its_caller_and_is_reported_to_the_holder() {
     let Some((sandbox, store)) = shared() else { return };
-    let handle = Anne.csalock(&sandbox, &store, &["lock", "--forever", "x"]).capture().line();
+    let handle = Anne.csalock(&sandbox, &store, &["lock", "--print-handle", "--forever", "x"]).capture().line();
     assert_eq!(Bert.code(&sandbox, &store, &["unlock", "--force", "x"]), 0);
     let done = Anne.csalock(&sandbox, &store, &["put", "--handle", &handle, "x", "value"]).capture();
     assert!(done.code == Some(82) && done.stderr.contains("until it was broken by --force"), "{done:?}");
