@@ -57,6 +57,7 @@ macro_rules! tests_on {
 mod broken;
 mod claims;
 mod clocks;
+mod command_line;
 mod containers;
 mod counts;
 mod crowd;
@@ -68,6 +69,7 @@ mod etcd_storm;
 mod exchanges;
 mod exit_codes;
 mod gc;
+mod help;
 mod history;
 mod identity;
 mod keeper;
