@@ -2,6 +2,7 @@
 
 mod acquire;
 mod claim;
+mod completions;
 mod context;
 mod csa;
 mod doctor;
@@ -10,6 +11,7 @@ mod get;
 mod history;
 mod lock;
 mod lookup;
+mod man;
 mod put;
 mod renew;
 mod run;
@@ -53,6 +55,8 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Lookup(asked) => lookup::run(&context, asked).or_else(end_with_reader),
         Command::Gc(asked) => gc::run(&context, asked),
         Command::Doctor(asked) => doctor::run(&context, asked).or_else(end_with_reader),
+        Command::Man(asked) => man::run(asked).or_else(end_with_reader),
+        Command::Completions(asked) => completions::run(asked).or_else(end_with_reader),
     };
     end(done.or_else(|error| match waiting(&cli.command) {
         Some(waiting) => waiting.end(error),

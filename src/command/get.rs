@@ -18,8 +18,8 @@ pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
         return take_and_get(context, asked);
     }
     if let Some(option) = asked.pid.map(|_| "--pid").or_else(|| only_for_taking(&asked.taking)) {
-        let what = format!("{option} says how to take the lock, which get does only with --lock");
-        return Err(Error::new(ErrorKind::InvalidInput, what, "say --lock as well, or leave it out").into());
+        let what = format!("{option} cannot be used without --lock");
+        return Err(Error::new(ErrorKind::InvalidInput, what, "add --lock, or leave it out").into());
     }
     let target = context.target(&asked.common, &asked.name)?;
     give(asked, &context.engine(&target.location)?, &target, None)

@@ -249,7 +249,7 @@ on_every_store! {
     fn an_invalid_option_is_reported_here_and_releases_no_lock(sandbox: &Sandbox) {
         for (name, value, why) in [
             ("CSALOCK_HISTORY_SIZE", "1X", "is not a size; say for example 500000, 512K or 1M"),
-            ("CSALOCK_HISTORY_AGE", "old", "is not a duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds"),
+            ("CSALOCK_HISTORY_AGE", "old", "is not a duration; use for example 250ms, 0.5s, 5m, 1h30m, 1d, or seconds"),
         ] {
             sandbox.csalock(["run", "x", "true"]).env(name, value).run();
             let call = sandbox.csalock(["history"]).env(name, value).status(64);

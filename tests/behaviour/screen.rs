@@ -270,7 +270,7 @@ on_every_store! {
         };
         assert_eq!(says(&["status", "-W", "--json"]), "csalock: --watch cannot be used with --json; leave out one of them");
         assert_eq!(says(&["status", "-W", "-1"]), "csalock: --watch cannot be used with --names-only; leave out one of them");
-        assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 must be more than 0");
+        assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 is too short; use at least 1ms");
         assert_eq!(says(&["status", "--interval", "1s"]), "csalock: status: --watch is missing; add --watch");
         if has("script") {
             let on_terminal = |command: &str, kind: &str| {

@@ -314,8 +314,7 @@ on_every_store! {
         assert_eq!(sandbox.script("dash", "csalock unlock x; :").capture().stderr.matches("sleep 600").count(), 1);
         owner.kill();
         sandbox.await_abandoned("x");
-        let said = "csalock: --pid says how to take the lock, which get does only with --lock; say --lock as well, or leave it \
-                    out\n";
+        let said = "csalock: --pid cannot be used without --lock; add --lock, or leave it out\n";
         sandbox.csalock(["get", "--pid", &pid, "x"]).status(64).stderr(said).run();
         assert_eq!(sandbox.csalock(["get", "--lock", "--pid", "0", "x"]).capture().code, Some(64));
     }

@@ -48,7 +48,7 @@ impl FlockCompat {
         if files.is_empty() {
             let name = &targets.first().display_name;
             let what = format!("--flock locks a file, and {} is not a path", escape(name));
-            let cure = format!("say ./{}, or leave out --flock", shell_quote(name));
+            let cure = format!("use ./{}, or leave out --flock", shell_quote(name));
             return Err(Error::new(ErrorKind::InvalidInput, what, cure));
         }
         Ok(Some(FlockCompat { files, handover: FdChannel::new()? }))

@@ -90,7 +90,7 @@ impl<'a> Line<'a> {
     pub(super) fn try_words(&self, words: Vec<OsString>) -> Option<String> {
         let shown: Vec<String> = words[1..].iter().map(|word| shell_quote(word.as_bytes())).collect();
         let is_valid = match Cli::read(words) {
-            Ok(cli) => !matches!(&cli.command, Command::Run(run) if command_line(run).is_err()),
+            Ok(cli) => !matches!(&cli.command, Command::Run(run) if run.common.json || command_line(run).is_err()),
             Err(error) => matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion),
         };
         let hint = format!("try: csalock {}", shown.join(" "));
