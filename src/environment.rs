@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::duration::parse_duration;
@@ -21,6 +21,9 @@ pub const LEASE: Duration = Duration::from_secs(60);
 
 /// Minimum length of a lease that a keeper renews.
 const SHORTEST_LEASE: Duration = Duration::from_secs(3);
+
+/// The directory that contains root's default store.
+const STATE_OF_ROOT: &str = "/var/lib";
 
 /// Variables that describe a lock to the command under it. `run-with-lock` does not set all of them for each lock.
 const OF_A_LOCK: [&str; 7] = [
@@ -63,7 +66,7 @@ impl Environment {
     pub fn of_this_process() -> Environment {
         let absolute = |name| set(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = if effective_user().is_root() {
-            Some(PathBuf::from("/var/lib"))
+            Some(PathBuf::from(STATE_OF_ROOT))
         } else {
             // cron may leave HOME unset; the user database has the home directory too.
             let known = || home_of(effective_user().as_raw());
@@ -188,8 +191,23 @@ impl Environment {
         let state = self.state.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "this user has no home directory", "name a store with --store")
         })?;
-        Ok(Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false })
+        Ok(default_store_in(state))
     }
+
+    /// Returns root's store for bare names.
+    pub fn store_of_root() -> Location {
+        default_store_in(Path::new(STATE_OF_ROOT))
+    }
+
+    /// Returns the default store of the user who became root with sudo(8), if this is root.
+    pub fn store_of_sudo_user() -> Option<Location> {
+        let user = set("SUDO_UID").filter(|_| effective_user().is_root())?.to_str()?.parse().ok()?;
+        home_of(user).map(|home| default_store_in(&home.join(".local/state")))
+    }
+}
+
+fn default_store_in(state: &Path) -> Location {
+    Location::Directory { path: state.join("csalock"), layout: Layout::Default, shared: false }
 }
 
 /// Returns true if the user wants no colours: <https://no-color.org>.

@@ -6,6 +6,7 @@ mod history_json;
 mod holder;
 mod json;
 mod refusal;
+mod refusal_report;
 mod run;
 mod table;
 mod timeline;
@@ -16,9 +17,11 @@ pub use history_json::PastJson;
 use holder::shown_user;
 pub use holder::{Reporter, user};
 pub use json::{
-    ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson, json,
+    ClaimJson, Entry, Evicted, HolderJson, LockJson, LookupJson, NoValueJson, SightJson, TakenJson, UnlockJson,
+    ValueJson, json,
 };
 pub use refusal::{RefusedLock, describe_value};
+pub use refusal_report::{RefusalJson, RefusalReport};
 pub use run::notice;
 pub use table::{HEADER, OutputStyle, WIDTH, table};
 pub use timeline::timeline;

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
-use super::context::Context;
+use super::context::{Context, eprint_line};
 use crate::cli::{OnLost, RunWithLock};
 use crate::engine::OpenLockSet;
 use crate::error::{Error, ErrorKind, Result};
@@ -90,7 +90,10 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
                 Ok(opened) if opened.survive_fork() => acquire(opened),
                 _ => job.locks.open(job.context).map_err(Into::into).and_then(|opened| acquire(&opened)),
             };
-            child_side.leave(super::exit_after(ended.or_else(|error| waiting.end(error))))
+            child_side.leave(ended.unwrap_or_else(|error| {
+                eprint_line(&format!("{error:#}"));
+                waiting.exit_of(&error)
+            }))
         }
         Fork::Parent(running) => Ok(supervisor.supervise(&running)?),
     }

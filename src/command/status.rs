@@ -12,9 +12,10 @@ use self::select::select;
 use super::context::Context;
 use crate::cli::Status;
 use crate::engine::LockStatus;
+use crate::error::Error;
 use crate::exit::Exit;
 use crate::name::escape;
-use crate::report::{HEADER, OutputStyle, Reporter, SightJson, WIDTH, json, table};
+use crate::report::{HEADER, OutputStyle, RefusalReport, Reporter, SightJson, WIDTH, json, table};
 
 /// Writes the locks as they are found, so that a hundred thousand of them need no memory.
 struct Page<'a> {
@@ -30,10 +31,7 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     let mut page = Page { asked, out: std::io::BufWriter::new(std::io::stdout().lock()), shown: 0 };
     let exit = select(context, asked, &mut |seen| match seen {
         Ok((name, status, reporter)) => page.show(name, status, reporter),
-        Err(unreadable) => {
-            asked.common.note(&unreadable.to_string());
-            Ok(())
-        }
+        Err(unreadable) => page.show_unreadable(&unreadable),
     })?;
     page.end()?;
     Ok(exit)
@@ -50,14 +48,29 @@ impl Page<'_> {
             // A name that contains a newline would be two lines.
             format!("{}\n", escape(name))
         } else if self.asked.common.json {
-            let comma = if self.shown == 0 { "[" } else { "," };
-            format!("{comma}{}", json(&SightJson::new(name, status, reporter))?)
+            return self.write_document(&SightJson::new(name, status, reporter));
+        } else if self.asked.common.quiet {
+            return Ok(());
         } else {
             let header = if self.shown == 0 { format!("{HEADER}\n") } else { String::new() };
             header + &table(name, status, reporter, OutputStyle { colour: colour(), width: WIDTH })
         };
         self.shown += 1;
         self.out.write_all(text.as_bytes()).context("cannot write to stdout")
+    }
+
+    fn show_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {
+        self.asked.common.note_unless_json(error);
+        match self.asked.common.json {
+            true => self.write_document(&RefusalReport::from(error).json(error.kind().into(), None)),
+            false => Ok(()),
+        }
+    }
+
+    fn write_document(&mut self, document: &impl serde::Serialize) -> anyhow::Result<()> {
+        let comma = if self.shown == 0 { "[" } else { "," };
+        self.shown += 1;
+        self.out.write_all(format!("{comma}{}", json(document)?).as_bytes()).context("cannot write to stdout")
     }
 
     fn end(&mut self) -> anyhow::Result<()> {

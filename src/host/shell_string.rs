@@ -85,7 +85,8 @@ fn tokens(string: &[u8]) -> Vec<Token> {
                 continue;
             }
             (b'\'' | b'"', _) => {
-                let is_end = |at: &usize| after[*at] == *byte && (*byte == b'\'' || *at == 0 || after[*at - 1] != b'\\');
+                let is_end =
+                    |at: &usize| after[*at] == *byte && (*byte == b'\'' || *at == 0 || after[*at - 1] != b'\\');
                 let end = (0..after.len()).find(is_end).unwrap_or(after.len());
                 word.get_or_insert_default().extend(&after[..end]);
                 rest = after.get(end + 1..).unwrap_or_default();

@@ -152,9 +152,8 @@ fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, mishap: Mish
             return Err(format!("{name} has two holders: {standing:?}"));
         }
         let before = [proofs(&fixture.held, name), proofs(&fixture.mine, name)].concat();
-        let is_callers = |grant: &Grant| {
-            acquires(scenario, name) && grant.owner.processes.iter().any(|owner| owner.pid == caller)
-        };
+        let is_callers =
+            |grant: &Grant| acquires(scenario, name) && grant.owner.processes.iter().any(|owner| owner.pid == caller);
         if succeeded && acquires(scenario, name) && !standing.iter().any(is_callers) {
             return Err(format!("{name} is not held: {:?}", sight.record));
         }
