@@ -410,7 +410,7 @@ _csalock() {
             return 0
             ;;
         csalock__subcmd__lock)
-            opts="-q -v -w -n -E -x -s -j -h --store --json --quiet --verbose --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --help"
+            opts="-q -v -w -n -E -x -s -j -h --store --json --quiet --verbose --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --exclusive --shared --slots --ttl --forever --pid --print-handle --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

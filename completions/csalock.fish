@@ -26,7 +26,7 @@ end
 
 complete -c csalock -n "__fish_csalock_needs_command" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_needs_command" -s V -l version -d 'Print version'
-complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Acquire locks for the calling script and print their handle'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "lock" -d 'Acquire locks for the calling script'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "unlock" -d 'Release locks'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "run-with-lock" -d 'Acquire a lock, run a command, release the lock'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "run" -d 'Acquire a lock, run a command, release the lock'
@@ -59,6 +59,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -l fail-on-stale -
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s x -l exclusive -d 'Acquire an exclusive lock; the default'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s s -l shared -d 'Share the lock with other holders that share it'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l forever -d 'Keep the lock until it is released, even if its owner ends'
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l print-handle -d 'Print the handle, with which other processes too can release the locks'
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
