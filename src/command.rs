@@ -6,6 +6,7 @@ mod completions;
 mod context;
 mod csa;
 mod doctor;
+mod failure;
 mod gc;
 mod get;
 mod history;
@@ -58,10 +59,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Man(asked) => man::run(asked).or_else(end_with_reader),
         Command::Completions(asked) => completions::run(asked).or_else(end_with_reader),
     };
-    end(done.or_else(|error| match waiting(&cli.command) {
-        Some(waiting) => waiting.end(error),
-        None => Err(error),
-    }))
+    end(done.or_else(|error| Ok(failure::tell(&context, &cli.command, &error))))
 }
 
 /// Returns how long the command waits for its locks and how it reacts to a timeout, if it acquires any.
@@ -113,15 +111,20 @@ fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     }
 }
 
-/// Returns the exit code of a failure, taken from the first cause in the chain that has a code.
+/// Returns the exit code of a failure.
 fn exit_of(error: &anyhow::Error) -> Exit {
+    kind_of(error).into()
+}
+
+/// Returns the kind of a failure, taken from the first cause in the chain that has one.
+fn kind_of(error: &anyhow::Error) -> ErrorKind {
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<Error>() {
-            return Exit::from(error.kind());
+            return error.kind();
         }
         if cause.downcast_ref::<std::io::Error>().is_some() {
-            return ErrorKind::InputOutput.into();
+            return ErrorKind::InputOutput;
         }
     }
-    ErrorKind::Bug.into()
+    ErrorKind::Bug
 }

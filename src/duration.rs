@@ -145,6 +145,12 @@ pub fn rfc3339(since_1970: Duration) -> String {
     time.map(|time| humantime::format_rfc3339_seconds(time).to_string()).unwrap_or_default()
 }
 
+/// Formats a time since 1970 as RFC 3339 in UTC, in milliseconds.
+pub fn rfc3339_millis(since_1970: Duration) -> String {
+    let time = std::time::UNIX_EPOCH.checked_add(since_1970.min(LONGEST));
+    time.map(|time| humantime::format_rfc3339_millis(time).to_string()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,6 +230,10 @@ mod tests {
             assert_eq!(shown(Duration::from_secs(seconds)), text);
         }
         assert_eq!(shown(Duration::from_millis(12)), "12ms");
-        assert_eq!(rfc3339(Duration::from_secs(1_700_000_000)), "2023-11-14T22:13:20Z");
+        let time = Duration::from_millis(1_700_000_000_120);
+        assert_eq!(
+            (rfc3339(time), rfc3339_millis(time)),
+            ("2023-11-14T22:13:20Z".into(), "2023-11-14T22:13:20.120Z".into())
+        );
     }
 }

@@ -216,6 +216,12 @@ impl Environment {
         let words = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
     }
+
+    /// Returns the default store of the user who became root with sudo(8), if this is root.
+    pub fn store_of_sudo_user() -> Option<Location> {
+        let user = set("SUDO_UID").filter(|_| effective_user().is_root())?.to_str()?.parse().ok()?;
+        home_of(user).map(|home| default_store_in(&home.join(".local/state")))
+    }
 }
 
 fn default_store_in(state: &Path) -> Location {

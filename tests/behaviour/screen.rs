@@ -68,7 +68,7 @@ on_every_store! {
             screen.line(&format!("csalock {}", words.replacen(' ', " -w 3s ", 1)));
             screen.shows("s left; ");
             let text = sandbox.plain(&screen.done());
-            let busy = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it \
+            let busy = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it \
                         lives: cat; wait longer with -w, or see `csalock status x`\n";
             assert!(text.ends_with(&format!("x{}\n{TOLD}{busy}", &words[words.find('x').unwrap() + 1..])), "{text}");
             assert_eq!(screen.settings(), ("75".to_string(), settings.clone()));

@@ -154,8 +154,8 @@ fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant])
         match engine.apply(&target.name, &Renew(credentials, lifetime))? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => {
-                let (text, kind) = RefusedLock::new(target, &opened.reporter(at)).not_holder(&not_holder);
-                return Err(Error::new(kind, text, ""));
+                let refusal = RefusedLock::new(target, &opened.reporter(at)).not_holder(&not_holder);
+                return Err(Error::new(refusal.kind, refusal.message, refusal.hint));
             }
         }
     }
