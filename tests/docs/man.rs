@@ -12,7 +12,7 @@ use csalock::exit::Exit;
 use super::{definition, have, in_project};
 
 /// The day of the last change that a reader would notice.
-const DATE: &str = "2026-11-21";
+const DATE: &str = "2026-11-23";
 
 /// The codes of errors that any change of a store can end with, and those of reading one.
 const STORE: [u8; 7] = [65, 69, 70, 71, 73, 74, 77];
