@@ -163,6 +163,11 @@ impl Environment {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
+    /// Returns the pager that the user chose for manuals.
+    pub fn pager() -> Option<OsString> {
+        set("MANPAGER").or_else(|| set("PAGER"))
+    }
+
     /// Returns the length of leases that a keeper renews.
     /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {

@@ -1,5 +1,6 @@
 //! `csalock man`
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IsTerminal, Seek, Write};
 use std::os::unix::process::CommandExt;
@@ -9,6 +10,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::context::print;
 use crate::cli::Man;
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::name::shell_quote;
@@ -53,13 +55,23 @@ fn show(page: &str) {
     // Other programs named man do not read stdin.
     let version = Command::new("man").arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output();
     let is_man_db = version.is_ok_and(|done| done.status.success() && done.stdout.starts_with(b"man "));
-    for (program, arguments) in [("man", &["-l", "-"][..]), ("mandoc", &["-a"])] {
-        if let Ok(source) = source.try_clone()
-            && (program == "mandoc" || is_man_db)
-        {
-            let _ = Command::new(program).args(arguments).stdin(source).exec();
-        }
+    if let Ok(source) = source.try_clone()
+        && is_man_db
+    {
+        let _ = Command::new("man").args(["-l", "-"]).stdin(source).exec();
     }
+    let mut mandoc = Command::new("mandoc");
+    // mandoc does not look which pager there is.
+    if let Some(pager) = pager() {
+        mandoc.arg("-a").env("PAGER", pager);
+    }
+    let _ = mandoc.stdin(source).exec();
+}
+
+/// Returns the pager that the user chose, or else the first that is installed.
+fn pager() -> Option<OsString> {
+    let is_there = |name: &&str| std::env::split_paths(&Environment::path()).any(|folder| folder.join(name).is_file());
+    Environment::pager().or_else(|| ["less", "more"].into_iter().find(is_there).map(OsString::from))
 }
 
 /// Returns the page as an open file without a name: man-db may change its user, and then could not open a file of ours.

@@ -26,18 +26,19 @@ const RUN_USAGE: &str = "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
 pub(super) fn tell(error: &clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
     let line = Line::new(words);
+    let usage_error = crate::ErrorKind::InvalidInput.into();
     match error.kind() {
-        ErrorKind::DisplayVersion => super::context::print(error.render().to_string())?,
-        ErrorKind::DisplayHelp => help::print(&line)?,
-        kind => {
-            match kind {
-                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => help::eprint_short(&line),
-                _ => eprint_line(&describe(error, &line).to_string()),
-            }
-            return Ok(crate::ErrorKind::InvalidInput.into());
+        ErrorKind::DisplayVersion => super::context::print(error.render().to_string()).map(|()| Exit::Done),
+        ErrorKind::DisplayHelp => help::print(&line).map(|()| Exit::Done),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            help::eprint_short(&line);
+            Ok(usage_error)
+        }
+        _ => {
+            eprint_line(&describe(error, line).to_string());
+            Ok(usage_error)
         }
     }
-    Ok(Exit::Done)
 }
 
 /// Returns the usage error for a problem after the name in the arguments of `run`.
@@ -60,14 +61,17 @@ fn usage_error(problem: impl Into<String>, next_step: impl Into<String>) -> Erro
 }
 
 /// Returns the problem and the next step for each kind of error that clap can find.
-fn describe(error: &clap::Error, line: &Line<'_>) -> Error {
+fn describe(error: &clap::Error, line: Line<'_>) -> Error {
     let invalid = texts(error, ContextKind::InvalidArg);
     // An argument as clap shows it, such as `--timeout <DURATION>`; and the option alone.
     let argument = invalid.iter().map(|shown| plain(shown)).collect::<Vec<_>>().join(" and ");
     let option = argument.split(' ').next().unwrap_or_default();
     let value = quoted(texts(error, ContextKind::InvalidValue).concat().as_ref());
     match error.kind() {
-        ErrorKind::UnknownArgument => line.unknown_argument(invalid.concat().as_ref(), &similar(error)),
+        ErrorKind::UnknownArgument => {
+            let typed = OsString::from(invalid.concat());
+            line.until(&typed).unknown_argument(&typed, &similar(error))
+        }
         ErrorKind::InvalidSubcommand => line.unknown_command(&similar(error)),
         ErrorKind::InvalidValue if value == "''" => {
             usage_error(format!("{option}: the value is missing"), format!("use {argument}"))
@@ -156,7 +160,7 @@ mod tests {
             error.insert(*context, ContextValue::String((*text).to_string()));
         }
         let words: Vec<OsString> = ["csalock", "lock", "-zed", "x"].map(OsString::from).into();
-        describe(&error, &Line::new(&words)).to_string()
+        describe(&error, Line::new(&words)).to_string()
     }
 
     #[test]

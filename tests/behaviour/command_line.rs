@@ -143,6 +143,7 @@ fn words_of_other_tools_are_answered_with_those_of_csalock() {
         (&["job", "true"], &format!("unknown command job; {run} job true")),
         (&["-n", "job", "true"], "unknown option -n; try: csalock run -n job true"),
         (&["-w", "5", "lock", "x"], "unknown option -w; try: csalock lock -w 5 x"),
+        (&["--force", "unlock", "x"], "unknown option --force; try: csalock unlock --force x"),
         (&["-o", "job", "true"], &format!("unknown option -o; {inherits} job true")),
         (&["run", "-no", "job", "true"], &format!("run: unknown option -o in -no; {inherits} -n job true")),
         (&["-u", "job"], "unknown option -u; try: csalock unlock job"),

@@ -111,11 +111,12 @@ fn a_program_of_the_host_shows_the_manual_on_a_terminal() {
     sandbox.program("man-db/man", man_db);
     sandbox.program("other-man/man", "#!/bin/sh\necho unknown option >&2; exit 1\n");
     sandbox.program("other-man/mandoc", shows("mandoc"));
-    sandbox.program("mandoc/mandoc", shows("mandoc"));
+    sandbox.program("mandoc/mandoc", shows("mandoc $PAGER"));
+    sandbox.program("mandoc/less", "");
     let title = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("man/csalock-lock.1")).unwrap();
     let title = title.lines().next().unwrap();
     assert_eq!(first(&on_terminal("man-db")), ["man -l -", title]);
-    assert_eq!(first(&on_terminal("other-man")), ["mandoc -a", title]);
-    assert_eq!(first(&on_terminal("mandoc")), ["mandoc -a", title]);
+    assert_eq!(first(&on_terminal("other-man")), ["mandoc ", title]);
+    assert_eq!(first(&on_terminal("mandoc")), ["mandoc less -a", title]);
     assert_eq!(on_terminal("none").lines().next(), Some(title));
 }
