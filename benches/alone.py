@@ -66,7 +66,7 @@ def script(place):
     texts = {flock: f"exec 9>{place.file('flock')}\n{place.peers['flock']} 9\n"}
     for store in place.stores:
         label = ours if store == "directory" else f"{ours}, {store}"
-        texts[label] = f"{place.binary} lock L > /dev/null\n{place.binary} unlock L\n"
+        texts[label] = f"{place.binary} lock L\n{place.binary} unlock L\n"
     if place.peers["lockfile"]:
         lock = place.file("lockfile")
         texts["`lockfile F; rm -f F`"] = f"{place.peers['lockfile']} {lock}\n{path_of('rm')} -f {lock}\n"

@@ -95,7 +95,7 @@ def next_ones(place, end, scripts=False):
     takers, dash = place.takers("-w", "inf"), place.peers["dash"]
     holders = {tool: ([*words, dash, "-c", HOLD], environment) for tool, (words, environment) in takers.items()}
     if scripts:
-        lines = {tool: f"{place.binary} lock L > /dev/null" for tool in place.stores}
+        lines = {tool: f"{place.binary} lock L" for tool in place.stores}
         lines["flock"] = f"exec 9>{takers['flock'][0][1]}; {place.peers['flock']} 9"
         holders = {tool: ([dash, "-c", f"{lines[tool]}; {HOLD}"], takers[tool][1]) for tool in takers}
     spans = {tool: [] for tool in takers}

@@ -19,6 +19,9 @@ _csalock() {
             csalock,claim)
                 cmd="csalock__subcmd__claim"
                 ;;
+            csalock,completions)
+                cmd="csalock__subcmd__completions"
+                ;;
             csalock,del)
                 cmd="csalock__subcmd__del"
                 ;;
@@ -42,6 +45,9 @@ _csalock() {
                 ;;
             csalock,lookup)
                 cmd="csalock__subcmd__lookup"
+                ;;
+            csalock,man)
+                cmd="csalock__subcmd__man"
                 ;;
             csalock,put)
                 cmd="csalock__subcmd__put"
@@ -71,7 +77,7 @@ _csalock() {
 
     case "${cmd}" in
         csalock)
-            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history renew get put del claim unclaim lookup gc doctor"
+            opts="-q -v -h -V --store --json --quiet --verbose --color --help --version run run-with-lock lock unlock status list history renew get put del claim unclaim lookup gc doctor man completions"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -155,6 +161,28 @@ _csalock() {
                     fi
                     return 0
                     ;;
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        csalock__subcmd__completions)
+            opts="-q -v -h --store --json --quiet --verbose --color --help bash zsh fish"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 --store)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -583,6 +611,28 @@ _csalock() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        csalock__subcmd__man)
+            opts="-q -v -h --store --json --quiet --verbose --color --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --store)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --color)
+                    COMPREPLY=($(compgen -W "auto always never" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         csalock__subcmd__put)
             opts="-w -n -E -q -v -h --timeout --nonblock --fail-on-stale --backoff --attempts --label --conflict-exit-code --handle --unlock --even-if-stale --if-version --store --json --quiet --verbose --color --if-absent --mode --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -949,6 +999,11 @@ _csalock_live() {
     done
 }
 
+# Prints the locks that were held lately, in the same way.
+_csalock_past() {
+    "$1" history "${@:2}" --json -n 200 2>/dev/null </dev/null | grep -o '{"name":"[^"\\]*"' | cut -d'"' -f4
+}
+
 # Splits the line at its spaces only, whatever COMP_WORDBREAKS says: words, and at which word of bash's each begins.
 _csalock_split() {
     local rest=$COMP_LINE i
@@ -965,10 +1020,10 @@ _csalock_split() {
     done
 }
 
-# Offers lock names for the word that is being typed.
+# Offers the words on stdin for the word that is being typed, of which bash replaces only the part after the last break.
 _csalock_offer() {
     local typed=${words[${#words[@]} - 1]} name word
-    local before=${typed%"$2"}
+    local before=${typed%"$1"}
     case $typed in
         \"* | \'*) before="" ;;
     esac
@@ -978,13 +1033,37 @@ _csalock_offer() {
             \"* | \'*) word=$name ;;
             *) printf -v word %q "$name" ;;
         esac
-        [[ $word == "$before$2"* ]] && COMPREPLY+=("${word#"$before"}")
-    done < <(_csalock_live "$1" status "${store[@]}")
+        [[ $word == "$before$1"* ]] && COMPREPLY+=("${word#"$before"}")
+    done
+}
+
+# Offers names of locks, and files once the word contains a slash.
+_csalock_offer_known() {
+    local typed=${words[${#words[@]} - 1]}
+    if [[ $typed == */* ]]; then
+        compopt -o filenames 2>/dev/null
+        mapfile -t COMPREPLY < <(compgen -f -- "$2")
+    else
+        _csalock_offer "$2" < <({ _csalock_live "$1" status "${store[@]}"; _csalock_past "$1" "${store[@]}"; } | sort -u)
+    fi
+}
+
+# Offers the beginnings of a store's URL, and then paths.
+_csalock_offer_store() {
+    local typed=${words[${#words[@]} - 1]} option="" path
+    [[ $typed != --store=* ]] || option=--store=
+    local url=${typed#"$option"}
+    compopt -o nospace 2>/dev/null
+    case $url in
+        dir:*) _csalock_offer "$1" < <(compgen -d -S / -- "${url#dir:}" | while read -r path; do echo "${option}dir:$path"; done) ;;
+        sqlite:*) _csalock_offer "$1" < <(compgen -f -- "${url#sqlite:}" | while read -r path; do echo "${option}sqlite:$path"; done) ;;
+        *) _csalock_offer "$1" < <(printf "$option%s\n" dir: sqlite: etcd:// etcds://) ;;
+    esac
 }
 
 _csalock_or_live() {
     local -a words begins store=()
-    local i word command="" operand=0
+    local i word command="" operand=0 is_store=0
     local valued=" --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w "
     COMPREPLY=()
     _csalock_split
@@ -1000,9 +1079,11 @@ _csalock_or_live() {
             store=("$word")
         elif [[ $valued == *" $word "* ]]; then
             i=$((i + 1))
-            # The word that is being typed is this option's value.
-            ((i < last)) || command=""
-            if [[ $word == --store ]]; then
+            if ((i == last)); then
+                # The word that is being typed is this option's value.
+                [[ $word != --store ]] || is_store=1
+                command=""
+            elif [[ $word == --store ]]; then
                 store=(--store "${words[i]//[\\\"\']/}")
             fi
         elif [[ $word != -* ]]; then
@@ -1010,14 +1091,23 @@ _csalock_or_live() {
             break
         fi
     done
+    if ((is_store)) || [[ $operand -eq 0 && ${words[last]} == --store=* ]]; then
+        _csalock_offer_store "$2"
+        return
+    fi
     if ((operand == 0)) && [[ ${words[last]} != -* ]]; then
         operand=$last
     fi
     case "$command,$((operand > 0 && operand <= last))" in
         unlock,1 | status,1 | list,1 | history,1 | renew,1 | get,1 | put,1 | del,1 | unclaim,1 | lookup,1)
-            _csalock_offer "$1" "$2"
+            _csalock_offer "$2" < <(_csalock_live "$1" status "${store[@]}")
             ;;
+        lock,1) _csalock_offer_known "$1" "$2" ;;
         run-with-lock,1 | run,1)
+            if ((operand == last)); then
+                _csalock_offer_known "$1" "$2"
+                return
+            fi
             operand=$((operand + 1))
             if [[ $operand -lt $last && ${words[operand]} == -- ]]; then
                 operand=$((operand + 1))
@@ -1030,7 +1120,7 @@ _csalock_or_live() {
                 mapfile -t COMPREPLY < <(compgen -c -- "$2")
             fi
             ;;
-        lock,1 | claim,1) ;;
+        claim,1) ;;
         *) _csalock "$@" ;;
     esac
 }

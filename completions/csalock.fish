@@ -24,7 +24,7 @@ function __fish_csalock_using_subcommand
     contains -- $cmd[1] $argv
 end
 
-complete -c csalock -n "__fish_csalock_needs_command" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_needs_command" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_needs_command" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -49,7 +49,9 @@ complete -c csalock -n "__fish_csalock_needs_command" -f -a "unclaim" -d 'Give u
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "lookup" -d 'Print the id that claims a name, or the names of an id'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "gc" -d 'Remove leftovers of dead holders and waiters'
 complete -c csalock -n "__fish_csalock_needs_command" -f -a "doctor" -d 'Check a store, and say how to repair what is wrong'
-complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "man" -d 'Show a page of the manual'
+complete -c csalock -n "__fish_csalock_needs_command" -f -a "completions" -d 'Print the completions for a shell'
+complete -c csalock -n "__fish_csalock_using_subcommand run" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l label -d 'Show this reason in `csalock status`' -r -f
@@ -62,7 +64,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l kill-after -d 'K
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
 warn\t'The command goes on, and csalock prints a warning'"
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -77,7 +79,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run" -l json -d 'Print t
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l label -d 'Show this reason in `csalock status`' -r -f
@@ -90,7 +92,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l kill-a
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l on-lost -d 'Action before --ttl is over, or a lease that could not be renewed' -r -f -a "kill\t'csalock ends the command before'
 warn\t'The command goes on, and csalock prints a warning'"
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l also -d 'Acquire this lock too: all or none; this option may follow the name' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -105,7 +107,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -l json -
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand run-with-lock" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l label -d 'Show this reason in `csalock status`' -r -f
@@ -113,7 +115,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s E -l conflict-e
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -129,7 +131,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lock" -s v -l verbose -d
 complete -c csalock -n "__fish_csalock_using_subcommand lock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l token -d 'With --force: break only the grant with this fencing token' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -140,7 +142,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s q -l quiet -d
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand unlock" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l interval -d 'Time between two updates of --watch' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand status" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand status" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -153,7 +155,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand status" -s q -l quiet -d
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand status" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l interval -d 'Time between two updates of --watch' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand list" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand list" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -169,7 +171,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand history" -l since -d 'Sh
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l until -d 'Show only grants that began before the end of this minute or day' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l at -d 'Show the grants that stood at this time' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s n -l lines -d 'Show the last N grants; the default is 50, or all with --json or a time' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand history" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand history" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -180,7 +182,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand history" -s v -l verbose
 complete -c csalock -n "__fish_csalock_using_subcommand history" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l ttl -d 'Release the lock after this time, from now, at the latest' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand renew" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -188,7 +190,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand renew" -l json -d 'Print
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand renew" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand get" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand get" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l label -d 'Show this reason in `csalock status`' -r -f
@@ -196,7 +198,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -s E -l conflict-ex
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s j -l slots -d 'Acquire one of N slots: at most N holders at once' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l ttl -d 'Release the lock after this time at the latest' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l pid -d 'Acquire the lock for this process instead of the calling script' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand get" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand get" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -210,14 +212,14 @@ complete -c csalock -n "__fish_csalock_using_subcommand get" -l json -d 'Print t
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand get" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand put" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand put" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand put" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -231,14 +233,14 @@ complete -c csalock -n "__fish_csalock_using_subcommand put" -s q -l quiet -d 'P
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -l if-absent -d 'Write only if the value does not exist yet; otherwise exit 83'
 complete -c csalock -n "__fish_csalock_using_subcommand put" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand del" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l handle -d 'Handle of the lock [env: CSALOCK_HANDLE]; without it, the caller must be the owner' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l if-version -d 'Write only if the value has this version; otherwise exit 80' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand del" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand del" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -250,13 +252,13 @@ complete -c csalock -n "__fish_csalock_using_subcommand del" -l json -d 'Print t
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand del" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -d 'Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -s w -l timeout -d 'Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l backoff -d 'Pause between two looks at the lock: it doubles from MIN to MAX, for example 50ms..2s' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l attempts -d 'Give up after N looks at the lock, with exit 75' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l label -d 'Show this reason in `csalock status`' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s E -l conflict-exit-code -d 'Exit with this code instead of 75 if the lock is busy' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l id -d 'The id that claims the names, for example a user number; the default is a new id' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand claim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -267,7 +269,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand claim" -s q -l quiet -d 
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand claim" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l id -d 'The id that claims the names' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -277,7 +279,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s q -l quiet -
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand unclaim" -s h -l help -d 'Print help; -h is shorter'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l id -d 'Print the names that this id claims, one per line' -r -f
-complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -285,7 +287,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand lookup" -l json -d 'Prin
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand lookup" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand gc" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -294,7 +296,7 @@ complete -c csalock -n "__fish_csalock_using_subcommand gc" -l json -d 'Print th
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand gc" -s h -l help -d 'Print help; -h is shorter'
-complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r
+complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
 always\t'Everywhere'
 never\t'Nowhere'"
@@ -302,12 +304,29 @@ complete -c csalock -n "__fish_csalock_using_subcommand doctor" -l json -d 'Prin
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s v -l verbose -d 'Print each step on stderr'
 complete -c csalock -n "__fish_csalock_using_subcommand doctor" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand man" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand man" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand man" -s h -l help -d 'Print help; -h is shorter'
+complete -c csalock -n "__fish_csalock_using_subcommand completions" -l store -d 'Keep the records in dir:PATH, sqlite:PATH or etcd://HOST:PORT/PREFIX [env: CSALOCK_STORE]' -r -f
+complete -c csalock -n "__fish_csalock_using_subcommand completions" -l color -d 'Use colours: on a terminal, always or never [env: NO_COLOR, CLICOLOR_FORCE]' -r -f -a "auto\t'On a terminal, unless the environment forbids or forces colours'
+always\t'Everywhere'
+never\t'Nowhere'"
+complete -c csalock -n "__fish_csalock_using_subcommand completions" -l json -d 'Print the result as one JSON document; not for run'
+complete -c csalock -n "__fish_csalock_using_subcommand completions" -s q -l quiet -d 'Print no message for an answer that the exit code gives'
+complete -c csalock -n "__fish_csalock_using_subcommand completions" -s v -l verbose -d 'Print each step on stderr'
+complete -c csalock -n "__fish_csalock_using_subcommand completions" -s h -l help -d 'Print help; -h is shorter'
 
-# The words before the cursor that come after the options, one a line; and whether there are any.
+# The words before the cursor that come after the command and its options, one a line; and whether there are any.
 function __fish_csalock_operands
     set -l valued --also --at --attempts --backoff --color --command --conflict-exit-code --handle --id --if-version --interval --kill-after --label --lines --max-hold --mode --on-lost --pid --since --slots --store --timeout --token --ttl --until -E -c -j -w
     set -l words (commandline -opc)
-    set -e words[1..2]
+    set -e words[1]
+    set -l has_command 0
     while set -q words[1]
         if test "$words[1]" = --
             set -e words[1]
@@ -315,7 +334,9 @@ function __fish_csalock_operands
         else if contains -- $words[1] $valued
             set -e words[1]
         else if not string match -q -- '-*' $words[1]
-            break
+            test $has_command = 1
+            and break
+            set has_command 1
         end
         set -e words[1]
     end
@@ -323,15 +344,37 @@ function __fish_csalock_operands
     and printf '%s\n' $words
 end
 
+# The option for the store that is meant, one word a line.
+function __fish_csalock_store
+    set -l words (commandline -opc)
+    set -l at (contains -i -- --store $words)
+    and printf '%s\n' --store $words[(math $at + 1)]
+    string match -- '--store=*' $words
+end
+
 # The locks of the store that is meant. Names that need escapes to be shown are left out.
 function __fish_csalock_live
-    set -l words (commandline -opc)
-    set -l store
-    set -l at (contains -i -- --store $words)
-    and set store --store $words[(math $at + 1)]
-    set at (string match -- '--store=*' $words)
-    and set store $at[1]
-    csalock status $store -1 2>/dev/null | string match -rv '\\\\'
+    csalock status (__fish_csalock_store) -1 2>/dev/null | string match -rv '\\\\'
+end
+
+# The locks that are held or were held lately.
+function __fish_csalock_known
+    __fish_csalock_live
+    csalock history (__fish_csalock_store) --json -n 200 2>/dev/null |
+        string match -ar '\{"name":"[^"\\\\]*"' | string split -f4 '"'
+end
+
+# The beginnings of a store's URL, and then paths.
+function __fish_csalock_stores
+    set -l typed (commandline -ct | string replace -r '^--store=' '')
+    switch $typed
+        case 'dir:*'
+            printf 'dir:%s\n' (__fish_complete_directories (string replace dir: '' -- $typed) | string replace -r '\t.*' '')
+        case 'sqlite:*'
+            printf 'sqlite:%s\n' (__fish_complete_path (string replace sqlite: '' -- $typed) | string replace -r '\t.*' '')
+        case '*'
+            printf '%s\n' dir: sqlite: etcd:// etcds://
+    end
 end
 
 # A command with its own completions, after the name.
@@ -346,7 +389,12 @@ end
 for command in unlock status list history renew get put del unclaim lookup
     complete -c csalock -n "__fish_csalock_using_subcommand $command" -f -a '(__fish_csalock_live)'
 end
+complete -c csalock -n "__fish_csalock_using_subcommand lock" -a '(__fish_csalock_known)'
 for command in run-with-lock run
+    complete -c csalock -n "__fish_csalock_using_subcommand $command; and not __fish_csalock_operands >/dev/null" \
+        -a '(__fish_csalock_known)'
     complete -c csalock -n "__fish_csalock_using_subcommand $command; and __fish_csalock_operands >/dev/null" \
         -f -a '(__fish_csalock_job)'
 end
+complete -c csalock -n "__fish_csalock_using_subcommand completions" -f -a 'bash zsh fish'
+complete -c csalock -l store -x -a '(__fish_csalock_stores)'

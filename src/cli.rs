@@ -5,6 +5,7 @@
 mod claims;
 mod locks;
 mod options;
+mod papers;
 pub mod plain;
 mod reports;
 mod values;
@@ -18,6 +19,7 @@ pub use claims::{Claim, Lookup, Unclaim};
 pub use locks::{Lock, OnLost, Renew, Run, Unlock};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
+pub use papers::{Completions, Man, Shell};
 pub use reports::{Doctor, Gc, History, Status};
 pub use values::{Del, Get, Put, Writing};
 
@@ -34,8 +36,8 @@ pub use values::{Del, Get, Put, Writing};
     subcommand_required = true,
     arg_required_else_help = true,
     override_usage = "csalock [OPTION]... COMMAND [ARGUMENT]...",
-    after_help = "Start with `csalock run NAME COMMAND`. Exit codes: 75 busy, 81 not held, 82 held by another; \
-                  csalock(1) has all of them."
+    after_help = "Start with `csalock run NAME COMMAND`. `csalock man` shows the manual. Exit codes: 75 busy, 81 not held, \
+                  82 held by another."
 )]
 pub struct Cli {
     /// Options before the command.
@@ -80,6 +82,10 @@ pub enum Command {
     Gc(Gc),
     /// Check a store, and say how to repair what is wrong
     Doctor(Doctor),
+    /// Show a page of the manual
+    Man(Man),
+    /// Print the completions for a shell
+    Completions(Completions),
 }
 
 impl Cli {
@@ -130,6 +136,8 @@ impl Command {
             Command::Lookup(asked) => &mut asked.common,
             Command::Gc(asked) => &mut asked.common,
             Command::Doctor(asked) => &mut asked.common,
+            Command::Man(asked) => &mut asked.common,
+            Command::Completions(asked) => &mut asked.common,
         }
     }
 }

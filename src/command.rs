@@ -2,14 +2,17 @@
 
 mod acquire;
 mod claim;
+mod completions;
 mod context;
 mod csa;
 mod doctor;
+mod failure;
 mod gc;
 mod get;
 mod history;
 mod lock;
 mod lookup;
+mod man;
 mod put;
 mod renew;
 mod run;
@@ -53,11 +56,10 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
         Command::Lookup(asked) => lookup::run(&context, asked).or_else(end_with_reader),
         Command::Gc(asked) => gc::run(&context, asked),
         Command::Doctor(asked) => doctor::run(&context, asked).or_else(end_with_reader),
+        Command::Man(asked) => man::run(asked).or_else(end_with_reader),
+        Command::Completions(asked) => completions::run(asked).or_else(end_with_reader),
     };
-    end(done.or_else(|error| match waiting(&cli.command) {
-        Some(waiting) => waiting.end(error),
-        None => Err(error),
-    }))
+    end(done.or_else(|error| Ok(failure::tell(&context, &cli.command, &error))))
 }
 
 /// Returns how long the command waits for its locks and how it reacts to a timeout, if it acquires any.
@@ -109,15 +111,20 @@ fn end_with_reader(error: anyhow::Error) -> anyhow::Result<Exit> {
     }
 }
 
-/// Returns the exit code of a failure, taken from the first cause in the chain that has a code.
+/// Returns the exit code of a failure.
 fn exit_of(error: &anyhow::Error) -> Exit {
+    kind_of(error).into()
+}
+
+/// Returns the kind of a failure, taken from the first cause in the chain that has one.
+fn kind_of(error: &anyhow::Error) -> ErrorKind {
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<Error>() {
-            return Exit::from(error.kind());
+            return error.kind();
         }
         if cause.downcast_ref::<std::io::Error>().is_some() {
-            return ErrorKind::InputOutput.into();
+            return ErrorKind::InputOutput;
         }
     }
-    ErrorKind::Bug.into()
+    ErrorKind::Bug
 }

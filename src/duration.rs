@@ -16,16 +16,34 @@ pub struct Backoff {
     pub max: Duration,
 }
 
-/// Maximum duration, about 300 years: longer than any lock, and far from any overflow.
+/// Maximum duration, about 300 years: longer than any lock, and in nanoseconds still an `u64`.
 const LONGEST: Duration = Duration::from_secs(10_000_000_000);
 
-/// Parses a duration above zero: `250ms`, `10s`, `5m`, `1h30m`, or seconds with or without a fraction.
+/// Units of time: the length in milliseconds and the spellings, of which the first is the usual one. Upper case is not
+/// accepted, because M means minutes to some users and months to others.
+const UNITS: [(u128, &[&str]); 6] = [
+    (1, &["ms", "msec", "millis"]),
+    (1000, &["s", "sec", "secs", "second", "seconds"]),
+    (60_000, &["m", "min", "mins", "minute", "minutes"]),
+    (3_600_000, &["h", "hr", "hrs", "hour", "hours"]),
+    (86_400_000, &["d", "day", "days"]),
+    (604_800_000, &["w", "week", "weeks"]),
+];
+
+/// The reason why a text is not a duration.
+enum Problem {
+    Malformed,
+    UnknownUnit(String),
+    TooLong,
+}
+
+/// Parses a duration above zero: `250ms`, `0.5s`, `5m`, `1h30m`, `1d`, or seconds with or without a fraction.
 /// Returns the problem if the text is invalid; the function never changes a value silently.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    match parse(text)? {
-        Duration::ZERO => Err("must be more than 0".to_string()),
-        span if span < Duration::from_millis(1) => Err("must be at least 1ms".to_string()),
-        span => Ok(span),
+    match parse(text) {
+        Ok(span) if span < Duration::from_millis(1) => Err("is too short; use at least 1ms".to_string()),
+        Ok(span) => Ok(span),
+        Err(problem) => Err(problem.explain("or seconds", "leave it out for no limit")),
     }
 }
 
@@ -34,38 +52,74 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 pub fn parse_timeout(text: &str) -> Result<Limit, String> {
     match text {
         "inf" => Ok(Limit(None)),
-        _ => parse(text).map(|span| Limit(Some(span))).map_err(|why| {
-            why.replace("leave it out where there is to be no limit", "inf has no limit")
-                .replace("or a number of seconds", "a number of seconds, or inf")
-        }),
+        _ => parse(text)
+            .map(|span| Limit(Some(span)))
+            .map_err(|problem| problem.explain("seconds, 0 or inf", "use inf for no limit")),
     }
 }
 
 /// Parses a polling interval `MIN..MAX`.
 /// Returns the errors of [`parse_duration`], and an error if `MAX` is below `MIN`.
 pub fn parse_backoff(text: &str) -> Result<Backoff, String> {
-    let (min, max) = text.split_once("..").ok_or("say MIN..MAX, for example 50ms..2s")?;
-    let (min, max) = (parse_duration(min)?, parse_duration(max)?);
+    let (min, max) = text.split_once("..").ok_or("is not a range; use MIN..MAX, for example 50ms..2s")?;
+    let of = |bound: &'static str| move |why| format!("is not a range, because {bound} {why}");
+    let (min, max) = (parse_duration(min).map_err(of("MIN"))?, parse_duration(max).map_err(of("MAX"))?);
     if max < min {
-        return Err("MAX is below MIN".to_string());
+        return Err("is not a range; use a MAX that is not below MIN".to_string());
     }
     Ok(Backoff { min, max })
 }
 
-fn parse(text: &str) -> Result<Duration, String> {
-    let is_number = |byte: u8| byte.is_ascii_digit() || byte == b'.';
-    let span = if !text.is_empty() && text.bytes().all(is_number) {
-        text.parse().ok().map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
-    } else if text.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase()) {
-        // (humantime reads an upper-case M as a month.)
-        humantime::parse_duration(text).ok()
-    } else {
-        None
-    };
-    match span {
-        Some(span) if span > LONGEST => Err("is too long; leave it out where there is to be no limit".to_string()),
-        Some(span) => Ok(span),
-        None => Err("is not a duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds".to_string()),
+/// Parses a number of seconds, or numbers with units.
+fn parse(text: &str) -> Result<Duration, Problem> {
+    let is_digit = |char: char| char.is_ascii_digit() || char == '.';
+    let (mut nanos, mut rest) = (0u128, text);
+    while !rest.is_empty() || text.is_empty() {
+        let (number, after) = rest.split_at(rest.find(|char| !is_digit(char)).unwrap_or(rest.len()));
+        let (unit, after) = after.split_at(after.find(is_digit).unwrap_or(after.len()));
+        let (whole, billionths) = decimal(number).ok_or(Problem::Malformed)?;
+        let per_unit = if number == text { 1000 } else { milliseconds_of(unit)? };
+        let below_one = billionths * per_unit / 1000;
+        nanos = nanos.saturating_add(whole.saturating_mul(per_unit * 1_000_000)).saturating_add(below_one);
+        rest = after;
+    }
+    if nanos > LONGEST.as_nanos() { Err(Problem::TooLong) } else { Ok(Duration::from_nanos(nanos as u64)) }
+}
+
+/// Returns the length of a unit in milliseconds.
+fn milliseconds_of(unit: &str) -> Result<u128, Problem> {
+    let known = |unit: &str| UNITS.iter().find(|(_, names)| names.contains(&unit));
+    match known(unit) {
+        Some((millis, _)) => Ok(*millis),
+        None if (1..=10).contains(&unit.len()) && unit.bytes().all(|byte| byte.is_ascii_alphabetic()) => {
+            let meant = known(&unit.to_ascii_lowercase()).map(|(_, names)| names);
+            let next = meant.map(|names| format!(", {} are {}", names.last().unwrap_or(&""), names[0]));
+            Err(Problem::UnknownUnit(format!("{unit} is not a unit{}", next.unwrap_or_default())))
+        }
+        None => Err(Problem::Malformed),
+    }
+}
+
+/// Parses digits with at most one point, into a whole number, the largest if it is larger, and billionths.
+fn decimal(text: &str) -> Option<(u128, u128)> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+        return None;
+    }
+    let billionths = format!("{fraction:0<9}");
+    let whole = if whole.is_empty() { 0 } else { whole.parse().unwrap_or(u128::MAX) };
+    Some((whole, billionths.get(..9)?.parse().ok()?))
+}
+
+impl Problem {
+    /// Returns the problem as the end of a sentence that begins with the text, and the next step.
+    fn explain(self, others: &str, without_limit: &str) -> String {
+        let examples = format!("use for example 250ms, 0.5s, 5m, 1h30m, 1d, {others}");
+        match self {
+            Problem::Malformed => format!("is not a duration; {examples}"),
+            Problem::UnknownUnit(why) => format!("is not a duration, because {why}; {examples}"),
+            Problem::TooLong => format!("is longer than 300 years; {without_limit}"),
+        }
     }
 }
 
@@ -91,13 +145,31 @@ pub fn rfc3339(since_1970: Duration) -> String {
     time.map(|time| humantime::format_rfc3339_seconds(time).to_string()).unwrap_or_default()
 }
 
+/// Formats a time since 1970 as RFC 3339 in UTC, in milliseconds.
+pub fn rfc3339_millis(since_1970: Duration) -> String {
+    let time = std::time::UNIX_EPOCH.checked_add(since_1970.min(LONGEST));
+    time.map(|time| humantime::format_rfc3339_millis(time).to_string()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn durations_are_parsed() {
-        for (text, millis) in [("250ms", 250), ("10s", 10_000), ("1h30m", 5_400_000), ("1.5", 1500), (".25", 250)] {
+        for (text, millis) in [
+            ("250ms", 250),
+            ("10s", 10_000),
+            ("1h30m", 5_400_000),
+            ("1.5", 1500),
+            (".25", 250),
+            ("0.5s", 500),
+            ("1.5h", 5_400_000),
+            ("1d", 86_400_000),
+            ("2weeks", 1_209_600_000),
+            ("1m0.25s", 60_250),
+            ("0.1d", 8_640_000),
+        ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
     }
@@ -107,8 +179,29 @@ mod tests {
         for text in ["", "0", "-1", "1x", "abc", "1e3", "nan", "inf", "1 s", ".", "99999999999", "0s", "+1", "1s-"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
-        for text in ["99999999999", "99999999999999999999", "99999999999d"] {
-            assert!(parse_duration(text).is_err_and(|why| why.starts_with("is too long")), "{text}");
+        let too_long = "is longer than 300 years; leave it out for no limit";
+        for text in ["99999999999", "99999999999999999999", "99999999999d", &"9".repeat(1000), "10000000000.5s1ms"] {
+            assert_eq!(parse_duration(text), Err(too_long.to_string()), "{text}");
+        }
+        for text in ["0", "0s", "0.9ms", ".0"] {
+            assert_eq!(parse_duration(text), Err("is too short; use at least 1ms".to_string()), "{text}");
+        }
+        for (text, why) in [
+            ("5M", ", because M is not a unit, minutes are m"),
+            ("1h5M", ", because M is not a unit, minutes are m"),
+            ("10S", ", because S is not a unit, seconds are s"),
+            ("2H", ", because H is not a unit, hours are h"),
+            ("1Day", ", because Day is not a unit, days are d"),
+            ("1y", ", because y is not a unit"),
+            ("1e3", ", because e is not a unit"),
+            ("1h30", ""),
+            ("1..5s", ""),
+            ("s", ""),
+            ("-1", ""),
+            ("1 s", ""),
+        ] {
+            let said = format!("is not a duration{why}; use for example 250ms, 0.5s, 5m, 1h30m, 1d, or seconds");
+            assert_eq!(parse_duration(text), Err(said), "{text}");
         }
     }
 
@@ -116,8 +209,11 @@ mod tests {
     fn a_limit_may_be_none_and_may_be_zero() {
         assert_eq!(parse_timeout("inf"), Ok(Limit(None)));
         assert_eq!(parse_timeout("0"), Ok(Limit(Some(Duration::ZERO))));
-        assert!(parse_timeout("-1").is_err_and(|why| why.ends_with(", a number of seconds, or inf")));
-        assert_eq!(parse_timeout("99999999999999999999"), Err("is too long; inf has no limit".to_string()));
+        assert!(parse_timeout("-1").is_err_and(|why| why.ends_with("1d, seconds, 0 or inf")));
+        assert_eq!(
+            parse_timeout("99999999999999999999"),
+            Err("is longer than 300 years; use inf for no limit".to_string())
+        );
     }
 
     #[test]
@@ -134,6 +230,10 @@ mod tests {
             assert_eq!(shown(Duration::from_secs(seconds)), text);
         }
         assert_eq!(shown(Duration::from_millis(12)), "12ms");
-        assert_eq!(rfc3339(Duration::from_secs(1_700_000_000)), "2023-11-14T22:13:20Z");
+        let time = Duration::from_millis(1_700_000_000_120);
+        assert_eq!(
+            (rfc3339(time), rfc3339_millis(time)),
+            ("2023-11-14T22:13:20Z".into(), "2023-11-14T22:13:20.120Z".into())
+        );
     }
 }

@@ -163,6 +163,11 @@ impl Environment {
         std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
     }
 
+    /// Returns the pager that the user chose for manuals.
+    pub fn pager() -> Option<OsString> {
+        set("MANPAGER").or_else(|| set("PAGER"))
+    }
+
     /// Returns the length of leases that a keeper renews.
     /// Returns a usage error if the value of the variable is invalid.
     pub fn lease(&self) -> Result<Duration> {
@@ -215,6 +220,12 @@ impl Environment {
         let urls = set("CSALOCK_STORES").unwrap_or_default();
         let words = urls.as_bytes().split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         words.map(|word| OsStr::from_bytes(word).to_os_string()).collect()
+    }
+
+    /// Returns the default store of the user who became root with sudo(8), if this is root.
+    pub fn store_of_sudo_user() -> Option<Location> {
+        let user = set("SUDO_UID").filter(|_| effective_user().is_root())?.to_str()?.parse().ok()?;
+        home_of(user).map(|home| default_store_in(&home.join(".local/state")))
     }
 }
 

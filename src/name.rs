@@ -18,6 +18,10 @@ pub const LONGEST: usize = 1024;
 /// Maximum number of symlinks followed in a path: the kernel's own limit, path_resolution(7).
 const MOST_LINKS: usize = 40;
 
+/// The next step if the directory of a file is missing.
+const NO_DIRECTORY: &str =
+    "a name with a slash is the path of a file; create its directory, or use a name without a slash";
+
 /// Checks a name as the user typed it.
 /// Returns a usage error for an empty name, a name that is too long, and a name that contains NUL.
 pub fn check(name: &[u8]) -> Result<()> {
@@ -83,12 +87,16 @@ fn split(path: &Path) -> Result<(PathBuf, &OsStr)> {
             let directory = path.parent().unwrap_or(Path::new("/"));
             Ok((directory.to_path_buf(), file))
         }
-        _ => Err(Error::os(Errno::ENOENT, "find", path)),
+        _ => Err(cannot_find(&Errno::ENOENT.into(), path)),
     }
 }
 
 fn cannot_find(error: &io::Error, path: &Path) -> Error {
-    Error::os_through_links(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", path)
+    let error_of_path = Error::os_through_links(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", path);
+    match error.kind() {
+        io::ErrorKind::NotFound => Error::new(error_of_path.kind(), error_of_path.message(), NO_DIRECTORY),
+        _ => error_of_path,
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod holder;
 mod json;
 mod lock_table;
 mod refusal;
+mod refusal_report;
 mod run;
 mod table;
 mod timeline;
@@ -20,10 +21,12 @@ pub use history_json::PastJson;
 use holder::shown_user;
 pub use holder::{Reporter, user};
 pub use json::{
-    ClaimJson, Evicted, HolderJson, LockJson, LookupJson, SightJson, TakenJson, UnlockJson, ValueJson, json,
+    ClaimJson, Entry, Evicted, HolderJson, LockJson, LookupJson, NoValueJson, SightJson, TakenJson, UnlockJson,
+    ValueJson, json,
 };
 pub use lock_table::LockTable;
 pub use refusal::{RefusedLock, describe_value};
+pub use refusal_report::{RefusalJson, RefusalReport};
 pub use run::notice;
 pub use table::OutputStyle;
 pub use timeline::timeline;

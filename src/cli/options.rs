@@ -80,7 +80,7 @@ impl Color {
 /// Options of commands that may wait for a lock.
 #[derive(Debug, Args)]
 pub struct Waiting {
-    /// Wait at most this long: 10s, 5m, 250ms, 1h30m, seconds; 0 tries once; inf has no limit
+    /// Wait at most this long: 250ms, 0.5s, 5m, 1h30m, 1d, or seconds; 0 tries once, inf has no limit
     #[arg(
         short = 'w', long, alias = "wait", value_name = "DURATION", default_value = "30s",
         value_parser = parse_timeout, overrides_with = "nonblock", allow_negative_numbers = true,

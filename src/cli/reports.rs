@@ -80,6 +80,9 @@ pub struct Gc {
     /// Only print what would be removed
     #[arg(long)]
     pub dry_run: bool,
+    /// Name, path, or pattern with * ? [ ]; without any, the whole store
+    #[arg(value_name = "NAME")]
+    pub names: Vec<OsString>,
     /// Options of every command.
     #[command(flatten)]
     pub common: Common,

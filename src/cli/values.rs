@@ -97,5 +97,7 @@ pub struct Del {
 /// Permission bits in octal; at least the owner may read and write.
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o666 == 0 && mode & 0o600 == 0o600);
-    mode.ok_or_else(|| "say it in octal, with 6 for the owner and no right to execute: 0600, 0640, 0660".to_string())
+    mode.ok_or_else(|| {
+        "is not a mode; use octal digits, with 6 for the owner and no right to execute: 0600, 0640, 0660".to_string()
+    })
 }

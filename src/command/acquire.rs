@@ -5,8 +5,7 @@ mod for_script;
 use std::os::unix::ffi::OsStrExt;
 
 pub(super) use self::for_script::{ForScript, Granted};
-use super::context::{Context, LockRef, eprint_line};
-use super::exit_of;
+use super::context::{Context, LockRef};
 use super::wait_progress::WaitProgress;
 use crate::cli::{Common, Taking, Waiting};
 use crate::engine::{
@@ -17,7 +16,7 @@ use crate::exit::Exit;
 use crate::host::{caller, command_of};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId};
 use crate::name::escape;
-use crate::report::{RefusedLock, Reporter};
+use crate::report::{RefusalReport, RefusedLock, Reporter};
 use crate::signals::Signals;
 
 /// One acquisition: how long it waits, which signals interrupt it, and how it is reported.
@@ -64,23 +63,23 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Returns the exit code of a result, and reports a refusal.
-    pub(super) fn end(&self, opened: &OpenLockSet<'_>, result: &AcquireAllResult) -> Exit {
+    pub(super) fn end(&self, opened: &OpenLockSet<'_>, result: &AcquireAllResult) -> anyhow::Result<Exit> {
         match result {
-            AcquireAllResult::Granted(..) => Exit::Done,
-            AcquireAllResult::Interrupted => self.signals.exit(),
+            AcquireAllResult::Granted(..) => Ok(Exit::Done),
+            AcquireAllResult::Interrupted => Ok(self.signals.exit()),
             AcquireAllResult::Refused(at, refusal) => {
                 let reporter = opened.reporter(*at);
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
                 lock.timeout_setting = self.timeout_setting;
-                self.refuse(lock.refusal(refusal))
+                self.refuse(&lock.refusal(refusal), &reporter)
             }
         }
     }
 
     /// Reports a refusal. Returns its exit code, or that of `-E` if the lock was busy.
-    pub(super) fn refuse(&self, (text, kind): (String, ErrorKind)) -> Exit {
-        self.common.note(&text);
-        if kind == ErrorKind::Busy { self.waiting.busy_exit() } else { kind.into() }
+    pub(super) fn refuse(&self, refusal: &RefusalReport, reporter: &Reporter<'_>) -> anyhow::Result<Exit> {
+        let exit = if refusal.kind == ErrorKind::Busy { self.waiting.busy_exit() } else { refusal.kind.into() };
+        self.common.refuse(refusal, exit, Some(reporter))
     }
 }
 
@@ -146,14 +145,11 @@ impl Waiting {
         self.conflict_exit_code.map_or(ErrorKind::Busy.into(), Exit::Code)
     }
 
-    /// Exits with the code of `-E` if the store was locked until the timeout.
-    pub(super) fn end(&self, error: anyhow::Error) -> anyhow::Result<Exit> {
-        match self.conflict_exit_code.filter(|_| exit_of(&error) == ErrorKind::Busy.into()) {
-            Some(code) => {
-                eprint_line(&format!("{error:#}"));
-                Ok(Exit::Code(code))
-            }
-            None => Err(error),
+    /// Returns the exit code of a failure, or that of `-E` if the store was locked until the timeout.
+    pub(super) fn exit_of(&self, error: &anyhow::Error) -> Exit {
+        match super::exit_of(error) {
+            exit if exit == ErrorKind::Busy.into() => self.busy_exit(),
+            exit => exit,
         }
     }
 }

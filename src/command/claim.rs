@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
-use crate::report::{ClaimJson, Reporter, TakenJson, UnlockJson};
+use crate::report::{ClaimJson, Entry, RefusalReport, Reporter, TakenJson, UnlockJson};
 use crate::signals::Signals;
 
 /// Maximum length of an id in bytes.
@@ -61,7 +61,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
             }
             not_unique(asked, &taken)
         }
-        ended => Ok(acquisition.end(&opened, &ended)),
+        ended => acquisition.end(&opened, &ended),
     }
 }
 
@@ -76,13 +76,19 @@ fn answer(asked: &Claim, targets: &LockSet, id: &[u8], grants: &[Grant]) -> anyh
 
 pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit> {
     let id = given_id(&asked.id)?;
+    let mut documents = Vec::new();
     let targets = match asked.all {
-        true => LockSet::of_store(&context.store(&asked.common)?, names_of(context, &asked.common, &id)?.0),
+        true => {
+            let (names, unreadable) = names_of(context, &asked.common, &id)?;
+            documents.extend(unreadable.iter().map(Entry::unreadable));
+            LockSet::of_store(&context.store(&asked.common)?, names)
+        }
         false => context.lock_set(&asked.common, &asked.names)?,
     };
     if targets.all.is_empty() {
-        asked.common.note(&format!("nothing is claimed under id {}", escape(&id)));
-        return Ok(ErrorKind::NotHeld.into());
+        let refusal =
+            RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(&id)), "");
+        return asked.common.refuse(&refusal, refusal.kind, None);
     }
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.
@@ -94,11 +100,18 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
             claims.push(claim);
             continue;
         }
-        let (text, kind) = not_claimed(&target.display_name, &id, &status, &opened.reporter(at));
-        asked.common.note(&text);
-        exit = exit.or(kind);
+        let reporter = opened.reporter(at);
+        let refusal = not_claimed(&target.display_name, &id, &status, &reporter);
+        asked.common.note_unless_json(&refusal);
+        exit = exit.or(refusal.kind);
+        let word = if refusal.holders.is_empty() { "not held" } else { "not the owner" };
+        let document = UnlockJson::new(&target.display_name, word, &refusal.holders, &reporter);
+        documents.push(Entry::Result(document.refused(&refusal)));
     }
     if exit != Exit::Done {
+        if asked.common.json {
+            print_json(&documents)?;
+        }
         return Ok(exit);
     }
     for (engine, names) in opened.stores() {
@@ -115,25 +128,28 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
     }
     if asked.common.json {
         let document = |(at, target): (usize, &LockRef)| {
-            UnlockJson::new(&target.display_name, "released", [&claims[at]], &opened.reporter(at))
+            Entry::Result(UnlockJson::new(&target.display_name, "released", [&claims[at]], &opened.reporter(at)))
         };
-        print_json(&targets.all.iter().enumerate().map(document).collect::<Vec<_>>())?;
+        documents.extend(targets.all.iter().enumerate().map(document));
+        print_json(&documents)?;
     }
     Ok(Exit::Done)
 }
 
-/// Returns the reason why a name has no claim to give up, and its kind.
-fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> (String, ErrorKind) {
-    let name = escape(name);
+/// Returns the reason why a name has no claim to give up.
+fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> RefusalReport {
+    let shown = escape(name);
     let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
-    let held: Vec<String> = held.map(|(grant, _)| reporter.holding(grant)).collect();
-    match held.is_empty() {
-        true => (format!("{name} is not claimed; nothing was given up"), ErrorKind::NotHeld),
-        false => (
-            format!("{name} is not claimed under id {}: {}; nothing was given up", escape(id), held.join("; and ")),
-            ErrorKind::NotOwner,
-        ),
-    }
+    let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
+    let held: Vec<String> = holders.iter().map(|grant| reporter.holding(grant)).collect();
+    let (kind, message) = match held.is_empty() {
+        true => (ErrorKind::NotHeld, format!("{shown} is not claimed")),
+        false => {
+            let message = format!("{shown} is not claimed under id {}: {}", escape(id), held.join("; and "));
+            (ErrorKind::NotOwner, message)
+        }
+    };
+    RefusalReport { holders, ..RefusalReport::new(kind, message, "nothing was given up").about(name) }
 }
 
 /// Returns the names that are claimed under another id, each with that claim.
@@ -148,14 +164,17 @@ fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(Vec<u8>, Grant)>> {
 
 /// Reports each name that is claimed already, on a line of its own.
 fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> anyhow::Result<Exit> {
-    if asked.common.json {
-        print_json(&TakenJson::new(taken))?;
-    }
-    for (name, grant) in taken {
+    let refusal = |(name, grant): &(Vec<u8>, Grant)| {
         let id = escape(grant.claim.as_deref().unwrap_or_default());
-        asked.common.note(&format!("{} is claimed under id {id}; nothing was claimed", escape(name)));
+        let message = format!("{} is claimed under id {id}", escape(name));
+        RefusalReport::new(ErrorKind::NotUnique, message, "nothing was claimed").about(name)
+    };
+    let exit = ErrorKind::NotUnique.into();
+    match taken.first() {
+        Some(first) if asked.common.json => print_json(&TakenJson::new(taken, refusal(first).json(exit, None)))?,
+        _ => taken.iter().map(refusal).for_each(|refusal| asked.common.note(&refusal.to_string())),
     }
-    Ok(ErrorKind::NotUnique.into())
+    Ok(exit)
 }
 
 /// Returns the id given by `--id`. The id must be one line, so that its reader gets exactly the id.

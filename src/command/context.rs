@@ -12,9 +12,10 @@ use nix::sys::signal::Signal;
 use crate::cli::Common;
 pub(super) use crate::engine::{Context, LockRef};
 use crate::engine::{Engine, LockSet};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::{Invocation, caller, new_owner};
-use crate::lock::{Credentials, Handle, HandleHash, Owner, ProcessId};
+use crate::lock::{Credentials, Handle, HandleHash, NotHolder, Owner, ProcessId};
 use crate::name::{self, escape};
 use crate::report::{indented, json};
 use crate::store::Location;
@@ -76,6 +77,31 @@ impl Context {
 
     pub(super) fn lock_set(&self, common: &Common, typed: &[OsString]) -> Result<LockSet> {
         Ok(LockSet::new(typed.iter().map(|name| self.target(common, name)).collect::<Result<Vec<_>>>()?))
+    }
+
+    /// Returns a store that has a lock of this name, although the store of `target` does not: the store beside the file,
+    /// that of `$CSALOCK_STORE`, or a default store of this user, of root or of the user of sudo(8).
+    pub(super) fn elsewhere(&self, target: &LockRef, not_holder: &NotHolder) -> Option<Location> {
+        if !not_holder.holders.is_empty() || not_holder.ending.is_some() {
+            return None;
+        }
+        let file = Path::new(OsStr::from_bytes(&target.display_name));
+        let beside = file.parent().filter(|_| name::is_path(&target.display_name)).map(Location::beside);
+        let chosen = || self.store(&Common::default()).ok();
+        let known = [chosen(), self.environment.default_store().ok(), Some(Environment::store_of_root())];
+        let known = known.into_iter().chain([Environment::store_of_sudo_user()]).flatten();
+        let bare = known.map(|location| (location, target.display_name.as_slice()));
+        let in_directory = file.file_name().unwrap_or_default().as_bytes();
+        let all = beside.into_iter().map(|location| (location, in_directory)).chain(bare);
+        let mut others = all.filter(|(location, _)| location.url() != target.location.url());
+        others.find(|(location, name)| self.has_lock(location, name)).map(|(location, _)| location)
+    }
+
+    /// Returns true if a store that answers at once has a held or abandoned lock of this name.
+    fn has_lock(&self, location: &Location, name: &[u8]) -> bool {
+        let Ok(engine) = self.engine(location) else { return false };
+        engine.store().set_deadline(Some(self.host.boottime().saturating_add(UNREAD)));
+        engine.record(name).is_ok_and(|record| !record.holders.is_empty())
     }
 
     pub(super) fn owner(&self, owners: Vec<ProcessId>, command: Vec<u8>, label: Option<&OsString>) -> Result<Owner> {

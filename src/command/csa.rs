@@ -11,6 +11,7 @@ use clap::Parser;
 use super::context::Context;
 use super::{lock, unlock};
 use crate::cli::{Cli, Command};
+use crate::duration::parse_timeout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::shell_quote;
@@ -39,9 +40,9 @@ pub(super) fn run(context: &Context, csa: Csa, files: Vec<OsString>) -> anyhow::
         Csa::Unlock => vec!["csalock".into(), "unlock".into(), "--".into()],
     };
     let Ok(Cli { command, .. }) = Cli::try_parse_from(words.into_iter().chain(files)) else {
-        let what = format!("CSALOCK_TIMEOUT is {}", shell_quote(timeout.as_bytes()));
-        let cure = "say how long to try: 10s, 5m, 250ms, seconds, 0 or inf";
-        return Err(Error::new(ErrorKind::InvalidInput, what, cure).into());
+        let why = parse_timeout(&timeout.to_string_lossy()).err().unwrap_or_default();
+        let what = format!("CSALOCK_TIMEOUT: {} {why}", shell_quote(timeout.as_bytes()));
+        return Err(Error::new(ErrorKind::InvalidInput, what, "").into());
     };
     match command {
         Command::Lock(asked) => lock::run_as_csa(context, &asked),
@@ -64,13 +65,13 @@ fn paths(csa: Csa, mut files: Vec<OsString>) -> Result<Vec<OsString>> {
     if files.first().is_some_and(|first| first == "--") {
         files.remove(0);
     } else if let Some(option) = files.iter().find(|file| file.as_bytes().starts_with(b"-")) {
-        let what = format!("{name} has no options, and {} looks like one", shell_quote(option.as_bytes()));
-        let cure = "say -- before files that begin with a dash; see csalock(1)";
+        let what = format!("{name}: unknown option {}", shell_quote(option.as_bytes()));
+        let cure = format!("for files that begin with a dash, use: {name} -- FILE...");
         return Err(Error::new(ErrorKind::InvalidInput, what, cure));
     }
     if files.is_empty() {
-        let what = format!("{name} was not told which file");
-        return Err(Error::new(ErrorKind::InvalidInput, what, format!("say `{name} FILE`")));
+        let what = format!("{name}: FILE is missing");
+        return Err(Error::new(ErrorKind::InvalidInput, what, format!("use: {name} FILE...")));
     }
     let path = |file: OsString| match file.as_bytes() {
         b"" => file,

@@ -1,85 +1,130 @@
 //! `csalock gc`
 
 use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
 
 use super::context::{Context, print, print_json};
-use crate::cli::{Common, Gc};
+use crate::cli::Gc;
 use crate::engine::{Engine, LockStatus};
 use crate::error::{Error, Result};
 use crate::exit::Exit;
+use crate::glob;
 use crate::lock::{self, EndedGrant, Grant, Liveness};
 use crate::name::escape;
-use crate::report::{Reporter, UnlockJson};
+use crate::report::{Entry, Reporter, UnlockJson};
 
 pub(super) fn run(context: &Context, asked: &Gc) -> anyhow::Result<Exit> {
-    let engine = context.engine(&context.store(&asked.common)?)?;
-    let reporter = Reporter::new(&engine);
-    let mut passed_over = PassedOver { common: &asked.common, told: BTreeSet::new(), exit: Exit::Done };
-    let mut removed: Vec<Removed> = Vec::new();
-    let scanned = engine.for_each_lock(&mut |status| {
-        let cleared = match status {
-            Err(error) => Err(error),
-            Ok(status) => match clear(&engine, status, asked.dry_run) {
-                Err(error) if !error.is_of_one_record() => return Err(error),
-                cleared => cleared,
-            },
-        };
-        match cleared {
-            Ok(found) => removed.extend(found),
-            Err(error) => passed_over.tell(&error),
+    let mut collection = Collection::new(asked);
+    let collected = match asked.names.is_empty() {
+        true => collection.collect_store(context),
+        false => collection.collect_named(context),
+    };
+    // Removed locks are reported even if the rest failed, with `--json` in one document.
+    let failed = match collected {
+        Err(error) if asked.common.json && !collection.documents.is_empty() => {
+            collection.pass_over(&error);
+            Ok(())
         }
-        Ok(())
-    });
-    // The sweep is last, because records that were collected just now may have needed some leftovers.
-    let swept = scanned.and_then(|()| engine.sweep(asked.dry_run));
-    // Removed locks are reported even if the rest failed.
+        collected => collected,
+    };
+    if !asked.common.json {
+        print(&collection.lines)?;
+    }
+    failed?;
     if asked.common.json {
-        let document = |(name, endings): &Removed| {
-            UnlockJson::new(name, "removed", endings.iter().map(|ending| &ending.grant), &reporter)
-        };
-        print_json(&removed.iter().map(document).collect::<Vec<_>>())?;
-    } else {
-        for (name, endings) in &removed {
-            if endings.is_empty() {
-                print(format!("{}: waiters that died\n", escape(name)))?;
-            }
-            for ending in endings {
-                print(format!("{}: held by {}\n", escape(name), reporter.ending(ending)))?;
-            }
-        }
+        print_json(&collection.documents)?;
     }
-    let swept = swept?;
-    if swept.removed > 0 && asked.common.verbose {
-        asked.common.note(&format!("{} leftovers of processes that died half-way", swept.removed));
-    }
-    swept.passed_over.iter().for_each(|error| passed_over.tell(error));
-    Ok(passed_over.exit)
+    Ok(collection.exit)
 }
 
-/// A name, and its grants that ended; without such grants, only its waiters died.
-type Removed = (Vec<u8>, Vec<EndedGrant>);
-
-/// Records that stay as they are.
-struct PassedOver<'a> {
-    common: &'a Common,
+/// A collection, and its results so far.
+struct Collection<'a> {
+    asked: &'a Gc,
+    lines: String,
+    documents: Vec<Entry<UnlockJson>>,
+    /// The reasons for records that stay as they are, each once.
     told: BTreeSet<String>,
     /// Exit code of the last error.
     exit: Exit,
 }
 
-impl PassedOver<'_> {
-    /// Reports the reason, once for each record.
-    fn tell(&mut self, error: &Error) {
+impl<'a> Collection<'a> {
+    fn new(asked: &'a Gc) -> Collection<'a> {
+        Collection { asked, lines: String::new(), documents: Vec::new(), told: BTreeSet::new(), exit: Exit::Done }
+    }
+
+    /// Collects all records of the store and, last, the leftovers that they may have needed.
+    fn collect_store(&mut self, context: &Context) -> Result<()> {
+        let engine = context.engine(&context.store(&self.asked.common)?)?;
+        self.collect_matching(&engine, &|_| true)?;
+        let swept = engine.sweep(self.asked.dry_run)?;
+        if swept.removed > 0 && self.asked.common.verbose {
+            self.asked.common.note(&format!("{} leftovers of processes that died half-way", swept.removed));
+        }
+        swept.passed_over.iter().for_each(|error| self.pass_over(error));
+        Ok(())
+    }
+
+    /// Collects the records of these names. A name that no record has may be a pattern.
+    fn collect_named(&mut self, context: &Context) -> Result<()> {
+        for typed in &self.asked.names {
+            let target = context.target(&self.asked.common, typed)?;
+            let engine = context.engine(&target.location)?;
+            let status = engine.inspect(&target.name);
+            match &status {
+                Ok(status) if status.record.is_free() && glob::is_pattern(typed.as_bytes()) => {
+                    self.collect_matching(&engine, &|name| glob::matches(typed.as_bytes(), name))?;
+                }
+                _ => self.collect(&engine, &target.display_name, status)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn collect_matching(&mut self, engine: &Engine, matches: &dyn Fn(&[u8]) -> bool) -> Result<()> {
+        engine.for_each_lock(&mut |status| {
+            let name = status.as_ref().map(|status| status.record.name.clone()).unwrap_or_default();
+            if status.is_err() || matches(&name) { self.collect(engine, &name, status) } else { Ok(()) }
+        })
+    }
+
+    /// Removes what dead processes left in one record, and reports it under the name for display.
+    fn collect(&mut self, engine: &Engine, shown: &[u8], status: Result<LockStatus>) -> Result<()> {
+        let done = if self.asked.dry_run { "would remove" } else { "removed" };
+        match status.and_then(|status| clear(engine, status, self.asked.dry_run)) {
+            Ok(Some(endings)) => {
+                let (name, reporter) = (escape(shown), Reporter::new(engine));
+                if endings.is_empty() {
+                    self.lines += &format!("{done} {name}: waiters that died\n");
+                }
+                for ending in &endings {
+                    self.lines += &format!("{done} {name}: held by {}\n", reporter.ending(ending));
+                }
+                let grants = endings.iter().map(|ending| &ending.grant);
+                self.documents.push(Entry::Result(UnlockJson::new(shown, done, grants, &reporter)));
+            }
+            Ok(None) => {}
+            Err(error) if error.is_of_one_record() => self.pass_over(&error),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Reports, once, the reason why a record stays as it is.
+    fn pass_over(&mut self, error: &Error) {
         self.exit = Exit::from(error.kind());
         let text = error.to_string();
-        if self.told.insert(text.clone()) {
-            self.common.note(&text);
+        if !self.told.contains(&text) {
+            self.asked.common.note_unless_json(&text);
+            self.documents.push(Entry::unreadable(error));
+            self.told.insert(text);
         }
     }
 }
 
-/// Removes what dead processes left in one record, or returns what it would remove.
-fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Removed>> {
+/// Removes what dead processes left in one record. Returns the grants that ended, or that would end; without such grants,
+/// only waiters died.
+fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Vec<EndedGrant>>> {
     let all_well = status.holders.iter().all(std::result::Result::is_ok)
         && !status.waiters.contains(&Liveness::Dead)
         && !status.record.is_free();
@@ -91,7 +136,7 @@ fn clear(engine: &Engine, status: LockStatus, dry_run: bool) -> Result<Option<Re
     }
     let (endings, waiters_died) = if dry_run { would_end(&status) } else { collect(engine, &status.record.name)? };
     // Without ended grants and dead waiters, only a broken grant's trace was left, or another process was faster.
-    Ok((!endings.is_empty() || waiters_died).then_some((status.record.name, endings)))
+    Ok((!endings.is_empty() || waiters_died).then_some(endings))
 }
 
 /// Returns the grants that would end, and true if waiters died.

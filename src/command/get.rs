@@ -1,5 +1,6 @@
 //! `csalock get`
 
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{ForScript, Granted, report_taken};
@@ -9,8 +10,7 @@ use crate::engine::Engine;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::lock::{Handle, Lifetime, Mode};
-use crate::name::escape;
-use crate::report::ValueJson;
+use crate::report::{NoValueJson, RefusedLock, Reporter, ValueJson};
 
 pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
     context.require_stdout("the value", "send it somewhere")?;
@@ -18,8 +18,8 @@ pub(super) fn run(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
         return take_and_get(context, asked);
     }
     if let Some(option) = asked.pid.map(|_| "--pid").or_else(|| only_for_taking(&asked.taking)) {
-        let what = format!("{option} says how to take the lock, which get does only with --lock");
-        return Err(Error::new(ErrorKind::InvalidInput, what, "say --lock as well, or leave it out").into());
+        let what = format!("{option} cannot be used without --lock");
+        return Err(Error::new(ErrorKind::InvalidInput, what, "add --lock, or leave it out").into());
     }
     let target = context.target(&asked.common, &asked.name)?;
     give(asked, &context.engine(&target.location)?, &target, None)
@@ -41,15 +41,25 @@ fn take_and_get(context: &Context, asked: &Get) -> anyhow::Result<Exit> {
 /// Prints the value, and the grant that it was read under if the lock was acquired for that.
 fn give(asked: &Get, engine: &Engine, target: &LockRef, taken: Option<(&Handle, Option<u64>)>) -> anyhow::Result<Exit> {
     let Some((value, bytes)) = engine.value(&target.name)? else {
-        let name = escape(&target.display_name);
-        let held = if taken.is_some() { "; the lock is held now, so write one or give it back" } else { "" };
-        asked.common.note(&format!("lock {name} guards no value{held}"));
-        return Ok(ErrorKind::NotHeld.into());
+        let reporter = Reporter::new(engine);
+        let mut refusal = RefusedLock::new(target, &reporter).no_value();
+        if let Some(grant) = taken {
+            refusal.hint = "the lock is held now, so write one or give it back".to_string();
+            if asked.common.json {
+                print_json(&NoValueJson::new(refusal.json(refusal.kind.into(), None), grant))?;
+                return Ok(refusal.kind.into());
+            }
+        }
+        return asked.common.refuse(&refusal, refusal.kind, None);
     };
     if asked.common.json {
-        print_json(&ValueJson::new(&target.display_name, &value, taken))?;
+        print_json(&ValueJson::new(&target.display_name, &value, taken).with_bytes(bytes))?;
     } else {
         print(&bytes)?;
+        // The prompt of a shell begins on a line of its own.
+        if std::io::stdout().is_terminal() && bytes.last().is_some_and(|last| *last != b'\n') {
+            print("\n")?;
+        }
     }
     Ok(Exit::Done)
 }

@@ -11,7 +11,7 @@ use crate::glob;
 use crate::history::Past;
 use crate::lock::EndReason;
 use crate::name::escape;
-use crate::report::{Moment, PastJson, Zone, timeline};
+use crate::report::{Entry, Moment, PastJson, RefusalReport, Zone, timeline};
 
 /// Maximum number of grants that are shown by default.
 const LINES: usize = 50;
@@ -28,11 +28,11 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let location = context.store(&asked.common)?;
     let wanted = Filter::of(context, asked)?;
     let engine = context.engine(&location)?;
-    let mut unreadable: Option<Error> = None;
+    let mut unreadable: Vec<Error> = Vec::new();
     // The records are read first: a grant that ends meanwhile is in both lists, never in neither.
     let held = wanted.held(&engine, &mut |error| {
-        asked.common.note(&error.to_string());
-        unreadable = Some(error);
+        asked.common.note_unless_json(&error);
+        unreadable.push(error);
     })?;
     let mut found = Vec::new();
     if !engine.each_past(&limits, &mut |past| found.push(past))? {
@@ -48,6 +48,14 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let (begin, end) = period(asked, style.zone, now);
     let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
     let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(is_a_name).collect();
+    if unreadable.is_empty()
+        && let Some(unknown) = wanted.unknown(&found)
+    {
+        let message =
+            format!("store {} has no history of {}", escape(location.url().as_encoded_bytes()), escape(unknown));
+        let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "see `csalock history`").about(unknown);
+        return asked.common.refuse(&refusal, refusal.kind, None);
+    }
     let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
     found.retain(|past| stood(past) && wanted.has(&past.name, &exact));
     // Grants of one name may begin and end in the same millisecond; their tokens only grow.
@@ -60,7 +68,8 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
         asked.common.note(&format!("{left_out} earlier ones are left out; use -n or --since to see them"));
     }
     if asked.common.json {
-        print_json(&found.iter().map(PastJson::new).collect::<Vec<_>>())?;
+        let found = found.iter().map(|past| Entry::Result(PastJson::new(past)));
+        print_json(&found.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
         if asked.at.is_some() && found.is_empty() {
@@ -68,7 +77,7 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
             asked.common.note(&format!("the history has no grant that stood at {time}"));
         }
     }
-    Ok(unreadable.map_or(Exit::Done, |error| error.kind().into()))
+    Ok(unreadable.last().map_or(Exit::Done, |error| error.kind().into()))
 }
 
 /// Returns the first and the last millisecond of the time that the caller asked for, since 1970.
@@ -103,6 +112,17 @@ impl Filter {
 
     fn is_everything(&self) -> bool {
         self.names.is_empty() && self.patterns.is_empty()
+    }
+
+    /// Returns the first requested name or pattern that no grant has.
+    fn unknown<'a>(&'a self, found: &[Past]) -> Option<&'a [u8]> {
+        let is_unknown = |matches: &dyn Fn(&[u8]) -> bool| !found.iter().any(|past| matches(&past.name));
+        let name = self.names.iter().find(|wanted| is_unknown(&|name| name == wanted.as_slice()));
+        let pattern = || {
+            let has = |pattern: &[u8], name: &[u8]| pattern == name || glob::matches(pattern, name);
+            self.patterns.iter().find(|pattern| is_unknown(&|name| has(pattern, name)))
+        };
+        name.or_else(pattern).map(Vec::as_slice)
     }
 
     /// Returns true if this name is requested. A pattern that is the `exact` name of a lock means only that lock.

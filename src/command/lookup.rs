@@ -8,7 +8,7 @@ use crate::cli::{Common, Lookup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::escape;
-use crate::report::LookupJson;
+use crate::report::{LookupJson, RefusalReport};
 
 pub(super) fn run(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
     match (&asked.id, &asked.name) {
@@ -22,8 +22,9 @@ fn id_of(context: &Context, asked: &Lookup, name: &OsStr) -> anyhow::Result<Exit
     let target = context.target(&asked.common, name)?;
     let claim = context.engine(&target.location)?.claim_of(&target.name)?;
     let Some(id) = claim.and_then(|grant| grant.claim) else {
-        asked.common.note(&format!("{} is not claimed", escape(&target.display_name)));
-        return Ok(ErrorKind::NotHeld.into());
+        let message = format!("{} is not claimed", escape(&target.display_name));
+        let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "").about(&target.display_name);
+        return asked.common.refuse(&refusal, refusal.kind, None);
     };
     if asked.common.json {
         print_json(&LookupJson::of_name(&target.display_name, &id))?;
@@ -35,27 +36,31 @@ fn id_of(context: &Context, asked: &Lookup, name: &OsStr) -> anyhow::Result<Exit
 
 fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Exit> {
     let (names, unreadable) = names_of(context, &asked.common, id)?;
-    if asked.common.json && !names.is_empty() {
-        print_json(&LookupJson::of_id(id, &names))?;
-    } else {
-        names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?;
-    }
-    if names.is_empty() {
-        asked.common.note(&format!("nothing is claimed under id {}", escape(id)));
-    }
-    Ok(match unreadable {
+    let exit = match unreadable.last() {
         Some(error) => Exit::from(error.kind()),
         None if names.is_empty() => ErrorKind::NotHeld.into(),
         None => Exit::Done,
-    })
+    };
+    match (asked.common.json, unreadable.last()) {
+        (true, Some(error)) if names.is_empty() => {
+            return asked.common.refuse(&RefusalReport::from(error), exit, None);
+        }
+        (true, _) if !names.is_empty() => print_json(&LookupJson::of_id(id, &names, &unreadable))?,
+        _ => names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?,
+    }
+    if names.is_empty() {
+        let refusal = RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(id)), "");
+        return asked.common.refuse(&refusal, exit, None);
+    }
+    Ok(exit)
 }
 
-/// Returns the names of an id in the store, in order, and the error of an unreadable record, if any. The function reads
-/// all records, because a separate list could be wrong.
-pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<(Vec<Vec<u8>>, Option<Error>)> {
+/// Returns the names of an id in the store, in order, and the errors of unreadable records, which it reports to people.
+/// The function reads all records, because a separate list could be wrong.
+pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<(Vec<Vec<u8>>, Vec<Error>)> {
     let engine = context.engine(&context.store(common)?)?;
     let mut names = Vec::new();
-    let mut unreadable: Option<Error> = None;
+    let mut unreadable = Vec::new();
     engine.for_each_lock(&mut |status| {
         match status {
             Ok(status) if engine.claim_in(&status).is_some_and(|grant| grant.claim.as_deref() == Some(id)) => {
@@ -63,8 +68,8 @@ pub(super) fn names_of(context: &Context, common: &Common, id: &[u8]) -> Result<
             }
             Ok(_) => {}
             Err(error) => {
-                common.note(&format!("passed over: {error}"));
-                unreadable = Some(error);
+                common.note_unless_json(&format!("passed over: {error}"));
+                unreadable.push(error);
             }
         }
         Ok(())

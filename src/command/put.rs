@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{MOST_VALUE, NotHolder, Precondition, Value, WriteRefusal, Written};
 use crate::name::escape;
-use crate::report::{RefusedLock, Reporter, ValueJson, describe_value};
+use crate::report::{RefusalReport, RefusedLock, Reporter, ValueJson, describe_value};
 use crate::signals::Signals;
 
 pub(super) fn put(context: &Context, asked: &Put) -> anyhow::Result<Exit> {
@@ -94,10 +94,10 @@ fn write(
         WriteResult::Refused(refusal) => {
             let mut lock = RefusedLock::new(target, &reporter);
             lock.presented = context.presented_handle(asked.handle.as_deref());
-            Ok(acquisition.refuse(refused(asked, &refusal, &lock)))
+            acquisition.refuse(&refused(asked, &refusal, &lock), &reporter)
         }
         WriteResult::NotAcquired(refusal) => {
-            Ok(acquisition.refuse(RefusedLock::new(target, &reporter).refusal(&refusal)))
+            acquisition.refuse(&RefusedLock::new(target, &reporter).refusal(&refusal), &reporter)
         }
     }
 }
@@ -113,22 +113,20 @@ fn told(asked: &Writing, target: &LockRef, value: Option<&Value>, put: bool) -> 
     Ok(())
 }
 
-/// Returns the message and the kind for a value that was not written.
-fn refused(asked: &Writing, refusal: &WriteRefusal, lock: &RefusedLock<'_>) -> (String, ErrorKind) {
+/// Returns the report about a value that was not written.
+fn refused(asked: &Writing, refusal: &WriteRefusal, lock: &RefusedLock<'_>) -> RefusalReport {
     match (refusal, asked.if_version) {
-        (WriteRefusal::Busy(holders), _) => (lock.busy(holders), ErrorKind::Busy),
-        (WriteRefusal::VersionMismatch(Some(value)), None) => (lock.value_exists(value), ErrorKind::NotUnique),
+        (WriteRefusal::Busy(holders), _) => lock.busy(holders),
+        (WriteRefusal::VersionMismatch(Some(value)), None) => lock.value_exists(value),
         (WriteRefusal::VersionMismatch(value), expected) => {
-            (lock.version_mismatch(value.as_ref(), expected.unwrap_or_default()), ErrorKind::Stale)
+            lock.version_mismatch(value.as_ref(), expected.unwrap_or_default())
         }
-        (WriteRefusal::Shared(others), _) => (lock.shared(others), ErrorKind::Busy),
-        (WriteRefusal::NoValue, _) => (lock.no_value(), ErrorKind::NotHeld),
-        (WriteRefusal::NotHolder(NotHolder { holders, .. }), _) if holders.is_empty() => {
-            (lock.not_held_by_writer(), ErrorKind::NotHeld)
-        }
+        (WriteRefusal::Shared(others), _) => lock.shared(others),
+        (WriteRefusal::NoValue, _) => lock.no_value(),
+        (WriteRefusal::NotHolder(NotHolder { holders, .. }), _) if holders.is_empty() => lock.not_held_by_writer(),
         (WriteRefusal::Lost(holders, ending), _)
         | (WriteRefusal::NotHolder(NotHolder { holders, ending: Some(ending) }), _) => {
-            (lock.writer_lost_it(holders, ending, asked.unlock), ErrorKind::NotOwner)
+            lock.writer_lost_it(holders, ending, asked.unlock)
         }
         (WriteRefusal::NotHolder(not_holder), _) => lock.not_holder(not_holder),
     }

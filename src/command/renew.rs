@@ -17,23 +17,24 @@ pub(super) fn run(context: &Context, asked: &Renew) -> anyhow::Result<Exit> {
         let credentials = context.credentials(&engine, asked.handle.as_deref())?;
         let lifetime = engine.start(&Lifetime::Ttl((asked.ttl.as_millis() as u64).max(1)))?;
         let response = engine.apply(&target.name, &lock::Renew(credentials, lifetime))?;
-        let (word, grants) = match &response {
+        documents.push(match &response {
             Ok(grant) => {
                 if asked.common.verbose {
                     eprint_line(&format!("lock {} lasts: {}", escape(&target.display_name), reporter.holder(grant)));
                 }
-                ("renewed", std::slice::from_ref(grant))
+                UnlockJson::new(&target.display_name, "renewed", [grant], &reporter)
             }
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
                 lock.presented = context.presented_handle(asked.handle.as_deref());
-                let (text, kind) = lock.not_holder(not_holder);
-                asked.common.note(&text);
-                exit = exit.or(kind);
-                (UnlockJson::word(not_holder), not_holder.holders.as_slice())
+                lock.elsewhere = context.elsewhere(target, not_holder);
+                let refusal = lock.not_holder(not_holder);
+                exit = exit.or(refusal.kind);
+                asked.common.note_unless_json(&refusal);
+                let word = UnlockJson::word(not_holder);
+                UnlockJson::new(&target.display_name, word, &not_holder.holders, &reporter).refused(&refusal)
             }
-        };
-        documents.push(UnlockJson::new(&target.display_name, word, grants, &reporter));
+        });
     }
     if asked.common.json {
         print_json(&documents)?;

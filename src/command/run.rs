@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use self::child::CommandChild;
 use self::flock_compat::FlockCompat;
 use self::stop::stop_after;
-use super::context::Context;
+use super::context::{Context, eprint_line};
 use super::usage;
 use crate::cli::{OnLost, Run};
 use crate::engine::OpenLockSet;
@@ -93,7 +93,10 @@ fn run_supervised<'a>(child: &CommandChild<'a>, opened: Result<OpenLockSet<'a>>)
                 Ok(opened) if opened.survive_fork() => acquire(opened),
                 _ => job.locks.open(job.context).map_err(Into::into).and_then(|opened| acquire(&opened)),
             };
-            child_side.leave(super::exit_after(ended.or_else(|error| waiting.end(error))))
+            child_side.leave(ended.unwrap_or_else(|error| {
+                eprint_line(&format!("{error:#}"));
+                waiting.exit_of(&error)
+            }))
         }
         Fork::Parent(running) => {
             let _stop = stop_after(running.pid());

@@ -15,10 +15,10 @@ use self::details::Details;
 use self::select::{Selected, is_directory, select, select_store, stores};
 use super::context::Context;
 use crate::cli::{Common, Status};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
-use crate::report::{LockTable, OutputStyle, SightJson, Zone, json};
+use crate::report::{LockTable, OutputStyle, RefusalReport, SightJson, Zone, json};
 use crate::store::Location;
 use crate::terminal;
 
@@ -134,10 +134,7 @@ impl<'a> Page<'a> {
     fn add(&mut self, seen: Result<Selected<'_>>, store: Option<&Location>) -> anyhow::Result<()> {
         let Selected { name, status, reporter, named } = match seen {
             Ok(selected) => selected,
-            Err(unreadable) => {
-                self.asked.common.note(&unreadable.to_string());
-                return Ok(());
-            }
+            Err(unreadable) => return self.add_unreadable(&unreadable),
         };
         let is_alone = self.asked.names.len() == 1 && self.style.width.is_some();
         let key = if named.is_some() { &[][..] } else { name };
@@ -147,10 +144,21 @@ impl<'a> Page<'a> {
         } else if self.asked.common.json {
             let document = SightJson::new(name, status, reporter).in_store(store);
             self.texts.push((key.into(), json(&document)?));
+        } else if self.asked.common.quiet {
+            // The exit code is the answer.
         } else if let Some(named) = named.filter(|_| is_alone) {
             self.block = Details::default().lines(self.context, named, status, reporter, self.style);
         } else if let Some((_, table)) = self.tables.last_mut() {
             table.add(name, status, reporter);
+        }
+        Ok(())
+    }
+
+    fn add_unreadable(&mut self, error: &Error) -> anyhow::Result<()> {
+        self.asked.common.note_unless_json(error);
+        if self.asked.common.json {
+            let document = RefusalReport::from(error).json(error.kind().into(), None);
+            self.texts.push((Box::default(), json(&document)?));
         }
         Ok(())
     }

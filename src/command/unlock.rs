@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, caller};
 use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, NotHolder, Owner, Release};
 use crate::name::escape;
-use crate::report::{RefusedLock, Reporter, UnlockJson};
+use crate::report::{Entry, RefusalReport, RefusedLock, Reporter, UnlockJson};
 use crate::store::{Layout, Location};
 
 /// Grants that ended.
@@ -24,16 +24,19 @@ enum Freed {
 
 type Unlocked = std::result::Result<Freed, NotHolder>;
 
+/// An entry of the output of `unlock --json`.
+type Document = Entry<UnlockJson>;
+
 /// Releases or breaks the locks. `handle_setting` is the option or variable with which this caller presents a handle.
 pub(super) fn run(context: &Context, asked: &Unlock, handle_setting: &'static str) -> anyhow::Result<Exit> {
     check_force(asked)?;
+    let mut documents = Vec::new();
     let (targets, mut exit) = match (asked.all, asked.force) {
-        (true, true) => everything_held(context, asked)?,
-        (true, false) => everything_owned(context, asked)?,
+        (true, true) => everything_held(context, asked, &mut documents)?,
+        (true, false) => everything_owned(context, asked, &mut documents)?,
         (false, _) => (named(context, asked)?, Exit::Done),
     };
     let breaker = asked.force.then(|| breaker(context)).flatten();
-    let mut documents = Vec::new();
     for (target, proof) in &targets {
         let engine = context.engine(&target.location)?;
         let reporter = Reporter::new(&engine);
@@ -44,16 +47,31 @@ pub(super) fn run(context: &Context, asked: &Unlock, handle_setting: &'static st
         };
         let outcome = match response {
             Err(error) if asked.force && asked.all && error.is_of_one_record() => {
-                exit = pass_over(asked, &error);
+                exit = pass_over(asked, &error, &mut documents);
                 continue;
             }
             outcome => outcome?,
         };
-        let mut lock = RefusedLock::new(target, &reporter);
-        (lock.handle_setting, lock.presented) = (handle_setting, context.presented_handle(asked.handle.as_deref()));
-        exit = exit.or(tell(asked, target, &outcome, &lock, &reporter)?);
+        let refusal = match &outcome {
+            // The holder released the lock before it could be broken.
+            Err(_) if asked.force && asked.all => None,
+            Err(not_holder) => {
+                let mut lock = RefusedLock::new(target, &reporter);
+                lock.handle_setting = handle_setting;
+                lock.presented = context.presented_handle(asked.handle.as_deref());
+                lock.elsewhere = context.elsewhere(target, not_holder);
+                Some(match asked.token.filter(|_| !not_holder.holders.is_empty()) {
+                    Some(token) => lock.other_token(&not_holder.holders, token),
+                    None => lock.not_holder(not_holder),
+                })
+            }
+            Ok(_) => None,
+        };
+        exit = exit.or(refusal.as_ref().map_or(Exit::Done, |refusal| refusal.kind.into()));
         if asked.common.json {
-            documents.push(document(asked, target, &outcome, &reporter));
+            documents.push(Entry::Result(document(asked, target, &outcome, refusal.as_ref(), &reporter)));
+        } else {
+            tell(asked, target, &outcome, refusal.as_ref(), &reporter)?;
         }
     }
     if asked.common.json {
@@ -78,51 +96,56 @@ fn check_force(asked: &Unlock) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidInput, what, cure))
 }
 
-/// Reports the result for one lock. Returns the exit code of a refusal, or 0.
+/// Reports the result for one lock to people.
 fn tell(
     asked: &Unlock,
     target: &LockRef,
     outcome: &Unlocked,
-    lock: &RefusedLock<'_>,
+    refusal: Option<&RefusalReport>,
     reporter: &Reporter<'_>,
-) -> anyhow::Result<Exit> {
+) -> anyhow::Result<()> {
     let name = escape(&target.display_name);
     match outcome {
         Ok(Freed::Released(_)) if asked.common.verbose => eprint_line(&format!("lock {name} is released")),
         Ok(Freed::Released(_)) => {}
-        Ok(Freed::Broken(_)) if asked.common.json => {}
-        Ok(Freed::Broken(endings)) if endings.is_empty() => print(format!("{name}: its record was unreadable\n"))?,
+        Ok(Freed::Broken(endings)) if endings.is_empty() => {
+            print(format!("removed {name}: its record was unreadable\n"))?
+        }
         Ok(Freed::Broken(endings)) => {
             for ending in endings {
-                let holder = match ending.reason {
-                    EndReason::Broken => reporter.holder(&ending.grant),
-                    _ => reporter.ending(ending),
+                let (done, holder) = match ending.reason {
+                    EndReason::Broken => ("broke", reporter.holder(&ending.grant)),
+                    _ => ("removed", reporter.ending(ending)),
                 };
-                print(format!("{name}: was held by {holder}\n"))?;
+                print(format!("{done} {name}: held by {holder}\n"))?;
             }
         }
-        // The holder released the lock before it could be broken.
-        Err(_) if asked.force && asked.all => {}
-        Err(not_holder) => {
-            let (text, kind) = match asked.token.filter(|_| !not_holder.holders.is_empty()) {
-                Some(token) => (lock.other_token(&not_holder.holders, token), ErrorKind::NotHeld),
-                None => lock.not_holder(not_holder),
-            };
-            asked.common.note(&text);
-            return Ok(kind.into());
-        }
+        Err(_) => refusal.into_iter().for_each(|refusal| asked.common.note(&refusal.to_string())),
     }
-    Ok(Exit::Done)
+    Ok(())
 }
 
-fn document(asked: &Unlock, target: &LockRef, outcome: &Unlocked, reporter: &Reporter<'_>) -> UnlockJson {
+fn document(
+    asked: &Unlock,
+    target: &LockRef,
+    outcome: &Unlocked,
+    refusal: Option<&RefusalReport>,
+    reporter: &Reporter<'_>,
+) -> UnlockJson {
     let (word, grants) = match outcome {
         Ok(Freed::Released(grant)) => ("released", vec![grant]),
-        Ok(Freed::Broken(endings)) => ("broken", endings.iter().map(|ending| &ending.grant).collect()),
+        Ok(Freed::Broken(endings)) => {
+            let is_broken = endings.iter().any(|ending| ending.reason == EndReason::Broken);
+            (if is_broken { "broken" } else { "removed" }, endings.iter().map(|ending| &ending.grant).collect())
+        }
         Err(not_holder) if asked.token.is_some() => ("not held", not_holder.holders.iter().collect()),
         Err(not_holder) => (UnlockJson::word(not_holder), not_holder.holders.iter().collect()),
     };
-    UnlockJson::new(&target.display_name, word, grants, reporter)
+    let document = UnlockJson::new(&target.display_name, word, grants, reporter);
+    match refusal {
+        Some(refusal) => document.refused(refusal),
+        None => document,
+    }
 }
 
 /// Locks to release; a lock that was found by its grant comes with the handle hash.
@@ -168,13 +191,14 @@ fn breaker(context: &Context) -> Option<Owner> {
 }
 
 /// Reports why a record stays as it is. Returns the exit code for that.
-fn pass_over(asked: &Unlock, error: &Error) -> Exit {
-    asked.common.note(&format!("passed over: {error}"));
+fn pass_over(asked: &Unlock, error: &Error, documents: &mut Vec<Document>) -> Exit {
+    asked.common.note_unless_json(&format!("passed over: {error}"));
+    documents.push(Entry::unreadable(error));
     Exit::from(error.kind())
 }
 
 /// Returns each held or abandoned lock of the store except claims, and the exit code: an unreadable record stays.
-fn everything_held(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exit)> {
+fn everything_held(context: &Context, asked: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let location = context.store(&asked.common)?;
     context.engine(&location)?.for_each_lock(&mut |status| {
@@ -183,7 +207,7 @@ fn everything_held(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exi
                 targets.push((LockRef::in_store(&location, status.record.name.clone()), None));
             }
             Ok(_) => {}
-            Err(error) => exit = pass_over(asked, &error),
+            Err(error) => exit = pass_over(asked, &error, documents),
         }
         Ok(())
     })?;
@@ -195,7 +219,7 @@ fn everything_held(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exi
 /// files. The caller proves a grant as its owner, or by `--handle`; the locks that the caller was started under are not
 /// its own. An invalid record, or an unreadable record of another user, is not the caller's. Any other unreadable
 /// record may be the caller's.
-fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Exit)> {
+fn everything_owned(context: &Context, asked: &Unlock, documents: &mut Vec<Document>) -> Result<(NamedLocks, Exit)> {
     let (mut targets, mut exit) = (Vec::new(), Exit::Done);
     let (owners, under) = (context.caller_processes()?, context.enclosing_grants());
     for (location, directory) in stores(context, asked)? {
@@ -232,7 +256,7 @@ fn everything_owned(context: &Context, asked: &Unlock) -> Result<(NamedLocks, Ex
             Ok(())
         })?;
         if let Some(error) = unreadable {
-            let passed_over = pass_over(asked, &error);
+            let passed_over = pass_over(asked, &error, documents);
             if !error.is_of_one_record() || error.is_own() {
                 exit = passed_over;
             }

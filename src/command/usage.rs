@@ -26,18 +26,19 @@ const RUN_USAGE: &str = "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...
 /// Prints the error that clap found in these arguments, or the help that the caller requested.
 pub(super) fn tell(error: &clap::Error, words: &[OsString]) -> anyhow::Result<Exit> {
     let line = Line::new(words);
+    let usage_error = crate::ErrorKind::InvalidInput.into();
     match error.kind() {
-        ErrorKind::DisplayVersion => super::context::print(error.render().to_string())?,
-        ErrorKind::DisplayHelp => help::print(&line)?,
-        kind => {
-            match kind {
-                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => help::eprint_short(&line),
-                _ => eprint_line(&describe(error, &line).to_string()),
-            }
-            return Ok(crate::ErrorKind::InvalidInput.into());
+        ErrorKind::DisplayVersion => super::context::print(error.render().to_string()).map(|()| Exit::Done),
+        ErrorKind::DisplayHelp => help::print(&line).map(|()| Exit::Done),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            help::eprint_short(&line);
+            Ok(usage_error)
+        }
+        _ => {
+            eprint_line(&describe(error, line).to_string());
+            Ok(usage_error)
         }
     }
-    Ok(Exit::Done)
 }
 
 /// Returns the usage error for a problem after the name in the arguments of `run`.
@@ -60,14 +61,17 @@ fn usage_error(problem: impl Into<String>, next_step: impl Into<String>) -> Erro
 }
 
 /// Returns the problem and the next step for each kind of error that clap can find.
-fn describe(error: &clap::Error, line: &Line<'_>) -> Error {
+fn describe(error: &clap::Error, line: Line<'_>) -> Error {
     let invalid = texts(error, ContextKind::InvalidArg);
     // An argument as clap shows it, such as `--timeout <DURATION>`; and the option alone.
     let argument = invalid.iter().map(|shown| plain(shown)).collect::<Vec<_>>().join(" and ");
     let option = argument.split(' ').next().unwrap_or_default();
     let value = quoted(texts(error, ContextKind::InvalidValue).concat().as_ref());
     match error.kind() {
-        ErrorKind::UnknownArgument => line.unknown_argument(invalid.concat().as_ref(), &similar(error)),
+        ErrorKind::UnknownArgument => {
+            let typed = OsString::from(invalid.concat());
+            line.until(&typed).unknown_argument(&typed, &similar(error))
+        }
         ErrorKind::InvalidSubcommand => line.unknown_command(&similar(error)),
         ErrorKind::InvalidValue if value == "''" => {
             usage_error(format!("{option}: the value is missing"), format!("use {argument}"))
@@ -113,7 +117,7 @@ fn describe(error: &clap::Error, line: &Line<'_>) -> Error {
             usage_error(problem, "only names, values, labels, paths and commands may be other bytes")
         }
         // The other kinds are requests for help, and failures of the output, which clap does not write here.
-        kind => usage_error(format!("invalid arguments: {kind}"), line.see_help()),
+        _ => usage_error("invalid arguments", line.see_help()),
     }
 }
 
@@ -142,5 +146,100 @@ fn listed(items: &[String], last: &str) -> String {
         [] => "other arguments".to_string(),
         [item] => item.clone(),
         [items @ .., item] => format!("{} {last} {item}", items.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the message for an error of this kind with these contexts.
+    fn said(kind: ErrorKind, contexts: &[(ContextKind, &str)]) -> String {
+        let mut error = clap::Error::new(kind);
+        for (context, text) in contexts {
+            error.insert(*context, ContextValue::String((*text).to_string()));
+        }
+        let words: Vec<OsString> = ["csalock", "lock", "-zed", "x"].map(OsString::from).into();
+        describe(&error, Line::new(&words)).to_string()
+    }
+
+    #[test]
+    fn each_kind_of_error_has_its_words() {
+        use ContextKind::{InvalidArg, InvalidValue, PriorArg, SuggestedArg, ValidValue};
+        let slots = (InvalidArg, "--slots <N>");
+        for (kind, contexts, message) in [
+            (ErrorKind::InvalidValue, &[slots, (InvalidValue, "")][..], "--slots: the value is missing; use --slots N"),
+            (
+                ErrorKind::InvalidValue,
+                &[slots, (InvalidValue, "a b"), (ValidValue, "c")],
+                "--slots: invalid value 'a b'; use c",
+            ),
+            (
+                ErrorKind::UnknownArgument,
+                &[(InvalidArg, "-z")],
+                "lock: unknown option -z in -zed; for a name that begins with a dash, try: csalock lock x -- -zed",
+            ),
+            (
+                ErrorKind::UnknownArgument,
+                &[(InvalidArg, "--slot"), (SuggestedArg, "--slots")],
+                "lock: unknown option --slot; use --slots",
+            ),
+            (
+                ErrorKind::UnknownArgument,
+                &[(InvalidArg, "word")],
+                "lock: unexpected argument word; use: csalock lock [OPTION]... NAME...",
+            ),
+            (ErrorKind::InvalidSubcommand, &[], "unknown command lock; see csalock lock --help"),
+            (ErrorKind::NoEquals, &[slots], "--slots: the value must follow =; use --slots=VALUE"),
+            (ErrorKind::ValueValidation, &[slots, (InvalidValue, "0")], "--slots: 0 "),
+            (
+                ErrorKind::TooManyValues,
+                &[(InvalidArg, "--json"), (InvalidValue, "1")],
+                "--json: unexpected value 1; use --json without a value",
+            ),
+            (ErrorKind::TooFewValues, &[slots], "--slots: wrong number of values; see csalock lock --help"),
+            (ErrorKind::WrongNumberOfValues, &[slots], "--slots: wrong number of values; see csalock lock --help"),
+            (
+                ErrorKind::ArgumentConflict,
+                &[slots, (PriorArg, "--slots <N>")],
+                "--slots is given more than once; use it once",
+            ),
+            (
+                ErrorKind::ArgumentConflict,
+                &[slots, (PriorArg, "--ttl <DURATION>")],
+                "--slots N cannot be used with --ttl DURATION; leave out one of them",
+            ),
+            (
+                ErrorKind::ArgumentConflict,
+                &[slots],
+                "--slots N cannot be used with other arguments; leave out one of them",
+            ),
+            (ErrorKind::MissingRequiredArgument, &[slots], "lock: --slots N is missing; add --slots N"),
+            (
+                ErrorKind::MissingRequiredArgument,
+                &[(InvalidArg, "<NAME>...")],
+                "lock: NAME is missing; use: csalock lock [OPTION]... NAME...",
+            ),
+            (ErrorKind::MissingSubcommand, &[], "the command is missing; see csalock lock --help"),
+            (
+                ErrorKind::InvalidUtf8,
+                &[],
+                "lock: an argument is not valid UTF-8; only names, values, labels, paths and commands may be other bytes",
+            ),
+            (ErrorKind::DisplayHelp, &[], "invalid arguments; see csalock lock --help"),
+            (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, &[], "invalid arguments; see csalock lock --help"),
+            (ErrorKind::DisplayVersion, &[], "invalid arguments; see csalock lock --help"),
+            (ErrorKind::Io, &[], "invalid arguments; see csalock lock --help"),
+            (ErrorKind::Format, &[], "invalid arguments; see csalock lock --help"),
+        ] {
+            assert_eq!(said(kind, contexts), message, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_repeated_word_is_short_and_harmless() {
+        assert_eq!(quoted("a\u{1b}[2J".as_ref()), "$'a\\x1b[2J'");
+        assert_eq!(quoted("x".repeat(101).as_ref()), format!("{}...", "x".repeat(100)));
+        assert_eq!(quoted("é".repeat(100).as_ref()), format!("'{}'...", "é".repeat(50)));
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::json::{mode, text};
 use super::user;
-use crate::duration::rfc3339;
+use crate::duration::rfc3339_millis;
 use crate::history::{Past, Who};
 use crate::lock::{EndReason, Mode};
 
@@ -39,7 +39,7 @@ struct WhoJson {
 impl PastJson {
     /// Returns the document for one grant.
     pub fn new(past: &Past) -> PastJson {
-        let time = |millis| rfc3339(Duration::from_millis(millis));
+        let time = |millis| rfc3339_millis(Duration::from_millis(millis));
         let who = |who: &Who| WhoJson {
             pid: who.pid,
             host: who.host.clone(),

@@ -87,6 +87,21 @@ impl Reporter<'_> {
         }
     }
 
+    /// Returns true if the grant ends without a release: with its lease, or with an owner that is alive here.
+    pub fn ends_by_itself(&self, grant: &Grant) -> bool {
+        match grant.lifetime {
+            Lifetime::UntilReleased => grant.claim.is_some(),
+            Lifetime::WhileOwnerLives => self.liveness(&grant.owner) == Liveness::Alive,
+            _ => true,
+        }
+    }
+
+    /// Returns true if a break may be right: the grant lasts until it is released, or its owner is not seen alive here.
+    pub fn may_need_force(&self, grant: &Grant) -> bool {
+        let lasts = grant.lifetime == Lifetime::UntilReleased || self.liveness(&grant.owner) != Liveness::Alive;
+        grant.claim.is_none() && lasts
+    }
+
     fn until(&self, grant: &Grant) -> String {
         match &grant.lifetime {
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => {

@@ -4,10 +4,10 @@ mod answers;
 
 use serde::Serialize;
 
-pub use answers::{ClaimJson, Evicted, LockJson, LookupJson, TakenJson, UnlockJson, ValueJson};
+pub use answers::{ClaimJson, Entry, Evicted, LockJson, LookupJson, NoValueJson, TakenJson, UnlockJson, ValueJson};
 
 use super::{Reporter, user};
-use crate::duration::rfc3339;
+use crate::duration::rfc3339_millis;
 use crate::engine::LockStatus;
 use crate::lock::{EndReason, Grant, Lease, Lifetime, Liveness, Mode, Owner, Value};
 use crate::name::is_invisible;
@@ -151,7 +151,7 @@ impl HolderJson {
     pub fn of_grant(grant: &Grant, alive: Liveness, reporter: &Reporter<'_>) -> HolderJson {
         let slot = (grant.mode == Mode::Slot).then_some(grant.slot);
         let claim = grant.claim.as_deref().map(text);
-        let end = |lease: &Lease| Some(rfc3339(Duration::from_millis(lease.wall)));
+        let end = |lease: &Lease| Some(rfc3339_millis(Duration::from_millis(lease.wall)));
         let (expires, renewed_until) = match &grant.lifetime {
             Lifetime::ExpiresAt(lease) => (end(lease), None),
             Lifetime::Keepalive(lease) => (None, end(lease)),
@@ -168,7 +168,7 @@ impl HolderJson {
             user: user(party.uid),
             command: text(&party.command),
             label: party.label.as_deref().map(text),
-            since: rfc3339(Duration::from_millis(since)),
+            since: rfc3339_millis(Duration::from_millis(since)),
             alive: match alive {
                 Liveness::Alive => "yes",
                 Liveness::Dead => "no",

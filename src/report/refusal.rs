@@ -5,11 +5,13 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::Reporter;
+use super::{RefusalReport, Reporter};
 use crate::engine::LockRef;
+use crate::environment::Environment;
 use crate::error::ErrorKind;
 use crate::lock::{Edge, EndedGrant, Grant, NotHolder, Refusal, Value};
 use crate::name::{escape, shell_quote};
+use crate::store::Location;
 
 /// A lock whose holders or whose state refused a request.
 pub struct RefusedLock<'a> {
@@ -21,121 +23,158 @@ pub struct RefusedLock<'a> {
     pub handle_setting: &'static str,
     /// The handle that the caller presented, in words.
     pub presented: Option<&'static str>,
+    /// Another store that has a lock of this name, which the caller may mean.
+    pub elsewhere: Option<Location>,
 }
 
 /// Messages about the lock itself.
 impl<'a> RefusedLock<'a> {
     /// Creates the subject of a refusal, for a caller with the options `-w` and `--handle`.
     pub fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        RefusedLock { lock, reporter, timeout_setting: "-w", handle_setting: "--handle", presented: None }
+        let (timeout_setting, handle_setting) = ("-w", "--handle");
+        RefusedLock { lock, reporter, timeout_setting, handle_setting, presented: None, elsewhere: None }
     }
 
-    /// Returns the message and the kind for a lock that was not acquired.
-    pub fn refusal(&self, refusal: &Refusal) -> (String, ErrorKind) {
+    /// Returns the report about a lock that was not acquired.
+    pub fn refusal(&self, refusal: &Refusal) -> RefusalReport {
         match refusal {
-            Refusal::Busy(holders) => (self.busy(holders), ErrorKind::Busy),
-            Refusal::Claimed(claim) => (self.busy(std::slice::from_ref(claim)), ErrorKind::NotUnique),
-            Refusal::Stale(endings) => (self.stale(endings), ErrorKind::Stale),
-            Refusal::Deadlock(cycle) => (self.deadlock(cycle), ErrorKind::Deadlock),
-            Refusal::SlotCountConflict(slots) => (self.slot_count_conflict(*slots), ErrorKind::InvalidInput),
+            Refusal::Busy(holders) => self.busy(holders),
+            Refusal::Claimed(claim) => {
+                RefusalReport { kind: ErrorKind::NotUnique, ..self.busy(std::slice::from_ref(claim)) }
+            }
+            Refusal::Stale(endings) => self.stale(endings),
+            Refusal::Deadlock(cycle) => self.deadlock(cycle),
+            Refusal::SlotCountConflict(slots) => self.slot_count_conflict(*slots),
             Refusal::Lost(not_holder) => self.not_holder(not_holder),
         }
     }
 
-    /// Returns the message and the kind for a lock that the caller does not hold.
-    pub fn not_holder(&self, NotHolder { holders, ending }: &NotHolder) -> (String, ErrorKind) {
+    /// Returns the report about a lock that the caller does not hold.
+    pub fn not_holder(&self, NotHolder { holders, ending }: &NotHolder) -> RefusalReport {
         match (holders.as_slice(), ending, self.presented) {
-            ([], Some(ending), _) => (self.not_held_any_more(ending), ErrorKind::NotHeld),
-            ([], None, _) => (self.not_held(), ErrorKind::NotHeld),
+            ([], Some(ending), _) => self.not_held_any_more(ending),
+            ([], None, _) => self.not_held(),
             (holders, None, Some(handle)) if holders.iter().all(|grant| grant.claim.is_none()) => {
-                (self.other_handle(handle, holders), ErrorKind::NotOwner)
+                self.other_handle(handle, holders)
             }
-            (holders, ending, _) => (self.not_owner(holders, ending.as_ref()), ErrorKind::NotOwner),
+            (holders, ending, _) => self.not_owner(holders, ending.as_ref()),
         }
     }
 
-    /// Returns the message for a lock with these holders, or with other callers in its queue.
-    pub fn busy(&self, holders: &[Grant]) -> String {
+    /// Returns the report about a lock with these holders, or with other callers in its queue.
+    pub fn busy(&self, holders: &[Grant]) -> RefusalReport {
         let (timeout, typed) = (self.timeout_setting, &self.lock.shell_arg);
-        let wait = || format!("wait longer with {timeout}, or see `csalock status {typed}`");
+        let wait = || match holders.iter().any(|grant| !self.reporter.ends_by_itself(grant)) {
+            false => format!("wait longer with {timeout}, or see `csalock status {typed}`"),
+            true => format!(
+                "wait longer with {timeout}, or break it with `csalock unlock --force {typed}` if it is not needed any \
+                 more"
+            ),
+        };
         let hint = self.how_to_unclaim(holders).unwrap_or_else(wait);
-        format!("{self} is busy: {}; {hint}", self.holders(holders))
+        self.report(ErrorKind::Busy, format!("{self} is busy: {}", self.holders(holders)), hint, holders)
     }
 
-    fn stale(&self, endings: &[EndedGrant]) -> String {
+    fn stale(&self, endings: &[EndedGrant]) -> RefusalReport {
+        let grants: Vec<Grant> = endings.iter().map(|ending| ending.grant.clone()).collect();
         let endings = join(endings.iter().map(|ending| self.reporter.ending(ending)));
-        format!(
-            "{self} is stale: it was left by {endings}; take it over without --fail-on-stale, or remove it with \
-             `csalock unlock --force {}`",
+        let hint = format!(
+            "take it over without --fail-on-stale, or remove it with `csalock unlock --force {}`",
             self.lock.shell_arg
-        )
+        );
+        self.report(ErrorKind::Stale, format!("{self} is stale: it was left by {endings}"), hint, &grants)
     }
 
-    /// Returns the message for a wait that would close this cycle. A cycle of one edge is the caller's own lock.
-    fn deadlock(&self, cycle: &[Edge]) -> String {
+    /// Returns the report about a wait that would close this cycle. A cycle of one edge is the caller's own lock.
+    fn deadlock(&self, cycle: &[Edge]) -> RefusalReport {
+        let LockRef { name, display_name, shell_arg, .. } = self.lock;
+        let of_this_lock = cycle.iter().filter(|edge| edge.name == *name);
+        let holders: Vec<Grant> = of_this_lock.map(|edge| edge.grant.clone()).collect();
         if let [own] = cycle {
-            return format!(
-                "{self}: waiting would never end, because the caller holds it: {}; release it first with `csalock \
-                 unlock {}`",
-                self.reporter.holder(&own.grant),
-                self.lock.shell_arg
-            );
+            let held = self.reporter.holder(&own.grant);
+            let message = format!("{self}: waiting would never end, because the caller holds it: {held}");
+            let hint = format!("release it first with `csalock unlock {shell_arg}`");
+            return self.report(ErrorKind::Deadlock, message, hint, &holders);
         }
-        let LockRef { name, display_name, .. } = self.lock;
         let directory = &display_name[..display_name.len() - name.len()];
         let held = |edge: &Edge| {
             let name = escape(&[directory, &edge.name].concat());
             format!("lock {name} is held by {}", self.reporter.holder(&edge.grant))
         };
         let cycle = cycle.iter().map(held).collect::<Vec<_>>().join(", which waits: ");
-        format!(
-            "{self}: waiting would never end: {cycle}, the caller; release what you hold and try again, or acquire \
-             all of them at once"
-        )
+        let message = format!("{self}: waiting would never end: {cycle}, the caller");
+        let hint = "release what you hold and try again, or acquire all of them at once";
+        self.report(ErrorKind::Deadlock, message, hint, &holders)
     }
 
-    fn slot_count_conflict(&self, slots: u32) -> String {
-        format!("{self} has {slots} slots, by the word of its holders and waiters; use -j {slots}")
+    fn slot_count_conflict(&self, slots: u32) -> RefusalReport {
+        let message = format!("{self} has {slots} slots, by the word of its holders and waiters");
+        self.report(ErrorKind::InvalidInput, message, format!("use -j {slots}"), &[])
     }
 
-    fn not_held_any_more(&self, ending: &EndedGrant) -> String {
-        let ending = self.reporter.ending(ending);
-        format!("{self} is not held any more: it was held by {ending}; take it again with `csalock lock`")
+    fn not_held_any_more(&self, ending: &EndedGrant) -> RefusalReport {
+        let message = format!("{self} is not held any more: it was held by {}", self.reporter.ending(ending));
+        self.report(ErrorKind::NotHeld, message, "take it again with `csalock lock`", &[])
     }
 
-    fn not_held(&self) -> String {
+    fn not_held(&self) -> RefusalReport {
         let name = Path::new(OsStr::from_bytes(&self.lock.display_name));
         // The bare name of a file means another lock than the file's path.
         let is_file = name.components().count() == 1 && name.exists();
-        let path = if is_file { format!("; the lock of the file is ./{}", self.shown()) } else { String::new() };
-        format!("{self} is not held; see `csalock status {}`{path}", self.lock.shell_arg)
+        let mut hint = match &self.elsewhere {
+            Some(location) => {
+                let (store, url) = (shown_store(location), shell_quote(location.url().as_bytes()));
+                format!("store {store} has a lock of this name: use --store {url}")
+            }
+            None => format!("see `csalock status {}`", self.lock.shell_arg),
+        };
+        if is_file {
+            hint.push_str(&format!("; the lock of the file is ./{}", self.shown()));
+        }
+        self.report(ErrorKind::NotHeld, format!("{self} is not held"), hint, &[])
     }
 
-    /// Returns the message for a lock that only other callers hold, and for the end of the caller's own grant.
-    fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> String {
+    /// Returns the report about a lock that only other callers hold, and about the end of the caller's own grant.
+    fn not_owner(&self, holders: &[Grant], ending: Option<&EndedGrant>) -> RefusalReport {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
-            let show = format!("show its handle with {}", self.handle_setting);
-            format!("{show}, or break it with `csalock unlock --force {}`", self.lock.shell_arg)
+            let or = self.how_to_break(holders).unwrap_or_else(|| "wait until it is released".to_string());
+            format!("show its handle with {}, or {or}", self.handle_setting)
         });
-        format!("{self} belongs to another holder: {}{}; {hint}", self.holders(holders), before.unwrap_or_default())
+        let message =
+            format!("{self} belongs to another holder: {}{}", self.holders(holders), before.unwrap_or_default());
+        self.report(ErrorKind::NotOwner, message, hint, holders)
     }
 
-    /// Returns the message for a lock whose holders have another handle than the one that the caller gave.
-    fn other_handle(&self, handle: &str, holders: &[Grant]) -> String {
-        let (held, typed) = (self.each(holders), &self.lock.shell_arg);
-        format!(
-            "{self} was not taken with {handle}: {held}; show the handle that `csalock lock` printed for it, or \
-             none if your script took it; or break it with `csalock unlock --force {typed}`"
-        )
+    /// Returns the report about a lock whose holders have another handle than the one that the caller gave.
+    fn other_handle(&self, handle: &str, holders: &[Grant]) -> RefusalReport {
+        let message = format!("{self} was not taken with {handle}: {}", self.each(holders));
+        let or = self.how_to_break(holders).map(|or| format!("; or {or}")).unwrap_or_default();
+        let hint = format!(
+            "show the handle that `csalock lock --print-handle` printed for it, or none if your script took it{or}"
+        );
+        self.report(ErrorKind::NotOwner, message, hint, holders)
     }
 
-    /// Returns the message for a lock whose holders have other tokens than the one that the caller named.
-    pub fn other_token(&self, holders: &[Grant], token: u64) -> String {
+    /// Returns the report about a lock whose holders have other tokens than the one that the caller named.
+    pub fn other_token(&self, holders: &[Grant], token: u64) -> RefusalReport {
         let held = join(holders.iter().map(|grant| {
             format!("with token {} it is {}", grant.token.unwrap_or_default(), self.reporter.holding(grant))
         }));
-        format!("{self} is not held with token {token}: {held}; check `csalock status {}`", self.lock.shell_arg)
+        let hint = format!("check `csalock status {}`", self.lock.shell_arg);
+        self.report(ErrorKind::NotHeld, format!("{self} is not held with token {token}: {held}"), hint, holders)
+    }
+
+    fn report(&self, kind: ErrorKind, message: String, hint: impl Into<String>, holders: &[Grant]) -> RefusalReport {
+        let lock = Some(self.lock.display_name.clone());
+        RefusalReport { kind, lock, message, hint: hint.into(), holders: holders.to_vec() }
+    }
+
+    /// Returns true if the store is the default store, or the store beside the file.
+    fn is_store_obvious(&self) -> bool {
+        let LockRef { location, name, display_name, .. } = self.lock;
+        let default = || Environment::of_this_process().default_store();
+        (location.is_beside() && name != display_name) || default().is_ok_and(|store| store.url() == location.url())
     }
 
     fn shown(&self) -> String {
@@ -156,61 +195,67 @@ impl<'a> RefusedLock<'a> {
     /// Returns a hint if the lock is claimed.
     fn how_to_unclaim(&self, grants: &[Grant]) -> Option<String> {
         let id = grants.first()?.claim.as_ref()?;
-        Some(format!("to give it up, say `csalock unclaim --id {} {}`", shell_quote(id), self.lock.shell_arg))
+        Some(format!("to give it up, use `csalock unclaim --id {} {}`", shell_quote(id), self.lock.shell_arg))
+    }
+
+    /// Returns a hint if no holder is seen alive here, or one keeps the lock until it is released.
+    fn how_to_break(&self, grants: &[Grant]) -> Option<String> {
+        let may_be_needed = grants.iter().any(|grant| self.reporter.may_need_force(grant));
+        may_be_needed.then(|| format!("break it with `csalock unlock --force {}`", self.lock.shell_arg))
     }
 }
 
 /// Messages about the value that the lock guards.
 impl RefusedLock<'_> {
-    /// Returns the message for a value that exists although it must not.
-    pub fn value_exists(&self, value: &Value) -> String {
-        let (value, typed) = (describe_value(value), &self.lock.shell_arg);
-        format!("{self} guards a value already, with {value}; see it with `csalock get {typed}`")
+    /// Returns the report about a value that exists although it must not.
+    pub fn value_exists(&self, value: &Value) -> RefusalReport {
+        let message = format!("{self} guards a value already, with {}", describe_value(value));
+        self.report(ErrorKind::NotUnique, message, format!("see it with `csalock get {}`", self.lock.shell_arg), &[])
     }
 
-    /// Returns the message for a value that is not at the version that it must have.
-    pub fn version_mismatch(&self, value: Option<&Value>, expected: u64) -> String {
+    /// Returns the report about a value that is not at the version that it must have.
+    pub fn version_mismatch(&self, value: Option<&Value>, expected: u64) -> RefusalReport {
         let has = value.map_or("there is none".to_string(), |value| format!("it has {}", describe_value(value)));
-        format!(
-            "the value of {self} is not at version {expected} any more: {has}; read it again with `csalock get {}`",
-            self.lock.shell_arg
-        )
+        let message = format!("the value of {self} is not at version {expected} any more: {has}");
+        self.report(ErrorKind::Stale, message, format!("read it again with `csalock get {}`", self.lock.shell_arg), &[])
     }
 
-    /// Returns the message for a writer that shares the lock with these holders.
-    pub fn shared(&self, others: &[Grant]) -> String {
-        let others = self.each(others);
-        format!("nothing was written, because you share {self}: {others}; release it, and acquire it exclusively")
+    /// Returns the report about a writer that shares the lock with these holders.
+    pub fn shared(&self, others: &[Grant]) -> RefusalReport {
+        let message = format!("nothing was written, because you share {self}: {}", self.each(others));
+        self.report(ErrorKind::Busy, message, "release it, and acquire it exclusively", others)
     }
 
-    /// Returns the message for a value that does not exist.
-    pub fn no_value(&self) -> String {
-        format!("{self} guards no value")
+    /// Returns the report about a value that does not exist.
+    pub fn no_value(&self) -> RefusalReport {
+        self.report(ErrorKind::NotHeld, format!("{self} guards no value"), "", &[])
     }
 
-    /// Returns the message for a writer whose grant ended, and whose lock these holders have. `even_if_stale` means
+    /// Returns the report about a writer whose grant ended, and whose lock these holders have. `even_if_stale` means
     /// that the option of this name may help.
-    pub fn writer_lost_it(&self, holders: &[Grant], ending: &EndedGrant, even_if_stale: bool) -> String {
+    pub fn writer_lost_it(&self, holders: &[Grant], ending: &EndedGrant, even_if_stale: bool) -> RefusalReport {
         let ending = self.reporter.ending(ending);
         let now = holders.first().map(|grant| format!(", and is now held by {}", self.reporter.holder(grant)));
-        let or = if even_if_stale { ", or say --even-if-stale, if no other caller has had it since" } else { "" };
-        format!(
-            "nothing was written, because {self} was held by {ending}{}; take it again before you read and write{or}",
-            now.unwrap_or_default()
-        )
+        let or = if even_if_stale { ", or use --even-if-stale, if no other caller has had it since" } else { "" };
+        let message = format!("nothing was written, because {self} was held by {ending}{}", now.unwrap_or_default());
+        self.report(ErrorKind::NotOwner, message, format!("take it again before you read and write{or}"), holders)
     }
 
-    /// Returns the message for a writer that must hold the lock, which has no holder.
-    pub fn not_held_by_writer(&self) -> String {
-        let typed = &self.lock.shell_arg;
-        format!("nothing was written, because {self} is not held; take it first with `csalock get --lock {typed}`")
+    /// Returns the report about a writer that must hold the lock, which has no holder.
+    pub fn not_held_by_writer(&self) -> RefusalReport {
+        let hint = format!("take it first with `csalock get --lock {}`", self.lock.shell_arg);
+        self.report(ErrorKind::NotHeld, format!("nothing was written, because {self} is not held"), hint, &[])
     }
 }
 
-/// Writes the word "lock" and the name for display.
+/// Writes the word "lock", the name for display and, unless it is obvious, the store.
 impl fmt::Display for RefusedLock<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "lock {}", self.shown())
+        write!(formatter, "lock {}", self.shown())?;
+        match self.is_store_obvious() {
+            true => Ok(()),
+            false => write!(formatter, " in store {}", shown_store(&self.lock.location)),
+        }
     }
 }
 
@@ -222,4 +267,8 @@ pub fn describe_value(value: &Value) -> String {
 
 fn join(texts: impl Iterator<Item = String>) -> String {
     texts.collect::<Vec<_>>().join("; and ")
+}
+
+fn shown_store(location: &Location) -> String {
+    escape(location.url().as_bytes())
 }

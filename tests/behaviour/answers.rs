@@ -1,6 +1,8 @@
 //! The answers of the commands: what they print, where, and the next step that they name.
 
-use crate::sandbox::{Kind, has, steps};
+use serde_json::Value;
+
+use crate::sandbox::{Job, Kind, Sandbox, has, steps};
 
 /// The warning about an owner that ends with the call.
 fn ends_with_call(name: &str, command: &str) -> String {
@@ -124,5 +126,374 @@ on_every_kind_of_store! {
             }
             assert!(held > 1, "{held} {free}");
         }
+    }
+}
+
+/// A script that holds the lock x until its stdin ends.
+const HOLDER: &str = "csalock lock x; echo; cat; :";
+
+/// The holder in the words of messages.
+const HELD: &str =
+    "held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: dash -c csalock lock x; echo; cat; :";
+
+/// The holder as documents show it.
+const HOLDER_JSON: &str = "{\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\"command\":\"dash -c csalock lock x; echo; cat; :\",\
+                           \"label\":null,\"since\":\"TIME\",\"expires\":null,\"token\":TOKEN,\"alive\":\"yes\"}";
+
+fn holding(sandbox: &Sandbox) -> Job {
+    let mut job = sandbox.script("dash", HOLDER).spawn();
+    job.lines(1);
+    job
+}
+
+/// The document of a refusal.
+fn refusal(lock: &str, reason: &str, message: &str, holders: &str, hint: &str, exit_code: i32) -> String {
+    let hint = if hint.is_empty() { "null".to_string() } else { format!("\"{hint}\"") };
+    format!(
+        "{{\"lock\":{lock},\"reason\":\"{reason}\",\"message\":\"{message}\",\"holders\":[{holders}],\"hint\":{hint},\
+         \"exit_code\":{exit_code}}}\n"
+    )
+}
+
+mod json {
+    use super::*;
+
+    on_every_kind_of_store! {
+        fn a_refusal_is_a_document(sandbox: &Sandbox) {
+            let _job = holding(sandbox);
+            let busy = |code| {
+                let (message, hint) = (format!("lock x in store STORE is busy: {HELD}"), "wait longer with -w, or see `csalock status x`");
+                refusal("\"x\"", "busy", &message, HOLDER_JSON, hint, code)
+            };
+            for words in [&["lock", "--json", "-n", "x"][..], &["lock", "--json", "-nq", "x"], &["get", "--lock", "--json", "-n", "x"],
+                          &["put", "--json", "-n", "x", "value"], &["claim", "--json", "-n", "x"]] {
+                sandbox.csalock(words).status(75).stdout(busy(75)).run();
+            }
+            sandbox.csalock(["lock", "--json", "-n", "-E", "3", "x"]).status(3).stdout(busy(3)).run();
+            let message = format!("lock x in store STORE belongs to another holder: {HELD}");
+            let fields = format!("\"message\":\"{message}\",\"hint\":\"show its handle with --handle, or wait until it is released\",\"exit_code\":82");
+            let said = format!("[{{\"name\":\"x\",\"outcome\":\"not the owner\",\"holders\":[{HOLDER_JSON}],{fields}}}]\n");
+            sandbox.csalock(["unlock", "--json", "x"]).status(82).stdout(&said).run();
+            sandbox.csalock(["renew", "--json", "--ttl", "1h", "x"]).status(82).stdout(&said).run();
+            sandbox.csalock(["unclaim", "--json", "--id", "1", "y"]).status(81).stdout(
+                "[{\"name\":\"y\",\"outcome\":\"not held\",\"holders\":[],\"message\":\"y is not claimed\",\"hint\":\"nothing was given up\",\
+                 \"exit_code\":81}]\n").run();
+        }
+
+        fn a_refused_value_is_a_document(sandbox: &Sandbox) {
+            let document = |reason, message: &str, hint, code| refusal("\"v\"", reason, message, "", hint, code);
+            let said = document("not held", "lock v in store STORE guards no value", "", 81);
+            for words in [&["get", "--json", "v"][..], &["del", "--json", "v"]] {
+                sandbox.csalock(words).status(81).stdout(&said).run();
+            }
+            sandbox.csalock(["put", "v", "1"]).run();
+            let said = document("not unique", "lock v in store STORE guards a value already, with version TOKEN and 1 byte",
+                                "see it with `csalock get v`", 83);
+            let done = sandbox.csalock(["put", "--json", "--if-absent", "v", "2"]).capture();
+            let version = sandbox.sight("v")["value"]["version"].to_string();
+            let plain = sandbox.plain(&done.stdout.replace(&version, "TOKEN"));
+            assert_eq!((done.code, plain, done.stderr.as_str()), (Some(83), said, ""));
+            // A refused reader of a missing value holds the lock, and gets its handle.
+            let hint = "the lock is held now, so write one or give it back";
+            let said = refusal("\"w\"", "not held", "lock w in store STORE guards no value", "", hint, 81);
+            let said = said.replace("}\n", ",\"handle\":\"HANDLE\",\"token\":TOKEN}\n");
+            sandbox.csalock(["get", "--lock", "--json", "w"]).status(81).stdout(said).run();
+            assert_eq!(sandbox.state("w"), "held");
+        }
+
+        fn a_refused_claim_is_a_document(sandbox: &Sandbox) {
+            sandbox.csalock(["claim", "--id", "7", "x"]).stdout("7\n").run();
+            let taken = "{\"taken\":[{\"name\":\"x\",\"id\":\"7\"}],";
+            let said = refusal("\"x\"", "not unique", "x is claimed under id 7", "", "nothing was claimed", 83);
+            sandbox.csalock(["claim", "--json", "x"]).status(83).stdout(said.replacen('{', taken, 1)).run();
+            let said = refusal("\"y\"", "not held", "y is not claimed", "", "", 81);
+            sandbox.csalock(["lookup", "--json", "y"]).status(81).stdout(said).run();
+            let said = refusal("null", "not held", "nothing is claimed under id 8", "", "", 81);
+            sandbox.csalock(["lookup", "--json", "--id", "8"]).status(81).stdout(&said).run();
+            sandbox.csalock(["unclaim", "--json", "--id", "8", "--all"]).status(81).stdout(said).run();
+        }
+
+        fn an_error_is_a_document(sandbox: &Sandbox) {
+            let (message, hint) = ("--force --all breaks all locks, and x is one", "leave out --all, or the names");
+            let said = refusal("\"x\"", "usage error", message, "", hint, 64);
+            sandbox.csalock(["unlock", "--json", "--force", "--all", "x"]).status(64).stdout(said).run();
+            let (message, hint) = ("cannot find SANDBOX/files/none: No such file or directory",
+                "a name with a slash is the path of a file; create its directory, or use a name without a slash");
+            for words in [&["lock"][..], &["unlock"], &["status"], &["history"], &["renew", "--ttl", "1s"], &["get"], &["put"], &["del"], &["claim"],
+                          &["unclaim", "--id", "1"], &["gc"]] {
+                let said = refusal("\"none/x\"", "unavailable", message, "", hint, 69);
+                sandbox.csalock([words, &["--json", "none/x"]].concat()).stdin("").status(69).stdout(&said).run();
+                sandbox.csalock([words, &["none/x"]].concat()).stdin("").status(69).stderr(format!("csalock: {message}; {hint}\n")).run();
+            }
+            let done = sandbox.csalock(["doctor", "--json", "none/x"]).capture();
+            assert!(done.code == Some(69) && done.stdout.contains(hint) && done.stderr.is_empty(), "{done:?}");
+            let said = "csalock: run-with-lock has no result of its own that could be JSON; leave --json out\n";
+            sandbox.csalock(["run", "--json", "x", "true"]).status(64).stderr(said).run();
+        }
+
+        fn an_error_without_a_reader_of_the_document_is_told_on_stderr(sandbox: &Sandbox) {
+            let _job = holding(sandbox);
+            let done = sandbox.script("dash", "csalock status --json > /dev/full; echo $?; csalock lock --json -n x > /dev/full; echo $?").capture();
+            assert_eq!(done.stdout, "74\n74\n", "{done:?}");
+            let said = "csalock: cannot write to stdout: No space left on device (os error 28)\n";
+            assert_eq!(done.stderr, said.repeat(2));
+        }
+
+        fn an_unreadable_record_is_an_entry_of_each_list(sandbox: &Sandbox) {
+            sandbox.csalock(["lock", "--forever", "bad"]).run();
+            sandbox.script("dash", "csalock lock dead; :").run();
+            sandbox.await_abandoned("dead");
+            sandbox.overwrite("bad", b"garbage");
+            for (words, least) in [(&["status", "--json"][..], 2), (&["history", "--json"], 2), (&["gc", "--json"], 2), (&["unlock", "--json", "--force", "--all"], 1)] {
+                let done = sandbox.csalock(words).capture();
+                let found: Vec<Value> = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error} {words:?} {done:?}"));
+                let bad: Vec<&Value> = found.iter().filter(|entry| entry["reason"] == "unreadable").collect();
+                assert_eq!((done.code, done.stderr.as_str(), bad.len()), (Some(65), "", 1), "{words:?} {done:?}");
+                assert!(found.len() >= least, "{words:?} {done:?}");
+                let hint = bad[0]["hint"].as_str().unwrap();
+                assert!(bad[0]["exit_code"] == 65 && hint.contains("`csalock unlock --force "), "{words:?} {bad:?}");
+            }
+        }
+    }
+}
+
+mod reports {
+    use super::*;
+
+    on_every_kind_of_store! {
+        fn quiet_status_prints_nothing(sandbox: &Sandbox) {
+            let _job = holding(sandbox);
+            sandbox.csalock(["status", "-q"]).run();
+            sandbox.csalock(["status", "-q", "x"]).run();
+            sandbox.csalock(["status", "--quiet", "x", "none"]).status(81).run();
+            // These are asked for.
+            sandbox.csalock(["status", "-q", "-1"]).stdout("x\n").run();
+            assert!(sandbox.csalock(["status", "-q", "--json", "x"]).capture().stdout.starts_with("[{\"name\":\"x\""));
+        }
+
+        fn force_is_suggested_only_where_it_may_be_right(sandbox: &Sandbox) {
+            let job = holding(sandbox);
+            let said = |held: &str, hint: &str| format!(
+                "csalock: lock x in store STORE belongs to another holder: {held}; show its handle with --handle, or {hint}\n"
+            );
+            let force = "break it with `csalock unlock --force x`";
+            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, "wait until it is released")).run();
+            // A process of another pid namespace.
+            sandbox.edit("x", |record| record.holders[0].owner.domain.pids = "elsewhere".to_string());
+            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(HELD, force)).run();
+            sandbox.csalock(["unlock", "-q", "--force", "x"]).capture();
+            drop(job);
+            let mut job = sandbox.script("dash", "csalock lock --forever x; echo; cat; :").spawn();
+            job.lines(1);
+            let held = HELD.replace("while it lives", "until it is released").replace("lock x;", "lock --forever x;");
+            sandbox.csalock(["unlock", "x"]).status(82).stderr(said(&held, force)).run();
+            let busy = format!("csalock: lock x in store STORE is busy: {held}; wait longer with -w, or {force} if it is not needed any more\n");
+            sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(busy).run();
+        }
+
+        fn force_removes_a_stale_record(sandbox: &Sandbox) {
+            for json in [false, true] {
+                sandbox.script("dash", "csalock lock x; :").run();
+                sandbox.await_abandoned("x");
+                let words = if json { &["unlock", "--force", "--json", "x"][..] } else { &["unlock", "--force", "x"] };
+                let done = sandbox.csalock(words).capture();
+                let said = "removed x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which died \
+                            without releasing it\n";
+                match json {
+                    false => assert_eq!(sandbox.plain(&done.stdout), said),
+                    true => assert!(done.stdout.starts_with("[{\"name\":\"x\",\"outcome\":\"removed\","), "{done:?}"),
+                }
+                assert_eq!((done.code, done.stderr.as_str(), sandbox.state("x").as_str()), (Some(0), "", "free"));
+                assert!(sandbox.record("x").is_none_or(|record| record.holders.is_empty()));
+            }
+        }
+
+        fn gc_collects_what_it_is_told_to(sandbox: &Sandbox) {
+            let removed = |name: &str, done: &str| format!(
+                "{done} {name}: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c for x in a1 a2 b './f'; do csalock lock \
+                 $x; done, which died without releasing it\n"
+            );
+            sandbox.script("dash", "for x in a1 a2 b './f'; do csalock lock $x; done").run();
+            sandbox.await_abandoned("b");
+            sandbox.await_abandoned("a1");
+            let file = sandbox.plain(&sandbox.path("files/f").display().to_string());
+            sandbox.csalock(["gc", "--dry-run", "b", "./f", "none"]).stdout(removed("b", "would remove") + &removed(&file, "would remove")).run();
+            sandbox.csalock(["gc", "b", "./f"]).stdout(removed("b", "removed") + &removed(&file, "removed")).run();
+            sandbox.csalock(["gc", "b", "none"]).run();
+            let done = sandbox.csalock(["gc", "--dry-run", "--json", "a*"]).capture();
+            let found: Vec<Value> = serde_json::from_str(&done.stdout).unwrap();
+            let mut outcomes: Vec<String> = found.iter().map(|entry| format!("{} {}", entry["name"], entry["outcome"])).collect();
+            outcomes.sort();
+            assert_eq!(outcomes, ["\"a1\" \"would remove\"", "\"a2\" \"would remove\""]);
+            assert_eq!(sandbox.csalock(["gc", "a?"]).capture().stdout.lines().count(), 2);
+            let _job = holding(sandbox);
+            sandbox.csalock(["gc", "x"]).run();
+            assert_eq!(sandbox.state("x"), "held");
+        }
+
+        fn history_reports_an_unknown_name(sandbox: &Sandbox) {
+            let said = |name: &str| format!("csalock: store STORE has no history of {name}; see `csalock history`\n");
+            sandbox.csalock(["run", "x", "true"]).run();
+            sandbox.csalock(["history", "none"]).status(81).stderr(said("none")).run();
+            sandbox.csalock(["history", "x", "n*"]).status(81).stderr(said("n*")).run();
+            sandbox.csalock(["history", "-q", "none"]).status(81).run();
+            let document = refusal("\"none\"", "not held", "store STORE has no history of none", "", "see `csalock history`", 81);
+            sandbox.csalock(["history", "--json", "none"]).status(81).stdout(document).run();
+            assert_eq!(sandbox.csalock(["history", "--json", "x", "x*"]).capture().code, Some(0));
+            // A lock that is held for the first time is known.
+            let _job = sandbox.holder("y");
+            assert_eq!(sandbox.csalock(["history", "y"]).capture().code, Some(0));
+        }
+
+        fn the_json_of_get_has_the_value(sandbox: &Sandbox) {
+            let value = |sandbox: &Sandbox, words: &[&str]| -> Value {
+                serde_json::from_str(&sandbox.csalock([&["get", "--json"], words].concat()).capture().stdout).unwrap()
+            };
+            for text in ["", "text", "two\nlines\n", "\u{e4}\u{1f600}\0\x1b[1m"] {
+                sandbox.csalock(["put", "x"]).stdin(text).run();
+                let found = value(sandbox, &["x"]);
+                assert_eq!((&found["value"], found["bytes"].as_u64()), (&text.into(), Some(text.len() as u64)));
+                assert!(found.get("value_base64").is_none(), "{found}");
+            }
+            sandbox.csalock(["put", "x"]).stdin(b"\xff\x00a").run();
+            let found = value(sandbox, &["--lock", "x"]);
+            assert_eq!((&found["value_base64"], found.get("value")), (&"/wBh".into(), None), "{found}");
+            assert_eq!(found["handle"].as_str().map(str::len), Some(32));
+            // A caller that writes knows the value.
+            let text = sandbox.csalock(["put", "--json", "x", "more"]).capture().stdout;
+            assert!(!text.contains("value"), "{text}");
+        }
+
+        fn the_times_of_documents_have_milliseconds(sandbox: &Sandbox) {
+            let _job = holding(sandbox);
+            sandbox.csalock(["run", "y", "true"]).run();
+            let is_time = |value: &Value| {
+                let text = value.as_str().unwrap_or_default();
+                text.len() == 24 && text.as_bytes()[19] == b'.' && text.ends_with('Z')
+            };
+            let parse = |words: &[&str]| -> Value { serde_json::from_str(&sandbox.csalock(words).capture().stdout).unwrap() };
+            assert!(is_time(&parse(&["status", "--json", "x"])[0]["holders"][0]["since"]));
+            assert!(is_time(&parse(&["lock", "--json", "--ttl", "1h", "z"])["expires"]));
+            assert!(is_time(&parse(&["status", "--json", "z"])[0]["holders"][0]["expires"]));
+            let past = parse(&["history", "--json", "y"]);
+            assert!(is_time(&past[0]["from"]) && is_time(&past[0]["to"]), "{past}");
+        }
+    }
+}
+
+mod stores {
+    use super::*;
+    use crate::sandbox::{PROMPT, Screen, is_root};
+
+    on_every_kind_of_store! {
+        fn a_refusal_names_a_store_that_is_chosen(sandbox: &Sandbox) {
+            let other = sandbox.store_at("other");
+            let store = sandbox.plain(&other.replace("/other", "/OTHER")).replace("OTHER", "other");
+            let held = |words: &str| HELD.replace("csalock lock x;", &format!("csalock lock {words};"));
+            let mut job = sandbox.script("dash", "csalock lock --store $OTHER x; echo; cat; :").env("OTHER", &other).spawn();
+            job.lines(1);
+            let said = format!("csalock: lock x in store {store} is busy: {}; wait longer with -w, or see `csalock status --store {} x`\n",
+                               held("--store $OTHER x"), sandbox.plain(&csalock::name::shell_quote(other.as_bytes())));
+            sandbox.csalock(["lock", "--store", &other, "-n", "x"]).status(75).stderr(&said).run();
+            // The store of a file's lock is chosen as well, unless it is beside the file.
+            let _file = sandbox.script("dash", "csalock lock ./f; echo; cat; :").spawn();
+            crate::sandbox::wait_until("it is held", || sandbox.csalock(["status", "-q", "./f"]).capture().code == Some(0));
+            let said = format!("csalock: lock SANDBOX/files/f in store STORE is busy: {}; wait longer with -w, or see `csalock status SANDBOX/files/f`\n",
+                               held("./f"));
+            sandbox.csalock(["lock", "-n", "./f"]).status(75).stderr(said).run();
+        }
+
+        fn not_held_names_the_store_that_has_the_lock(sandbox: &Sandbox) {
+            let other = sandbox.store_at("other");
+            let shown = |url: &str| sandbox.plain(&url.replace("/other", "/OTHER")).replace("OTHER", "other");
+            let quoted = sandbox.plain(&csalock::name::shell_quote(sandbox.store().as_bytes()));
+            sandbox.csalock(["lock", "--forever", "x"]).run();
+            let said = format!("csalock: lock x in store {} is not held; store STORE has a lock of this name: use --store {quoted}\n", shown(&other));
+            for words in [&["unlock"][..], &["unlock", "--force"]] {
+                sandbox.csalock([words, &["--store", &other, "x"]].concat()).status(81).stderr(&said).run();
+                assert!(!sandbox.path("other").exists());
+            }
+            sandbox.csalock(["renew", "--ttl", "1h", "--store", &other, "x"]).status(81).stderr(&said).run();
+            let said = format!("csalock: lock y in store {} is not held; see `csalock status --store {} y`\n", shown(&other),
+                               shown(&csalock::name::shell_quote(other.as_bytes())));
+            sandbox.csalock(["unlock", "--store", &other, "y"]).status(81).stderr(said).run();
+            let done = sandbox.csalock(["unlock", "--json", "--store", &other, "x"]).capture();
+            assert!(done.stdout.contains("has a lock of this name: use --store ") && done.stderr.is_empty(), "{done:?}");
+        }
+
+        fn a_lock_beside_its_file_is_found_from_a_chosen_store(sandbox: &Sandbox) {
+            sandbox.csalock(["lock", "--forever", "./f"]).without("CSALOCK_STORE").run();
+            let said = "csalock: lock SANDBOX/files/f in store STORE is not held; store dir:SANDBOX/files/.csalock has a lock of this \
+                        name: use --store dir:SANDBOX/files/.csalock\n";
+            sandbox.csalock(["unlock", "./f"]).status(81).stderr(said).run();
+            sandbox.csalock(["unlock", "--store", &format!("dir:{}", sandbox.path("files/.csalock").display()), "./f"]).run();
+        }
+
+        fn get_ends_its_line_on_a_terminal(sandbox: &Sandbox) {
+            let Some(screen) = Screen::new(sandbox, 80, 10) else { return };
+            screen.line("csalock put x text; csalock get x; printf 'line\\n' | csalock put y; csalock get y; csalock get x > file; cat file; echo");
+            let text = screen.done();
+            assert!(text.ends_with("echo\ntext\nline\ntext\n") || text.ends_with("\ntext\nline\ntext\n"), "{text}");
+            screen.line("clear; csalock get x; csalock put z ''; csalock get z");
+            assert_eq!(screen.becomes("the value", |text| text.ends_with(PROMPT) && text.starts_with("text\n")), format!("text\n{PROMPT}"));
+        }
+    }
+
+    /// Runs a script as root with a default store of its own, in which `$USER` runs its arguments as another user.
+    fn with_default_stores(sandbox: &Sandbox, script: &str) -> crate::sandbox::Done {
+        let home = sandbox.path("home").display().to_string();
+        std::os::unix::fs::chown(&home, Some(8), Some(8)).unwrap();
+        let user = "setpriv --reuid 8 --regid 8 --clear-groups env HOME=/var/mail";
+        let script =
+            format!("mount -t tmpfs none /var/lib && mount --bind {home} /var/mail || exit; USER='{user}'; {script}");
+        let call = sandbox.call("unshare", ["-m", "dash", "-c", &script]);
+        call.without("CSALOCK_STORE").without("XDG_STATE_HOME").without("HOME").capture()
+    }
+
+    #[test]
+    fn a_default_store_is_not_named() {
+        if !is_root("the default store of root") || !has("setpriv") {
+            return;
+        }
+        let sandbox = Sandbox::new(Kind::Directory);
+        let done = with_default_stores(
+            &sandbox,
+            "
+            for as in '' \"$USER\"; do
+                $as csalock lock --forever x; $as csalock lock -n x; $as csalock run y csalock lock -n x
+                $as csalock unlock none
+            done",
+        );
+        let said: Vec<&str> = done.stderr.lines().map(|line| line.split(": pid ").next().unwrap()).collect();
+        let of_one = ["csalock: lock x: waiting would never end, because the caller holds it"; 2];
+        let of_one = [&of_one[..], &["csalock: lock none is not held; see `csalock status none`"]].concat();
+        assert_eq!(said, [of_one.clone(), of_one].concat(), "{done:?}");
+    }
+
+    #[test]
+    fn not_held_names_the_default_store_of_root_or_of_the_user() {
+        if !is_root("the default store of root") || !has("setpriv") {
+            return;
+        }
+        let sandbox = Sandbox::new(Kind::Directory);
+        let done = with_default_stores(
+            &sandbox,
+            "
+            csalock lock --forever of-root; $USER csalock lock --forever of-user
+            $USER csalock unlock of-root; csalock unlock of-user; SUDO_UID=8 csalock unlock of-user
+            CSALOCK_STORE=dir:/var/lib/other csalock unlock of-root",
+        );
+        let hint = |store: &str| format!("store dir:{store} has a lock of this name: use --store dir:{store}");
+        assert_eq!(
+            done.stderr,
+            format!(
+                "csalock: lock of-root is not held; {0}\n\
+             csalock: lock of-user is not held; see `csalock status of-user`\n\
+             csalock: lock of-user is not held; {1}\n\
+             csalock: lock of-root in store dir:/var/lib/other is not held; {0}\n",
+                hint("/var/lib/csalock"),
+                hint("/var/mail/.local/state/csalock")
+            )
+        );
     }
 }

@@ -92,16 +92,15 @@ fn contradictory_options_are_a_usage_error() {
     let sandbox = Sandbox::new(crate::sandbox::Kind::Directory);
     install(&sandbox);
     for (text, said) in [
-        ("csaLock", "csalock: csaLock was not told which file; say `csaLock FILE`\n"),
-        ("csaUnlock --", "csalock: csaUnlock was not told which file; say `csaUnlock FILE`\n"),
+        ("csaLock", "csalock: csaLock: FILE is missing; use: csaLock FILE...\n"),
+        ("csaUnlock --", "csalock: csaUnlock: FILE is missing; use: csaUnlock FILE...\n"),
         (
             "csaLock -n data",
-            "csalock: csaLock has no options, and -n looks like one; say -- before files that begin with a dash; see \
-             csalock(1)\n",
+            "csalock: csaLock: unknown option -n; for files that begin with a dash, use: csaLock -- FILE...\n",
         ),
         (
             "CSALOCK_TIMEOUT=soon csaLock data",
-            "csalock: CSALOCK_TIMEOUT is soon; say how long to try: 10s, 5m, 250ms, seconds, 0 or inf\n",
+            "csalock: CSALOCK_TIMEOUT: soon is not a duration; use for example 250ms, 0.5s, 5m, 1h30m, 1d, seconds, 0 or inf\n",
         ),
     ] {
         sandbox.script("dash", text).without("CSALOCK_STORE").status(64).stderr(said).run();

@@ -63,7 +63,7 @@ on_every_store! {
             assert_eq!(
                 sandbox.plain(line),
                 format!(
-                    "csalock: lock {0}: waiting would never end: lock {0} is held by pid PID on HOST (user USER) since TIME \
+                    "csalock: lock {0} in store STORE: waiting would never end: lock {0} is held by pid PID on HOST (user USER) since TIME \
                      (AGE ago), while it lives: {1}, which waits: lock {2} is held by pid PID on HOST (user USER) since TIME \
                      (AGE ago), while it lives: {3}, the caller; release what you hold and try again, or acquire all of \
                      them at once",

@@ -5,7 +5,7 @@ use nix::unistd::Pid;
 
 use crate::sandbox::{proc, wait_until};
 
-const DIED: &str = "dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
+const DIED: &str = "removed dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock \
                     dead; :, which died without releasing it\n";
 
 on_every_kind_of_store! {
@@ -16,7 +16,7 @@ on_every_kind_of_store! {
         sandbox.script("dash", "csalock lock dead; :").run();
         sandbox.await_abandoned("dead");
         let before = sandbox.stored();
-        sandbox.csalock(["gc", "--dry-run"]).stdout(DIED).run();
+        sandbox.csalock(["gc", "--dry-run"]).stdout(DIED.replace("removed", "would remove")).run();
         assert_eq!(sandbox.stored(), before);
         sandbox.csalock(["gc"]).stdout(DIED).run();
         sandbox.csalock(["gc"]).run();
@@ -30,8 +30,8 @@ on_every_kind_of_store! {
         let waiter = sandbox.waiter("x", "true");
         sandbox.edit("x", |record| record.waiters[0].process.start += 1);
         let living = sandbox.waiters("x").len();
-        sandbox.csalock(["gc", "--dry-run"]).stdout("x: waiters that died\n").run();
-        sandbox.csalock(["gc"]).stdout("x: waiters that died\n").run();
+        sandbox.csalock(["gc", "--dry-run"]).stdout("would remove x: waiters that died\n").run();
+        sandbox.csalock(["gc"]).stdout("removed x: waiters that died\n").run();
         assert_eq!((living, sandbox.state("x").as_str()), (1, "held"));
         drop(waiter);
     }
@@ -98,7 +98,7 @@ on_every_kind_of_store! {
         );
         let said = sandbox.plain(&said);
         let before = sandbox.stored();
-        sandbox.csalock(["gc", "--dry-run"]).stdout(&died).stderr(&said).status(65).run();
+        sandbox.csalock(["gc", "--dry-run"]).stdout(died.replace("removed", "would remove")).stderr(&said).status(65).run();
         assert_eq!(sandbox.stored(), before);
         sandbox.csalock(["gc"]).stdout(&died).stderr(&said).status(65).run();
         sandbox.csalock(["gc"]).stderr(&said).status(65).run();

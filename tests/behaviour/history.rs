@@ -8,13 +8,23 @@ use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 
 use crate::etcd::fair::is_within;
-use crate::sandbox::{Kind, Sandbox, wait_until};
+use crate::sandbox::{CLOCK, Kind, Sandbox, still, wait_until};
 
 /// Returns the output of `history --json`.
 #[track_caller]
 fn past(sandbox: &Sandbox, words: &[&str]) -> Vec<Value> {
     let text = sandbox.csalock(["history", "--json"].iter().chain(words)).capture().line();
     serde_json::from_str::<Vec<Value>>(&text).unwrap()
+}
+
+/// Adds a grant of ten minutes to the history, and a lock that has its time.
+fn past_grant(sandbox: &Sandbox, name: &str, from: &str) {
+    let seconds =
+        humantime::parse_rfc3339(from).unwrap().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
+    let at = |time: i64| format!("{:+}s", time - now);
+    sandbox.csalock(["lock", "--forever", name]).env(CLOCK, at(seconds)).stdout("HANDLE\n").run();
+    sandbox.csalock(["unlock", name]).env(CLOCK, at(seconds + 600)).run();
 }
 
 /// For each grant: its name, its end, and its command.
@@ -28,29 +38,17 @@ fn weight(sandbox: &Sandbox) -> u64 {
     sandbox.history_paths().iter().filter_map(|path| fs::metadata(path).ok()).map(|found| found.len()).sum()
 }
 
-/// The timeline without what differs from run to run, its columns kept.
+/// The rows of a timeline in a pipe, without what differs from run to run: name, end, user and command.
 fn table(text: &str) -> String {
-    let plain = |line: &str| {
-        let mut rest = line;
-        let mut cells = Vec::new();
-        for width in [13, 21, 12, 7, 7, 9, 11] {
-            let (cell, after) = rest.split_at(width.min(rest.len()));
-            cells.push(cell.trim_end().to_string());
-            rest = after;
-        }
-        if cells[0] != "NAME" {
-            let who: Vec<&str> = cells[1].splitn(3, ' ').collect();
-            cells[1] = who[2].to_string();
-            cells[2] = cells[2].chars().map(|char| if char.is_ascii_digit() { '0' } else { char }).collect();
-            cells[3] = if cells[3] == "?" { "?" } else { "SPAN" }.to_string();
-            cells[4] = if cells[4] == "-" { "-" } else { "SPAN" }.to_string();
-        }
-        cells[..6].join("|")
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        let holder: Vec<&str> = cells[cells.len() - 1].splitn(3, ' ').collect();
+        format!("{}|{}|{}\n", cells[0], cells[4], holder.get(2).unwrap_or(&""))
     };
-    text.lines().map(|line| plain(line) + "\n").collect()
+    text.lines().map(row).collect()
 }
 
-const HEADER: &str = "NAME|WHO|FROM (UTC)|HELD|WAITED|END\n";
+const HEADER: &str = "NAME|END|\n";
 
 on_every_store! {
     fn an_empty_history_is_shown_without_creating_files(sandbox: &Sandbox) {
@@ -124,7 +122,9 @@ on_every_store! {
         assert_eq!((by["pid"].to_string(), &by["command"]), (breaker, &json!(format!("dash -c {script}"))));
         assert_eq!(by["user"], grants[0]["user"]);
         let shown = sandbox.csalock(["history"]).capture().line();
-        assert!(shown.lines().last().unwrap().starts_with(&format!("             broken by {} ", by["pid"])), "{shown}");
+        let lines: Vec<&str> = shown.lines().collect();
+        assert_eq!(lines[2].find("broken by"), lines[0].find("HOLDER"), "{shown}");
+        assert!(lines[2].trim_start().starts_with(&format!("broken by {} ", by["pid"])), "{shown}");
     }
 
     fn the_next_holder_does_not_seem_to_end_first(sandbox: &Sandbox) {
@@ -158,16 +158,81 @@ on_every_store! {
         assert_eq!((&held["to"], &held["ended"]), (&Value::Null, &Value::Null));
     }
 
-    fn the_timeline_fits_80_columns(sandbox: &Sandbox) {
+    fn a_pipe_gets_the_timeline_in_full(sandbox: &Sandbox) {
         let _holder = sandbox.holder("held");
-        sandbox.csalock(["run", "a-name\x1b[2J-that-is-too-long", "true"]).run();
+        let long = format!("a-name\x1b[2J-{}", "x".repeat(200));
+        sandbox.csalock(["run", &long, "true"]).run();
         sandbox.csalock(["run", "x", "true"]).run();
         let done = sandbox.csalock(["history", "x", "held"]).capture();
-        let wanted = format!("{HEADER}x|true|00-00 00:00|SPAN|-|released\nheld|cat|00-00 00:00|SPAN|-|held\n");
+        let wanted = format!("{HEADER}x|released|true\nheld|held|cat\n");
         assert_eq!((done.code, done.stderr.as_str(), table(&done.stdout)), (Some(0), "", wanted), "{}", done.stdout);
         let all = sandbox.csalock(["history"]).capture().stdout;
-        assert!(all.lines().all(|line| line.chars().count() <= 80) && !all.contains('\x1b'), "{all}");
-        assert_eq!(all.lines().nth(1), Some("a-name\\u{1b}[2J-that-is-too-long"));
+        assert!(all.contains(&format!("\na-name\\u{{1b}}[2J-{}  ", "x".repeat(200))) && !all.contains('\x1b'), "{all}");
+        let from = |words: &[&str]| {
+            let line = sandbox.csalock(["history", "x"].iter().chain(words)).capture().line();
+            line.split_whitespace().filter(|word| word.contains('T') && word.contains(':')).collect::<Vec<_>>().concat()
+        };
+        assert!(from(&[]).ends_with("+01:00") && from(&["--utc"]).ends_with('Z'), "{}", from(&[]));
+    }
+
+    fn a_time_selects_the_grants_that_stood_then(sandbox: &Sandbox) {
+        // Days and minutes of the zone CET-1, which begins a day an hour earlier than UTC.
+        for (name, from) in [("early", "2026-11-20T02:10:00Z"), ("late", "2026-11-20T23:30:00Z")] {
+            past_grant(sandbox, name, from);
+        }
+        let names = |words: &[&str]| {
+            let words = [&["history", "--json"], words, &["early", "late"]].concat();
+            let text = sandbox.csalock(words).env(CLOCK, still::noon()).capture().line();
+            let grants: Vec<Value> = serde_json::from_str(&text).unwrap();
+            grants.iter().map(|past| past["name"].as_str().unwrap().to_string()).collect::<Vec<_>>().join(" ")
+        };
+        for (words, wanted) in [
+            (&["--at", "2026-11-20 03:13"][..], "early"),
+            (&["--at", "2026-11-20 03:13:05"], "early"),
+            (&["--at", "2026-11-20T02:13:05Z"], "early"),
+            (&["--at", "2026-11-20 02:13", "--utc"], "early"),
+            (&["--at", "2026-11-20 02:13"], ""),
+            // Ten minutes long, with the minutes in which it began and ended.
+            (&["--at", "2026-11-20 03:09"], ""),
+            (&["--at", "2026-11-20 03:10"], "early"),
+            (&["--at", "2026-11-20 03:20"], "early"),
+            (&["--at", "2026-11-20 03:21"], ""),
+            (&["--at", "2026-11-20"], "early"),
+            (&["--at", "2026-11-21"], "late"),
+            (&["--at", "2026-11-20", "--utc"], "early late"),
+            (&["--at", "yesterday 03:15"], "early"),
+            (&["--at", "03:15"], ""),
+            (&["--at", "00:35"], "late"),
+            (&["--since", "2026-11-20 03:20"], "early late"),
+            (&["--since", "2026-11-20 03:21"], "late"),
+            (&["--since", "yesterday"], "early late"),
+            (&["--since", "today"], "late"),
+            (&["--until", "yesterday"], "early"),
+            (&["--until", "2026-11-21 00:29"], "early"),
+            (&["--until", "2026-11-21 00:30"], "early late"),
+            (&["--since", "yesterday", "--until", "03:00"], "early late"),
+            (&["--since", "12h"], "late"),
+            // What is still to come was yesterday.
+            (&["--since", "12:01"], "late"),
+        ] {
+            assert_eq!(names(words), wanted, "{words:?}");
+        }
+        let at = |words: &[&str]| sandbox.csalock(["history"].iter().chain(words)).env(CLOCK, still::noon());
+        at(&["--at", "02:13"]).stderr("csalock: the history has no grant that stood at TIME\n").run();
+        at(&["--at", "02:13", "--json"]).stdout("[]\n").run();
+        let no_time = "is not a time or a duration; use for example 12h, 02:13, yesterday, 2026-11-21, \"2026-11-21 02:13\" or \
+                       2026-11-21T02:13:05Z";
+        for (option, text, why) in [
+            ("--since", "tomorrow", no_time), ("--until", "2:13", no_time), ("--at", "25:00", no_time),
+            ("--since", "0", "must be more than 0"),
+        ] {
+            let done = sandbox.csalock(["history", option, text]).capture();
+            let wanted = format!("error: invalid value '{text}' for '{option} <TIME>': {why}\n");
+            assert!(done.code == Some(64) && done.stderr.starts_with(&wanted), "{done:?}");
+        }
+        for words in [["--at", "02:13", "--since", "1h"], ["--until", "1h", "--at", "02:13"]] {
+            assert_eq!(at(&words).capture().code, Some(64), "{words:?}");
+        }
     }
 
     fn colours_are_for_terminals(sandbox: &Sandbox) {
@@ -200,7 +265,7 @@ on_every_store! {
         assert_eq!(names(&["--since", "1s"]), "");
         sandbox.csalock(["history", "-n", "0"]).status(64).capture();
         let fifty = "i=0; while [ $i -lt 51 ]; do i=$((i + 1)); csalock run x true; done; csalock history x | wc -l; csalock history -n 60 x | wc -l";
-        let said = "csalock: 1 earlier ones are left out; say -n or --since to see them\n";
+        let said = "csalock: 1 earlier ones are left out; use -n or --since to see them\n";
         sandbox.script("dash", fifty).stdout("51\n52\n").stderr(said).run();
     }
 
@@ -249,7 +314,7 @@ on_every_store! {
     fn an_invalid_option_is_reported_here_and_releases_no_lock(sandbox: &Sandbox) {
         for (name, value, why) in [
             ("CSALOCK_HISTORY_SIZE", "1X", "is not a size; say for example 500000, 512K or 1M"),
-            ("CSALOCK_HISTORY_AGE", "old", "is not a duration; say for example 250ms, 10s, 5m, 1h30m, or a number of seconds"),
+            ("CSALOCK_HISTORY_AGE", "old", "is not a duration; use for example 250ms, 0.5s, 5m, 1h30m, 1d, or seconds"),
         ] {
             sandbox.csalock(["run", "x", "true"]).env(name, value).run();
             let call = sandbox.csalock(["history"]).env(name, value).status(64);

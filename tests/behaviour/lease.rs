@@ -70,7 +70,7 @@ on_every_kind_of_store! {
     fn a_stale_lock_can_be_refused(sandbox: &Sandbox) {
         let (_job, _) = leased(sandbox, "50ms");
         wait_until("it is over", || sandbox.state("x") == "abandoned");
-        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --print-handle --ttl 50ms x; echo; cat; :, which let its time run out; take it over without \
+        let said = "csalock: lock x in store STORE is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --print-handle --ttl 50ms x; echo; cat; :, which let its time run out; take it over without \
                     --fail-on-stale, or remove it with `csalock unlock --force x`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
     }
@@ -327,7 +327,7 @@ on_every_kind_of_store! {
         waiter.send(nix::sys::signal::Signal::SIGCONT);
         let done = waiter.wait();
         assert_eq!((done.code, done.stdout.as_str()), (Some(80), ""), "{done:?}");
-        assert!(done.stderr.contains("lock x is stale: it was left by pid "), "{}", done.stderr);
+        assert!(done.stderr.contains("lock x in store STORE is stale: it was left by pid "), "{}", done.stderr);
         assert_eq!(sandbox.state("x"), "free");
     }
 

@@ -62,7 +62,7 @@ on_every_kind_of_store! {
 
     fn busy_names_the_holder_and_the_next_step(sandbox: &Sandbox) {
         let _job = holding(sandbox, "--label 'the reason'");
-        let said = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives, for \
+        let said = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives, for \
                     \"the reason\": dash -c csalock lock --label 'the reason' x; echo; cat; :; wait longer with -w, or see \
                     `csalock status x`\n";
         for options in ["-n", "-w0", "--nonblock", "-w10ms", "--timeout=0.01", "--wait=0", "--nb"] {
@@ -86,8 +86,9 @@ on_every_kind_of_store! {
         let handle = sandbox.script("dash", "csalock lock --forever --print-handle x; :").capture().line();
         // A copy of this machine may run it where hosts share the store.
         let ended = if sandbox.is_shared() { "is not here" } else { "has ended" };
-        let said = format!("csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), until it is \
-                    released, though its process {ended}: dash -c csalock lock --forever --print-handle x; :; wait longer with -w, or see `csalock status x`\n");
+        let said = format!("csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), until it is \
+                    released, though its process {ended}: dash -c csalock lock --forever --print-handle x; :; wait longer with -w, or break it with `csalock unlock --force x` if it is not \
+                    needed any more\n");
         sandbox.csalock(["lock", "-n", "x"]).status(75).stderr(said).run();
         assert_eq!(sandbox.sight("x")["holders"][0]["alive"], "no");
         sandbox.csalock(["unlock", "--handle", &handle, "x"]).run();
@@ -98,7 +99,7 @@ on_every_kind_of_store! {
         sandbox.script("dash", "csalock lock x; :").run();
         sandbox.await_abandoned("x");
         let before = sandbox.stored();
-        let said = "csalock: lock x is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which died without releasing it; take it over without \
+        let said = "csalock: lock x in store STORE is stale: it was left by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock x; :, which died without releasing it; take it over without \
                     --fail-on-stale, or remove it with `csalock unlock --force x`\n";
         sandbox.csalock(["lock", "--fail-on-stale", "x"]).status(80).stderr(said).run();
         sandbox.csalock(["run", "--fail-on-stale", "x", "true"]).status(80).stderr(said).run();

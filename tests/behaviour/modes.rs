@@ -111,7 +111,7 @@ on_every_store! {
 
     fn another_number_of_slots_is_a_usage_error_while_the_lock_is_in_use(sandbox: &Sandbox) {
         let mut job = holding(sandbox, &["-j", "3"]);
-        let text = "csalock: lock x has 3 slots, by the word of its holders and waiters; use -j 3\n";
+        let text = "csalock: lock x in store STORE has 3 slots, by the word of its holders and waiters; use -j 3\n";
         for words in [&["run", "-j", "2", "x", "true"][..], &["run", "-n", "-j", "4", "x", "true"], &["lock", "-j", "4", "x"]] {
             sandbox.csalock(words).status(64).stderr(text).run();
         }

@@ -131,7 +131,7 @@ on_every_store! {
             assert_eq!((done.code, call(&["status", "-q"]).capture().code), (Some(0), Some(81)), "{said}{done:?}");
         }
         if sandbox.is_directory() {
-            let script = "csalock lock --forever ./file > /dev/null; for f in .csalock/file/rec.*; do echo garbage > $f; done
+            let script = "csalock lock --forever ./file > /dev/null; for f in $(ls -d .csalock/file/* | tail -n 1); do echo garbage > $f; done
                           csalock lock -n ./file; eval \"$(csalock lock -n ./file 2>&1 | cut -d '`' -f 2)\"; csalock status -q ./file > /dev/null; echo $?";
             let done = sandbox.script("dash", script).without("CSALOCK_STORE").capture();
             assert!(done.stdout.ends_with("its record was unreadable\n81\n"), "{done:?}");

@@ -363,9 +363,9 @@ on_every_store! {
     }
 
     fn a_bare_name_has_no_file(sandbox: &Sandbox) {
-        let said = "csalock: --flock locks a file, and x is not a path; say ./x, or leave out --flock\n";
+        let said = "csalock: --flock locks a file, and x is not a path; use ./x, or leave out --flock\n";
         sandbox.csalock(["run", "--flock", "x", "touch", "ran"]).status(64).stderr(said).run();
-        let said = "csalock: --flock locks a file, and a b is not a path; say ./'a b', or leave out --flock\n";
+        let said = "csalock: --flock locks a file, and a b is not a path; use ./'a b', or leave out --flock\n";
         sandbox.csalock(["run", "-F", "--flock", "a b", "touch", "ran"]).status(64).stderr(said).run();
         assert!(!sandbox.path("files/ran").exists() && !sandbox.store_exists());
     }

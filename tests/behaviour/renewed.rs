@@ -164,7 +164,7 @@ on_every_shared_store! {
         job.lines(1);
         send(the_keeper(sandbox), Signal::SIGKILL);
         let until = renewed_until(sandbox, "x").unwrap();
-        let now = || humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+        let now = || humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
         wait_until("the lease is over", || now() > until);
         csalock(sandbox, &["run", "-nq", "x", "true"]).status(75).run();
         if !is_root("another pid namespace") {

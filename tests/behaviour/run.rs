@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::sandbox::wait_until;
 
-const BUSY: &str = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
+const BUSY: &str = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
                     cat; wait longer with -w, or see `csalock status x`\n";
 
 on_every_store! {
@@ -163,7 +163,7 @@ on_every_store! {
     }
 
     fn a_lock_within_the_same_lock_would_never_come(sandbox: &Sandbox) {
-        let said = "csalock: lock x: waiting would never end, because the caller holds it: pid PID on HOST (user USER) \
+        let said = "csalock: lock x in store STORE: waiting would never end, because the caller holds it: pid PID on HOST (user USER) \
                     since TIME (AGE ago), while it lives: /bin/sh -c csalock run x true; release it first with \
                     `csalock unlock x`\n";
         sandbox.csalock(["run", "x", "-c", "csalock run x true"]).status(84).stderr(said).run();

@@ -68,7 +68,7 @@ on_every_store! {
             screen.line(&format!("csalock {}", words.replacen(' ', " -w 3s ", 1)));
             screen.shows("s left; ");
             let text = sandbox.plain(&screen.done());
-            let busy = "csalock: lock x is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it \
+            let busy = "csalock: lock x in store STORE is busy: held by pid PID on HOST (user USER) since TIME (AGE ago), while it \
                         lives: cat; wait longer with -w, or see `csalock status x`\n";
             assert!(text.ends_with(&format!("x{}\n{TOLD}{busy}", &words[words.find('x').unwrap() + 1..])), "{text}");
             assert_eq!(screen.settings(), ("75".to_string(), settings.clone()));
@@ -92,7 +92,7 @@ on_every_store! {
     }
 
     fn the_row_is_gone_while_the_wait_is_stopped(sandbox: &Sandbox) {
-        for words in ["run -F -w inf x echo ran", "lock -w inf x"] {
+        for words in ["run -w inf x echo ran", "run -F -w inf x echo ran", "lock -w inf x"] {
             let Some(screen) = Screen::new(sandbox, 200, 24) else { return };
             let mut holder = sandbox.holder("x");
             screen.line(&format!("csalock {words}"));
@@ -165,11 +165,11 @@ on_every_store! {
     fn watching_shows_changes_of_holders_and_waiters(sandbox: &Sandbox) {
         let Some(screen) = Screen::new(sandbox, 100, 12) else { return };
         screen.line("csalock status --watch --interval 50ms");
-        let header = "NAME           STATE     PID     HOST     USER     SINCE  UNTIL   COMMAND";
+        let header = "NAME  STATE  WAITERS  PID  USER  SINCE  UNTIL  COMMAND";
         screen.becomes("an empty table", |text| {
             let mut lines = text.lines();
             let first = lines.next().unwrap_or_default();
-            first.contains("  0 locks, 0 holders, 0 waiters  ") && first.contains(&sandbox.store()) && lines.next() == Some(header)
+            first.contains(" CET  0 locks, 0 holders, 0 waiters  ") && first.contains(&sandbox.store()) && lines.next() == Some(header)
         });
         assert_eq!(screen.mode(), (true, false));
         assert!(!sandbox.store_exists(), "watching makes no store");
@@ -178,10 +178,9 @@ on_every_store! {
         let mut waiter = sandbox.waiter("x", "cat");
         let text = screen.shows("  1 lock, 1 holder, 1 waiter  ");
         let rows: Vec<&str> = text.lines().skip(2).collect();
-        assert!(rows.len() == 2 && rows[0].starts_with("x              held "), "{text}");
-        assert!(rows[0].ends_with(" cat") && rows[1].starts_with("               waiting ") && rows[1].ends_with(" dash -c cat"), "{text}");
+        assert!(rows.len() == 1 && rows[0].starts_with("x     held   1        ") && rows[0].ends_with("  alive  cat"), "{text}");
         holder.release();
-        screen.becomes("the next holder", |text| text.contains("1 holder, 0 waiters") && text.contains("dash -c cat"));
+        screen.becomes("the next holder", |text| text.contains("1 holder, 0 waiters") && text.contains("  dash -c cat"));
         waiter.release();
         screen.shows("  0 locks, 0 holders, 0 waiters  ");
         assert_eq!(holder.wait().code, Some(0));
@@ -192,7 +191,7 @@ on_every_store! {
         std::fs::rename(sandbox.store_path(), sandbox.path("away")).unwrap();
         let (wrong, word) = if sandbox.is_directory() { ("a file", "Not a directory") } else { ("no database", "not a database") };
         std::fs::write(sandbox.store_path(), wrong.repeat(1000)).unwrap();
-        let text = screen.shows("  nothing to be seen  ");
+        let text = screen.shows("  no answer  ");
         assert!(text.contains(word), "{text}");
         std::fs::remove_file(sandbox.store_path()).unwrap();
         screen.shows("  0 locks, 0 holders, 0 waiters  ");
@@ -232,29 +231,59 @@ on_every_store! {
         }
     }
 
-    fn watching_fits_the_terminal(sandbox: &Sandbox) {
+    fn watching_fits_the_terminal_and_scrolls(sandbox: &Sandbox) {
         let Some(screen) = Screen::new(sandbox, 60, 8) else { return };
         for at in 0..9 {
             sandbox.csalock(["lock", "--forever", &format!("lock-{at}")]).run();
         }
         let _holder = sandbox.holder("zz");
-        let _waiter = sandbox.waiter("zz", "true");
+        let names = |text: &str| {
+            let rows: Vec<&str> = text.lines().collect();
+            let names = rows[2..rows.len() - 1].iter().map(|row| row.split_whitespace().next().unwrap());
+            (names.collect::<Vec<_>>().join(" "), rows[rows.len() - 1].to_string())
+        };
+        let shows = |from: usize, to: usize| {
+            let place = format!("locks {from} to {to} of 10");
+            let text = screen.shows(&place);
+            let all = ["lock-0", "lock-1", "lock-2", "lock-3", "lock-4", "lock-5", "lock-6", "lock-7", "lock-8", "zz"];
+            assert_eq!(names(&text), (all[from - 1..to].join(" "), place), "{text}");
+            assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
+        };
         screen.line("csalock status -W --interval 1h");
-        let text = screen.shows("... and ");
-        let rows: Vec<&str> = text.lines().collect();
-        let first: Vec<&str> = rows.iter().map(|row| row.split_whitespace().next().unwrap()).collect();
-        // The holder that the caller waits for comes first.
-        assert_eq!(first[1..], ["NAME", "zz", "waiting", "lock-0", "lock-1", "lock-2", "..."], "{text}");
-        assert_eq!(rows[7], "... and 6 more");
+        shows(1, 5);
+        for (key, from) in [
+            ("Down", 2), ("j", 3), ("Up", 2), ("k", 1), ("k", 1), ("Space", 6), ("j", 6), ("PPage", 1), ("NPage", 6), ("Up", 5),
+        ] {
+            screen.keys(key);
+            shows(from, from + 4);
+        }
         screen.resize(90, 30);
-        let text = screen.shows("lock-8 ");
-        assert!(!text.contains("more") && text.lines().count() == 13, "{text}");
-        screen.resize(90, 4);
-        screen.shows("... and 10 more");
-        // Any key looks again at once.
+        let text = screen.becomes("all of them", |text| text.contains("lock-0 ") && text.contains("zz "));
+        assert_eq!(text.lines().count(), 12, "{text}");
+        screen.resize(60, 4);
+        shows(1, 1);
+        // Any other key looks again at once.
         sandbox.csalock(["unlock", "--force", "lock-8"]).capture().line();
-        screen.keys("Space");
-        screen.shows("... and 9 more");
+        screen.keys("x");
+        screen.shows("locks 1 to 1 of 9");
+        screen.keys("q");
+        screen.done();
+    }
+
+    fn watching_one_lock_shows_its_queue(sandbox: &Sandbox) {
+        let Some(screen) = Screen::new(sandbox, 120, 20) else { return };
+        let mut holder = sandbox.holder("x");
+        let mut waiter = sandbox.waiter("x", "cat");
+        screen.line("csalock status --watch --interval 50ms x");
+        let text = screen.shows("  1 lock, 1 holder, 1 waiter  ");
+        let facts: Vec<&str> = text.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
+        assert_eq!(facts, ["lock", "store", "state", "holder", "command", "since", "until", "waiters", "1."], "{text}");
+        holder.release();
+        let text = screen.becomes("the last grant", |text| text.contains("before  "));
+        assert!(text.contains("command  dash -c cat") && text.contains("  released  ") && text.ends_with(" cat"), "{text}");
+        waiter.release();
+        screen.shows("state    free");
+        assert_eq!((holder.wait().code, waiter.wait().code), (Some(0), Some(0)));
     }
 
     fn a_watch_that_is_not_possible_is_refused(sandbox: &Sandbox) {
@@ -270,7 +299,7 @@ on_every_store! {
         };
         assert_eq!(says(&["status", "-W", "--json"]), "csalock: --watch cannot be used with --json; leave out one of them");
         assert_eq!(says(&["status", "-W", "-1"]), "csalock: --watch cannot be used with --names-only; leave out one of them");
-        assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 must be more than 0");
+        assert_eq!(says(&["status", "-W", "--interval", "0"]), "csalock: --interval: 0 is too short; use at least 1ms");
         assert_eq!(says(&["status", "--interval", "1s"]), "csalock: status: --watch is missing; add --watch");
         if has("script") {
             let on_terminal = |command: &str, kind: &str| {

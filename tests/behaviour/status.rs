@@ -175,7 +175,7 @@ on_every_store! {
         assert!(found[3]["holders"][0]["expires"].is_string());
         let times = found.as_array().unwrap().iter().flat_map(|lock| lock["holders"].as_array().unwrap());
         for time in times.map(|holder| holder["since"].as_str().unwrap().to_string()) {
-            assert!(time.len() == 20 && time.ends_with('Z') && &time[10..11] == "T", "{time}");
+            assert!(time.len() == 24 && time.ends_with('Z') && &time[10..11] == "T", "{time}");
         }
     }
 

@@ -15,8 +15,8 @@ on_every_kind_of_store! {
         sandbox.script("dash", "csalock lock x > /dev/null; kill -9 $$").capture();
         let said = sandbox.csalock(["unlock", "x"]).capture();
         assert_eq!(said.code, Some(81));
-        let start = "csalock: lock x is not held any more: it was held by pid ";
-        assert!(said.stderr.starts_with(start) && said.stderr.contains("which died without releasing it"), "{said:?}");
+        let start = "csalock: lock x in store STORE is not held any more: it was held by pid ";
+        assert!(sandbox.plain(&said.stderr).starts_with(start) && said.stderr.contains("which died without releasing it"), "{said:?}");
     }
 
     fn the_owner_may_release(sandbox: &Sandbox) {
@@ -40,8 +40,8 @@ on_every_kind_of_store! {
         let (_job, _) = holding(sandbox);
         let before = sandbox.sight("x");
         let said = format!(
-            "csalock: lock x belongs to another holder: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
-             {HOLDS_X}; show its handle with --handle, or break it with `csalock unlock --force x`\n"
+            "csalock: lock x in store STORE belongs to another holder: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: \
+             {HOLDS_X}; show its handle with --handle, or wait until it is released\n"
         );
         sandbox.csalock(["unlock", "x"]).status(82).stderr(&said).run();
         sandbox.csalock(["unlock", "-q", "x"]).status(82).run();
@@ -53,9 +53,9 @@ on_every_kind_of_store! {
         let before = sandbox.sight("x");
         let wrong = "0".repeat(32);
         let said = format!(
-            "csalock: lock x was not taken with this handle: held by pid PID on HOST (user USER) since TIME (AGE ago), while \
-             it lives: {HOLDS_X}; show the handle that `csalock lock` printed for it, or none if your script took it; or \
-             break it with `csalock unlock --force x`\n"
+            "csalock: lock x in store STORE was not taken with this handle: held by pid PID on HOST (user USER) since TIME (AGE ago), while \
+             it lives: {HOLDS_X}; show the handle that `csalock lock --print-handle` printed for it, or none if your \
+             script took it\n"
         );
         for (command, rest) in [(&["unlock"][..], &["x"][..]), (&["renew", "--ttl", "1h"], &["x"]), (&["put"], &["x", "text"])] {
             let words = [command, &["--handle", &wrong], rest].concat();
@@ -76,13 +76,13 @@ on_every_kind_of_store! {
     }
 
     fn a_free_lock_cannot_be_released(sandbox: &Sandbox) {
-        let said = "csalock: lock x is not held; see `csalock status x`\n";
+        let said = "csalock: lock x in store STORE is not held; see `csalock status x`\n";
         sandbox.csalock(["unlock", "x"]).status(81).stderr(said).run();
         assert!(!sandbox.store_exists());
     }
 
     fn no_grant_is_released_twice(sandbox: &Sandbox) {
-        let said = "csalock: lock x is not held; see `csalock status x`\n";
+        let said = "csalock: lock x in store STORE is not held; see `csalock status x`\n";
         let script = "csalock lock x >/dev/null; csalock unlock x; csalock unlock x";
         sandbox.script("dash", script).status(81).stderr(said).run();
     }
@@ -110,22 +110,22 @@ on_every_kind_of_store! {
     fn force_breaks_a_lock_and_names_its_holder(sandbox: &Sandbox) {
         let (_job, _) = holding(sandbox);
         let said =
-            format!("x: was held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: {HOLDS_X}\n");
+            format!("broke x: held by pid PID on HOST (user USER) since TIME (AGE ago), while it lives: {HOLDS_X}\n");
         sandbox.csalock(["unlock", "--force", "x"]).stdout(&said).run();
         assert_eq!(sandbox.state("x"), "free");
-        let said = "csalock: lock x is not held; see `csalock status x`\n";
+        let said = "csalock: lock x in store STORE is not held; see `csalock status x`\n";
         sandbox.csalock(["unlock", "--force", "x"]).status(81).stderr(said).run();
     }
 
     fn force_removes_the_grants_of_dead_holders_and_names_them(sandbox: &Sandbox) {
         sandbox.script("dash", "csalock lock dead; :").run();
         sandbox.await_abandoned("dead");
-        let said = "dead: was held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock dead; :, which \
+        let said = "removed dead: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock dead; :, which \
                     died without releasing it\n";
         sandbox.csalock(["unlock", "--force", "dead"]).stdout(said).run();
         assert_eq!(sandbox.state("dead"), "free");
         sandbox.csalock(["gc"]).run();
-        let said = "csalock: lock dead is not held; see `csalock status dead`\n";
+        let said = "csalock: lock dead in store STORE is not held; see `csalock status dead`\n";
         sandbox.csalock(["unlock", "--force", "dead"]).status(81).stderr(said).run();
     }
 
@@ -142,13 +142,13 @@ on_every_kind_of_store! {
             let done = sandbox.csalock(["unlock", "--force", "--token", &wrong.to_string(), "x"]).capture();
             assert_eq!((done.code, done.stdout.as_str()), (Some(81), ""), "{done:?}");
             let said = format!(
-                "csalock: lock x is not held with token {wrong}: {}; and {}; check `csalock status x`\n",
+                "csalock: lock x in store STORE is not held with token {wrong}: {}; and {}; check `csalock status x`\n",
                 held(tokens[0], "first"),
                 held(tokens[1], "second")
             );
             assert_eq!(sandbox.plain(&done.stderr), sandbox.plain(&said));
         }
-        let broken = "x: was held by pid PID on HOST (user USER) since TIME (AGE ago), until it is released, for \"first\": TEST\n";
+        let broken = "broke x: held by pid PID on HOST (user USER) since TIME (AGE ago), until it is released, for \"first\": TEST\n";
         sandbox.csalock(["unlock", "--force", "--token", &tokens[0].to_string(), "x"]).stdout(broken).run();
         let left: Vec<_> = sandbox.record("x").unwrap().holders.iter().map(|grant| grant.token).collect();
         assert_eq!(left, [Some(tokens[1])]);
@@ -174,11 +174,11 @@ on_every_kind_of_store! {
         sandbox.csalock(["lock", "--forever", "bad"]).run();
         sandbox.overwrite("bad", b"garbage");
         let done = sandbox.csalock(["unlock", "--force", "--all"]).capture();
-        let mut broken: Vec<_> = done.stdout.lines().filter_map(|line| line.split_once(": was held by pid ")).collect();
+        let mut broken: Vec<_> = done.stdout.lines().filter_map(|line| line.split_once(": held by pid ")).collect();
         broken.sort_unstable();
         let names: Vec<_> = broken.iter().map(|(name, _)| *name).collect();
-        assert_eq!((done.code, names), (Some(65), vec!["dead", "held", "permanent"]), "{done:?}");
-        assert!(broken[0].1.ends_with(", which died without releasing it"), "{done:?}");
+        assert_eq!((done.code, names), (Some(65), vec!["broke held", "broke permanent", "removed dead"]), "{done:?}");
+        assert!(broken[2].1.ends_with(", which died without releasing it"), "{done:?}");
         assert!(done.stderr.starts_with("csalock: passed over: ") && done.stderr.lines().count() == 1, "{done:?}");
         assert_eq!(sandbox.open().read(b"bad").unwrap().unwrap().body, b"garbage");
         sandbox.csalock(["lookup", "claimed"]).stdout("7\n").run();
@@ -232,18 +232,18 @@ on_every_kind_of_store! {
         let script = "for x in a b c; do csalock lock $x >/dev/null; done; csalock unlock a c; csalock status -1";
         sandbox.script("dash", script).stdout("b\n").run();
         let script = "csalock lock a >/dev/null; csalock unlock none a; echo $?; csalock status -1 a >/dev/null; echo $?";
-        let said = "csalock: lock none is not held; see `csalock status none`\n";
+        let said = "csalock: lock none in store STORE is not held; see `csalock status none`\n";
         sandbox.script("dash", script).stdout("81\n81\n").stderr(said).run();
     }
 
     fn the_json_of_unlock_has_the_result_for_each_name(sandbox: &Sandbox) {
         let script = "csalock lock x >/dev/null; csalock unlock --json x none";
-        let said = "csalock: lock none is not held; see `csalock status none`\n";
-        let done = sandbox.script("dash", script).capture();
-        assert_eq!((done.code, done.stderr.as_str()), (Some(81), said));
-        let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
-        assert_eq!((&found[0]["name"], &found[0]["outcome"]), (&"x".into(), &"released".into()));
-        assert_eq!((&found[1]["name"], &found[1]["outcome"]), (&"none".into(), &"not held".into()));
+        let released = "{\"name\":\"x\",\"outcome\":\"released\",\"holders\":[{\"pid\":PID,\"host\":\"HOST\",\"user\":\"USER\",\
+                        \"command\":\"COMMAND\",\"label\":null,\"since\":\"TIME\",\"expires\":null,\"token\":TOKEN,\"alive\":\"yes\"}]}";
+        let none = "{\"name\":\"none\",\"outcome\":\"not held\",\"holders\":[],\"message\":\"lock none in store STORE is not held\",\
+                    \"hint\":\"see `csalock status none`\",\"exit_code\":81}";
+        let said = format!("[{},{none}]\n", released.replace("COMMAND", &format!("dash -c {script}")));
+        sandbox.script("dash", script).stdout(said).status(81).run();
     }
 
     fn the_record_keeps_no_handle(sandbox: &Sandbox) {

@@ -269,7 +269,7 @@ fn a_user_who_may_only_read_a_database_looks_at_it_with_and_without_its_log() {
     let file = place(&sandbox, "shared", (4101, 4101, 0o755)).join("store");
     let log = file.with_file_name("store-wal");
     let store = sandbox.store_at("shared/store");
-    assert_eq!(Anne.code(&sandbox, &store, &["lock", "-q", "--forever", "x"]), 0);
+    assert_eq!(Anne.code(&sandbox, &store, &["run", "y", "csalock", "lock", "-q", "--forever", "x"]), 0);
     let seen = || [Bert, Carl].map(|person| person.code(&sandbox, &store, &["status", "-q", "x"]));
     assert!(log.exists());
     assert_eq!(seen(), [0, 0]);

@@ -34,8 +34,8 @@ fn code(sandbox: &Sandbox, words: &[&str]) -> Option<i32> {
 
 on_every_store! {
     fn a_value_exists_until_its_deletion(sandbox: &Sandbox) {
-        sandbox.csalock(["get", "x"]).status(81).stderr("csalock: lock x guards no value\n").run();
-        sandbox.csalock(["del", "x"]).status(81).stderr("csalock: lock x guards no value\n").run();
+        sandbox.csalock(["get", "x"]).status(81).stderr("csalock: lock x in store STORE guards no value\n").run();
+        sandbox.csalock(["del", "x"]).status(81).stderr("csalock: lock x in store STORE guards no value\n").run();
         sandbox.csalock(["put", "x", "one"]).run();
         sandbox.csalock(["get", "x"]).stdout("one").run();
         sandbox.csalock(["run", "x", "true"]).run();
@@ -160,7 +160,7 @@ on_every_store! {
         for words in [&["put", "-n", "x", "new"][..], &["put", "-w", "50ms", "x", "new"], &["del", "-n", "x"]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(75), "{words:?}");
-            assert!(done.stderr.starts_with("csalock: lock x is busy: held by pid "), "{}", done.stderr);
+            assert!(done.stderr.starts_with("csalock: lock x in store STORE is busy: held by pid "), "{}", done.stderr);
         }
         assert_eq!(code(sandbox, &["-qE", "9", "-n", "x", "new"]), Some(9));
         let waiter = sandbox.csalock(["put", "-w", "inf", "x", "new"]).spawn();
@@ -196,12 +196,12 @@ on_every_store! {
 
     fn put_unlock_without_the_lock_writes_nothing(sandbox: &Sandbox) {
         let done = put(sandbox, &["--unlock", "x", "a"]);
-        let said = "csalock: nothing was written, because lock x is not held; take it first with `csalock get --lock x`\n";
+        let said = "csalock: nothing was written, because lock x in store STORE is not held; take it first with `csalock get --lock x`\n";
         assert_eq!((done.code, done.stderr.as_str()), (Some(81), said));
         let _other = holder(sandbox, "", "x");
         let done = put(sandbox, &["--unlock", "x", "a"]);
         assert_eq!(done.code, Some(82));
-        assert!(done.stderr.starts_with("csalock: lock x belongs to another holder: held by pid "), "{}", done.stderr);
+        assert!(done.stderr.starts_with("csalock: lock x in store STORE belongs to another holder: held by pid "), "{}", done.stderr);
         assert_eq!(get(sandbox, "x"), None);
     }
 
@@ -281,7 +281,7 @@ on_every_store! {
         assert_eq!(code(sandbox, &["--if-absent", "x", "a"]), Some(0));
         let first = version(sandbox, "x");
         let done = put(sandbox, &["--if-absent", "x", "b"]);
-        let said = format!("csalock: lock x guards a value already, with version {first} and 1 byte; see it with `csalock get x`\n");
+        let said = format!("csalock: lock x in store STORE guards a value already, with version {first} and 1 byte; see it with `csalock get x`\n");
         assert_eq!((done.code, done.stderr), (Some(83), said));
         assert_eq!(code(sandbox, &["--if-version", &first.to_string(), "x", "bc"]), Some(0));
         let done = put(sandbox, &["--if-version", &first.to_string(), "x", "d"]);
@@ -297,7 +297,7 @@ on_every_store! {
     fn get_lock_acquires_the_lock_even_without_a_value(sandbox: &Sandbox) {
         let script = "n=$(csalock get --lock x); echo $? $n; csalock put --unlock x $((n + 1)); n=$(csalock get --lock x); echo $? $n
                       csalock status x > /dev/null; echo $?";
-        let said = "csalock: lock x guards no value; the lock is held now, so write one or give it back\n";
+        let said = "csalock: lock x in store STORE guards no value; the lock is held now, so write one or give it back\n";
         sandbox.script("dash", script).stdout("81\n0 1\n0\n").stderr(said).run();
         let _other = holder(sandbox, "", "x");
         let done = sandbox.csalock(["get", "--lock", "-n", "x"]).capture();
@@ -314,8 +314,7 @@ on_every_store! {
         assert_eq!(sandbox.script("dash", "csalock unlock x; :").capture().stderr.matches("sleep 600").count(), 1);
         owner.kill();
         sandbox.await_abandoned("x");
-        let said = "csalock: --pid says how to take the lock, which get does only with --lock; say --lock as well, or leave it \
-                    out\n";
+        let said = "csalock: --pid cannot be used without --lock; add --lock, or leave it out\n";
         sandbox.csalock(["get", "--pid", &pid, "x"]).status(64).stderr(said).run();
         assert_eq!(sandbox.csalock(["get", "--lock", "--pid", "0", "x"]).capture().code, Some(64));
     }

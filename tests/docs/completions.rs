@@ -9,7 +9,12 @@ use clap_complete::{Shell, generate};
 use super::{definition, in_project};
 
 /// The completions of clap_complete treat "a lock's name" like a host name; and so on.
-const ZSH_ACTIONS: [(&str, &str); 2] = [(":_hosts'", ":_csalock_live'"), (":_users'", ":_csalock_job'")];
+const ZSH_ACTIONS: [(&str, &str); 4] = [
+    (":_hosts'", ":_csalock_live'"),
+    (":_users'", ":_csalock_job'"),
+    (":_email_addresses'", ":_csalock_known'"),
+    (":_urls'", ":_csalock_store'"),
+];
 
 /// Every script: its path and its text.
 pub(super) fn scripts() -> Vec<(String, String)> {
@@ -71,11 +76,7 @@ fn valued() -> Vec<String> {
 }
 
 fn made_by_clap(shell: Shell) -> String {
-    let mut root = definition();
-    let names: Vec<String> = root.get_subcommands().map(|command| command.get_name().to_string()).collect();
-    for name in names {
-        root = root.mut_subcommand(name, hinted);
-    }
+    let mut root = hinted(definition()).mut_subcommands(hinted);
     let mut text = Vec::new();
     generate(shell, &mut root, "csalock", &mut text);
     let text = String::from_utf8(text).unwrap();
@@ -86,12 +87,15 @@ fn hinted(command: Command) -> Command {
     let operands = match command.get_name() {
         "unlock" | "status" | "history" | "renew" | "get" | "put" | "del" | "unclaim" | "lookup" => ValueHint::Hostname,
         "run" => ValueHint::Username,
+        "lock" => ValueHint::EmailAddress,
         _ => ValueHint::AnyPath,
     };
     command.mut_args(|argument| {
         if argument.is_positional() {
             argument.value_hint(operands)
-        } else if argument.get_long() == Some("store") || !argument.get_possible_values().is_empty() {
+        } else if argument.get_long() == Some("store") {
+            argument.value_hint(ValueHint::Url)
+        } else if !argument.get_possible_values().is_empty() {
             argument
         } else {
             // Durations, numbers, labels: no file is meant.

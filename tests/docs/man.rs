@@ -287,6 +287,7 @@ fn the_json_documents_have_just_the_fields_that_the_manual_shows() {
         run("claim", &["--id", "1", "claimed"]),
         run("lookup", &["claimed"]),
         run("claim", &["--id", "2", "claimed"]),
+        run("unlock", &["none"]),
         run("doctor", &[]),
     ];
     let mut real = BTreeSet::new();

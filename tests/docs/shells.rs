@@ -15,6 +15,9 @@ use super::{definition, have, in_project};
 
 const HELD: [&str; 3] = ["two words", "plain", "co:lon"];
 
+/// A lock that only the history contains.
+const PAST: &str = "yesterday";
+
 /// A store with locks that are held, and a shell's environment.
 struct Desk {
     dir: TempDir,
@@ -26,6 +29,8 @@ impl Desk {
         for name in HELD.into_iter().chain(["new\nline"]) {
             assert!(desk.csalock(&["lock", "--forever", name]), "{name}");
         }
+        assert!(desk.csalock(&["run", PAST, "true"]));
+        fs::write(desk.path().join("notes"), "").unwrap();
         desk
     }
 
@@ -145,7 +150,28 @@ fn check_offers(offers: impl Fn(&[&str]) -> BTreeSet<String>) {
         assert!(!offers(&["csalock", "--store", "dir:/nowhere/at/all", command, "pl"]).contains("plain"));
         assert!(offers(&["csalock", "--json", command, "pl"]).contains("plain"));
     }
+    for command in ["lock", "run", "run-with-lock"] {
+        let offered = offers(&["csalock", command, "-n", ""]);
+        assert!(live.is_subset(&offered) && !offered.iter().any(|name| name.contains("line")), "{offered:?}");
+        assert_eq!(offers(&["csalock", "--json", command, "yes"]), BTreeSet::from([PAST.to_string()]));
+        assert!(!offers(&["csalock", command, "--store", "dir:/nowhere/at/all", "yes"]).contains(PAST));
+        assert!(offers(&["csalock", command, "./no"]).iter().any(|file| file.ends_with("notes")));
+    }
+    let stores = BTreeSet::from(["dir:", "sqlite:", "etcd://", "etcds://"].map(String::from));
+    for before in [&["csalock", "--store"][..], &["csalock", "status", "--store"], &["csalock", "run", "-n", "--store"]]
+    {
+        let offered = |typed: &str| offers(&[before, &[typed]].concat());
+        assert!(stores.is_subset(&offered("")), "{:?}", offered(""));
+        assert_eq!(offered("sq"), BTreeSet::from(["sqlite:".to_string()]));
+        let paths = offered("dir:sto");
+        assert!(paths.iter().any(|path| path.trim_end_matches('/').ends_with("store")), "{paths:?}");
+        let paths = offered("sqlite:no");
+        assert!(paths.iter().any(|path| path.ends_with("notes")), "{paths:?}");
+    }
+    assert!(offers(&["csalock", "lock", "plain", "tw"]).contains("two words"));
     assert!(offers(&["csalock", "unlock", "plain", "tw"]).contains("two words"));
+    assert!(offers(&["csalock", "completions", "f"]).contains("fish"));
+    assert!(offers(&["csalock", "status", "--color", "al"]).contains("always"));
     assert!(!offers(&["csalock", "renew", "--ttl", "pl"]).contains("plain"));
     assert!(offers(&["csalock", "run", "--on-lost", ""]).contains("warn"));
     for before in
@@ -223,7 +249,9 @@ fn zsh_offers_valid_completions_and_inserts_usable_names() {
         let hits = desk.path().join("hits");
         fs::write(&hits, "").unwrap();
         zsh.borrow_mut().run(&format!("{}\t\x15true", words.join(" ")));
-        fs::read_to_string(&hits).unwrap().lines().map(String::from).collect()
+        // A compadd without a match has written an empty line.
+        let hits = fs::read_to_string(&hits).unwrap();
+        hits.lines().filter(|hit| !hit.is_empty()).map(String::from).collect()
     });
     zsh.borrow_mut().run("unfunction compadd");
     for (line, name) in [("tw\t", "two words"), ("co:l\t", "co:lon"), ("'pl\t", "plain")] {

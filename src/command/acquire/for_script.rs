@@ -67,7 +67,7 @@ impl ForScript<'_> {
         let until = acquisition.policy.end(self.context.host.boottime());
         let (grants, evicted) = match acquisition.acquire(&opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            ended => return Ok(acquisition.end(&opened, &ended)),
+            ended => return acquisition.end(&opened, &ended),
         };
         let AcquireRequest { handle, owner, .. } = &request;
         let evicted = evicted.as_ref();

@@ -50,7 +50,7 @@ impl CommandChild<'_> {
         };
         let (mut grants, evicted) = match acquisition.acquire(opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            ended => return Ok(acquisition.end(opened, &ended)),
+            ended => return acquisition.end(opened, &ended),
         };
         let until = policy.limit.map(|_| end);
         let files = self.flock_compat.map(|compat| compat.take(self, opened, &mut grants, until, child_side));

@@ -48,7 +48,7 @@ impl FlockCompat {
         if files.is_empty() {
             let name = &targets.first().display_name;
             let what = format!("--flock locks a file, and {} is not a path", escape(name));
-            let cure = format!("say ./{}, or leave out --flock", shell_quote(name));
+            let cure = format!("use ./{}, or leave out --flock", shell_quote(name));
             return Err(Error::new(ErrorKind::InvalidInput, what, cure));
         }
         Ok(Some(FlockCompat { files, handover: FdChannel::new()? }))
@@ -154,8 +154,8 @@ fn keep(take: &CommandChild<'_>, opened: &OpenLockSet<'_>, grants: &mut [Grant])
         match engine.apply(&target.name, &Renew(credentials, lifetime))? {
             Ok(renewed) => grant.lifetime = renewed.lifetime,
             Err(not_holder) => {
-                let (text, kind) = RefusedLock::new(target, &opened.reporter(at)).not_holder(&not_holder);
-                return Err(Error::new(kind, text, ""));
+                let refusal = RefusedLock::new(target, &opened.reporter(at)).not_holder(&not_holder);
+                return Err(Error::new(refusal.kind, refusal.message, refusal.hint));
             }
         }
     }

@@ -58,8 +58,8 @@ impl Line<'_> {
         let next_step = self
             .flock_option(typed)
             .or_else(|| self.json_option(typed))
-            .or_else(|| similar.first().map(|similar| format!("use {similar}")))
             .or_else(|| self.command_first())
+            .or_else(|| similar.first().map(|similar| format!("use {similar}")))
             .or_else(|| self.after_dashes(at?));
         usage_error(problem, next_step.unwrap_or_else(|| self.see_help()))
     }

@@ -33,6 +33,12 @@ impl<'a> Line<'a> {
         Line { words, command_at, root }
     }
 
+    /// Returns the line as clap knew it when it refused this option: the command may come after the option.
+    pub(super) fn until(self, option: &OsStr) -> Line<'a> {
+        let at = self.find(option).unwrap_or(self.words.len());
+        Line { command_at: self.command_at.filter(|command| *command < at), ..self }
+    }
+
     /// Returns the definition of the command, or of the program if its command is missing or unknown.
     pub(super) fn definition(&self) -> &clap::Command {
         self.command_word().and_then(|word| self.root.find_subcommand(word)).unwrap_or(&self.root)
@@ -90,7 +96,7 @@ impl<'a> Line<'a> {
     pub(super) fn try_words(&self, words: Vec<OsString>) -> Option<String> {
         let shown: Vec<String> = words[1..].iter().map(|word| shell_quote(word.as_bytes())).collect();
         let is_valid = match Cli::read(words) {
-            Ok(cli) => !matches!(&cli.command, Command::Run(run) if command_line(run).is_err()),
+            Ok(cli) => !matches!(&cli.command, Command::Run(run) if run.common.json || command_line(run).is_err()),
             Err(error) => matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion),
         };
         let hint = format!("try: csalock {}", shown.join(" "));

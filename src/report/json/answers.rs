@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
 use super::{HolderJson, text};
-use crate::duration::rfc3339;
+use crate::duration::rfc3339_millis;
+use crate::error::Error;
+use crate::exit::Exit;
 use crate::lock::{EndReason, EndedGrant, Grant, Handle, Liveness, Mode, NotHolder, Value};
-use crate::report::Reporter;
+use crate::report::{RefusalJson, RefusalReport, Reporter};
 
 /// The output of `get --json`, `put --json` and `del --json`.
 #[derive(Debug, Serialize)]
@@ -19,6 +23,21 @@ pub struct ValueJson {
     token: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     handle: Option<String>,
+    /// The value of `get`, if it is valid UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    /// The value of `get` in base64 (RFC 4648), if it is not valid UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+}
+
+/// The output of `get --lock --json` if the value does not exist: the lock is held all the same.
+#[derive(Debug, Serialize)]
+pub struct NoValueJson {
+    #[serde(flatten)]
+    refusal: RefusalJson,
+    handle: String,
+    token: Option<u64>,
 }
 
 /// The output of `claim --json`.
@@ -34,6 +53,8 @@ pub struct ClaimJson {
 pub struct TakenJson {
     /// The names that are claimed already, each with its id.
     taken: Vec<LookupJson>,
+    #[serde(flatten)]
+    refusal: RefusalJson,
 }
 
 /// The output of `lookup --json`.
@@ -44,6 +65,9 @@ pub struct LookupJson {
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     names: Option<Vec<String>>,
+    /// The records that cannot be read, and may have the id too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    passed_over: Vec<RefusalJson>,
 }
 
 /// The output of `lock --json`.
@@ -81,6 +105,30 @@ pub struct UnlockJson {
     /// The result: `released`, `renewed`, `broken`, `removed`, `not held` or `not the owner`.
     outcome: &'static str,
     holders: Vec<HolderJson>,
+    /// The problem, the next step and the exit code, if the request was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hint: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_code: Option<u8>,
+}
+
+/// An entry of a list: a result, or the reason why there is none.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Entry<T> {
+    /// A result.
+    Result(T),
+    /// A record that cannot be read.
+    Refusal(RefusalJson),
+}
+
+impl<T> Entry<T> {
+    /// Returns the entry for a record that cannot be read.
+    pub fn unreadable(error: &Error) -> Entry<T> {
+        Entry::Refusal(RefusalReport::from(error).json(error.kind().into(), None))
+    }
 }
 
 impl ValueJson {
@@ -88,7 +136,24 @@ impl ValueJson {
     pub fn new(name: &[u8], value: &Value, taken: Option<(&Handle, Option<u64>)>) -> ValueJson {
         let token = taken.map_or(value.token, |(_, token)| token);
         let handle = taken.map(|(handle, _)| handle.to_string());
-        ValueJson { name: text(name), version: value.version, bytes: value.size, token, handle }
+        let (name, version) = (text(name), value.version);
+        ValueJson { name, version, bytes: value.size, token, handle, value: None, value_base64: None }
+    }
+
+    /// Returns the document with the bytes of the value.
+    #[must_use]
+    pub fn with_bytes(self, bytes: Vec<u8>) -> ValueJson {
+        match String::from_utf8(bytes) {
+            Ok(value) => ValueJson { value: Some(value), ..self },
+            Err(error) => ValueJson { value_base64: Some(STANDARD.encode(error.as_bytes())), ..self },
+        }
+    }
+}
+
+impl NoValueJson {
+    /// Returns the document for a refusal under the grant with this handle and token.
+    pub fn new(refusal: RefusalJson, (handle, token): (&Handle, Option<u64>)) -> NoValueJson {
+        NoValueJson { refusal, handle: handle.to_string(), token }
     }
 }
 
@@ -102,22 +167,28 @@ impl ClaimJson {
 
 impl TakenJson {
     /// Returns the document for names that are claimed, with these grants.
-    pub fn new(taken: &[(Vec<u8>, Grant)]) -> TakenJson {
+    pub fn new(taken: &[(Vec<u8>, Grant)], refusal: RefusalJson) -> TakenJson {
         let of =
             |(name, grant): &(Vec<u8>, Grant)| LookupJson::of_name(name, grant.claim.as_deref().unwrap_or_default());
-        TakenJson { taken: taken.iter().map(of).collect() }
+        TakenJson { taken: taken.iter().map(of).collect(), refusal }
     }
 }
 
 impl LookupJson {
     /// Returns the document for the id of a name.
     pub fn of_name(name: &[u8], id: &[u8]) -> LookupJson {
-        LookupJson { name: Some(text(name)), id: text(id), names: None }
+        LookupJson { name: Some(text(name)), id: text(id), names: None, passed_over: Vec::new() }
     }
 
-    /// Returns the document for the names of an id.
-    pub fn of_id(id: &[u8], names: &[Vec<u8>]) -> LookupJson {
-        LookupJson { name: None, id: text(id), names: Some(names.iter().map(|name| text(name)).collect()) }
+    /// Returns the document for the names of an id, and the records that cannot be read.
+    pub fn of_id(id: &[u8], names: &[Vec<u8>], unreadable: &[Error]) -> LookupJson {
+        let passed_over = |error: &Error| RefusalReport::from(error).json(error.kind().into(), None);
+        LookupJson {
+            name: None,
+            id: text(id),
+            names: Some(names.iter().map(|name| text(name)).collect()),
+            passed_over: unreadable.iter().map(passed_over).collect(),
+        }
     }
 }
 
@@ -141,7 +212,7 @@ impl LockJson {
             token: grants.iter().filter_map(|grant| grant.token).max(),
             tokens: several.then(|| grants.iter().map(|grant| grant.token).collect()),
             slot: slot.filter(|_| !several),
-            expires: expires.map(rfc3339),
+            expires: expires.map(rfc3339_millis),
             took_over: evicted.map(|ending| Evicted::new(ending, reporter)),
         }
     }
@@ -169,6 +240,18 @@ impl UnlockJson {
         reporter: &Reporter<'_>,
     ) -> UnlockJson {
         let holder = |grant: &Grant| HolderJson::of_grant(grant, reporter.liveness(&grant.owner), reporter);
-        UnlockJson { name: text(name), outcome, holders: grants.into_iter().map(holder).collect() }
+        let holders = grants.into_iter().map(holder).collect();
+        UnlockJson { name: text(name), outcome, holders, message: None, hint: None, exit_code: None }
+    }
+
+    /// Returns the document with the reason for a refusal.
+    #[must_use]
+    pub fn refused(self, refusal: &RefusalReport) -> UnlockJson {
+        UnlockJson {
+            message: Some(refusal.message.clone()),
+            hint: Some(refusal.hint.clone()).filter(|hint| !hint.is_empty()),
+            exit_code: Some(Exit::from(refusal.kind).code()),
+            ..self
+        }
     }
 }

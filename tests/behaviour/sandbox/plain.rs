@@ -7,8 +7,11 @@ const MOST_OF_COMMAND: usize = 256;
 
 pub(crate) fn plain(text: &str, sandbox: &Sandbox) -> String {
     let place = |below| sandbox.path(below).display().to_string();
-    let mut text =
-        text.replace(&this_command(), "TEST").replace(&sandbox.store_place(), "STORE").replace(&place(""), "SANDBOX/");
+    let mut text = text
+        .replace(&this_command(), "TEST")
+        .replace(&sandbox.store(), "STORE")
+        .replace(&sandbox.store_place(), "STORE")
+        .replace(&place(""), "SANDBOX/");
     let host = nix::unistd::gethostname().unwrap().into_string().unwrap();
     let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
     for (varying, name) in [
@@ -62,11 +65,11 @@ fn after(text: &str, before: &str, belongs: fn(char) -> bool, name: &str) -> Str
 
 /// Replaces handles and times, which are words of their own.
 fn words(text: &str) -> String {
-    let belongs = |char: char| char.is_ascii_alphanumeric() || char == '-' || char == ':';
+    let belongs = |char: char| char.is_ascii_alphanumeric() || "-:.".contains(char);
     let mut plain = String::new();
     for piece in text.split_inclusive(|char| !belongs(char)) {
         let word = piece.trim_end_matches(|char| !belongs(char));
-        let core = word.trim_end_matches(':');
+        let core = word.trim_end_matches([':', '.']);
         let name = match core {
             _ if is_handle(core) => "HANDLE",
             _ if is_time(core) => "TIME",
@@ -83,7 +86,8 @@ fn is_handle(word: &str) -> bool {
 }
 
 fn is_time(word: &str) -> bool {
-    digits_as_zeros(word) == "0000-00-00T00:00:00Z"
+    let shape = digits_as_zeros(word);
+    shape == "0000-00-00T00:00:00Z" || shape == "0000-00-00T00:00:00.000Z"
 }
 
 /// The command line of the test itself, as a record bears it.

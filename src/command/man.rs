@@ -1,0 +1,83 @@
+//! `csalock man`
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{IsTerminal, Seek, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::context::print;
+use crate::cli::Man;
+use crate::environment::Environment;
+use crate::error::{Error, ErrorKind};
+use crate::exit::Exit;
+use crate::name::shell_quote;
+
+/// All pages of the manual: the name of each file in `man/`, and its text.
+const PAGES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/pages.rs"));
+
+pub(super) fn run(asked: &Man) -> anyhow::Result<Exit> {
+    let wanted = asked.page.as_deref().unwrap_or("csalock");
+    let page = find(wanted).ok_or_else(|| unknown(wanted))?;
+    if std::io::stdout().is_terminal() {
+        show(page);
+    }
+    print(page)?;
+    Ok(Exit::Done)
+}
+
+/// Returns the page of a command, or the page with this name, with or without its section.
+fn find(wanted: &str) -> Option<&'static str> {
+    let is_it = |file: &str| {
+        let page = file.rsplit_once('.').map_or(file, |(page, _)| page);
+        file == wanted || page == wanted || page.strip_prefix("csalock-") == Some(wanted)
+    };
+    let (_, text) = PAGES.iter().find(|(file, _)| is_it(file))?;
+    // The page of another name of a command consists of a reference.
+    match text.strip_prefix(".so man1/") {
+        Some(file) => find(file.trim()),
+        None => Some(text),
+    }
+}
+
+fn unknown(wanted: &str) -> Error {
+    let pages: Vec<&str> =
+        PAGES.iter().map(|(file, _)| file.trim_end_matches(".1").trim_start_matches("csalock-")).collect();
+    let what = format!("the manual has no page {}", shell_quote(wanted.as_bytes()));
+    Error::new(ErrorKind::InvalidInput, what, format!("use one of: {}", pages.join(", ")))
+}
+
+/// Becomes the program that shows the page. Returns if this host has none.
+fn show(page: &str) {
+    let Ok(source) = open(page) else { return };
+    // Other programs named man do not read stdin.
+    let version = Command::new("man").arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let is_man_db = version.is_ok_and(|done| done.status.success() && done.stdout.starts_with(b"man "));
+    if let Ok(source) = source.try_clone()
+        && is_man_db
+    {
+        let _ = Command::new("man").args(["-l", "-"]).stdin(source).exec();
+    }
+    let mut mandoc = Command::new("mandoc");
+    // mandoc does not look which pager there is.
+    if let Some(pager) = pager() {
+        mandoc.arg("-a").env("PAGER", pager);
+    }
+    let _ = mandoc.stdin(source).exec();
+}
+
+/// Returns the pager that the user chose, or else the first that is installed.
+fn pager() -> Option<OsString> {
+    let is_there = |name: &&str| std::env::split_paths(&Environment::path()).any(|folder| folder.join(name).is_file());
+    Environment::pager().or_else(|| ["less", "more"].into_iter().find(is_there).map(OsString::from))
+}
+
+/// Returns the page as an open file without a name: man-db may change its user, and then could not open a file of ours.
+fn open(page: &str) -> std::io::Result<File> {
+    let mut file = File::from(memfd_create("csalock-man", MemfdFlags::CLOEXEC)?);
+    file.write_all(page.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
+}

@@ -1,0 +1,252 @@
+//! The command line itself: options in every place, the words of usage errors, durations, colours.
+
+use std::collections::BTreeSet;
+
+use crate::sandbox::{Kind, Sandbox, has};
+
+/// Compares the stderr of usage errors, which leave no store behind.
+#[track_caller]
+fn check_usage_errors(errors: &[(&[&str], &str)]) {
+    let sandbox = Sandbox::new(Kind::Directory);
+    for (words, said) in errors {
+        sandbox.csalock(*words).status(64).stderr(format!("csalock: {said}\n")).run();
+    }
+    assert!(!sandbox.store_exists());
+}
+
+on_every_store! {
+    fn options_may_stand_anywhere(sandbox: &Sandbox) {
+        let handle = "HANDLE\n";
+        sandbox.csalock(["lock", "--forever", "deploy", "--timeout", "5"]).stdout(handle).run();
+        let _holder = sandbox.holder("held");
+        sandbox.csalock(["lock", "-qE3", "held", "-n"]).status(3).run();
+        sandbox.csalock(["-q", "lock", "held", "-w0"]).status(75).run();
+        let json = sandbox.csalock(["status", "--json", "deploy"]).capture().stdout;
+        for words in [["status", "deploy", "--json"], ["--json", "status", "deploy"]] {
+            assert_eq!(sandbox.csalock(words).capture().stdout, json);
+        }
+        sandbox.csalock(["status", "deploy", "-1"]).stdout("deploy\n").run();
+        for force in [&["unlock", "deploy", "--force", "-q"][..], &["--quiet", "unlock", "deploy", "--force"]] {
+            assert_eq!(sandbox.csalock(force).capture().code, Some(0));
+            sandbox.csalock(["lock", "--forever", "deploy"]).stdout(handle).run();
+        }
+        let help = sandbox.csalock(["lock", "--help"]).capture();
+        assert_eq!(sandbox.csalock(["lock", "x", "--help"]).capture(), help);
+        assert_eq!(sandbox.csalock(["lock", "x", "-n", "--help", "y"]).capture(), help);
+        sandbox.csalock(["lock", "--", "--help", "-n"]).stdout(handle).run();
+        let names = sandbox.csalock(["status", "-1"]).capture().stdout;
+        assert_eq!(names.lines().collect::<BTreeSet<_>>(), BTreeSet::from(["--help", "-n", "deploy", "held"]));
+    }
+
+    fn the_store_may_precede_the_command(sandbox: &Sandbox) {
+        let other = sandbox.store_at("other");
+        sandbox.csalock(["--store", &other, "lock", "--forever", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock([&format!("--store={other}"), "--color", "never", "status", "-1"]).stdout("x\n").run();
+        // The option after the command counts.
+        sandbox.csalock(["--store", &sandbox.store(), "status", "-1", "--store", &other]).stdout("x\n").run();
+        sandbox.csalock(["status", "-1"]).run();
+        let script = "csalock --store $0 run -w 5 y echo ran; csalock -v --store $0 run y true";
+        let done = sandbox.call("dash", ["-c", script, &other]).capture();
+        assert_eq!((done.stdout.as_str(), sandbox.plain(&done.stderr).as_str()), ("ran\n", "csalock: lock y is taken, token TOKEN\n"));
+        assert!(!sandbox.store_exists());
+    }
+
+    fn only_run_and_put_take_words_literally(sandbox: &Sandbox) {
+        sandbox.csalock(["run", "x", "echo", "-w", "5", "--json", "--", "--help"]).stdout("-w 5 --json -- --help\n").run();
+        sandbox.csalock(["run", "x", "--", "echo", "-n"]).stdout("").run();
+        sandbox.csalock(["run", "-n", "x", "--also", "y", "echo", "--also"]).stdout("--also\n").run();
+        sandbox.csalock(["run", "x", "--also=y", "-c", "echo $CSALOCK_NAME"]).stdout("x\n").run();
+        sandbox.csalock(["put", "x", "-5"]).run();
+        sandbox.csalock(["get", "x"]).stdout("-5").run();
+        sandbox.csalock(["put", "x", "--nonblock"]).stdin("from stdin").run();
+        sandbox.csalock(["get", "x"]).stdout("from stdin").run();
+        sandbox.csalock(["put", "x", "value", "--nonblock"]).run();
+        sandbox.csalock(["get", "x"]).stdout("value").run();
+        sandbox.csalock(["put", "x", "--", "--nonblock"]).run();
+        sandbox.csalock(["get", "x"]).stdout("--nonblock").run();
+    }
+
+    fn durations_have_fractions_and_days(sandbox: &Sandbox) {
+        for (typed, least, most) in [("1.5h", 5340, 5400), ("1d", 86_340, 86_400), ("90.5", 30, 91)] {
+            let done = sandbox.csalock(["lock", "--json", "--ttl", typed, typed]).capture();
+            let found: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+            let expires = humantime::parse_rfc3339(found["expires"].as_str().unwrap()).unwrap();
+            let left = expires.duration_since(std::time::SystemTime::now()).unwrap_or_default().as_secs();
+            assert!((least..=most).contains(&left), "{typed}: {left}");
+        }
+        let _holder = sandbox.holder("x");
+        for timeout in ["0.01s", "0.0001m", ".01", "1ms"] {
+            assert_eq!(sandbox.csalock(["lock", "x", "-w", timeout]).capture().code, Some(75), "{timeout}");
+        }
+    }
+}
+
+#[test]
+fn an_option_after_the_name_of_run_is_answered_with_the_corrected_line() {
+    let here = "comes after the name, where the command begins";
+    let usage = "use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]...";
+    for (words, wrong, next_step) in [
+        (&["run", "x", "-w", "5", "echo", "hi"][..], "-w", "try: csalock run -w 5 x echo hi"),
+        (&["run", "x", "-w5", "-n", "echo", "a b"], "-w5", "try: csalock run -w5 -n x echo 'a b'"),
+        (&["run", "-q", "x", "-nw", "5", "-c", "a; b"], "-nw", "try: csalock run -q -nw 5 -c 'a; b' x"),
+        (&["run", "--", "-x", "--ttl", "1m", "echo"], "--ttl", "try: csalock run --ttl 1m -- -x echo"),
+        (&["run", "x", "--label=$a", "echo", "*"], "'--label=$a'", "try: csalock run '--label=$a' x echo '*'"),
+        (&["run", "x", "--also", "y", "-n", "echo"], "-n", "try: csalock run --also y -n x echo"),
+        (&["--store", "dir:a", "run", "x", "-n", "echo"], "-n", "try: csalock --store dir:a run -n x echo"),
+        (&["run-with-lock", "x", "-n", "echo"], "-n", "try: csalock run-with-lock -n x echo"),
+        (&["run", "x", "--help"], "--help", "try: csalock run --help"),
+        (&["run", "x", "-n"], "-n", usage),
+        (&["run", "x", "-Z", "echo"], "-Z", usage),
+        (&["run", "x", "--json", "echo"], "--json", usage),
+    ] {
+        check_usage_errors(&[(words, &format!("{wrong} {here}; {next_step}"))]);
+    }
+    let one = "-c after the name: exactly one STRING must follow";
+    check_usage_errors(&[
+        (&["run", "x", "-c", "echo", "hi"], &format!("{one}; try: csalock run x -c 'echo hi'")),
+        (&["run", "x", "-c"], &format!("{one}; {usage}")),
+        (&["run", "x"], &format!("the command is missing; {usage}")),
+        (&["run", "x", "--also"], &format!("--also: the name is missing; {usage}")),
+        (&["run", "-c", "true", "x", "true"], &format!("-c STRING and a command cannot both be run; {usage}")),
+    ]);
+}
+
+#[test]
+fn a_value_of_put_that_looks_like_an_option_is_answered_with_the_corrected_line() {
+    let dash = "for a value that begins with a dash, try: csalock";
+    check_usage_errors(&[
+        (&["put", "x", "--nope"], &format!("put: unknown option --nope; {dash} put x -- --nope")),
+        (&["put", "x", "-dd", "-n"], &format!("put: unknown option -d in -dd; {dash} put x -n -- -dd")),
+        (&["put", "x", "a", "b", "$c"], "put: unexpected argument b; try: csalock put x 'a b $c'"),
+    ]);
+}
+
+#[test]
+fn words_of_other_tools_are_answered_with_those_of_csalock() {
+    let run = "to run a command under a lock, try: csalock run";
+    let inherits = "leave it out, because a command does not inherit the lock; try: csalock run";
+    check_usage_errors(&[
+        (&["acquire", "x"], "unknown command acquire; try: csalock lock x"),
+        (&["release", "x", "y"], "unknown command release; try: csalock unlock x y"),
+        (&["release"], "unknown command release; use csalock unlock"),
+        (&["free", "x"], "unknown command free; try: csalock unlock x"),
+        (&["rm", "x"], "unknown command rm; try: csalock unlock x"),
+        (&["log", "deploy"], "unknown command log; try: csalock history deploy"),
+        (&["exec", "-n", "x", "true"], "unknown command exec; try: csalock run -n x true"),
+        (&["ls"], "unknown command ls; try: csalock status"),
+        (&["who", "x"], "unknown command who; try: csalock status x"),
+        (&["--json", "info", "x"], "unknown command info; try: csalock --json status x"),
+        (&["show", "--nope"], "unknown command show; use csalock status"),
+        (&["version"], "unknown command version; try: csalock --version"),
+        (&["stauts", "x"], "unknown command stauts; try: csalock status x"),
+        (&["job"], "unknown command job; see csalock --help"),
+        (&["job", "true"], &format!("unknown command job; {run} job true")),
+        (&["-n", "job", "true"], "unknown option -n; try: csalock run -n job true"),
+        (&["-w", "5", "lock", "x"], "unknown option -w; try: csalock lock -w 5 x"),
+        (&["--force", "unlock", "x"], "unknown option --force; try: csalock unlock --force x"),
+        (&["-o", "job", "true"], &format!("unknown option -o; {inherits} job true")),
+        (&["run", "-no", "job", "true"], &format!("run: unknown option -o in -no; {inherits} -n job true")),
+        (&["-u", "job"], "unknown option -u; try: csalock unlock job"),
+        (&["run", "-u", "job"], "run: unknown option -u; try: csalock unlock job"),
+        (&["lock", "x", "-c", "true"], "lock: unknown option -c; try: csalock run x -c true"),
+        (&["status", "-o", "json"], "status: unknown option -o; use --json"),
+        (&["history", "--format=json"], "history: unknown option --format; use --json"),
+        (&["status", "-o"], "status: unknown option -o; for a name that begins with a dash, try: csalock status -- -o"),
+    ]);
+    let sandbox = Sandbox::new(Kind::Directory);
+    sandbox.csalock(["list", "-1"]).run();
+}
+
+#[test]
+fn usage_errors_look_like_all_other_errors() {
+    let dash = "for a name that begins with a dash, try: csalock";
+    let long = "x".repeat(1000);
+    check_usage_errors(&[
+        (&["lock"], "lock: NAME is missing; use: csalock lock [OPTION]... NAME..."),
+        (&["run"], "run: NAME COMMAND is missing; use: csalock run [OPTION]... NAME COMMAND [ARGUMENT]..."),
+        (&["unclaim"], "unclaim: --id ID and NAME are missing; use: csalock unclaim [OPTION]... --id ID NAME..."),
+        (&["renew", "x"], "renew: --ttl DURATION is missing; add --ttl DURATION"),
+        (&["unlock", "--token", "5", "x"], "unlock: --force is missing; add --force"),
+        (&["-q"], "the command is missing; see csalock --help"),
+        (&["lock", "-dash"], &format!("lock: unknown option -d in -dash; {dash} lock -- -dash")),
+        (&["run", "-dash", "true"], &format!("run: unknown option -d in -dash; {dash} run -- -dash true")),
+        (&["lock", "x", "--nope"], "lock: unknown option --nope; see csalock lock --help"),
+        (&["lock", "--timout", "5", "x"], "lock: unknown option --timout; use --timeout"),
+        (&["--nope"], "unknown option --nope; see csalock --help"),
+        (&["get", "x", "y"], "get: unexpected argument y; use: csalock get [OPTION]... NAME"),
+        (&["get"], "get: NAME is missing; use: csalock get [OPTION]... NAME"),
+        (&["gc", &long], &format!("gc: unexpected argument {}...; use: csalock gc [OPTION]...", &long[..100])),
+        (&["lock", "--timeout"], "--timeout: the value is missing; use --timeout DURATION"),
+        (&["lock", "--json=3", "x"], "--json: unexpected value 3; use --json without a value"),
+        (&["run", "--on-lost", "cry", "x", "true"], "--on-lost: invalid value cry; use kill or warn"),
+        (&["status", "--color", "red"], "--color: invalid value red; use auto, always or never"),
+        (&["completions", "tcsh"], "SHELL: invalid value tcsh; use bash, zsh or fish"),
+        (&["status", "-q", "-v"], "--quiet cannot be used with --verbose; leave out one of them"),
+        (&["-q", "status", "-v"], "--verbose cannot be used with --quiet; leave out one of them"),
+        (&["lookup", "x", "--id", "1"], "NAME cannot be used with --id ID; leave out one of them"),
+        (&["status", "--store", "a", "--store", "b"], "--store is given more than once; use it once"),
+        (&["lock", "-j", "0", "x"], "--slots: 0 is not a whole number; use 1 to 10000"),
+        (&["lock", "a\nb\x1b[2J", "-Z"], &format!("lock: unknown option -Z; {dash} lock $'a\\nb\\x1b[2J' -- -Z")),
+        (&["run", "--json", "x", "true"], "run has no result of its own that could be JSON; leave --json out"),
+    ]);
+}
+
+#[test]
+fn an_invalid_duration_is_answered_with_its_mistake() {
+    let examples = "use for example 250ms, 0.5s, 5m, 1h30m, 1d, seconds, 0 or inf";
+    let lengths = "use for example 250ms, 0.5s, 5m, 1h30m, 1d, or seconds";
+    for (option, value, said) in [
+        ("--timeout", "5M", format!("is not a duration, because M is not a unit, minutes are m; {examples}")),
+        ("--timeout", "soon", format!("is not a duration; {examples}")),
+        ("--timeout", "-5", format!("is not a duration; {examples}")),
+        ("--timeout", "9999999999999", "is longer than 300 years; use inf for no limit".to_string()),
+        ("--ttl", "1H", format!("is not a duration, because H is not a unit, hours are h; {lengths}")),
+        ("--ttl", "1y", format!("is not a duration, because y is not a unit; {lengths}")),
+        ("--ttl", "0", "is too short; use at least 1ms".to_string()),
+        ("--ttl", "400000d", "is longer than 300 years; leave it out for no limit".to_string()),
+        ("--backoff", "1s", "is not a range; use MIN..MAX, for example 50ms..2s".to_string()),
+        ("--backoff", "2s..1s", "is not a range; use a MAX that is not below MIN".to_string()),
+        (
+            "--backoff",
+            "1S..2s",
+            format!("is not a range, because MIN is not a duration, because S is not a unit, seconds are s; {lengths}"),
+        ),
+    ] {
+        check_usage_errors(&[(&["lock", &format!("{option}={value}"), "x"], &format!("{option}: {value} {said}"))]);
+    }
+}
+
+#[test]
+fn without_a_command_there_is_short_help() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    let help = sandbox.csalock(["-h"]).capture();
+    assert!(help.code == Some(0) && help.stderr.is_empty() && help.stdout.starts_with("Locks for shell scripts: "));
+    let nothing: [&str; 0] = [];
+    sandbox.csalock(nothing).status(64).stderr(help.stdout).run();
+}
+
+#[test]
+fn the_option_decides_colours_and_then_the_environment() {
+    let sandbox = Sandbox::new(Kind::Directory);
+    sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+    let coloured = |words: &[&str], variables: &[(&str, &str)]| {
+        let call = variables.iter().fold(sandbox.csalock(words), |call, (name, value)| call.env(name, value));
+        call.capture().stdout.contains("\x1b[")
+    };
+    let all = [("NO_COLOR", "1"), ("TERM", "dumb"), ("CLICOLOR_FORCE", "1")];
+    for command in [&["status"][..], &["history"], &["doctor"], &["status", "-h"], &["--help"]] {
+        let with = |option: &'static str| [command, &[option]].concat();
+        assert!(!coloured(command, &[]) && !coloured(&with("--color=auto"), &[]), "{command:?}");
+        assert!(coloured(&with("--color=always"), &all[..2]), "{command:?}");
+        assert!(!coloured(&with("--color=never"), &all[2..]), "{command:?}");
+        assert!(coloured(command, &all[2..]) && coloured(command, &all[1..]), "{command:?}");
+        assert!(!coloured(command, &all) && !coloured(command, &[("CLICOLOR_FORCE", "0")]), "{command:?}");
+    }
+    assert!(coloured(&["--color", "always", "status"], &[]));
+    if has("script") {
+        let on_terminal = |kind: &str| {
+            sandbox.script("dash", "script -qc 'csalock status' /dev/null").env("TERM", kind).capture().stdout
+        };
+        assert!(on_terminal("xterm").contains("\x1b[") && !on_terminal("dumb").contains('\x1b'));
+    }
+}
