@@ -179,7 +179,7 @@ fn a_purge_keeps_locks_values_and_claims() {
     let Some((system, package)) = installed() else { return };
     let csalock = "/usr/bin/csalock";
     for (make, name, end) in [
-        (&["lock", "--forever", "held"][..], "held", &["unlock", "--force", "held"][..]),
+        (&["lock", "--forever", "held"][..], "held", &["unlock", "held"][..]),
         (&["put", "guarded", "value"], "guarded", &["del", "guarded"]),
         (&["claim", "--id", "1", "claimed"], "claimed", &["unclaim", "--id", "1", "claimed"]),
     ] {
