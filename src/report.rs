@@ -20,7 +20,7 @@ pub use json::{
     ClaimJson, Entry, Evicted, HolderJson, LockJson, LookupJson, NoValueJson, SightJson, TakenJson, UnlockJson,
     ValueJson, json,
 };
-pub use refusal::{RefusedLock, describe_value};
+pub use refusal::{RefusedLock, Settings, describe_value};
 pub use refusal_report::{RefusalJson, RefusalReport};
 pub use run::notice;
 pub use table::{HEADER, OutputStyle, WIDTH, table};
