@@ -227,7 +227,7 @@ mod json {
             }
             let done = sandbox.csalock(["doctor", "--json", "none/x"]).capture();
             assert!(done.code == Some(69) && done.stdout.contains(hint) && done.stderr.is_empty(), "{done:?}");
-            let said = "csalock: run-with-lock has no result of its own that could be JSON; leave --json out\n";
+            let said = "csalock: run has no result of its own that could be JSON; leave --json out\n";
             sandbox.csalock(["run", "--json", "x", "true"]).status(64).stderr(said).run();
         }
 

@@ -87,7 +87,7 @@ fn a_second_collection_frees_the_lock() {
     let seen = Instant::now();
     assert_eq!((sandbox.state("x").as_str(), sightings(&sandbox)), ("held", 1));
     wait_until("it was seen for its span", || seen.elapsed() > Duration::from_millis(3100));
-    let removed = "removed x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --print-handle --ttl 3s x; echo; cat; :, which let its time run out\n";
+    let removed = "removed x: held by pid PID on HOST (user USER) since TIME (AGE ago): dash -c csalock lock --ttl 3s x; echo; cat; :, which let its time run out\n";
     sandbox.csalock(["gc", "-q"]).stdout(removed).run();
     assert_eq!(sandbox.state("x"), "free");
 }

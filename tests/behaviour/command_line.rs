@@ -16,8 +16,7 @@ fn check_usage_errors(errors: &[(&[&str], &str)]) {
 
 on_every_store! {
     fn options_may_stand_anywhere(sandbox: &Sandbox) {
-        let handle = "HANDLE\n";
-        sandbox.csalock(["lock", "--forever", "deploy", "--timeout", "5"]).stdout(handle).run();
+        sandbox.csalock(["lock", "--forever", "deploy", "--timeout", "5"]).run();
         let _holder = sandbox.holder("held");
         sandbox.csalock(["lock", "-qE3", "held", "-n"]).status(3).run();
         sandbox.csalock(["-q", "lock", "held", "-w0"]).status(75).run();
@@ -28,19 +27,19 @@ on_every_store! {
         sandbox.csalock(["status", "deploy", "-1"]).stdout("deploy\n").run();
         for force in [&["unlock", "deploy", "--force", "-q"][..], &["--quiet", "unlock", "deploy", "--force"]] {
             assert_eq!(sandbox.csalock(force).capture().code, Some(0));
-            sandbox.csalock(["lock", "--forever", "deploy"]).stdout(handle).run();
+            sandbox.csalock(["lock", "--forever", "deploy"]).run();
         }
         let help = sandbox.csalock(["lock", "--help"]).capture();
         assert_eq!(sandbox.csalock(["lock", "x", "--help"]).capture(), help);
         assert_eq!(sandbox.csalock(["lock", "x", "-n", "--help", "y"]).capture(), help);
-        sandbox.csalock(["lock", "--", "--help", "-n"]).stdout(handle).run();
+        sandbox.csalock(["lock", "--", "--help", "-n"]).run();
         let names = sandbox.csalock(["status", "-1"]).capture().stdout;
         assert_eq!(names.lines().collect::<BTreeSet<_>>(), BTreeSet::from(["--help", "-n", "deploy", "held"]));
     }
 
     fn the_store_may_precede_the_command(sandbox: &Sandbox) {
         let other = sandbox.store_at("other");
-        sandbox.csalock(["--store", &other, "lock", "--forever", "x"]).stdout("HANDLE\n").run();
+        sandbox.csalock(["--store", &other, "lock", "--forever", "x"]).run();
         sandbox.csalock([&format!("--store={other}"), "--color", "never", "status", "-1"]).stdout("x\n").run();
         // The option after the command counts.
         sandbox.csalock(["--store", &sandbox.store(), "status", "-1", "--store", &other]).stdout("x\n").run();
@@ -175,7 +174,10 @@ fn usage_errors_look_like_all_other_errors() {
         (&["--nope"], "unknown option --nope; see csalock --help"),
         (&["get", "x", "y"], "get: unexpected argument y; use: csalock get [OPTION]... NAME"),
         (&["get"], "get: NAME is missing; use: csalock get [OPTION]... NAME"),
-        (&["gc", &long], &format!("gc: unexpected argument {}...; use: csalock gc [OPTION]...", &long[..100])),
+        (
+            &["doctor", "x", &long],
+            &format!("doctor: unexpected argument {}...; use: csalock doctor [OPTION]... [NAME]", &long[..100]),
+        ),
         (&["lock", "--timeout"], "--timeout: the value is missing; use --timeout DURATION"),
         (&["lock", "--json=3", "x"], "--json: unexpected value 3; use --json without a value"),
         (&["run", "--on-lost", "cry", "x", "true"], "--on-lost: invalid value cry; use kill or warn"),
@@ -228,7 +230,7 @@ fn without_a_command_there_is_short_help() {
 #[test]
 fn the_option_decides_colours_and_then_the_environment() {
     let sandbox = Sandbox::new(Kind::Directory);
-    sandbox.csalock(["lock", "--forever", "x"]).stdout("HANDLE\n").run();
+    sandbox.csalock(["lock", "--forever", "x"]).run();
     let coloured = |words: &[&str], variables: &[(&str, &str)]| {
         let call = variables.iter().fold(sandbox.csalock(words), |call, (name, value)| call.env(name, value));
         call.capture().stdout.contains("\x1b[")

@@ -23,7 +23,7 @@ fn past_grant(sandbox: &Sandbox, name: &str, from: &str) {
         humantime::parse_rfc3339(from).unwrap().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
     let at = |time: i64| format!("{:+}s", time - now);
-    sandbox.csalock(["lock", "--forever", name]).env(CLOCK, at(seconds)).stdout("HANDLE\n").run();
+    sandbox.csalock(["lock", "--forever", name]).env(CLOCK, at(seconds)).run();
     sandbox.csalock(["unlock", name]).env(CLOCK, at(seconds + 600)).run();
 }
 

@@ -327,7 +327,8 @@ on_every_kind_of_store! {
         waiter.send(nix::sys::signal::Signal::SIGCONT);
         let done = waiter.wait();
         assert_eq!((done.code, done.stdout.as_str()), (Some(80), ""), "{done:?}");
-        assert!(done.stderr.contains("lock x in store STORE is stale: it was left by pid "), "{}", done.stderr);
+        let stale = format!("lock x in store {} is stale: it was left by pid ", sandbox.store());
+        assert!(done.stderr.contains(&stale), "{}", done.stderr);
         assert_eq!(sandbox.state("x"), "free");
     }
 
