@@ -26,6 +26,7 @@ use std::ffi::OsString;
 use crate::cli::{self, Cli, Command, Waiting};
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
+use crate::report::Settings;
 use crate::signals;
 use context::Context;
 
@@ -43,7 +44,7 @@ pub fn run(arguments: Vec<OsString>) -> Exit {
     let context = Context::of_this_process();
     let done = match &cli.command {
         Command::Lock(asked) => lock::run(&context, asked),
-        Command::Unlock(asked) => unlock::run(&context, asked, "--handle"),
+        Command::Unlock(asked) => unlock::run(&context, asked, &Settings::OPTIONS),
         Command::Run(asked) => run::run(&context, asked, &arguments),
         Command::Status(asked) => status::run(&context, asked).or_else(end_with_reader),
         Command::History(asked) => history::run(&context, asked).or_else(end_with_reader),

@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::host::{caller, command_of};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Mode, Owner, ProcessId};
 use crate::name::escape;
-use crate::report::{RefusalReport, RefusedLock, Reporter};
+use crate::report::{RefusalReport, RefusedLock, Reporter, Settings};
 use crate::signals::Signals;
 
 /// One acquisition: how long it waits, which signals interrupt it, and how it is reported.
@@ -27,14 +27,14 @@ pub(super) struct Acquisition<'a> {
     pub(super) policy: WaitPolicy,
     /// Called when the wait begins.
     pub(super) at_first_wait: &'a dyn Fn(),
-    /// The option or variable that sets the timeout.
-    pub(super) timeout_setting: &'static str,
+    /// The settings that hints name.
+    pub(super) settings: &'static Settings,
 }
 
 impl<'a> Acquisition<'a> {
     pub(super) fn new(common: &'a Common, waiting: &'a Waiting, signals: &'a Signals) -> Acquisition<'a> {
         let policy = waiting.wait_policy();
-        Acquisition { common, waiting, signals, policy, at_first_wait: &|| (), timeout_setting: "-w" }
+        Acquisition { common, waiting, signals, policy, at_first_wait: &|| (), settings: &Settings::OPTIONS }
     }
 
     /// Acquires all of the locks or none, and reports the wait.
@@ -70,7 +70,7 @@ impl<'a> Acquisition<'a> {
             AcquireAllResult::Refused(at, refusal) => {
                 let reporter = opened.reporter(*at);
                 let mut lock = RefusedLock::new(opened.target(*at), &reporter);
-                lock.timeout_setting = self.timeout_setting;
+                lock.settings = self.settings;
                 self.refuse(&lock.refusal(refusal), &reporter)
             }
         }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::acquire::{Acquisition, command_of_caller, request};
 use super::context::{Context, LockRef, eprint_line, json_line, print_before, print_json};
-use super::lookup::names_of;
+use super::lookup::{names_of, nothing_claimed};
 use crate::cli::{Claim, Unclaim};
 use crate::engine::{AcquireAllResult, AcquireRequest, LockSet, LockStatus, OpenLockSet};
 use crate::error::{Error, ErrorKind, Result};
@@ -86,9 +86,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
         false => context.lock_set(&asked.common, &asked.names)?,
     };
     if targets.all.is_empty() {
-        let refusal =
-            RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(&id)), "");
-        return asked.common.refuse(&refusal, refusal.kind, None);
+        return asked.common.refuse(&nothing_claimed(&id), ErrorKind::NotHeld, None);
     }
     let opened = targets.open(context)?;
     // The command gives up all claims or none, so it checks the id of each name before the first change.

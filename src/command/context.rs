@@ -113,7 +113,11 @@ impl Context {
         if let Some(text) = handle {
             let wrong = || {
                 let what = format!("\"{}\" is not a handle", escape(text.as_bytes()));
-                Error::new(ErrorKind::InvalidInput, what, "a handle is the 32 hex digits that `csalock lock` printed")
+                Error::new(
+                    ErrorKind::InvalidInput,
+                    what,
+                    "a handle is the 32 hex digits that `csalock lock --print-handle` printed",
+                )
             };
             return engine.by_proof(proof_of(text).ok_or_else(wrong)?);
         }

@@ -12,6 +12,7 @@ use crate::history::Past;
 use crate::lock::EndReason;
 use crate::name::escape;
 use crate::report::{Entry, Moment, PastJson, RefusalReport, Zone, timeline};
+use crate::store::Location;
 
 /// Maximum number of grants that are shown by default.
 const LINES: usize = 50;
@@ -48,14 +49,8 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     let (begin, end) = period(asked, style.zone, now);
     let is_a_name = |pattern: &&Vec<u8>| found.iter().any(|past| past.name == **pattern);
     let exact: Vec<&Vec<u8>> = wanted.patterns.iter().filter(is_a_name).collect();
-    if unreadable.is_empty()
-        && let Some(unknown) = wanted.unknown(&found)
-    {
-        let message =
-            format!("store {} has no history of {}", escape(location.url().as_encoded_bytes()), escape(unknown));
-        let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "see `csalock history`").about(unknown);
-        return asked.common.refuse(&refusal, refusal.kind, None);
-    }
+    let refusals = if unreadable.is_empty() { wanted.unknown(&found, &location) } else { Vec::new() };
+    refusals.iter().for_each(|refusal| asked.common.note_unless_json(refusal));
     let stood = |past: &Past| past.to.is_none_or(|to| to >= begin) && past.from <= end;
     found.retain(|past| stood(past) && wanted.has(&past.name, &exact));
     // Grants of one name may begin and end in the same millisecond; their tokens only grow.
@@ -69,7 +64,8 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     }
     if asked.common.json {
         let found = found.iter().map(|past| Entry::Result(PastJson::new(past)));
-        print_json(&found.chain(unreadable.iter().map(Entry::unreadable)).collect::<Vec<_>>())?;
+        let refused = refusals.iter().map(|refusal| Entry::Refusal(refusal.json(refusal.kind.into(), None)));
+        print_json(&found.chain(unreadable.iter().map(Entry::unreadable)).chain(refused).collect::<Vec<_>>())?;
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
         if asked.at.is_some() && found.is_empty() {
@@ -77,7 +73,8 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
             asked.common.note(&format!("the history has no grant that stood at {time}"));
         }
     }
-    Ok(unreadable.last().map_or(Exit::Done, |error| error.kind().into()))
+    let kind = unreadable.last().map(Error::kind).or(refusals.first().map(|refusal| refusal.kind));
+    Ok(kind.map_or(Exit::Done, Exit::from))
 }
 
 /// Returns the first and the last millisecond of the time that the caller asked for, since 1970.
@@ -114,15 +111,17 @@ impl Filter {
         self.names.is_empty() && self.patterns.is_empty()
     }
 
-    /// Returns the first requested name or pattern that no grant has.
-    fn unknown<'a>(&'a self, found: &[Past]) -> Option<&'a [u8]> {
-        let is_unknown = |matches: &dyn Fn(&[u8]) -> bool| !found.iter().any(|past| matches(&past.name));
-        let name = self.names.iter().find(|wanted| is_unknown(&|name| name == wanted.as_slice()));
-        let pattern = || {
-            let has = |pattern: &[u8], name: &[u8]| pattern == name || glob::matches(pattern, name);
-            self.patterns.iter().find(|pattern| is_unknown(&|name| has(pattern, name)))
+    /// Returns a report about each requested name or pattern that no grant in this store has.
+    fn unknown(&self, found: &[Past], location: &Location) -> Vec<RefusalReport> {
+        let has = |wanted: &[u8], name: &[u8]| wanted == name || glob::matches(wanted, name);
+        let names = self.names.iter().filter(|name| !found.iter().any(|past| past.name == **name));
+        let patterns = self.patterns.iter().filter(|pattern| !found.iter().any(|past| has(pattern, &past.name)));
+        let store = escape(location.url().as_encoded_bytes());
+        let refusal = |name: &Vec<u8>| {
+            let message = format!("store {store} has no history of {}", escape(name));
+            RefusalReport::new(ErrorKind::NotHeld, message, "see `csalock history`").about(name)
         };
-        name.or_else(pattern).map(Vec::as_slice)
+        names.chain(patterns).map(refusal).collect()
     }
 
     /// Returns true if this name is requested. A pattern that is the `exact` name of a lock means only that lock.

@@ -10,7 +10,7 @@ use crate::cli::Lock;
 use crate::engine::LockSet;
 use crate::exit::Exit;
 use crate::name::{escape, shell_quote};
-use crate::report::LockJson;
+use crate::report::{LockJson, Settings};
 
 /// Acquires locks. Prints their handle with `--print-handle` or `--json`, and else nothing.
 pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
@@ -21,7 +21,7 @@ pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     if prints {
         context.require_stdout("the handle", "send it to /dev/null if you do not need it")?;
     }
-    ForScript { context, common, taking, pid: *pid, targets, timeout_setting: "-w", prints }.acquire(|granted| {
+    ForScript { context, common, taking, pid: *pid, targets, settings: &Settings::OPTIONS, prints }.acquire(|granted| {
         report_taken(common, granted.opened, granted.grants, granted.evicted, Some(granted.owner));
         if prints {
             let printed =
@@ -37,7 +37,7 @@ pub(super) fn run(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
 pub(super) fn run_as_csa(context: &Context, asked: &Lock) -> anyhow::Result<Exit> {
     let targets = &context.lock_set(&asked.common, &asked.names)?;
     let Lock { common, taking, pid, .. } = asked;
-    ForScript { context, common, taking, pid: *pid, targets, timeout_setting: "CSALOCK_TIMEOUT", prints: false }
+    ForScript { context, common, taking, pid: *pid, targets, settings: &Settings::VARIABLES, prints: false }
         .acquire(|_| Ok(Exit::Done))
 }
 

@@ -49,10 +49,14 @@ fn tell_names(context: &Context, asked: &Lookup, id: &[u8]) -> anyhow::Result<Ex
         _ => names.iter().try_for_each(|name| print(format!("{}\n", escape(name))))?,
     }
     if names.is_empty() {
-        let refusal = RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(id)), "");
-        return asked.common.refuse(&refusal, exit, None);
+        return asked.common.refuse(&nothing_claimed(id), exit, None);
     }
     Ok(exit)
+}
+
+/// Returns the report about an id that claims nothing.
+pub(super) fn nothing_claimed(id: &[u8]) -> RefusalReport {
+    RefusalReport::new(ErrorKind::NotHeld, format!("nothing is claimed under id {}", escape(id)), "")
 }
 
 /// Returns the names of an id in the store, in order, and the errors of unreadable records, which it reports to people.

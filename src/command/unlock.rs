@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, caller};
 use crate::lock::{EndReason, EndedGrant, Grant, HandleHash, NotHolder, Owner, Release};
 use crate::name::escape;
-use crate::report::{Entry, RefusalReport, RefusedLock, Reporter, UnlockJson};
+use crate::report::{Entry, RefusalReport, RefusedLock, Reporter, Settings, UnlockJson};
 use crate::store::{Layout, Location};
 
 /// Grants that ended.
@@ -27,8 +27,8 @@ type Unlocked = std::result::Result<Freed, NotHolder>;
 /// An entry of the output of `unlock --json`.
 type Document = Entry<UnlockJson>;
 
-/// Releases or breaks the locks. `handle_setting` is the option or variable with which this caller presents a handle.
-pub(super) fn run(context: &Context, asked: &Unlock, handle_setting: &'static str) -> anyhow::Result<Exit> {
+/// Releases or breaks the locks. Hints name these settings.
+pub(super) fn run(context: &Context, asked: &Unlock, settings: &'static Settings) -> anyhow::Result<Exit> {
     check_force(asked)?;
     let mut documents = Vec::new();
     let (targets, mut exit) = match (asked.all, asked.force) {
@@ -57,7 +57,7 @@ pub(super) fn run(context: &Context, asked: &Unlock, handle_setting: &'static st
             Err(_) if asked.force && asked.all => None,
             Err(not_holder) => {
                 let mut lock = RefusedLock::new(target, &reporter);
-                lock.handle_setting = handle_setting;
+                lock.settings = settings;
                 lock.presented = context.presented_handle(asked.handle.as_deref());
                 lock.elsewhere = context.elsewhere(target, not_holder);
                 Some(match asked.token.filter(|_| !not_holder.holders.is_empty()) {

@@ -17,22 +17,39 @@ use crate::store::Location;
 pub struct RefusedLock<'a> {
     lock: &'a LockRef,
     reporter: &'a Reporter<'a>,
-    /// The option or variable that sets the timeout of the caller.
-    pub timeout_setting: &'static str,
-    /// The option or variable with which the caller presents a handle.
-    pub handle_setting: &'static str,
+    /// The settings that hints name.
+    pub settings: &'static Settings,
     /// The handle that the caller presented, in words.
     pub presented: Option<&'static str>,
     /// Another store that has a lock of this name, which the caller may mean.
     pub elsewhere: Option<Location>,
 }
 
+/// The settings of a caller that hints name: options, or variables for a caller without options.
+#[derive(Debug)]
+pub struct Settings {
+    /// Sets the timeout.
+    timeout: &'static str,
+    /// Presents a handle.
+    handle: &'static str,
+    /// Chooses the store whose URL follows.
+    store: &'static str,
+}
+
+impl Settings {
+    /// The options.
+    pub const OPTIONS: Settings = Settings { timeout: "-w", handle: "--handle", store: "use --store " };
+
+    /// The variables.
+    pub const VARIABLES: Settings =
+        Settings { timeout: "CSALOCK_TIMEOUT", handle: "CSALOCK_HANDLE", store: "set CSALOCK_STORE=" };
+}
+
 /// Messages about the lock itself.
 impl<'a> RefusedLock<'a> {
-    /// Creates the subject of a refusal, for a caller with the options `-w` and `--handle`.
+    /// Creates the subject of a refusal, for a caller that sets options.
     pub fn new(lock: &'a LockRef, reporter: &'a Reporter<'a>) -> RefusedLock<'a> {
-        let (timeout_setting, handle_setting) = ("-w", "--handle");
-        RefusedLock { lock, reporter, timeout_setting, handle_setting, presented: None, elsewhere: None }
+        RefusedLock { lock, reporter, settings: &Settings::OPTIONS, presented: None, elsewhere: None }
     }
 
     /// Returns the report about a lock that was not acquired.
@@ -63,7 +80,7 @@ impl<'a> RefusedLock<'a> {
 
     /// Returns the report about a lock with these holders, or with other callers in its queue.
     pub fn busy(&self, holders: &[Grant]) -> RefusalReport {
-        let (timeout, typed) = (self.timeout_setting, &self.lock.shell_arg);
+        let (timeout, typed) = (self.settings.timeout, &self.lock.shell_arg);
         let wait = || match holders.iter().any(|grant| !self.reporter.ends_by_itself(grant)) {
             false => format!("wait longer with {timeout}, or see `csalock status {typed}`"),
             true => format!(
@@ -124,7 +141,7 @@ impl<'a> RefusedLock<'a> {
         let mut hint = match &self.elsewhere {
             Some(location) => {
                 let (store, url) = (shown_store(location), shell_quote(location.url().as_bytes()));
-                format!("store {store} has a lock of this name: use --store {url}")
+                format!("store {store} has a lock of this name: {}{url}", self.settings.store)
             }
             None => format!("see `csalock status {}`", self.lock.shell_arg),
         };
@@ -139,7 +156,7 @@ impl<'a> RefusedLock<'a> {
         let before = ending.map(|ending| format!("; before, it was held by {}", self.reporter.ending(ending)));
         let hint = self.how_to_unclaim(holders).unwrap_or_else(|| {
             let or = self.how_to_break(holders).unwrap_or_else(|| "wait until it is released".to_string());
-            format!("show its handle with {}, or {or}", self.handle_setting)
+            format!("show its handle with {}, or {or}", self.settings.handle)
         });
         let message =
             format!("{self} belongs to another holder: {}{}", self.holders(holders), before.unwrap_or_default());

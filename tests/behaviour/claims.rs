@@ -103,7 +103,7 @@ on_every_store! {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(75), "{words:?}");
             assert!(done.stderr.contains("claimed permanently under id 1, by "), "{}", done.stderr);
-            assert!(done.stderr.ends_with("; to give it up, say `csalock unclaim --id 1 a`\n"), "{}", done.stderr);
+            assert!(done.stderr.ends_with("; to give it up, use `csalock unclaim --id 1 a`\n"), "{}", done.stderr);
         }
         let mut waiter = sandbox.waiter("a", "echo has it");
         sandbox.csalock(["unclaim", "--id", "1", "a"]).run();
@@ -160,7 +160,7 @@ on_every_store! {
         sandbox.csalock(["unclaim", "-q", "--id", "1", "a", "c"]).status(81).run();
         assert_eq!(ids(sandbox, &["a", "b"]), [Some("1".into()), Some("1".into())]);
         let done = sandbox.csalock(["unlock", "a"]).capture();
-        assert!(done.code == Some(82) && done.stderr.ends_with("say `csalock unclaim --id 1 a`\n"), "{done:?}");
+        assert!(done.code == Some(82) && done.stderr.ends_with("use `csalock unclaim --id 1 a`\n"), "{done:?}");
         let all = sandbox.script("dash", "csalock claim --id 3 d; csalock unlock --all; csalock lookup d");
         all.stdout("3\n3\n").run();
         sandbox.csalock(["unclaim", "-q", "--id", "2", "c"]).status(81).run();
@@ -231,7 +231,8 @@ on_every_store! {
         let table = sandbox.csalock(["status", "a"]).capture().stdout;
         assert!(table.contains("\na     claimed  0        -  ") && table.contains("  forever  id 1: "), "{table}");
         sandbox.csalock(["claim", "--json", "-q", "--id", "2", "a", "c"]).status(83)
-            .stdout("{\"taken\":[{\"name\":\"a\",\"id\":\"1\"}]}\n").run();
+            .stdout("{\"taken\":[{\"name\":\"a\",\"id\":\"1\"}],\"lock\":\"a\",\"reason\":\"not unique\",\"message\":\"a is claimed under id 1\",\
+                     \"holders\":[],\"hint\":\"nothing was claimed\",\"exit_code\":83}\n").run();
         let given_up = json(&["unclaim", "--json", "--id", "1", "a", "b"]);
         let outcomes: Vec<&str> = given_up.as_array().unwrap().iter().map(|one| one["outcome"].as_str().unwrap()).collect();
         assert_eq!(outcomes, ["released", "released"]);

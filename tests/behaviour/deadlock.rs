@@ -56,7 +56,7 @@ on_every_store! {
         for (hold, want) in [(LOCK, LOCK), (LOCK, RUN)] {
             let said = one_gives_up(sandbox, &["a", "b"], hold, want);
             let line = said.lines().find(|line| line.contains("never end")).unwrap();
-            let other = if line.starts_with("csalock: lock a:") { ("a", "b") } else { ("b", "a") };
+            let other = if line.starts_with("csalock: lock a ") { ("a", "b") } else { ("b", "a") };
             let command = |name: &str, next: &str| {
                 format!("dash -c hold() {{ {hold}; }}; want() {{ {want}; }}; hold $0 || exit 1; echo holds; read line; want $1 {name} {next}")
             };

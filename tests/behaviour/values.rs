@@ -160,7 +160,7 @@ on_every_store! {
         for words in [&["put", "-n", "x", "new"][..], &["put", "-w", "50ms", "x", "new"], &["del", "-n", "x"]] {
             let done = sandbox.csalock(words).capture();
             assert_eq!(done.code, Some(75), "{words:?}");
-            assert!(done.stderr.starts_with("csalock: lock x in store STORE is busy: held by pid "), "{}", done.stderr);
+            assert!(sandbox.plain(&done.stderr).starts_with("csalock: lock x in store STORE is busy: held by pid "), "{}", done.stderr);
         }
         assert_eq!(code(sandbox, &["-qE", "9", "-n", "x", "new"]), Some(9));
         let waiter = sandbox.csalock(["put", "-w", "inf", "x", "new"]).spawn();
@@ -197,11 +197,11 @@ on_every_store! {
     fn put_unlock_without_the_lock_writes_nothing(sandbox: &Sandbox) {
         let done = put(sandbox, &["--unlock", "x", "a"]);
         let said = "csalock: nothing was written, because lock x in store STORE is not held; take it first with `csalock get --lock x`\n";
-        assert_eq!((done.code, done.stderr.as_str()), (Some(81), said));
+        assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(81), said));
         let _other = holder(sandbox, "", "x");
         let done = put(sandbox, &["--unlock", "x", "a"]);
         assert_eq!(done.code, Some(82));
-        assert!(done.stderr.starts_with("csalock: lock x in store STORE belongs to another holder: held by pid "), "{}", done.stderr);
+        assert!(sandbox.plain(&done.stderr).starts_with("csalock: lock x in store STORE belongs to another holder: held by pid "), "{}", done.stderr);
         assert_eq!(get(sandbox, "x"), None);
     }
 
@@ -215,8 +215,8 @@ on_every_store! {
         one.tell("go");
         let done = one.wait();
         assert_eq!(done.stdout, "75\n0\n");
-        let said = "csalock: nothing was written, because you share lock x: held by pid ";
-        assert!(done.stderr.starts_with(said) && done.stderr.ends_with("; release it, and acquire it exclusively\n"), "{}", done.stderr);
+        let said = "csalock: nothing was written, because you share lock x in store STORE: held by pid ";
+        assert!(sandbox.plain(&done.stderr).starts_with(said) && done.stderr.ends_with("; release it, and acquire it exclusively\n"), "{}", done.stderr);
         // A dead caller blocks no other.
         let script = "csalock lock -s x > /dev/null; csalock put --unlock x c; echo $?";
         let mut dead = holder(sandbox, "-s", "x");
@@ -235,14 +235,15 @@ on_every_store! {
                       csalock put --unlock --even-if-stale x new; echo $? $(csalock get x)";
         let done = sandbox.script("dash", script).capture();
         assert_eq!(done.stdout, "82\n82\n82\nold\n0 new\n");
-        let said = "csalock: nothing was written, because lock x was held by pid ";
-        let lines: Vec<_> = done.stderr.lines().collect();
+        let said = "csalock: nothing was written, because lock x in store STORE was held by pid ";
+        let plain = sandbox.plain(&done.stderr);
+        let lines: Vec<_> = plain.lines().collect();
         let (written, refused) = lines.split_last().unwrap();
         assert!(refused.iter().all(|line| line.starts_with(said) && line.contains("let its time run out")), "{}", done.stderr);
         let stale = "csalock: lock x was stale: it was held by pid ";
         let why = ", which let its time run out; the value was written for --even-if-stale";
         assert!(refused.len() == 3 && written.starts_with(stale) && written.ends_with(why), "{}", done.stderr);
-        assert!(done.stderr.contains("say --even-if-stale, if no other caller has had it since"), "{}", done.stderr);
+        assert!(done.stderr.contains("use --even-if-stale, if no other caller has had it since"), "{}", done.stderr);
         // Another caller has had it since.
         let script = "over() { while csalock status -q x > /dev/null; do :; done; }
                       csalock lock --ttl 50ms x > /dev/null; over; setsid -w csalock run x true
@@ -276,18 +277,18 @@ on_every_store! {
 
     fn a_value_is_written_only_if_unchanged(sandbox: &Sandbox) {
         let done = put(sandbox, &["--if-version", "7", "x", "a"]);
-        let said = "csalock: the value of lock x is not at version 7 any more: there is none; read it again with `csalock get x`\n";
-        assert_eq!((done.code, done.stderr.as_str()), (Some(80), said));
+        let said = "csalock: the value of lock x in store STORE is not at version 7 any more: there is none; read it again with `csalock get x`\n";
+        assert_eq!((done.code, sandbox.plain(&done.stderr).as_str()), (Some(80), said));
         assert_eq!(code(sandbox, &["--if-absent", "x", "a"]), Some(0));
         let first = version(sandbox, "x");
         let done = put(sandbox, &["--if-absent", "x", "b"]);
         let said = format!("csalock: lock x in store STORE guards a value already, with version {first} and 1 byte; see it with `csalock get x`\n");
-        assert_eq!((done.code, done.stderr), (Some(83), said));
+        assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(83), said));
         assert_eq!(code(sandbox, &["--if-version", &first.to_string(), "x", "bc"]), Some(0));
         let done = put(sandbox, &["--if-version", &first.to_string(), "x", "d"]);
-        let said = format!("csalock: the value of lock x is not at version {first} any more: it has version {} and 2 bytes; read it \
+        let said = format!("csalock: the value of lock x in store STORE is not at version {first} any more: it has version {} and 2 bytes; read it \
                             again with `csalock get x`\n", first + 1);
-        assert_eq!((done.code, done.stderr), (Some(80), said));
+        assert_eq!((done.code, sandbox.plain(&done.stderr)), (Some(80), said));
         sandbox.csalock(["del", "-q", "--if-version", &first.to_string(), "x"]).status(80).run();
         assert_eq!(get(sandbox, "x").as_deref(), Some("bc"));
         sandbox.csalock(["del", "--if-version", &(first + 1).to_string(), "x"]).run();
@@ -337,7 +338,9 @@ on_every_store! {
         };
         let first = json(&["put", "--json", "x", "abc"]);
         assert_eq!((&first["name"], &first["bytes"]), (&"x".into(), &3.into()));
-        assert_eq!(first, json(&["get", "--json", "x"]));
+        let mut read = json(&["get", "--json", "x"]);
+        assert_eq!(read.as_object_mut().unwrap().remove("value"), Some("abc".into()));
+        assert_eq!(first, read);
         assert_eq!(first.as_object().unwrap().len(), 4);
         let script = "csalock get --lock --json x; csalock put --json x de; csalock unlock x";
         let said = sandbox.script("dash", script).capture().stdout;

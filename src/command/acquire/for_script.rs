@@ -16,6 +16,7 @@ use crate::exit::Exit;
 use crate::host::{Caller, caller, command_of, may_end_with_call};
 use crate::lock::{EndedGrant, Grant, Handle, Lifetime, Owner, ProcessId};
 use crate::name::escape;
+use crate::report::Settings;
 use crate::run::deadline::SharedDeadline;
 use crate::run::keepalive::{KeeperConfig, spawn_detached};
 use crate::signals::Signals;
@@ -28,8 +29,8 @@ pub(in crate::command) struct ForScript<'a> {
     /// The process that owns the locks, instead of the script.
     pub(in crate::command) pid: Option<i32>,
     pub(in crate::command) targets: &'a LockSet,
-    /// The option or variable that sets the timeout.
-    pub(in crate::command) timeout_setting: &'static str,
+    /// The settings that hints name.
+    pub(in crate::command) settings: &'static Settings,
     /// True if the script is told what it needs to use the locks, so that it must not hold them unless it was told.
     pub(in crate::command) prints: bool,
 }
@@ -60,10 +61,8 @@ impl ForScript<'_> {
         let provisional = self.prints || opened.need_leases() || self.targets.all.len() > 1;
         let request = AcquireRequest { provisional, ..request };
         let signals = ManuallyDrop::new(Signals::listen_also(self.context.inherited, &[])?);
-        let acquisition = Acquisition {
-            timeout_setting: self.timeout_setting,
-            ..Acquisition::new(self.common, &self.taking.waiting, &signals)
-        };
+        let acquisition =
+            Acquisition { settings: self.settings, ..Acquisition::new(self.common, &self.taking.waiting, &signals) };
         let until = acquisition.policy.end(self.context.host.boottime());
         let (grants, evicted) = match acquisition.acquire(&opened, &request)? {
             AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
@@ -126,7 +125,7 @@ impl ForScript<'_> {
     fn warn_of_owner(&self, request: &AcquireRequest, ends_with_call: bool) {
         let ends_with_owner = self.pid.is_none() && request.lifetime == Lifetime::WhileOwnerLives;
         let Some(owner) = request.owner.processes.last().filter(|_| ends_with_owner) else { return };
-        let (name, command) = (escape(&self.targets.first().display_name), escape(&request.owner.command));
+        let (name, command) = (self.targets.shown_names(), escape(&request.owner.command));
         if ends_with_call {
             self.common.note(&format!(
                 "lock {name} ends with this call, because its owner does nothing more: pid {} ({command}); use `csalock \
