@@ -223,7 +223,7 @@ fn every_page_of_a_command_lists_its_exit_codes() {
     for command in definition().get_subcommands() {
         let page = text_of(&format!("{}.1", page_name(command)));
         let section = page.split(".SH EXIT STATUS\n").nth(1);
-        let section = section.expect(command.get_name()).split("\n.SH").next().unwrap();
+        let section = section.unwrap_or_else(|| panic!("{}", command.get_name())).split("\n.SH").next().unwrap();
         let codes =
             section.lines().filter(|line| line.strip_prefix(".B ").is_some_and(|code| code.parse::<u8>().is_ok()));
         assert!((3..Exit::ALL.len() - 2).contains(&codes.count()), "{}", command.get_name());

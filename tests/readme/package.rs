@@ -251,6 +251,11 @@ fn the_archive_installs_as_the_readme_says() {
         .current_dir(sums.parent().unwrap()));
 }
 
+/// Whether the files of the project can be told from others.
+fn is_checkout() -> bool {
+    have("git") && in_project(".git").exists()
+}
+
 /// A copy of the files that git knows, in another directory.
 fn checkout(to: &Path) {
     let copy = "git ls-files -z | grep -zv '^target' | xargs -0 cp --parents --target-directory \"$0\"";
@@ -259,7 +264,7 @@ fn checkout(to: &Path) {
 
 #[test]
 fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
-    if !have("git") {
+    if !is_checkout() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -285,7 +290,7 @@ fn packing_does_not_depend_on_the_place_the_time_and_the_user() {
 /// Two builds of one commit are equal to the byte: see `packaging/release`. It takes some minutes.
 #[test]
 fn two_builds_in_two_directories_are_identical() {
-    if extent() < Extent::All || !have("git") {
+    if extent() < Extent::All || !is_checkout() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
