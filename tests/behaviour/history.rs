@@ -227,8 +227,9 @@ on_every_store! {
             ("--since", "0", "must be more than 0"),
         ] {
             let done = sandbox.csalock(["history", option, text]).capture();
-            let wanted = format!("error: invalid value '{text}' for '{option} <TIME>': {why}\n");
-            assert!(done.code == Some(64) && done.stderr.starts_with(&wanted), "{done:?}");
+            let text = if why == no_time { format!("{text} ") } else { format!("{text}: ") };
+            let wanted = format!("csalock: {option}: {text}{why}");
+            assert!(done.code == Some(64) && done.stderr.starts_with(&wanted), "{wanted} {done:?}");
         }
         for words in [["--at", "02:13", "--since", "1h"], ["--until", "1h", "--at", "02:13"]] {
             assert_eq!(at(&words).capture().code, Some(64), "{words:?}");

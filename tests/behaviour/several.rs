@@ -258,9 +258,9 @@ on_every_store! {
             Kind::Etcd => ["sendto", "write"],
         };
         let (mut all, mut none) = (0, 0);
-        for call in calls {
+        for (call, option) in calls.iter().flat_map(|call| [(call, ""), (call, "--print-handle")]) {
             for step in steps() {
-                let script = format!("strace -D -o trace -e inject={call}:signal=KILL:when={step} csalock lock -q --print-handle b c a > handle 2>&1
+                let script = format!("strace -D -o trace -e inject={call}:signal=KILL:when={step} csalock lock -q {option} b c a > handle 2>&1
                                       echo $?; read line");
                 let mut job = sandbox.script("dash", &script).spawn();
                 let code = job.lines(1)[0].clone();

@@ -98,6 +98,11 @@ fn answer(scenario: &Scenario, mishap: Mishap, run: &Traced, undisturbed: Option
         }
         // A doctor's findings are results.
         (Some(_), _) if scenario.words[0] == "doctor" && run.stdout.contains("\nerror ") => Ok(()),
+        (Some(code), _)
+            if scenario.words.contains(&"--json") && run.stdout.contains(&format!("\"exit_code\":{code}}}")) =>
+        {
+            Ok(())
+        }
         (Some(code), _) if !run.stderr.starts_with("csalock: ") => Err(format!("exit {code} without a word")),
         _ => Ok(()),
     }
