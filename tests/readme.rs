@@ -171,7 +171,8 @@ fn packaged_files_exist() {
 fn the_table_looks_as_it_is_shown() {
     let shown = blocks("text").concat();
     let real = Home::new().script("sh", "csalock lock nightly > /dev/null; csalock status");
-    assert_eq!(shown.lines().next(), real.lines().next());
+    let header = |text: &str| text.lines().next().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    assert_eq!(header(&shown), header(&real));
 }
 
 #[test]

@@ -75,7 +75,10 @@ impl<'a> Page<'a> {
         match self.asked.names.as_slice() {
             _ if found => {}
             [] => {
-                self.tell_empty(&self.context.store(&self.asked.common)?, "; `csalock status --all-stores` shows others");
+                self.tell_empty(
+                    &self.context.store(&self.asked.common)?,
+                    "; `csalock status --all-stores` shows others",
+                );
             }
             [directory] if is_directory(directory) => self.tell_no_file(directory)?,
             _ => {}

@@ -52,7 +52,8 @@ impl LockBlock<'_> {
         self.add_queue(&mut lines);
         self.add_past(&mut lines);
         // The holders often are alike; each piece of advice is given once.
-        let mut advice: Vec<String> = holders.iter().filter_map(|(grant, how)| self.how_to_break(grant, *how)).collect();
+        let mut advice: Vec<String> =
+            holders.iter().filter_map(|(grant, how)| self.how_to_break(grant, *how)).collect();
         advice.dedup();
         advice.iter().for_each(|text| self.add(&mut lines, "break", text));
         lines

@@ -43,9 +43,17 @@ impl LockTable {
             Column::new("USER").shrinks_to(8).leaves(2),
             Column::new("SINCE"),
             Column::new("UNTIL").leaves(1),
-            Column::new("COMMAND").shrinks_to(12),
+            Column::new("COMMAND").shrinks_to(20),
         ];
-        LockTable { table: Table::new(columns), style, now, here: escape(host.as_bytes()), has_other_host: false, holders: 0, waiters: 0 }
+        LockTable {
+            table: Table::new(columns),
+            style,
+            now,
+            here: escape(host.as_bytes()),
+            has_other_host: false,
+            holders: 0,
+            waiters: 0,
+        }
     }
 
     /// Adds the row of one lock.
@@ -53,9 +61,11 @@ impl LockTable {
         self.waiters += waiting(status);
         let (name, waiters) = (escape(name), waiting(status).to_string());
         let Some((holder, others)) = holders(status) else {
-            let value = status.record.value.as_ref().map_or("-".to_string(), |value| {
-                format!("(value: {})", describe_value(value))
-            });
+            let value = status
+                .record
+                .value
+                .as_ref()
+                .map_or("-".to_string(), |value| format!("(value: {})", describe_value(value)));
             self.table.add(&[&name, state(status), &waiters, "-", "-", "-", "-", "-", &value]);
             return;
         };

@@ -238,16 +238,25 @@ fn all_stores_are_listed_and_one_that_cannot_be_read_is_reported() {
     let wrong = first.file("wrong", "no database".repeat(1000)).display().to_string();
     let stores = format!("{}  sqlite:{wrong} {} {} redis:x", first.store(), second.store(), empty.store());
     let call = |words: &[&str]| {
-        let done = first.csalock(["status", "--all-stores"].iter().chain(words)).env("CSALOCK_STORES", &stores).capture();
+        let done =
+            first.csalock(["status", "--all-stores"].iter().chain(words)).env("CSALOCK_STORES", &stores).capture();
         // The stores of this user and of root are those of the machine, if root runs the tests.
-        let said = done.stderr.lines().filter(|line| !line.contains("/csalock has no locks")).map(|line| line.to_string() + "\n");
+        let said = done
+            .stderr
+            .lines()
+            .filter(|line| !line.contains("/csalock has no locks"))
+            .map(|line| line.to_string() + "\n");
         (done.code, done.stdout.clone(), said.collect::<String>())
     };
     let (code, text, said) = call(&[]);
-    let sections: Vec<(String, String)> = text.split("\n\n").map(|section| {
-        let (url, rows) = section.split_once(":\n").unwrap();
-        (url.to_string(), table(&first, rows))
-    }).filter(|(url, _)| !url.ends_with("/csalock")).collect();
+    let sections: Vec<(String, String)> = text
+        .split("\n\n")
+        .map(|section| {
+            let (url, rows) = section.split_once(":\n").unwrap();
+            (url.to_string(), table(&first, rows))
+        })
+        .filter(|(url, _)| !url.ends_with("/csalock"))
+        .collect();
     let row = "held|0|PID|HOST|USER|TIME|forever|TEST\n";
     let rows = format!("{HEADER}a|{row}b|{row}");
     assert_eq!(sections, [(first.store(), rows.clone()), (second.store(), rows)], "{text}");

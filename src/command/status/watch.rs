@@ -148,9 +148,13 @@ impl View {
         view.table.sort();
         match looked {
             Err(error) if crate::command::exit_of(&error) == ErrorKind::InvalidInput.into() => Err(error),
-            Err(error) => {
-                Ok(View { trouble: Some(format!("{error:#}")), failed: true, table: table(), block: Vec::new(), ..view })
-            }
+            Err(error) => Ok(View {
+                trouble: Some(format!("{error:#}")),
+                failed: true,
+                table: table(),
+                block: Vec::new(),
+                ..view
+            }),
             Ok(_) => Ok(view),
         }
     }
