@@ -31,13 +31,13 @@ fn name(verdict: Verdict) -> &'static str {
 /// Returns the findings as lines, each with its verdict and, below it, how to fix it; a summary follows.
 pub fn health(findings: &[Finding], style: OutputStyle) -> String {
     let topics = findings.iter().map(|finding| finding.topic.width()).max().unwrap_or(0);
-    let margin = "warning ".len() + topics + 1;
+    let margin = "warning".len() + 2 + topics + 2;
     let width = style.width.map_or(usize::MAX, |width| width.saturating_sub(margin).max(20));
     let mut text = String::new();
     for finding in findings {
         let (verdict, paint) = shown(finding.verdict);
         let (paint, end) = if style.colour { (paint, "\x1b[0m") } else { ("", "") };
-        let mut first = format!("{paint}{}{end} {} ", cell(verdict, "warning".len()), cell(finding.topic, topics));
+        let mut first = format!("{paint}{}{end}  {}  ", cell(verdict, "warning".len()), cell(finding.topic, topics));
         let fix = (!finding.cure.is_empty()).then(|| format!("fix: {}", finding.cure));
         for line in std::iter::once(&finding.found).chain(&fix).flat_map(|text| wrapped(text, width)) {
             let _ = writeln!(text, "{first}{line}");
@@ -99,9 +99,9 @@ mod tests {
         ];
         let text = health(&findings, OutputStyle { colour: false, width: Some(40), zone: crate::report::Zone::Utc });
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "ok      a      one");
-        assert_eq!(lines[1], "warning longer found found found found");
-        assert_eq!(lines[4], "               fix: to do to do to do to");
+        assert_eq!(lines[0], "ok       a       one");
+        assert_eq!(lines[1], "warning  longer  found found found found");
+        assert_eq!(lines[4], "                 fix: to do to do to do");
         assert_eq!(lines.last(), Some(&"Locks work here, with 1 warning."));
         assert!(lines.iter().all(|line| line.len() <= 40), "{text}");
     }

@@ -43,7 +43,7 @@ impl LockTable {
             Column::new("USER").shrinks_to(8).leaves(2),
             Column::new("SINCE"),
             Column::new("UNTIL").leaves(1),
-            Column::new("COMMAND").shrinks_to(12),
+            Column::new("COMMAND").shrinks_to(20),
         ];
         LockTable {
             table: Table::new(columns),

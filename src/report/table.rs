@@ -2,10 +2,10 @@
 
 use unicode_width::UnicodeWidthStr;
 
-use super::columns::clip;
+use super::columns::{clip, cut};
 use super::times::Zone;
 
-/// Number of blanks between two columns.
+/// Number of blanks between two columns; on a terminal that is too narrow for that, one.
 const GAP: usize = 2;
 
 /// Properties of the output that shows a table or a text.
@@ -56,9 +56,19 @@ pub(super) struct Table {
     rows: Vec<Box<str>>,
 }
 
-/// Width of each column; `None` for a column that is left out.
+/// Returns the escape sequence for the colour of a cell, given its column and text; empty for none.
+pub(super) type Paint<'a> = dyn Fn(usize, &str) -> &'static str + 'a;
+
+/// The widths of the columns in an output.
 #[derive(Debug)]
-pub(super) struct Layout(Vec<Option<usize>>);
+pub(super) struct Layout {
+    /// Width of each column; `None` for a column that is left out.
+    columns: Vec<Option<usize>>,
+    /// Number of blanks between two columns.
+    gap: usize,
+    /// Width of the output.
+    width: Option<usize>,
+}
 
 impl Table {
     pub(super) fn new(columns: Vec<Column>) -> Table {
@@ -85,35 +95,43 @@ impl Table {
         self.rows.len()
     }
 
-    /// Returns the widths of the columns in an output of this width. The columns in `omitted` are left out.
+    /// Returns the layout for an output of this width. The columns in `omitted` are left out.
     pub(super) fn layout(&self, width: Option<usize>, omitted: &[usize]) -> Layout {
-        let mut layout: Vec<Option<usize>> =
-            (0..).zip(&self.columns).map(|(at, column)| (!omitted.contains(&at)).then_some(column.width)).collect();
-        let Some(width) = width else { return Layout(layout) };
+        let all = (0..).zip(&self.columns);
+        let mut columns: Vec<_> = all.map(|(at, column)| (!omitted.contains(&at)).then_some(column.width)).collect();
+        let limit = width.unwrap_or(usize::MAX);
+        let gap = if total(&columns, GAP) <= limit { GAP } else { 1 };
         loop {
-            let mut excess = total(&layout).saturating_sub(width);
-            let gain: usize = (0..layout.len()).map(|at| self.reserve(&layout, at)).sum();
-            let next = (0..).zip(&self.columns).filter(|(at, _)| layout[*at].is_some());
-            let next = next.filter_map(|(at, column)| Some((column.rank?, at))).min();
-            match next {
-                Some((_, at)) if gain < excess => layout[at] = None,
+            let excess = total(&columns, gap).saturating_sub(limit);
+            let reserve: usize = (0..columns.len()).map(|at| self.reserve(&columns, at)).sum();
+            let shown = (0..).zip(&self.columns).filter(|(at, _)| columns[*at].is_some());
+            match shown.filter_map(|(at, column)| Some((column.rank?, at))).min() {
+                Some((_, at)) if reserve < excess => columns[at] = None,
                 _ => {
-                    // The last column, which is the longest, gives first.
-                    for at in (0..layout.len()).rev() {
-                        let given = excess.min(self.reserve(&layout, at));
-                        layout[at] = layout[at].map(|width| width - given);
-                        excess -= given;
-                    }
-                    return Layout(layout);
+                    self.shrink(&mut columns, excess);
+                    return Layout { columns, gap, width };
                 }
             }
         }
     }
 
+    /// Makes columns narrower, the last one first, because it is the longest. It goes below its least width if that is
+    /// necessary.
+    fn shrink(&self, columns: &mut [Option<usize>], mut excess: usize) {
+        for at in (0..columns.len()).rev() {
+            let given = excess.min(self.reserve(columns, at));
+            columns[at] = columns[at].map(|width| width - given);
+            excess -= given;
+        }
+        if let Some(Some(last)) = columns.last_mut() {
+            *last = last.saturating_sub(excess);
+        }
+    }
+
     /// Returns how much narrower a column may become.
-    fn reserve(&self, layout: &[Option<usize>], at: usize) -> usize {
+    fn reserve(&self, columns: &[Option<usize>], at: usize) -> usize {
         let least = self.columns[at].least.unwrap_or(usize::MAX);
-        layout[at].map_or(0, |width| width.saturating_sub(least))
+        columns[at].map_or(0, |width| width.saturating_sub(least))
     }
 
     pub(super) fn header(&self, layout: &Layout) -> String {
@@ -121,32 +139,32 @@ impl Table {
         layout.line(&titles, None)
     }
 
-    /// Returns a row. `paint` returns the colour of a cell, given its column and text.
-    pub(super) fn row(&self, at: usize, layout: &Layout, paint: &dyn Fn(usize, &str) -> &'static str) -> String {
+    /// Returns a row.
+    pub(super) fn row(&self, at: usize, layout: &Layout, paint: &Paint<'_>) -> String {
         let cells: Vec<&str> = self.rows[at].split_terminator('\n').collect();
         layout.line(&cells, Some(paint))
     }
 }
 
 /// Returns the width of a line.
-fn total(layout: &[Option<usize>]) -> usize {
-    layout.iter().flatten().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
+fn total(columns: &[Option<usize>], gap: usize) -> usize {
+    columns.iter().flatten().map(|width| width + gap).sum::<usize>().saturating_sub(gap)
 }
 
 impl Layout {
-    fn line(&self, cells: &[&str], paint: Option<&dyn Fn(usize, &str) -> &'static str>) -> String {
-        let last = self.0.iter().rposition(Option::is_some);
+    fn line(&self, cells: &[&str], paint: Option<&Paint<'_>>) -> String {
+        let last = self.columns.iter().rposition(Option::is_some);
         let mut line = String::new();
-        for (at, (text, width)) in cells.iter().zip(&self.0).enumerate() {
+        for (at, (text, width)) in cells.iter().zip(&self.columns).enumerate() {
             let Some(width) = *width else { continue };
             let paint = paint.map_or("", |paint| paint(at, text));
             let end = if paint.is_empty() { "" } else { "\x1b[0m" };
             let shown = clip(text, width);
-            let rest = if Some(at) == last { 0 } else { width + GAP - shown.width() };
+            let rest = if Some(at) == last { 0 } else { width + self.gap - shown.width() };
             line.push_str(&format!("{paint}{shown}{end}{:rest$}", ""));
         }
-        line.truncate(line.trim_end().len());
-        line
+        let line = self.width.map_or_else(|| line.clone(), |width| cut(&line, width));
+        line.trim_end().to_string()
     }
 }
 
@@ -175,7 +193,7 @@ mod tests {
         let rows = (0..table.len()).map(|at| table.row(at, &layout, &|_, _| ""));
         let lines: Vec<String> = std::iter::once(table.header(&layout)).chain(rows).collect();
         assert_eq!(lines.join("\n"), wanted);
-        let fits = |line: &String| width.is_none_or(|width| line.width() <= width.max(15));
+        let fits = |line: &String| width.is_none_or(|width| line.width() <= width);
         assert!(lines.iter().all(fits), "{lines:?}");
     }
 
@@ -191,18 +209,23 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_shortens_texts_then_leaves_columns_out() {
-        let shortened = "NAME         PID   UNTIL    COMMAND\n\
-                         a-long-name  12    forever  日本語~\n\
-                         zz           4711  alive    a comm~";
-        shows(Some(35), &[], shortened);
-        let shortest = "NAME    PID   UNTIL    COMMAND\n\
-                        a-lon~  12    forever  日本語~\n\
-                        zz      4711  alive    a comm~";
-        shows(Some(30), &[], shortest);
-        let without = "NAME       PID   COMMAND\n\
-                       a-long-n~  12    日本語~\n\
-                       zz         4711  a comm~";
-        shows(Some(24), &[], without);
-        shows(Some(3), &[], "NAME    COMMAND\na-lon~  日本語~\nzz      a comm~");
+        let closer = "NAME        PID  UNTIL   COMMAND\n\
+                      a-long-name 12   forever 日本語の命令\n\
+                      zz          4711 alive   a command";
+        shows(Some(37), &[], closer);
+        let shortened = "NAME        PID  UNTIL   COMMAND\n\
+                         a-long-name 12   forever 日本語~\n\
+                         zz          4711 alive   a comm~";
+        shows(Some(32), &[], shortened);
+        let shortest = "NAME   PID  UNTIL   COMMAND\n\
+                        a-lon~ 12   forever 日本語~\n\
+                        zz     4711 alive   a comm~";
+        shows(Some(27), &[], shortest);
+        let without = "NAME      PID  COMMAND\n\
+                       a-long-n~ 12   日本語~\n\
+                       zz        4711 a comm~";
+        shows(Some(22), &[], without);
+        shows(Some(10), &[], "NAME   CO~\na-lon~ 日~\nzz     a ~");
+        shows(Some(3), &[], "NAM\na-l\nzz");
     }
 }

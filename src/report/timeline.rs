@@ -34,7 +34,7 @@ pub fn timeline(grants: &[Past], begin: Duration, now: Duration, host: &str, sty
         Column::new("WAITED").leaves(2),
         Column::new("END"),
         Column::new(format!("IN {}", span(Duration::from_millis(end - begin)))).leaves(1),
-        Column::new("HOLDER").shrinks_to(16),
+        Column::new("HOLDER").shrinks_to(24),
     ]);
     for past in grants {
         let waited = if past.waited == 0 { "-".to_string() } else { span(Duration::from_millis(past.waited)) };
@@ -177,13 +177,13 @@ mod tests {
     #[test]
     fn a_timeline_of_a_night() {
         let wanted = "\
-NAME          FROM (UTC)  HELD   WAITED  END       IN 3h        HOLDER
-nightly       00:00:00    1h     -       released  ####         4711 99999 job
-nightly       01:33:20    1h     33m20s  died         --#####   4711 99999 job
-a-rather-lo~  02:33:20    1m40s  -       broken             #   4711 99999 job
-                                                                broken by 12@ot~
-x             02:31:40    ?      -       died               #   4711 99999 job
-x             02:30:00    30m    -       held               #>  - 99999 [why] j~
+NAME               FROM (UTC) HELD  WAITED END      HOLDER
+nightly            00:00:00   1h    -      released 4711 99999 job
+nightly            01:33:20   1h    33m20s died     4711 99999 job
+a-rather-long-name 02:33:20   1m40s -      broken   4711 99999 job
+                                                    broken by 12@other 99998 sh~
+x                  02:31:40   ?     -      died     4711 99999 job
+x                  02:30:00   30m   -      held     - 99999 [why] job
 ";
         let text = shown_at(&a_night(), 10_800, false, Some(80));
         assert_eq!(text, wanted, "\n{text}");

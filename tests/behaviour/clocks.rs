@@ -139,5 +139,5 @@ fn no_caller_acquires_early_on_file_systems_with_whole_seconds() {
     assert!(second(&next.stdout) >= last, "the first command ran until {last}: {next:?}");
     let done = in_store(sandbox.csalock(["doctor"]), &store).capture();
     let said = "the file system keeps times in whole seconds only";
-    assert!(done.stdout.lines().any(|line| line.starts_with("warning clock") && line.contains(said)), "{done:?}");
+    assert!(done.stdout.lines().any(|line| line.starts_with("warning  clock") && line.contains(said)), "{done:?}");
 }

@@ -232,8 +232,8 @@ on_every_store_of_files! {
         let findings = findings.len();
         assert_eq!(lines.len(), findings + warnings + 1, "{lines:#?}");
         for line in &lines[..lines.len() - 1] {
-            let begins = ["ok      ", "warning ", "                  fix: "].iter().any(|start| line.starts_with(start));
-            assert!(begins && line.as_bytes()["warning leftovers ".len()] != b' ', "{line}");
+            let begins = ["ok       ", "warning  ", "                    fix: "].iter().any(|start| line.starts_with(start));
+            assert!(begins && line.as_bytes()["warning  leftovers  ".len()] != b' ', "{line}");
         }
         assert!(!done.stdout.contains('\x1b'));
     }
@@ -257,7 +257,7 @@ on_every_store_of_files! {
         }
         let done = sandbox.csalock(["doctor", "--store", &sandbox.store_at("files/none/store")]).capture();
         assert_eq!((done.code, done.stderr.as_str()), (Some(69), ""));
-        assert!(done.stdout.starts_with("error   store") && done.stdout.contains("  fix: "), "{done:?}");
+        assert!(done.stdout.starts_with("error    store") && done.stdout.contains("  fix: "), "{done:?}");
         assert!(done.stdout.ends_with("Locks do not work here.\n"), "{done:?}");
         assert_eq!(sandbox.listing("files"), before);
     }

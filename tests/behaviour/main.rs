@@ -93,6 +93,7 @@ mod renewed;
 mod round_trips;
 mod run;
 mod screen;
+mod screens;
 mod several;
 mod shells;
 mod signals;

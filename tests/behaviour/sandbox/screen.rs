@@ -30,6 +30,13 @@ impl<'a> Screen<'a> {
         Some(screen)
     }
 
+    /// Returns a screen whose tmux(1) runs already, at this socket.
+    pub(crate) fn at(sandbox: &'a Sandbox, socket: String) -> Screen<'a> {
+        let screen = Screen { sandbox, socket };
+        screen.shows(PROMPT);
+        screen
+    }
+
     fn tmux(&self, words: &[&str]) -> String {
         let words: Vec<&str> = ["-S", &self.socket].iter().chain(words).copied().collect();
         let call = self.sandbox.call("tmux", words).env("PS1", "ready> ").env("SHELL", "/bin/sh").without("LC_ALL");
