@@ -4,8 +4,8 @@
 
 mod claims;
 mod locks;
+mod manual;
 mod options;
-mod papers;
 pub mod plain;
 mod reports;
 mod values;
@@ -17,9 +17,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 pub use claims::{Claim, Lookup, Unclaim};
 pub use locks::{Lock, OnLost, Renew, Run, Unlock};
+pub use manual::{Completions, Man, Shell};
 use options::OUTPUT;
 pub use options::{Color, Common, Taking, Waiting};
-pub use papers::{Completions, Man, Shell};
 pub use reports::{Doctor, Gc, History, Status};
 pub use values::{Del, Get, Put, Writing};
 

@@ -5,8 +5,7 @@ mod help;
 mod line;
 
 use std::error::Error as _;
-use std::ffi::OsStr;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -64,7 +63,7 @@ fn usage_error(problem: impl Into<String>, next_step: impl Into<String>) -> Erro
 fn describe(error: &clap::Error, line: Line<'_>) -> Error {
     let invalid = texts(error, ContextKind::InvalidArg);
     // An argument as clap shows it, such as `--timeout <DURATION>`; and the option alone.
-    let argument = invalid.iter().map(|shown| plain(shown)).collect::<Vec<_>>().join(" and ");
+    let argument = plains(&invalid).join(" and ");
     let option = argument.split(' ').next().unwrap_or_default();
     let value = quoted(texts(error, ContextKind::InvalidValue).concat().as_ref());
     match error.kind() {
@@ -91,26 +90,8 @@ fn describe(error: &clap::Error, line: Line<'_>) -> Error {
             usage_error(format!("{option}: wrong number of values"), line.see_help())
         }
         ErrorKind::NoEquals => usage_error(format!("{option}: the value must follow ="), format!("use {option}=VALUE")),
-        ErrorKind::ArgumentConflict => {
-            let others: Vec<String> = texts(error, ContextKind::PriorArg).iter().map(|shown| plain(shown)).collect();
-            match others.as_slice() {
-                [other] if *other == argument => {
-                    usage_error(format!("{option} is given more than once"), "use it once")
-                }
-                others => {
-                    let problem = format!("{argument} cannot be used with {}", listed(others, "and"));
-                    usage_error(problem, "leave out one of them")
-                }
-            }
-        }
-        ErrorKind::MissingRequiredArgument => {
-            let missing: Vec<String> = invalid.iter().map(|shown| plain(shown)).collect();
-            let are = if missing.len() == 1 { "is" } else { "are" };
-            let are_options = missing.iter().all(|argument| argument.starts_with("--"));
-            let missing = listed(&missing, "and");
-            let next_step = if are_options { format!("add {missing}") } else { line.usage() };
-            usage_error(format!("{}{missing} {are} missing", line.of_command()), next_step)
-        }
+        ErrorKind::ArgumentConflict => conflict(&argument, &plains(&texts(error, ContextKind::PriorArg))),
+        ErrorKind::MissingRequiredArgument => missing(&line, &plains(&invalid)),
         ErrorKind::MissingSubcommand => usage_error("the command is missing", line.see_help()),
         ErrorKind::InvalidUtf8 => {
             let problem = format!("{}an argument is not valid UTF-8", line.of_command());
@@ -119,6 +100,27 @@ fn describe(error: &clap::Error, line: Line<'_>) -> Error {
         // The other kinds are requests for help, and failures of the output, which clap does not write here.
         _ => usage_error("invalid arguments", line.see_help()),
     }
+}
+
+fn conflict(argument: &str, others: &[String]) -> Error {
+    match others {
+        [other] if other == argument => {
+            let option = argument.split(' ').next().unwrap_or_default();
+            usage_error(format!("{option} is given more than once"), "use it once")
+        }
+        _ => {
+            let problem = format!("{argument} cannot be used with {}", listed(others, "and"));
+            usage_error(problem, "leave out one of them")
+        }
+    }
+}
+
+fn missing(line: &Line<'_>, arguments: &[String]) -> Error {
+    let are = if arguments.len() == 1 { "is" } else { "are" };
+    let list = listed(arguments, "and");
+    let are_options = arguments.iter().all(|argument| argument.starts_with("--"));
+    let next_step = if are_options { format!("add {list}") } else { line.usage() };
+    usage_error(format!("{}{list} {are} missing", line.of_command()), next_step)
 }
 
 /// Returns a context of the error as a list of texts; empty if the error does not have it.
@@ -135,9 +137,9 @@ fn similar(error: &clap::Error) -> Vec<String> {
     [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand].iter().flat_map(|kind| texts(error, *kind)).collect()
 }
 
-/// Returns an argument as the manual shows it: `--timeout DURATION`, `NAME`.
-fn plain(shown: &str) -> String {
-    shown.replace(['<', '>', '[', ']'], "").replace("...", "")
+/// Returns arguments as the manual shows them: `--timeout DURATION`, `NAME`.
+fn plains(shown: &[String]) -> Vec<String> {
+    shown.iter().map(|shown| shown.replace(['<', '>', '[', ']'], "").replace("...", "")).collect()
 }
 
 /// Returns a list as prose: `a, b or c`.
