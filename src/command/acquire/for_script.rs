@@ -80,8 +80,7 @@ impl ForScript<'_> {
         if request.provisional {
             let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
             let confirmed = opened.confirm(&request, &grants, &go_on).map_err(|error| match error.kind() {
-                // The grants end with their leases, and a second release would wait for the store again.
-                ErrorKind::Unavailable | ErrorKind::Lost => error.into(),
+                ErrorKind::Lost => error.into(),
                 _ => self.released(&opened, &request, error.into()),
             });
             // Without grants, the script has released the locks already.
@@ -95,6 +94,9 @@ impl ForScript<'_> {
 
     /// Releases what a failed acquisition may have acquired. Returns its error, and adds what stays unknown.
     fn released(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, error: anyhow::Error) -> anyhow::Error {
+        // A store that failed once need not be waited for again.
+        let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
+        opened.each().for_each(|(_, engine)| engine.store().set_deadline(Some(until)));
         match opened.release(request.handle.proof()).iter().any(Result::is_err) {
             true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
             false => error,
