@@ -53,8 +53,9 @@ impl Line<'_> {
             letters.sort_unstable();
             letters
         };
-        let typed = letters(typed.to_str()?);
-        self.root.get_subcommands().map(clap::Command::get_name).find(|name| letters(name) == typed).map(str::to_string)
+        let typed = typed.to_str()?;
+        let mut names = self.root.get_subcommands().map(clap::Command::get_name);
+        names.find(|name| *name != typed && letters(name) == letters(typed)).map(str::to_string)
     }
 
     /// Returns the error for an option that does not exist, or for a word too many.
