@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::columns::wrapped;
 use super::json::{mode, state};
-use super::lock_table::waiting;
+use super::lock_table::{shown_value, waiting};
 use super::table::{Column, OutputStyle, Table};
 use super::timeline::{ended, held_for, who};
-use super::{Reporter, describe_value, shown_user};
+use super::{Reporter, shown_user};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
 use crate::history::{Past, Who};
@@ -47,7 +47,7 @@ impl LockBlock<'_> {
             self.add_holder(&mut lines, (at + 1, holders.len()), grant, *standing);
         }
         if let Some(value) = &self.status.record.value {
-            self.add(&mut lines, "value", &describe_value(value));
+            self.add(&mut lines, "value", &shown_value(value));
         }
         self.add_queue(&mut lines);
         self.add_past(&mut lines);

@@ -224,11 +224,10 @@ on_every_store! {
                        2026-11-21T02:13:05Z";
         for (option, text, why) in [
             ("--since", "tomorrow", no_time), ("--until", "2:13", no_time), ("--at", "25:00", no_time),
-            ("--since", "0", "must be more than 0"),
+            ("--since", "0", "is too short; use at least 1ms\n"),
         ] {
             let done = sandbox.csalock(["history", option, text]).capture();
-            let text = if why == no_time { format!("{text} ") } else { format!("{text}: ") };
-            let wanted = format!("csalock: {option}: {text}{why}");
+            let wanted = format!("csalock: {option}: {text} {why}");
             assert!(done.code == Some(64) && done.stderr.starts_with(&wanted), "{wanted} {done:?}");
         }
         for words in [["--at", "02:13", "--since", "1h"], ["--until", "1h", "--at", "02:13"]] {

@@ -224,7 +224,7 @@ on_every_store_of_files! {
             call("below/").status(81).stderr(empty).run();
         }
         let done = sandbox.csalock(["status", "none/"]).status(69);
-        done.stderr("csalock: cannot find SANDBOX/files/none/: No such file or directory; create it, or name another store with --store\n").run();
+        done.stderr("csalock: cannot find SANDBOX/files/none/: No such file or directory; name a directory that exists\n").run();
     }
 }
 
