@@ -1,5 +1,5 @@
-//! Passes `hot.ld` to the linker, which puts the functions that a usual run needs next to each other. Lists the pages of the
-//! manual, which the program carries.
+//! Passes `hot.ld` to the linker, which puts the functions that a usual run needs next to each other. Lists the files
+//! that the program carries.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -20,18 +20,26 @@ fn main() {
             "cargo::warning=without the flags of .cargo/config.toml (RUSTFLAGS replaces them), csalock starts slower"
         );
     }
-    println!("cargo::rerun-if-changed=man");
     let output = env::var_os("OUT_DIR").map(PathBuf::from).unwrap_or_default();
-    fs::write(output.join("pages.rs"), pages().expect("man/ can be read")).expect("OUT_DIR can be written");
+    for folder in ["man", "completions"] {
+        println!("cargo::rerun-if-changed={folder}");
+        let items = carried(folder).expect("the folder can be read");
+        fs::write(output.join(format!("{folder}.rs")), items).expect("OUT_DIR can be written");
+    }
 }
 
-/// Returns the names and texts of all pages as a Rust expression, in the order of the names.
-fn pages() -> io::Result<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("man");
+/// Returns the files of a folder as Rust items: each has a name of its own for hot.ld, and `ALL` lists them by file name.
+fn carried(folder: &str) -> io::Result<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut paths: Vec<PathBuf> =
         fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<_>>()?;
     paths.retain(|path| path.is_file());
     paths.sort();
-    let entry = |path: &PathBuf| format!("({:?}, include_str!({path:?})),\n", path.file_name().unwrap_or_default());
-    Ok(format!("&[\n{}]\n", paths.iter().map(entry).collect::<String>()))
+    let (mut items, mut list) = (String::new(), String::new());
+    for (number, path) in paths.iter().enumerate() {
+        let size = fs::metadata(path)?.len();
+        items += &format!("static FILE_{number}: [u8; {size}] = *include_bytes!({path:?});\n");
+        list += &format!("({:?}, &FILE_{number}),\n", path.file_name().unwrap_or_default());
+    }
+    Ok(format!("{items}pub(crate) const ALL: &[(&str, &[u8])] = &[\n{list}];\n"))
 }

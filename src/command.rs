@@ -1,6 +1,7 @@
 //! The way from the arguments to an exit code: one file per command, and what the commands share.
 
 mod acquire;
+mod carried;
 mod claim;
 mod completions;
 mod context;

@@ -6,6 +6,7 @@ pub mod boot_lease;
 mod databases;
 mod fake;
 mod file_locks;
+mod machine;
 mod owner;
 pub(crate) mod proc_stat;
 mod programs;

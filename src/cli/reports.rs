@@ -75,7 +75,7 @@ pub struct History {
 /// Correctness does not need this command, because every acquisition removes the dead entries of its lock. It cleans up a
 /// store with locks that are no longer in use.
 #[derive(Debug, Args)]
-#[command(override_usage = "csalock gc [OPTION]...")]
+#[command(override_usage = "csalock gc [OPTION]... [NAME]...")]
 pub struct Gc {
     /// Only print what would be removed
     #[arg(long)]

@@ -1,14 +1,16 @@
 //! `csalock completions`
 
+use super::carried;
 use super::context::print;
 use crate::cli::{Completions, Shell};
 use crate::exit::Exit;
 
 pub(super) fn run(asked: &Completions) -> anyhow::Result<Exit> {
-    print(match asked.shell {
-        Shell::Bash => include_str!("../../completions/csalock.bash"),
-        Shell::Zsh => include_str!("../../completions/_csalock"),
-        Shell::Fish => include_str!("../../completions/csalock.fish"),
-    })?;
+    let file = match asked.shell {
+        Shell::Bash => "csalock.bash",
+        Shell::Zsh => "_csalock",
+        Shell::Fish => "csalock.fish",
+    };
+    print(carried::text(carried::completions::ALL, |name| name == file).unwrap_or_default())?;
     Ok(Exit::Done)
 }

@@ -8,15 +8,13 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use super::carried;
 use super::context::print;
 use crate::cli::Man;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind};
 use crate::exit::Exit;
 use crate::name::shell_quote;
-
-/// All pages of the manual: the name of each file in `man/`, and its text.
-const PAGES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/pages.rs"));
 
 pub(super) fn run(asked: &Man) -> anyhow::Result<Exit> {
     let wanted = asked.page.as_deref().unwrap_or("csalock");
@@ -34,7 +32,7 @@ fn find(wanted: &str) -> Option<&'static str> {
         let page = file.rsplit_once('.').map_or(file, |(page, _)| page);
         file == wanted || page == wanted || page.strip_prefix("csalock-") == Some(wanted)
     };
-    let (_, text) = PAGES.iter().find(|(file, _)| is_it(file))?;
+    let text = carried::text(carried::man::ALL, is_it)?;
     // The page of another name of a command consists of a reference.
     match text.strip_prefix(".so man1/") {
         Some(file) => find(file.trim()),
@@ -43,8 +41,8 @@ fn find(wanted: &str) -> Option<&'static str> {
 }
 
 fn unknown(wanted: &str) -> Error {
-    let pages: Vec<&str> =
-        PAGES.iter().map(|(file, _)| file.trim_end_matches(".1").trim_start_matches("csalock-")).collect();
+    let files = carried::man::ALL.iter();
+    let pages: Vec<&str> = files.map(|(file, _)| file.trim_end_matches(".1").trim_start_matches("csalock-")).collect();
     let what = format!("the manual has no page {}", shell_quote(wanted.as_bytes()));
     Error::new(ErrorKind::InvalidInput, what, format!("use one of: {}", pages.join(", ")))
 }

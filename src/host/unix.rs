@@ -19,9 +19,9 @@ use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::time::ClockId;
 use nix::unistd::Pid;
-use sha2::{Digest, Sha256};
 
 use super::Scope;
+use super::machine::{is_this_machine, machine};
 use super::proc_stat::read_once;
 use super::wait_set::{self, LinuxWaitSet};
 use super::{Host, Invocation, WaitSet, WakeAddress, owner, proc_stat, times};
@@ -239,48 +239,8 @@ pub fn is_at_work(pid: i32) -> bool {
     matches!(proc_stat::read(pid), Ok(Some(stat)) if stat.is_running())
 }
 
-/// Returns `ID@NAME`. The ID is a hash, because machine-id(5) is confidential; it is empty without a machine-id. The
-/// call fails if the ID cannot be read, because this machine would look like another machine.
-fn machine(name: &str) -> Result<String> {
-    let mut id = None;
-    for path in ["/etc/machine-id", "/var/lib/dbus/machine-id"] {
-        match read_short(path) {
-            Ok(found) => {
-                id = Some(found);
-                break;
-            }
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {}
-            Err(error) => {
-                let what = format!("cannot read {path}: {error}");
-                return Err(Error::new(
-                    ErrorKind::System,
-                    what,
-                    "see the kernel log and the limit of open files (ulimit -n)",
-                ));
-            }
-        }
-    }
-    let hash = id.filter(|id| id.trim_ascii().len() == 32).map(|id| {
-        let digest = Sha256::new().chain_update(b"csalock").chain_update(id.trim_ascii()).finalize();
-        digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<String>()
-    });
-    Ok(format!("{}@{name}", hash.unwrap_or_default()))
-}
-
-/// Returns true if two machine names mean one machine, among the users of a store of one host.
-fn is_this_machine(here: &str, there: &str) -> bool {
-    let (Some((here_id, here_name)), Some((there_id, there_name))) = (here.split_once('@'), there.split_once('@'))
-    else {
-        return false;
-    };
-    match here_id.is_empty() && there_id.is_empty() {
-        true => here_name == there_name,
-        false => here_id == there_id,
-    }
-}
-
 /// Reads the first bytes of a small file with one read(2).
-fn read_short(path: &str) -> std::io::Result<Vec<u8>> {
+pub(super) fn read_short(path: &str) -> std::io::Result<Vec<u8>> {
     let mut buffer = [0; 64];
     let length = read_once(&mut fs::File::open(path)?, &mut buffer)?;
     Ok(buffer[..length].to_vec())
@@ -322,15 +282,6 @@ mod tests {
         assert_eq!(liveness(&PidDomain { pids: "other".into(), ..domain.clone() }, &this), Liveness::Unknown);
         let elsewhere = PidDomain { boot: "other".into(), machine: "0@other".into(), ..domain.clone() };
         assert_eq!(liveness(&elsewhere, &this), Liveness::Unknown);
-    }
-
-    #[test]
-    fn a_machine_is_known_by_its_id_or_else_by_its_name() {
-        for (here, there, same) in
-            [("1@a", "1@b", true), ("@a", "@a", true), ("@a", "@b", false), ("1@a", "2@a", false)]
-        {
-            assert_eq!(is_this_machine(here, there), same, "{here} {there}");
-        }
     }
 
     #[test]

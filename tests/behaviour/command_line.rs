@@ -126,6 +126,13 @@ fn words_of_other_tools_are_answered_with_those_of_csalock() {
     let inherits = "leave it out, because a command does not inherit the lock; try: csalock run";
     check_usage_errors(&[
         (&["acquire", "x"], "unknown command acquire; try: csalock lock x"),
+        (&["rnu", "x", "true"], "unknown command rnu; try: csalock run x true"),
+        (&["LOCK", "x"], "unknown command LOCK; try: csalock lock x"),
+        (&["unlock", "-f", "x"], "unlock: unknown option -f; use --force"),
+        (&["status", "-w"], "status: unknown option -w; use -W"),
+        (&["lock", "-u", "x"], "lock: unknown option -u; try: csalock unlock x"),
+        (&["run", "-u", "x", "true"], "run: unknown option -u; try: csalock unlock x"),
+        (&["history", "-n", "-3"], "history: unknown option -3; see csalock history --help"),
         (&["release", "x", "y"], "unknown command release; try: csalock unlock x y"),
         (&["release"], "unknown command release; use csalock unlock"),
         (&["free", "x"], "unknown command free; try: csalock unlock x"),
@@ -150,7 +157,7 @@ fn words_of_other_tools_are_answered_with_those_of_csalock() {
         (&["lock", "x", "-c", "true"], "lock: unknown option -c; try: csalock run x -c true"),
         (&["status", "-o", "json"], "status: unknown option -o; use --json"),
         (&["history", "--format=json"], "history: unknown option --format; use --json"),
-        (&["status", "-o"], "status: unknown option -o; for a name that begins with a dash, try: csalock status -- -o"),
+        (&["status", "-o"], "status: unknown option -o; see csalock status --help"),
     ]);
     let sandbox = Sandbox::new(Kind::Directory);
     sandbox.csalock(["list", "-1"]).run();
@@ -188,7 +195,10 @@ fn usage_errors_look_like_all_other_errors() {
         (&["lookup", "x", "--id", "1"], "NAME cannot be used with --id ID; leave out one of them"),
         (&["status", "--store", "a", "--store", "b"], "--store is given more than once; use it once"),
         (&["lock", "-j", "0", "x"], "--slots: 0 is not a whole number; use 1 to 10000"),
-        (&["lock", "a\nb\x1b[2J", "-Z"], &format!("lock: unknown option -Z; {dash} lock $'a\\nb\\x1b[2J' -- -Z")),
+        (
+            &["lock", "a\nb\x1b[2J", "-Zz"],
+            &format!("lock: unknown option -Z in -Zz; {dash} lock $'a\\nb\\x1b[2J' -- -Zz"),
+        ),
         (&["run", "--json", "x", "true"], "run has no result of its own that could be JSON; leave --json out"),
     ]);
 }

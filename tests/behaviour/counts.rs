@@ -11,7 +11,7 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
 use crate::sandbox::proc::stat_field;
-use crate::sandbox::{CSALOCK, Kind, Sandbox, skip};
+use crate::sandbox::{CSALOCK, FIRST_PIDS, Kind, Sandbox, pid_namespace, skip};
 use crate::syscalls::tracer::{Made, trace};
 
 const RUN: &[&str] = &["run", "L", TRUE];
@@ -19,10 +19,10 @@ const TRUE: &str = "/bin/true";
 
 /// The maximum for each command: system calls, and page faults beyond those of the command under the lock.
 const LIMITS: [(Kind, &[&str], usize, Option<usize>); 6] = [
-    (Kind::Directory, RUN, 75, Some(108)),
+    (Kind::Directory, RUN, 75, Some(118)),
     (Kind::Directory, &["lock", "L"], 69, None),
     (Kind::Directory, &["unlock", "L"], 70, None),
-    (Kind::Sqlite, RUN, 150, Some(145)),
+    (Kind::Sqlite, RUN, 150, Some(148)),
     (Kind::Sqlite, &["lock", "L"], 132, None),
     (Kind::Sqlite, &["unlock", "L"], 142, None),
 ];
@@ -72,7 +72,7 @@ fn median(count: impl Fn() -> usize) -> usize {
 fn call(sandbox: &Sandbox, words: &[&str]) -> Command {
     let mut command = Command::new(CSALOCK);
     command.args(words).env_clear().env("PATH", sandbox.search_path()).env("CSALOCK_STORE", sandbox.store());
-    command.envs(crate::supervised::mark());
+    command.envs(crate::supervised::mark()).env(FIRST_PIDS, pid_namespace());
     command
 }
 

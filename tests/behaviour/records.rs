@@ -43,7 +43,7 @@ fn is_refused_until_forced(sandbox: &Sandbox, body: &[u8], why: &str) {
     assert_eq!(sandbox.csalock(["gc"]).capture().code, Some(65));
     assert_eq!(sandbox.open().read(b"x").unwrap().unwrap().body, body);
     sandbox.csalock(["run", "other", "true"]).run();
-    sandbox.csalock(["unlock", "--force", "x"]).stdout("x: its record was unreadable\n").run();
+    sandbox.csalock(["unlock", "--force", "x"]).stdout("removed x: its record was unreadable\n").run();
     sandbox.csalock(["run", "-n", "x", "true"]).run();
     assert!(!sandbox.path("files/ran").exists());
 }
@@ -115,7 +115,7 @@ on_every_store! {
             let store = sandbox.store_path().display().to_string();
             sandbox.call("bash", ["-c", &script, &store, &name]).run();
             assert_eq!(sandbox.csalock(["run", "-n", &name, "true"]).capture().code, Some(65), "{spoil}");
-            let said = format!("{name}: its record was unreadable\n");
+            let said = format!("removed {name}: its record was unreadable\n");
             sandbox.csalock(["unlock", "--force", &name]).stdout(said).run();
             sandbox.csalock(["run", "-n", &name, "true"]).run();
         }

@@ -102,7 +102,7 @@ fn agrees(path: &str, text: &str) {
 #[test]
 fn at_80_columns_as_in_the_documentation() {
     let Some(screens) = screens(80) else { return };
-    let head = "# Screens\n\nWhat csalock shows on a terminal with 80 columns, at 03:25 of a night.\n";
+    let head = "# Screens\n\nThe output of csalock on a terminal with 80 columns, at 03:25 in the night.\n";
     agrees("docs/screens.md", &format!("{head}{screens}"));
 }
 

@@ -64,11 +64,13 @@ impl ForScript<'_> {
         let acquisition =
             Acquisition { settings: self.settings, ..Acquisition::new(self.common, &self.taking.waiting, &signals) };
         let until = acquisition.policy.end(self.context.host.boottime());
-        let (grants, evicted) = match acquisition.acquire(&opened, &request)? {
-            AcquireAllResult::Granted(grants, evicted) => (grants, evicted),
-            ended => return acquisition.end(&opened, &ended),
-        };
         let AcquireRequest { handle, owner, .. } = &request;
+        let (grants, evicted) = match acquisition.acquire(&opened, &request) {
+            Ok(AcquireAllResult::Granted(grants, evicted)) => (grants, evicted),
+            // A commit that failed may have happened all the same. A provisional grant ends with this process.
+            Err(error) if !request.provisional => return Err(self.released(&opened, &request, error.into())),
+            ended => return acquisition.end(&opened, &ended?),
+        };
         let evicted = evicted.as_ref();
         let delivered = deliver(&Granted { opened: &opened, handle, grants: &grants, owner, evicted, until });
         if delivered.is_err() {
@@ -77,13 +79,28 @@ impl ForScript<'_> {
         }
         if request.provisional {
             let go_on = || signals.no_signal_within(RETRY_INTERVAL) && self.context.host.boottime() < until;
+            let confirmed = opened.confirm(&request, &grants, &go_on).map_err(|error| match error.kind() {
+                ErrorKind::Lost => error.into(),
+                _ => self.released(&opened, &request, error.into()),
+            });
             // Without grants, the script has released the locks already.
-            if let Some(grants) = opened.confirm(&request, &grants, &go_on)? {
+            if let Some(grants) = confirmed? {
                 self.keep(&opened, &request, &grants)?;
             }
         }
         self.warn_of_owner(&request, ends_with_call);
         delivered
+    }
+
+    /// Releases what a failed acquisition may have acquired. Returns its error, and adds what stays unknown.
+    fn released(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, error: anyhow::Error) -> anyhow::Error {
+        // A store that failed once need not be waited for again.
+        let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
+        opened.each().for_each(|(_, engine)| engine.store().set_deadline(Some(until)));
+        match opened.release(request.handle.proof()).iter().any(Result::is_err) {
+            true => error.context(format!("lock {} may be held all the same", self.targets.shown_names())),
+            false => error,
+        }
     }
 
     /// Returns the request, and true if its owner ends with this call.

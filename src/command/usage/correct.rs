@@ -33,7 +33,8 @@ impl Line<'_> {
         let typed = self.command_word().unwrap_or_default();
         let problem = format!("unknown command {}", quoted(typed));
         let everyday = EVERYDAY_WORDS.iter().find(|(_, words)| words.iter().any(|word| *word == typed));
-        let meant: Vec<String> = everyday.map_or_else(|| similar.to_vec(), |(meant, _)| vec![(*meant).to_string()]);
+        let meant = everyday.map(|(meant, _)| (*meant).to_string()).or_else(|| self.misspelt(typed));
+        let meant = meant.map_or_else(|| similar.to_vec(), |meant| vec![meant]);
         let next_step = match meant.as_slice() {
             [] => {
                 let run = self.try_words(under_run(&self.words[1..]));
@@ -43,6 +44,17 @@ impl Line<'_> {
             several => format!("use {}", listed(several, "or")),
         };
         usage_error(problem, next_step)
+    }
+
+    /// Returns the command with the same letters, in another order or case.
+    fn misspelt(&self, typed: &OsStr) -> Option<String> {
+        let letters = |word: &str| {
+            let mut letters = word.to_ascii_lowercase().into_bytes();
+            letters.sort_unstable();
+            letters
+        };
+        let typed = letters(typed.to_str()?);
+        self.root.get_subcommands().map(clap::Command::get_name).find(|name| letters(name) == typed).map(str::to_string)
     }
 
     /// Returns the error for an option that does not exist, or for a word too many.
@@ -59,6 +71,7 @@ impl Line<'_> {
             .flock_option(typed)
             .or_else(|| self.json_option(typed))
             .or_else(|| self.command_first())
+            .or_else(|| self.of_other_form(typed).map(|option| format!("use {option}")))
             .or_else(|| similar.first().map(|similar| format!("use {similar}")))
             .or_else(|| self.after_dashes(at?));
         usage_error(problem, next_step.unwrap_or_else(|| self.see_help()))
@@ -73,13 +86,28 @@ impl Line<'_> {
                 let line = self.try_words(if is_run { rest } else { under_run(&rest[1..]) })?;
                 Some(format!("leave it out, because a command does not inherit the lock; {line}"))
             }
-            "-u" | "--unlock" if is_run || self.is_without_command() => {
-                let names = self.words[1..].iter().filter(|word| *word != "run" && !is_dashed(word)).cloned();
-                self.try_words(["csalock".into(), "unlock".into()].into_iter().chain(names).collect())
+            "-u" | "--unlock" if is_run || self.command() == "lock" || self.is_without_command() => {
+                let mut words = self.words[1..].iter().filter(|word| !is_dashed(word));
+                let name = words.find(|word| self.root.find_subcommand(word).is_none())?.clone();
+                self.try_words(vec!["csalock".into(), "unlock".into(), name])
             }
             "-c" | "--command" if self.command() == "lock" => self.try_words(self.with_command("run")),
             _ => None,
         }
+    }
+
+    /// Returns the option of the command that is this letter in the other case, or that begins with this letter.
+    fn of_other_form(&self, typed: &OsStr) -> Option<String> {
+        let [b'-', letter] = *typed.as_bytes() else { return None };
+        let other = if letter.is_ascii_lowercase() { letter.to_ascii_uppercase() } else { letter.to_ascii_lowercase() };
+        let mut options = self.definition().get_arguments().filter(|option| !option.is_global_set());
+        if options.any(|option| option.get_short() == Some(char::from(other))) {
+            return Some(format!("-{}", char::from(other)));
+        }
+        let long = self.definition().get_arguments().filter_map(clap::Arg::get_long);
+        let mut fitting = long.filter(|long| long.as_bytes().first() == Some(&letter));
+        let first = fitting.next()?;
+        fitting.next().is_none().then(|| format!("--{first}"))
     }
 
     /// Returns the translation of `-o json`, which many programs have.
@@ -105,7 +133,8 @@ impl Line<'_> {
     /// Returns a line in which the word at this position is a name or a value.
     fn after_dashes(&self, at: usize) -> Option<String> {
         let what = if self.command() == "put" { "value" } else { "name" };
-        if self.words[at].as_bytes().starts_with(b"--") && what == "name" {
+        // A name of one letter after the dash is less probable than a wrong option.
+        if what == "name" && (self.words[at].as_bytes().starts_with(b"--") || self.words[at].len() == 2) {
             return None;
         }
         let (before, word, after) = (&self.words[..at], &self.words[at..=at], &self.words[at + 1..]);

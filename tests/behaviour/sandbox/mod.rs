@@ -46,7 +46,7 @@ pub(crate) const FILE_TIMES: &str = "CSALOCK_FILE_TIMES";
 pub(crate) const FIRST_PIDS: &str = "CSALOCK_FIRST_PIDS";
 
 /// Returns the number of the pid namespace of the tests.
-fn pid_namespace() -> String {
+pub(crate) fn pid_namespace() -> String {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/ns/pid").unwrap().ino().to_string()
 }

@@ -1,8 +1,8 @@
 //! The invariants after a command under any fault: a holder was told so, no holder that was told has lost its lock, the
 //! next caller gets in at once, values and claims exist wholly or not at all, and no leftovers remain.
 //!
-//! A caller that gets no handle is told by the exit code alone. If the command is killed, the caller knows nothing, and may
-//! hold the lock or not; it can release the lock as the owner.
+//! A caller that gets no handle is told by the exit code alone. If the command is killed, or could not release what it may
+//! have acquired and says so, then the caller may hold the lock or not. It can release the lock as the owner.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
@@ -57,7 +57,8 @@ pub(crate) fn check(
     }
     let succeeded = run.status.code() == Some(0);
     let given = handles(&run.stdout);
-    holders(fixture, scenario, succeeded, mishap, &given)?;
+    let unknown = mishap == Mishap::Killed || run.stderr.contains("may be held all the same");
+    holders(fixture, scenario, succeeded, unknown, &given)?;
     values(fixture, scenario, succeeded)?;
     claims(fixture, scenario, succeeded)?;
     release_all(fixture, scenario, succeeded, &given)?;
@@ -146,7 +147,7 @@ fn acquires(scenario: &Scenario, name: &str) -> bool {
 }
 
 /// The holders are exactly the callers that were told so.
-fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, mishap: Mishap, given: &[Handle]) -> Verdict {
+fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, unknown: bool, given: &[Handle]) -> Verdict {
     let proofs = |held: &[(&str, Handle)], name: &str| -> Vec<HandleHash> {
         held.iter().filter(|(of, _)| *of == name).map(|(_, handle)| handle.proof()).collect()
     };
@@ -187,7 +188,7 @@ fn holders(fixture: &Fixture, scenario: &Scenario, succeeded: bool, mishap: Mish
                     && (grant.owner.processes.iter().any(|owner| owner.pid == job.pid())
                         || grant.owner.command == b"true")
             });
-            let is_silent = is_silent(scenario) && is_callers(&grant) && (succeeded || mishap == Mishap::Killed);
+            let is_silent = is_silent(scenario) && is_callers(&grant) && (succeeded || unknown);
             let is_given = given.iter().any(|handle| handle.proof() == grant.proof);
             let is_known = before.contains(&grant.proof) || is_given || is_silent;
             if !is_known && !is_waiters {

@@ -1,0 +1,19 @@
+//! The files that the program carries: its manual and completions.
+//!
+//! hot.ld puts them behind all other constants, so that they are not between those that a usual run needs.
+
+/// The pages of the manual, by the names of their files.
+pub(super) mod man {
+    include!(concat!(env!("OUT_DIR"), "/man.rs"));
+}
+
+/// The completions, by the names of their files.
+pub(super) mod completions {
+    include!(concat!(env!("OUT_DIR"), "/completions.rs"));
+}
+
+/// Returns the text of a file in such a list.
+pub(super) fn text(files: &'static [(&str, &[u8])], is_it: impl Fn(&str) -> bool) -> Option<&'static str> {
+    let (_, bytes) = files.iter().find(|(name, _)| is_it(name))?;
+    std::str::from_utf8(bytes).ok()
+}
