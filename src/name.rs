@@ -77,7 +77,13 @@ pub fn file_of(name: &[u8], current: &Path) -> Result<PathBuf> {
 /// Returns an error if the directory cannot be found or accessed.
 pub fn directory_of(path: &OsStr, current: &Path) -> Result<PathBuf> {
     let path = absolute(path, current)?;
-    fs::canonicalize(&path).map_err(|error| cannot_find(&error, &path))
+    fs::canonicalize(&path).map_err(|error| {
+        let error = Error::os_through_links(Errno::from_raw(error.raw_os_error().unwrap_or(0)), "find", &path);
+        match error.kind() {
+            ErrorKind::Unavailable => Error::new(error.kind(), error.message(), "name a directory that exists"),
+            _ => error,
+        }
+    })
 }
 
 /// Returns the directory and the last component of a path, for a file that does not exist.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::columns::wrapped;
 use super::json::{mode, state};
-use super::lock_table::waiting;
+use super::lock_table::{shown_value, waiting};
 use super::table::{Column, OutputStyle, Table};
 use super::timeline::{ended, held_for, who};
-use super::{Reporter, describe_value, shown_user};
+use super::{Reporter, shown_user};
 use crate::duration::shown as span;
 use crate::engine::{LockRef, LockStatus};
 use crate::history::{Past, Who};
@@ -47,7 +47,7 @@ impl LockBlock<'_> {
             self.add_holder(&mut lines, (at + 1, holders.len()), grant, *standing);
         }
         if let Some(value) = &self.status.record.value {
-            self.add(&mut lines, "value", &describe_value(value));
+            self.add(&mut lines, "value", &shown_value(value));
         }
         self.add_queue(&mut lines);
         self.add_past(&mut lines);
@@ -68,8 +68,10 @@ impl LockBlock<'_> {
     }
 
     fn add_state(&self, lines: &mut Vec<String>) {
+        let is_claim = self.status.record.holders.first().is_some_and(|grant| grant.claim.is_some());
         let word = match state(self.status) {
             "abandoned" => "stale",
+            "held" if is_claim => "claimed",
             word => word,
         };
         let free = self.status.record.slots.map(|slots| {
@@ -85,7 +87,7 @@ impl LockBlock<'_> {
         let paint = match word {
             _ if !self.style.colour => "",
             "free" => "\x1b[32m",
-            "held" => "\x1b[1m",
+            "held" | "claimed" => "\x1b[1m",
             _ => "\x1b[31m",
         };
         let end = if paint.is_empty() { "" } else { "\x1b[0m" };
@@ -107,7 +109,12 @@ impl LockBlock<'_> {
             Ok(Liveness::Unknown | Liveness::Missing) if grant.claim.is_none() => ", not visible from here",
             Ok(_) => "",
         };
-        self.add(lines, "holder", &format!("{number}{}{slot}{condition}", self.reporter.party(&grant.owner)));
+        let who = match &grant.claim {
+            // A claim depends on no process.
+            Some(_) => format!("user {} on {}", shown_user(grant.owner.uid), escape(grant.owner.host.as_bytes())),
+            None => self.reporter.party(&grant.owner),
+        };
+        self.add(lines, "holder", &format!("{number}{who}{slot}{condition}"));
         self.add(lines, "command", &escape(&grant.owner.command));
         if let Some(label) = &grant.owner.label {
             self.add(lines, "label", &escape(label));
@@ -128,7 +135,7 @@ impl LockBlock<'_> {
             (Lifetime::OwnerDied, _) | (_, Err(_)) => "its process ended".to_string(),
             (Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_), _) => "its process ends".to_string(),
             (Lifetime::Keepalive(lease), _) => {
-                format!("its process ends, or its lease is not renewed: now until {}", time(lease.wall))
+                format!("its process ends; until then its lease is renewed, now to {}", time(lease.wall))
             }
             (Lifetime::Ttl(most), _) => format!("its process ends, or {}", span(Duration::from_millis(*most))),
             (Lifetime::ExpiresAt(lease), _) => {
@@ -210,12 +217,14 @@ impl LockBlock<'_> {
                 format!("the lock stays until it is released, even if its holder is gone; {force} ends it")
             }
             (Ok(Liveness::Unknown | Liveness::Missing), lifetime) => {
-                let lease = lifetime.lease().map(|lease| {
-                    let end = self.style.zone.full(Duration::from_millis(lease.wall));
-                    format!("; if it is gone, its lease ends the lock at {end}")
-                });
-                let lease = lease.unwrap_or_default();
-                format!("csalock cannot see from here whether the holder lives{lease}; if it is gone, {force} ends it")
+                let unseen = "csalock cannot see from here whether the holder lives; if it does not,";
+                match lifetime.lease() {
+                    Some(lease) => {
+                        let end = self.style.zone.full(Duration::from_millis(lease.wall));
+                        format!("{unseen} the lease ends the lock at {end}, and {force} at once")
+                    }
+                    None => format!("{unseen} {force} ends the lock"),
+                }
             }
             (Ok(_), _) => return None,
         })

@@ -7,7 +7,7 @@ use super::table::{Column, Layout, OutputStyle, Table};
 use super::{Reporter, describe_value, shown_user};
 use crate::duration::shown as span;
 use crate::engine::LockStatus;
-use crate::lock::{EndReason, Grant, Lifetime, Liveness, Mode};
+use crate::lock::{EndReason, Grant, Lifetime, Liveness, Mode, Value};
 use crate::name::escape;
 
 /// Index of each column whose cells decide about colours or columns.
@@ -61,11 +61,8 @@ impl LockTable {
         self.waiters += waiting(status);
         let (name, waiters) = (escape(name), waiting(status).to_string());
         let Some((holder, others)) = holders(status) else {
-            let value = status
-                .record
-                .value
-                .as_ref()
-                .map_or("-".to_string(), |value| format!("(value: {})", describe_value(value)));
+            let value = status.record.value.as_ref();
+            let value = value.map_or("-".to_string(), |value| format!("(value: {})", shown_value(value)));
             self.table.add(&[&name, state(status), &waiters, "-", "-", "-", "-", "-", &value]);
             return;
         };
@@ -150,6 +147,12 @@ impl LockTable {
             Lifetime::ExpiresAt(lease) => self.time(Duration::from_millis(lease.wall)),
         }
     }
+}
+
+/// Returns version and size of a value, and its mode if it has one of its own.
+pub(super) fn shown_value(value: &Value) -> String {
+    let mode = value.mode.map(|mode| format!(", mode {mode:04o}")).unwrap_or_default();
+    format!("{}{mode}", describe_value(value))
 }
 
 /// Returns the number of waiters that are not dead.

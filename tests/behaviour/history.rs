@@ -224,7 +224,7 @@ on_every_store! {
                        2026-11-21T02:13:05Z";
         for (option, text, why) in [
             ("--since", "tomorrow", no_time), ("--until", "2:13", no_time), ("--at", "25:00", no_time),
-            ("--since", "0", "is too short; use at least 1ms"),
+            ("--since", "0", "is too short; use at least 1ms\n"),
         ] {
             let done = sandbox.csalock(["history", option, text]).capture();
             let wanted = format!("csalock: {option}: {text} {why}");

@@ -189,6 +189,65 @@ on_every_store! {
         }
     }
 
+    fn one_lock_on_a_terminal_is_shown_with_what_to_do(sandbox: &Sandbox) {
+        if !crate::sandbox::has("script") {
+            return;
+        }
+        // A terminal whose size is unknown has 80 columns.
+        let facts = |name: &str, code: i32| {
+            let words = ["-q", "-e", "-c", &format!("csalock status --color never {name}"), "/dev/null"];
+            let done = sandbox.call("script", words).capture();
+            assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""), "{done:?}");
+            let text = sandbox.plain(&done.stdout.replace("\r\n", "\n").replace("\n         ", " "));
+            // Leases are those of stores that hosts share, and ages differ.
+            let lines = text.lines().map(|line| {
+                let line = line.replace("; until then its lease is renewed, now to TIME", "");
+                match line.split_once(", for ") {
+                    Some((since, _)) if line.starts_with("since") => format!("{since}, for AGE"),
+                    _ => line,
+                }
+            });
+            lines.filter(|line| !line.starts_with("store  ") && !line.starts_with("command  ")).collect::<Vec<_>>()
+        };
+        let _holder = sandbox.holder("x");
+        let alive = ["lock     x", "state    held", "holder   pid PID on HOST (user USER)", "since    TIME, for AGE",
+                     "until    its process ends"];
+        assert_eq!(facts("x", 0), alive);
+        sandbox.csalock(["lock", "--forever", "kept"]).run();
+        let wanted = ["lock     kept", "state    held", "holder   pid PID on HOST (user USER)", "since    TIME, for AGE",
+                      "until    it is released",
+                      "break    the lock stays until it is released, even if its holder is gone; \
+                       `csalock unlock --force kept` ends it"];
+        assert_eq!(facts("kept", 0), wanted);
+        sandbox.csalock(["claim", "--id", "my id", "port"]).stdout("my id\n").run();
+        let wanted = ["lock     port", "state    claimed", "holder   user USER on HOST", "claim    id my id",
+                      "since    TIME, for AGE", "until    it is released",
+                      "break    a claim is permanent; `csalock unclaim --id 'my id' port` gives it up"];
+        let facts_of_claim: Vec<String> =
+            facts("port", 0).iter().map(|line| if line.starts_with("holder") { wanted[2].into() } else { line.clone() }).collect();
+        assert_eq!(facts_of_claim, wanted);
+        sandbox.script("dash", "csalock lock 'two words'; :").run();
+        sandbox.await_abandoned("two words");
+        let wanted = ["lock     two words", "state    stale", "holder   pid PID on HOST (user USER), which is dead",
+                      "since    TIME, for AGE", "until    its process ended",
+                      "break    not necessary: the next caller takes the lock over; \
+                       `csalock unlock --force 'two words'` removes it now"];
+        assert_eq!(facts("\"two words\"", 81), wanted);
+        assert_eq!(facts("none", 81), ["lock     none", "state    free"]);
+        sandbox.edit("kept", |record| {
+            for grant in &mut record.holders {
+                grant.owner.domain.machine = "another".to_string();
+                grant.owner.domain.boot = "another boot".to_string();
+                grant.lifetime = csalock::lock::Lifetime::WhileOwnerLives;
+            }
+        });
+        let wanted = ["lock     kept", "state    held", "holder   pid PID on HOST (user USER), not visible from here",
+                      "since    TIME, for AGE", "until    its process ends",
+                      "break    csalock cannot see from here whether the holder lives; if it does not, \
+                       `csalock unlock --force kept` ends the lock"];
+        assert_eq!(facts("kept", 0), wanted);
+    }
+
     fn a_missing_reader_causes_no_panic(sandbox: &Sandbox) {
         let _scene = scene(sandbox);
         let done = sandbox.script("bash", "csalock status --json > /dev/full; echo $?; csalock status | :; csalock --help > /dev/full; echo $?").capture();
@@ -224,7 +283,7 @@ on_every_store_of_files! {
             call("below/").status(81).stderr(empty).run();
         }
         let done = sandbox.csalock(["status", "none/"]).status(69);
-        done.stderr("csalock: cannot find SANDBOX/files/none/: No such file or directory; a name with a slash is the path of a file; create its directory, or use a name without a slash\n").run();
+        done.stderr("csalock: cannot find SANDBOX/files/none/: No such file or directory; name a directory that exists\n").run();
     }
 }
 

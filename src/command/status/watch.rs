@@ -45,12 +45,12 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     // Invalid arguments are reported before the first drawing.
     let mut view = View::of(context, asked, &mut details)?;
     let screen = Screen::open()?;
-    let (mut top, mut looked) = (0, context.host.boottime());
+    let (mut top, mut looked, mut keys) = (0, context.host.boottime(), Vec::new());
     loop {
         let (lines, room) = view.lines(context, asked, &mut top);
         screen.draw(&lines)?;
         let left = (looked + asked.interval).saturating_sub(context.host.boottime());
-        match next_event(&signals, left)? {
+        match next_event(&signals, left, &mut keys)? {
             Event::Look => screen.enter()?,
             Event::Scroll(lines, pages) => {
                 top = top.saturating_add_signed(lines.saturating_add(pages.saturating_mul(room as isize)));
@@ -68,11 +68,14 @@ pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     }
 }
 
-fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
+/// Waits at most this long for an event. `keys` are bytes of the keyboard that have no effect yet.
+fn next_event(signals: &Signals, pause: Duration, keys: &mut Vec<u8>) -> anyhow::Result<Event> {
     let stdin = std::io::stdin();
     let keyboard = stdin.is_terminal();
     let watched = std::iter::once(signals.as_fd()).chain(keyboard.then_some(stdin.as_fd()));
-    wait_readable(watched, Some(pause)).context("cannot wait for the terminal")?;
+    if keys.is_empty() {
+        wait_readable(watched, Some(pause)).context("cannot wait for the terminal")?;
+    }
     if let Some(came) = signals.next() {
         return Ok(match came.signal {
             Signal::SIGTSTP => Event::Stop,
@@ -80,40 +83,35 @@ fn next_event(signals: &Signals, pause: Duration) -> anyhow::Result<Event> {
             signal => Event::End(Exit::Signal(signal)),
         });
     }
-    if keyboard && wait_readable([stdin.as_fd()], Some(Duration::ZERO)) == Ok(true) {
-        let mut keys = [0; 64];
-        return match nix::unistd::read(&stdin, &mut keys) {
-            Ok(length @ 1..) => Ok(typed(&keys[..length])),
-            Err(Errno::EAGAIN | Errno::EINTR) => Ok(Event::Look),
+    if keyboard && keys.is_empty() && wait_readable([stdin.as_fd()], Some(Duration::ZERO)) == Ok(true) {
+        let mut read = [0; 64];
+        match nix::unistd::read(&stdin, &mut read) {
+            Ok(length @ 1..) => keys.extend(&read[..length]),
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
             // The terminal is gone.
-            _ => Ok(Event::End(Exit::Signal(Signal::SIGHUP))),
-        };
+            _ => return Ok(Event::End(Exit::Signal(Signal::SIGHUP))),
+        }
     }
-    Ok(Event::Look)
+    Ok(typed(keys))
 }
 
-/// Returns the meaning of typed keys. A terminal sends a sequence of bytes for an arrow or a page key.
-fn typed(mut keys: &[u8]) -> Event {
-    let (mut lines, mut pages) = (0, 0);
-    while let Some((first, rest)) = keys.split_first() {
-        keys = rest;
-        let sequence = if *first == 0x1b { rest } else { b"" };
-        let length = match sequence {
-            [b'[', b'5' | b'6', b'~', ..] => 3,
-            [b'[' | b'O', b'A' | b'B', ..] => 2,
-            _ => 0,
-        };
-        match (first, &sequence[..length]) {
-            (b'q' | b'Q', _) => return Event::End(Exit::Done),
-            (b'j', _) | (_, [_, b'B']) => lines += 1,
-            (b'k', _) | (_, [_, b'A']) => lines -= 1,
-            (b' ', _) | (_, [_, b'6', _]) => pages += 1,
-            (_, [_, b'5', _]) => pages -= 1,
-            _ => {}
-        }
-        keys = &keys[length..];
-    }
-    if (lines, pages) == (0, 0) { Event::Look } else { Event::Scroll(lines, pages) }
+/// Removes the first key, and returns its effect. A terminal sends a sequence of bytes for an arrow or a page key.
+fn typed(keys: &mut Vec<u8>) -> Event {
+    let (length, event) = match keys.as_slice() {
+        [0x1b, b'[' | b'O', b'A', ..] => (3, Event::Scroll(-1, 0)),
+        [0x1b, b'[' | b'O', b'B', ..] => (3, Event::Scroll(1, 0)),
+        [0x1b, b'[', b'5', b'~', ..] => (4, Event::Scroll(0, -1)),
+        [0x1b, b'[', b'6', b'~', ..] => (4, Event::Scroll(0, 1)),
+        [b'k', ..] => (1, Event::Scroll(-1, 0)),
+        [b'j', ..] => (1, Event::Scroll(1, 0)),
+        [b' ', ..] => (1, Event::Scroll(0, 1)),
+        [b'q' | b'Q', ..] => (1, Event::End(Exit::Done)),
+        // The sequence of another key is not a series of letters.
+        [0x1b, others @ ..] => (1 + others.len(), Event::Look),
+        others => (others.len().min(1), Event::Look),
+    };
+    keys.drain(..length);
+    event
 }
 
 /// The locks at one moment.
