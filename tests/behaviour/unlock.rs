@@ -1,12 +1,14 @@
 //! `csalock unlock`: who may, and what those are told who may not.
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, wait_until};
 
 const HOLDS_X: &str = "dash -c csalock lock --print-handle x; cat; :";
 
 fn holding(sandbox: &Sandbox) -> (crate::sandbox::Job, String) {
     let mut job = sandbox.script("dash", "csalock lock --print-handle x; cat; :").spawn();
     let handle = job.lines(1)[0].clone();
+    // The grant is provisional until `lock` has ended.
+    wait_until("the script owns it", || sandbox.sight("x")["holders"][0]["alive"] == "yes");
     (job, handle)
 }
 

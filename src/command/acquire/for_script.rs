@@ -94,6 +94,11 @@ impl ForScript<'_> {
 
     /// Releases what a failed acquisition may have acquired. Returns its error, and adds what stays unknown.
     fn released(&self, opened: &OpenLockSet<'_>, request: &AcquireRequest, error: anyhow::Error) -> anyhow::Error {
+        // These errors precede the commit.
+        let kind = crate::command::kind_of(&error);
+        if matches!(kind, ErrorKind::Corrupt | ErrorKind::Busy | ErrorKind::Denied) {
+            return error;
+        }
         // A store that failed once need not be waited for again.
         let until = self.context.host.boottime().saturating_add(RETRY_INTERVAL);
         opened.each().for_each(|(_, engine)| engine.store().set_deadline(Some(until)));
