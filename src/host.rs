@@ -99,6 +99,11 @@ pub trait Host: Send + Sync {
     /// parent is then about to release the locks of the process.
     fn is_released_by(&self, supervisor: &ProcessId, domain: &PidDomain, process: &ProcessId) -> bool;
 
+    /// Returns true if the process is seen here, and a signal or a debugger has stopped it.
+    fn is_stopped(&self, _domain: &PidDomain, _process: &ProcessId) -> bool {
+        false
+    }
+
     /// Sleeps for this time.
     fn sleep(&self, span: Duration);
 

@@ -25,7 +25,7 @@ pub use json::{
     ValueJson, json,
 };
 pub use lock_table::LockTable;
-pub use refusal::{RefusedLock, Settings, describe_value};
+pub use refusal::{RefusedLock, Settings, describe_value, name_and_store};
 pub use refusal_report::{RefusalJson, RefusalReport};
 pub use run::notice;
 pub use table::OutputStyle;

@@ -141,6 +141,8 @@ where
 {
     move |text| {
         let number = text.parse().ok().filter(|number| (least..=most).contains(number));
-        number.ok_or_else(|| format!("is not a whole number; use {least} to {most}"))
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let problem = if is_number { "out of range" } else { "not a whole number" };
+        number.ok_or_else(|| format!("is {problem}; use {least} to {most}"))
     }
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::lock::{Grant, Lifetime, Refusal};
 use crate::name::{escape, shell_quote};
-use crate::report::{ClaimJson, Entry, RefusalReport, Reporter, TakenJson, UnlockJson};
+use crate::report::{ClaimJson, Entry, RefusalReport, Reporter, TakenJson, UnlockJson, name_and_store};
 use crate::signals::Signals;
 
 /// Maximum length of an id in bytes.
@@ -57,7 +57,7 @@ pub(super) fn claim(context: &Context, asked: &Claim) -> anyhow::Result<Exit> {
             let mut taken = self::taken(&opened, &id)?;
             if taken.is_empty() {
                 // The claim was given up at this moment.
-                taken.push((targets.all[at].display_name.clone(), grant));
+                taken.push((targets.all[at].clone(), grant));
             }
             not_unique(asked, &taken)
         }
@@ -99,7 +99,7 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
             continue;
         }
         let reporter = opened.reporter(at);
-        let refusal = not_claimed(&target.display_name, &id, &status, &reporter);
+        let refusal = not_claimed(target, &id, &status, &reporter);
         asked.common.note_unless_json(&refusal);
         exit = exit.or(refusal.kind);
         let word = if refusal.holders.is_empty() { "not held" } else { "not the owner" };
@@ -135,8 +135,8 @@ pub(super) fn unclaim(context: &Context, asked: &Unclaim) -> anyhow::Result<Exit
 }
 
 /// Returns the reason why a name has no claim to give up.
-fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> RefusalReport {
-    let shown = escape(name);
+fn not_claimed(target: &LockRef, id: &[u8], status: &LockStatus, reporter: &Reporter<'_>) -> RefusalReport {
+    let shown = name_and_store(target);
     let held = status.record.holders.iter().zip(&status.holders).filter(|(_, standing)| standing.is_ok());
     let holders: Vec<Grant> = held.map(|(grant, _)| grant.clone()).collect();
     let held: Vec<String> = holders.iter().map(|grant| reporter.holding(grant)).collect();
@@ -147,25 +147,25 @@ fn not_claimed(name: &[u8], id: &[u8], status: &LockStatus, reporter: &Reporter<
             (ErrorKind::NotOwner, message)
         }
     };
-    RefusalReport { holders, ..RefusalReport::new(kind, message, "nothing was given up").about(name) }
+    RefusalReport { holders, ..RefusalReport::new(kind, message, "nothing was given up").about(&target.display_name) }
 }
 
 /// Returns the names that are claimed under another id, each with that claim.
-fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(Vec<u8>, Grant)>> {
+fn taken(opened: &OpenLockSet<'_>, id: &[u8]) -> Result<Vec<(LockRef, Grant)>> {
     let mut taken = Vec::new();
     for (target, engine) in opened.each() {
         let claim = engine.claim_of(&target.name)?.filter(|grant| grant.claim.as_deref() != Some(id));
-        taken.extend(claim.map(|grant| (target.display_name.clone(), grant)));
+        taken.extend(claim.map(|grant| (target.clone(), grant)));
     }
     Ok(taken)
 }
 
 /// Reports each name that is claimed already, on a line of its own.
-fn not_unique(asked: &Claim, taken: &[(Vec<u8>, Grant)]) -> anyhow::Result<Exit> {
-    let refusal = |(name, grant): &(Vec<u8>, Grant)| {
+fn not_unique(asked: &Claim, taken: &[(LockRef, Grant)]) -> anyhow::Result<Exit> {
+    let refusal = |(target, grant): &(LockRef, Grant)| {
         let id = escape(grant.claim.as_deref().unwrap_or_default());
-        let message = format!("{} is claimed under id {id}", escape(name));
-        RefusalReport::new(ErrorKind::NotUnique, message, "nothing was claimed").about(name)
+        let message = format!("{} is claimed under id {id}", name_and_store(target));
+        RefusalReport::new(ErrorKind::NotUnique, message, "nothing was claimed").about(&target.display_name)
     };
     let exit = ErrorKind::NotUnique.into();
     match taken.first() {

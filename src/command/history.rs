@@ -69,8 +69,9 @@ pub(super) fn run(context: &Context, asked: &History) -> anyhow::Result<Exit> {
     } else {
         print(timeline(&found, Duration::from_millis(begin), now, &context.host.name(), style))?;
         if asked.at.is_some() && found.is_empty() {
-            let time = style.zone.full(Duration::from_millis(begin));
-            asked.common.note(&format!("the history has no grant that stood at {time}"));
+            let [from, to] = [begin, end].map(|at| style.zone.full(Duration::from_millis(at)));
+            let when = if from == to { format!("at {from}") } else { format!("from {from} to {to}") };
+            asked.common.note(&format!("the history shows no lock that was held {when}"));
         }
     }
     let kind = unreadable.last().map(Error::kind).or(refusals.first().map(|refusal| refusal.kind));

@@ -8,7 +8,7 @@ use crate::cli::{Common, Lookup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::exit::Exit;
 use crate::name::escape;
-use crate::report::{LookupJson, RefusalReport};
+use crate::report::{LookupJson, RefusalReport, name_and_store};
 
 pub(super) fn run(context: &Context, asked: &Lookup) -> anyhow::Result<Exit> {
     match (&asked.id, &asked.name) {
@@ -22,7 +22,7 @@ fn id_of(context: &Context, asked: &Lookup, name: &OsStr) -> anyhow::Result<Exit
     let target = context.target(&asked.common, name)?;
     let claim = context.engine(&target.location)?.claim_of(&target.name)?;
     let Some(id) = claim.and_then(|grant| grant.claim) else {
-        let message = format!("{} is not claimed", escape(&target.display_name));
+        let message = format!("{} is not claimed", name_and_store(&target));
         let refusal = RefusalReport::new(ErrorKind::NotHeld, message, "").about(&target.display_name);
         return asked.common.refuse(&refusal, refusal.kind, None);
     };

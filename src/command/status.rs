@@ -72,7 +72,7 @@ impl<'a> Page<'a> {
             [] => {
                 self.tell_empty(
                     &self.context.store(&self.asked.common)?,
-                    "; `csalock status --all-stores` shows others",
+                    "; `csalock status --all-stores` looks in others",
                 );
             }
             [directory] if is_directory(directory) => self.tell_no_file(directory)?,

@@ -118,6 +118,9 @@ fn tell(
                     _ => ("removed", reporter.ending(ending)),
                 };
                 print(format!("{done} {name}: held by {holder}\n"))?;
+                if let Some(left) = reporter.left_by_break(ending) {
+                    asked.common.note(&format!("lock {name}: {left}"));
+                }
             }
         }
         Err(_) => refusal.into_iter().for_each(|refusal| asked.common.note(&refusal.to_string())),

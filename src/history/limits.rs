@@ -48,7 +48,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     match number.zip(unit).map(|(number, unit)| number.saturating_mul(unit)) {
         Some(size) if size <= MOST_BYTES => Ok(size),
         Some(_) => Err("is more than 1G".to_string()),
-        None => Err("is not a size; say for example 500000, 512K or 1M".to_string()),
+        None => Err("is not a size; use for example 500000, 512K or 1M".to_string()),
     }
 }
 

@@ -255,7 +255,7 @@ fn look(pid: i32) -> Result<Option<ProcStat>> {
         return Ok(None);
     }
     proc_stat::read(pid).map_err(|error| {
-        let cure = "mount /proc, or say --pid and --forever";
+        let cure = "mount /proc, or use --pid and --forever";
         // A /proc mounted with hidepid shows only the processes of this user.
         let hidden = error.kind() == std::io::ErrorKind::PermissionDenied;
         let exit = if hidden { ErrorKind::Denied } else { ErrorKind::System };

@@ -62,9 +62,14 @@ impl ProcStat {
         self.state == b'S'
     }
 
+    /// Returns true if a signal or a debugger has stopped the process.
+    pub(super) fn is_stopped(&self) -> bool {
+        matches!(self.state, b'T' | b't')
+    }
+
     /// Returns true if the process is neither stopped nor ended.
     pub(crate) fn is_running(&self) -> bool {
-        !matches!(self.state, b'T' | b't' | b'Z' | b'X')
+        !self.is_stopped() && !matches!(self.state, b'Z' | b'X')
     }
 }
 

@@ -127,6 +127,10 @@ impl Host for Unix {
         self.known_home().is_ok_and(|here| here.shares_pids_with(domain)) && is_released_by(process, supervisor)
     }
 
+    fn is_stopped(&self, domain: &PidDomain, process: &ProcessId) -> bool {
+        self.known_home().is_ok_and(|here| here.shares_pids_with(domain)) && is_stopped(process)
+    }
+
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     fn sleep(&self, span: Duration) {
         std::thread::sleep(span);
@@ -232,6 +236,10 @@ fn is_released_by(process: &ProcessId, supervisor: &ProcessId) -> bool {
     let ended = stat(process.pid).filter(|stat| stat.start == process.start && stat.is_zombie());
     ended.is_some_and(|ended| ended.parent == supervisor.pid)
         && stat(supervisor.pid).is_some_and(|stat| stat.start == supervisor.start && stat.is_running())
+}
+
+fn is_stopped(process: &ProcessId) -> bool {
+    matches!(proc_stat::read(process.pid), Ok(Some(stat)) if stat.start == process.start && stat.is_stopped())
 }
 
 /// Returns true if a process exists and is not stopped.

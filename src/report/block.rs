@@ -107,6 +107,7 @@ impl LockBlock<'_> {
             Err(EndReason::Expired) => ", whose time is over",
             Err(_) | Ok(Liveness::Dead) => ", which is dead",
             Ok(Liveness::Unknown | Liveness::Missing) if grant.claim.is_none() => ", not visible from here",
+            Ok(_) if self.reporter.is_stopped(grant) => ", stopped",
             Ok(_) => "",
         };
         let who = match &grant.claim {
@@ -203,7 +204,7 @@ impl LockBlock<'_> {
         lines.extend(rows.map(|(name, row)| format!("{name:MARGIN$}{row}")));
     }
 
-    /// Returns how to end a grant that may not end by itself, or `None`.
+    /// Returns how to end a grant now, or `None` if its owner has no process.
     fn how_to_break(&self, grant: &Grant, standing: Result<Liveness, EndReason>) -> Option<String> {
         let typed = &self.lock.shell_arg;
         let force = format!("`csalock unlock --force {typed}`");
@@ -226,7 +227,13 @@ impl LockBlock<'_> {
                     None => format!("{unseen} {force} ends the lock"),
                 }
             }
-            (Ok(_), _) => return None,
+            (Ok(_), _) => {
+                let pid = self.reporter.owner(&grant.owner)?.pid;
+                match self.reporter.is_stopped(grant) {
+                    true => format!("`kill -CONT {pid}` continues the holder; `kill -9 {pid}` ends it and the lock"),
+                    false => format!("the lock ends with its holder: `kill {pid}`"),
+                }
+            }
         })
     }
 }

@@ -16,9 +16,16 @@ pub(super) fn cell(text: &str, width: usize) -> String {
     format!("{clipped}{:rest$}", "")
 }
 
-/// Returns the text, clipped to at most this width in columns; a tilde replaces the end.
+/// Returns the text, clipped to at most this width in columns. A tilde replaces the end, or the beginning of a path, whose
+/// end tells it from other paths.
 pub(super) fn clip(text: &str, width: usize) -> String {
-    if fits(text, width) { text.to_string() } else { cut(text, width.saturating_sub(1)) + "~" }
+    let rest = width.saturating_sub(1);
+    let is_path = text.starts_with('/') && !text.contains(' ');
+    match text.char_indices().find(|(at, _)| fits(&text[*at..], rest)) {
+        _ if fits(text, width) => text.to_string(),
+        Some((at, _)) if is_path => format!("~{}", &text[at..]),
+        _ => cut(text, rest) + "~",
+    }
 }
 
 /// Returns at most `width` columns of a line that may contain colours.
@@ -99,6 +106,7 @@ mod tests {
     #[test]
     fn a_tilde_tells_of_what_was_clipped() {
         assert_eq!([clip("held", 4), clip("held", 3), clip("日本語", 5)], ["held", "he~", "日本~"]);
+        assert_eq!([clip("/srv/data/b", 7), clip("/srv/b x", 7), clip("/日", 2)], ["~data/b", "/srv/b~", "~"]);
         assert_eq!([cell("by", 4), cell("日本語", 4)], ["by  ", "日~ "]);
     }
 }

@@ -87,6 +87,12 @@ impl Reporter<'_> {
         }
     }
 
+    /// Returns true if the owner is stopped, and cannot release the lock.
+    pub fn is_stopped(&self, grant: &Grant) -> bool {
+        grant.claim.is_none()
+            && self.owner(&grant.owner).is_some_and(|owner| self.host.is_stopped(&grant.owner.domain, &owner))
+    }
+
     /// Returns true if the grant ends without a release: with its lease, or with an owner that is alive here.
     pub fn ends_by_itself(&self, grant: &Grant) -> bool {
         match grant.lifetime {
@@ -102,10 +108,28 @@ impl Reporter<'_> {
         grant.claim.is_none() && lasts
     }
 
+    /// Returns what the break of a grant did not end at once, or `None`.
+    pub fn left_by_break(&self, ending: &EndedGrant) -> Option<String> {
+        let party = &ending.grant.owner;
+        let owner = self.owner(party).filter(|_| ending.reason == EndReason::Broken && ending.grant.claim.is_none())?;
+        match (self.liveness(party), party.supervisor) {
+            (Liveness::Dead, _) | (Liveness::Alive, Some(_)) => None,
+            (_, Some(_)) => Some(format!(
+                "its command on {} goes on until csalock there notices the break, with its lease at the latest",
+                escape(party.host.as_bytes())
+            )),
+            (_, None) => Some(format!(
+                "pid {} on {} was not stopped, and may go on as if it held the lock",
+                owner.pid,
+                escape(party.host.as_bytes())
+            )),
+        }
+    }
+
     fn until(&self, grant: &Grant) -> String {
         match &grant.lifetime {
             Lifetime::WhileOwnerLives | Lifetime::KeepalivePending(_) | Lifetime::Keepalive(_) => {
-                "while it lives".to_string()
+                if self.is_stopped(grant) { "while it lives, now stopped" } else { "while it lives" }.to_string()
             }
             Lifetime::OwnerDied => "no longer".to_string(),
             Lifetime::Ttl(most) => format!("for at most {}", span(Duration::from_millis(*most))),

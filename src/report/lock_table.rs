@@ -78,7 +78,7 @@ impl LockTable {
         let (user, command) = (shown_user(owner.uid), reason(grant));
         self.table.add(&[
             &name,
-            &held_as(&holder, others, status),
+            &held_as(&holder, others, status, reporter),
             &waiters,
             &pid,
             &host,
@@ -170,8 +170,14 @@ fn holders(status: &LockStatus) -> Option<(Holder<'_>, usize)> {
     shown.first().map(|first| (*first, shown.len() - 1))
 }
 
-/// Returns the state of a lock: `held`, `shared` or `2/3`; a question mark means unknown liveness.
-fn held_as((grant, standing): &Holder<'_>, others: usize, status: &LockStatus) -> String {
+/// Returns the state of a lock: `held`, `shared` or `2/3`; a question mark means unknown liveness, and a word follows if
+/// its holder is dead or stopped.
+fn held_as(
+    (grant, standing): &Holder<'_>,
+    others: usize,
+    status: &LockStatus,
+    reporter: &Reporter<'_>,
+) -> String {
     let how = match (grant.mode, standing) {
         (_, Err(EndReason::Expired)) => return "expired".to_string(),
         (_, Err(_)) => return "dead".to_string(),
@@ -184,6 +190,7 @@ fn held_as((grant, standing): &Holder<'_>, others: usize, status: &LockStatus) -
         Ok(Liveness::Unknown | Liveness::Missing) => format!("{how}?"),
         // The grant is permanent, or it would not hold the lock any more.
         Ok(Liveness::Dead) => format!("{how},dead"),
+        _ if reporter.is_stopped(grant) => format!("{how},stopped"),
         _ => how,
     }
 }

@@ -109,7 +109,7 @@ impl<'a> RefusedLock<'a> {
         let holders: Vec<Grant> = of_this_lock.map(|edge| edge.grant.clone()).collect();
         if let [own] = cycle {
             let held = self.reporter.holder(&own.grant);
-            let message = format!("{self}: waiting would never end, because the caller holds it: {held}");
+            let message = format!("{self}: the caller holds it already, so waiting would never end: {held}");
             let hint = format!("release it first with `csalock unlock {shell_arg}`");
             return self.report(ErrorKind::Deadlock, message, hint, &holders);
         }
@@ -131,7 +131,7 @@ impl<'a> RefusedLock<'a> {
 
     fn not_held_any_more(&self, ending: &EndedGrant) -> RefusalReport {
         let message = format!("{self} is not held any more: it was held by {}", self.reporter.ending(ending));
-        self.report(ErrorKind::NotHeld, message, "take it again with `csalock lock`", &[])
+        self.report(ErrorKind::NotHeld, message, format!("take it again with `csalock lock {}`", self.lock.shell_arg), &[])
     }
 
     fn not_held(&self) -> RefusalReport {
@@ -185,13 +185,6 @@ impl<'a> RefusedLock<'a> {
     fn report(&self, kind: ErrorKind, message: String, hint: impl Into<String>, holders: &[Grant]) -> RefusalReport {
         let lock = Some(self.lock.display_name.clone());
         RefusalReport { kind, lock, message, hint: hint.into(), holders: holders.to_vec() }
-    }
-
-    /// Returns true if the store is the default store, or the store beside the file.
-    fn is_store_obvious(&self) -> bool {
-        let LockRef { location, name, display_name, .. } = self.lock;
-        let default = || Environment::of_this_process().default_store();
-        (location.is_beside() && name != display_name) || default().is_ok_and(|store| store.url() == location.url())
     }
 
     fn shown(&self) -> String {
@@ -268,11 +261,18 @@ impl RefusedLock<'_> {
 /// Writes the word "lock", the name for display and, unless it is obvious, the store.
 impl fmt::Display for RefusedLock<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "lock {}", self.shown())?;
-        match self.is_store_obvious() {
-            true => Ok(()),
-            false => write!(formatter, " in store {}", shown_store(&self.lock.location)),
-        }
+        write!(formatter, "lock {}", name_and_store(self.lock))
+    }
+}
+
+/// Returns the name of a lock for display and, unless it is obvious, its store. The default store is obvious, and so is the
+/// store beside the file.
+pub fn name_and_store(LockRef { location, name, display_name, .. }: &LockRef) -> String {
+    let shown = escape(display_name);
+    let default = || Environment::of_this_process().default_store();
+    match (location.is_beside() && name != display_name) || default().is_ok_and(|store| store.url() == location.url()) {
+        true => shown,
+        false => format!("{shown} in store {}", shown_store(location)),
     }
 }
 

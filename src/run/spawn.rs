@@ -42,6 +42,10 @@ use crate::store::close_before_fork;
 /// Stack size in bytes of a child that shares the parent's memory; untouched pages cost nothing.
 const CHILDS_STACK: NonZeroUsize = NonZeroUsize::new(512 * 1024).unwrap();
 
+/// Commands of a shell that are not programs, and would not help if they were (POSIX, special and intrinsic utilities).
+const SHELL_BUILTINS: [&[u8]; 10] =
+    [b"cd", b"export", b"exec", b"eval", b"set", b"source", b".", b"ulimit", b"umask", b"wait"];
+
 /// A command and its arguments.
 #[derive(Debug, Clone)]
 pub struct CommandLine {
@@ -177,7 +181,10 @@ impl CommandLine {
         let word = self.words[0].as_bytes();
         let (kind, cure) = match errno {
             Errno::ENOENT if word.contains(&b' ') => {
-                (ErrorKind::CommandNotFound, "say -c to run a string with a shell")
+                (ErrorKind::CommandNotFound, "use -c to run a string with a shell")
+            }
+            Errno::ENOENT if SHELL_BUILTINS.contains(&word) => {
+                (ErrorKind::CommandNotFound, "it is a command of the shell; use -c to run a string with a shell")
             }
             Errno::ENOENT | Errno::ENOTDIR => (ErrorKind::CommandNotFound, "see its name and PATH"),
             // A word without a slash is searched in PATH, whatever the current directory contains.

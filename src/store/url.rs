@@ -86,7 +86,7 @@ impl Location {
             Error::new(
                 ErrorKind::InvalidInput,
                 format!("store {url}: {what}"),
-                "say dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or etcds://HOST:PORT/PREFIX",
+                "use dir:PATH, sqlite:PATH, etcd://HOST:PORT/PREFIX or etcds://HOST:PORT/PREFIX",
             )
         };
         let (scheme, path) = match bytes.iter().position(|byte| *byte == b':') {

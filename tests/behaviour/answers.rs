@@ -176,7 +176,7 @@ mod json {
             sandbox.csalock(["unlock", "--json", "x"]).status(82).stdout(&said).run();
             sandbox.csalock(["renew", "--json", "--ttl", "1h", "x"]).status(82).stdout(&said).run();
             sandbox.csalock(["unclaim", "--json", "--id", "1", "y"]).status(81).stdout(
-                "[{\"name\":\"y\",\"outcome\":\"not held\",\"holders\":[],\"message\":\"y is not claimed\",\"hint\":\"nothing was given up\",\
+                "[{\"name\":\"y\",\"outcome\":\"not held\",\"holders\":[],\"message\":\"y in store STORE is not claimed\",\"hint\":\"nothing was given up\",\
                  \"exit_code\":81}]\n").run();
         }
 
@@ -204,9 +204,9 @@ mod json {
         fn a_refused_claim_is_a_document(sandbox: &Sandbox) {
             sandbox.csalock(["claim", "--id", "7", "x"]).stdout("7\n").run();
             let taken = "{\"taken\":[{\"name\":\"x\",\"id\":\"7\"}],";
-            let said = refusal("\"x\"", "not unique", "x is claimed under id 7", "", "nothing was claimed", 83);
+            let said = refusal("\"x\"", "not unique", "x in store STORE is claimed under id 7", "", "nothing was claimed", 83);
             sandbox.csalock(["claim", "--json", "x"]).status(83).stdout(said.replacen('{', taken, 1)).run();
-            let said = refusal("\"y\"", "not held", "y is not claimed", "", "", 81);
+            let said = refusal("\"y\"", "not held", "y in store STORE is not claimed", "", "", 81);
             sandbox.csalock(["lookup", "--json", "y"]).status(81).stdout(said).run();
             let said = refusal("null", "not held", "nothing is claimed under id 8", "", "", 81);
             sandbox.csalock(["lookup", "--json", "--id", "8"]).status(81).stdout(&said).run();

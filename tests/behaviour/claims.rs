@@ -58,7 +58,7 @@ on_every_store! {
         sandbox.csalock(["lookup", "--id", "17"]).stdout("mail:a@b.c\nuser:a\n").run();
         assert_eq!(sandbox.state("user:a"), "held");
         sandbox.csalock(["unclaim", "--id", "17", "user:a"]).run();
-        sandbox.csalock(["lookup", "user:a"]).status(81).stderr("csalock: user:a is not claimed\n").run();
+        sandbox.csalock(["lookup", "user:a"]).status(81).stderr("csalock: user:a in store STORE is not claimed\n").run();
         sandbox.csalock(["lookup", "--id", "17"]).stdout("mail:a@b.c\n").run();
         sandbox.csalock(["unclaim", "--id", "17", "mail:a@b.c"]).run();
         sandbox.csalock(["lookup", "--id", "17"]).status(81).stderr("csalock: nothing is claimed under id 17\n").run();
@@ -79,7 +79,7 @@ on_every_store! {
     fn taken_names_are_listed_and_no_name_is_claimed(sandbox: &Sandbox) {
         sandbox.csalock(["claim", "--id", "1", "a"]).stdout("1\n").run();
         sandbox.csalock(["claim", "--id", "2", "c"]).stdout("2\n").run();
-        let said = "csalock: a is claimed under id 1; nothing was claimed\ncsalock: c is claimed under id 2; nothing was claimed\n";
+        let said = "csalock: a in store STORE is claimed under id 1; nothing was claimed\ncsalock: c in store STORE is claimed under id 2; nothing was claimed\n";
         sandbox.csalock(["claim", "--id", "3", "a", "b", "c", "d"]).status(83).stderr(said).run();
         sandbox.csalock(["claim", "-q", "c", "b"]).status(83).run();
         assert_eq!(ids(sandbox, &["a", "b", "c", "d"]), [Some("1".into()), None, Some("2".into()), None]);
@@ -155,8 +155,9 @@ on_every_store! {
         sandbox.csalock(["claim", "--id", "1", "a", "b"]).stdout("1\n").run();
         let done = sandbox.csalock(["unclaim", "--id", "2", "a", "c"]).capture();
         assert_eq!(done.code, Some(82), "{done:?}");
-        assert!(done.stderr.starts_with("csalock: a is not claimed under id 2: claimed permanently under id 1, by "), "{}", done.stderr);
-        assert!(done.stderr.ends_with("csalock: c is not claimed; nothing was given up\n"), "{}", done.stderr);
+        let said = sandbox.plain(&done.stderr);
+        assert!(said.starts_with("csalock: a in store STORE is not claimed under id 2: claimed permanently under id 1, by "), "{said}");
+        assert!(said.ends_with("csalock: c in store STORE is not claimed; nothing was given up\n"), "{said}");
         sandbox.csalock(["unclaim", "-q", "--id", "1", "a", "c"]).status(81).run();
         assert_eq!(ids(sandbox, &["a", "b"]), [Some("1".into()), Some("1".into())]);
         let done = sandbox.csalock(["unlock", "a"]).capture();
@@ -231,7 +232,7 @@ on_every_store! {
         let table = sandbox.csalock(["status", "a"]).capture().stdout;
         assert!(table.contains("\na     claimed  0        -  ") && table.contains("  forever  id 1: "), "{table}");
         sandbox.csalock(["claim", "--json", "-q", "--id", "2", "a", "c"]).status(83)
-            .stdout("{\"taken\":[{\"name\":\"a\",\"id\":\"1\"}],\"lock\":\"a\",\"reason\":\"not unique\",\"message\":\"a is claimed under id 1\",\
+            .stdout("{\"taken\":[{\"name\":\"a\",\"id\":\"1\"}],\"lock\":\"a\",\"reason\":\"not unique\",\"message\":\"a in store STORE is claimed under id 1\",\
                      \"holders\":[],\"hint\":\"nothing was claimed\",\"exit_code\":83}\n").run();
         let given_up = json(&["unclaim", "--json", "--id", "1", "a", "b"]);
         let outcomes: Vec<&str> = given_up.as_array().unwrap().iter().map(|one| one["outcome"].as_str().unwrap()).collect();

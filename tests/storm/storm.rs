@@ -273,7 +273,7 @@ fn nothing_is_left(ground: &Ground) -> Vec<String> {
     };
     ground.open().scan(&mut look).unwrap();
     let doctor = ground.csalock(&["doctor"]);
-    if doctor.code != Some(0) || !doctor.stdout.contains("leftovers none") {
+    if doctor.code != Some(0) || !doctor.stdout.contains("leftovers  none") {
         wrong.push(format!("the doctor says: {doctor:?}"));
     }
     wrong

@@ -37,7 +37,7 @@ enum Event {
 pub(super) fn run(context: &Context, asked: &Status) -> anyhow::Result<Exit> {
     if !std::io::stdout().is_terminal() || crate::environment::is_dumb_terminal() {
         let what = "--watch draws on a terminal, and stdout is none that can be drawn on";
-        return Err(Error::new(ErrorKind::InvalidInput, what, "say: while sleep 1; do csalock status; done").into());
+        return Err(Error::new(ErrorKind::InvalidInput, what, "use: while sleep 1; do csalock status; done").into());
     }
     let others = [Signal::SIGTSTP, Signal::SIGCONT, Signal::SIGWINCH];
     let signals = Signals::listen_also(context.inherited, &others)?;

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{HolderJson, text};
 use crate::duration::rfc3339_millis;
+use crate::engine::LockRef;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::lock::{EndReason, EndedGrant, Grant, Handle, Liveness, Mode, NotHolder, Value};
@@ -167,9 +168,10 @@ impl ClaimJson {
 
 impl TakenJson {
     /// Returns the document for names that are claimed, with these grants.
-    pub fn new(taken: &[(Vec<u8>, Grant)], refusal: RefusalJson) -> TakenJson {
-        let of =
-            |(name, grant): &(Vec<u8>, Grant)| LookupJson::of_name(name, grant.claim.as_deref().unwrap_or_default());
+    pub fn new(taken: &[(LockRef, Grant)], refusal: RefusalJson) -> TakenJson {
+        let of = |(lock, grant): &(LockRef, Grant)| {
+            LookupJson::of_name(&lock.display_name, grant.claim.as_deref().unwrap_or_default())
+        };
         TakenJson { taken: taken.iter().map(of).collect(), refusal }
     }
 }

@@ -152,9 +152,9 @@ fn cure(trouble: &CallError) -> &'static str {
             "name the server in the store's URL as its certificate does, or give it a certificate for that name"
         }
         CallError::Tls(_) => {
-            "see whether it speaks TLS at all (else say etcd:// instead of etcds://), and its certificate"
+            "see whether it speaks TLS at all (else use etcd:// instead of etcds://), and its certificate"
         }
-        CallError::WantsTls => "say etcds:// instead of etcd:// in the store's URL",
+        CallError::WantsTls => "use etcds:// instead of etcd:// in the store's URL",
         CallError::NoGateway => {
             "start etcd with --enable-grpc-gateway, or with enable-grpc-gateway: true in its configuration file, \
              where 3.4 has it off; or name the port for clients, if this one is for peers"
