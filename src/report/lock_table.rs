@@ -172,12 +172,7 @@ fn holders(status: &LockStatus) -> Option<(Holder<'_>, usize)> {
 
 /// Returns the state of a lock: `held`, `shared` or `2/3`; a question mark means unknown liveness, and a word follows if
 /// its holder is dead or stopped.
-fn held_as(
-    (grant, standing): &Holder<'_>,
-    others: usize,
-    status: &LockStatus,
-    reporter: &Reporter<'_>,
-) -> String {
+fn held_as((grant, standing): &Holder<'_>, others: usize, status: &LockStatus, reporter: &Reporter<'_>) -> String {
     let how = match (grant.mode, standing) {
         (_, Err(EndReason::Expired)) => return "expired".to_string(),
         (_, Err(_)) => return "dead".to_string(),

@@ -131,7 +131,12 @@ impl<'a> RefusedLock<'a> {
 
     fn not_held_any_more(&self, ending: &EndedGrant) -> RefusalReport {
         let message = format!("{self} is not held any more: it was held by {}", self.reporter.ending(ending));
-        self.report(ErrorKind::NotHeld, message, format!("take it again with `csalock lock {}`", self.lock.shell_arg), &[])
+        self.report(
+            ErrorKind::NotHeld,
+            message,
+            format!("take it again with `csalock lock {}`", self.lock.shell_arg),
+            &[],
+        )
     }
 
     fn not_held(&self) -> RefusalReport {

@@ -117,7 +117,9 @@ impl Moment {
         }
         let is_hour = text.len() < 3 && text.parse::<u8>().is_ok_and(|hour| hour <= 24);
         if is_hour {
-            return Err(format!("is not clear; use {text:0>2}:00 for a time of day, or {text}s or {text}h for a duration"));
+            return Err(format!(
+                "is not clear; use {text:0>2}:00 for a time of day, or {text}s or {text}h for a duration"
+            ));
         }
         if text.ends_with("am") || text.ends_with("pm") {
             return Err(problem());
@@ -241,7 +243,9 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", "2:13", "24:00", "02:60", "tomorrow", "2026-13-01", "2026-11-21 ", "11-21", "x", "-1h", "18", "3am"] {
+        for text in
+            ["", "2:13", "24:00", "02:60", "tomorrow", "2026-13-01", "2026-11-21 ", "11-21", "x", "-1h", "18", "3am"]
+        {
             assert!(Moment::parse(text).is_err(), "{text}");
         }
         assert!(Moment::parse("5x").is_err_and(|why| why.starts_with("is not a duration")));
